@@ -1,10 +1,10 @@
-"""What Linux control groups (v1, v2 and both at once) allow this process.
+"""Limits that Linux control groups (v1, v2 and hybrid) set for this process.
 
-Every function takes the root of a file tree that holds ``proc/self/cgroup`` and ``sys/fs/cgroup``.
-Where that tree is absent or says nothing, there is no limit.
+Each function takes the root of a file tree with ``proc/self/cgroup`` and ``sys/fs/cgroup``.
+If the files are absent or name no limit, there is none.
 
-A limit may be set on the process's own group or on any group above it, so each question is asked
-of the whole path and the tightest answer counts.
+A limit may be set on the process's own group or on any group above it, so the functions read all
+of these and return the tightest limit.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ _V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as 2**63 rounded down to a page
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return how many cores' worth of time the control groups grant.
+    """Return the CPU time that the control groups grant, in cores.
 
     Parameters
     ----------
     root
-        Folder that holds ``proc`` and ``sys``.
+        Folder with ``proc`` and ``sys``.
 
     Returns
     -------
@@ -37,20 +37,20 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def memory_headroom(root: Path = _ROOT) -> int | None:
-    """Return how much memory this process can still take before a control group's limit.
+    """Return how much memory this process can still allocate below the limits of control groups.
 
-    Cached file pages count as free, since the kernel gives them up before it refuses memory:
+    Cached file pages count as free, since the kernel drops them before it refuses memory:
     otherwise a process that has read a large file would seem to have none left.
 
     Parameters
     ----------
     root
-        Folder that holds ``proc`` and ``sys``.
+        Folder with ``proc`` and ``sys``.
 
     Returns
     -------
     int or None
-        Bytes, 0 when the limit is reached; None without a limit.
+        Bytes, 0 if the limit is reached; None without a limit.
     """
     return _tightest(root, v1="memory", ask_v1=_headroom_v1, ask_v2=_headroom_v2)
 
@@ -140,7 +140,7 @@ def _cached_bytes(folder: Path, names: tuple[str, ...]) -> int:
 
 
 def _integer(path: Path) -> int | None:
-    """Return a file's number, None when the file is absent or says ``max``."""
+    """Return the number in a file; None if the file is absent or contains ``max``."""
     try:
         return int(_text(path))
     except ValueError:

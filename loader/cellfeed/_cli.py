@@ -1,6 +1,6 @@
 """The ``cellfeed`` command. Results go to stdout, progress and errors to stderr.
 
-What a command does is imported when it is done, so that help is there at once.
+Each command imports its implementation when it runs, so that help appears immediately.
 """
 
 import time
@@ -26,11 +26,11 @@ def main() -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--cells", required=True, type=int, help="Cells of the whole collection.")
-@click.option("--seed", default=0, show_default=True, help="The content follows from it.")
-@click.option("--genes", default=62_710, show_default=True, help="Genes.")
-@click.option("--plates", default=14, show_default=True, help="Plates, one file each.")
-@click.option("--overwrite", is_flag=True, help="Replace the plates that FOLDER holds.")
+@click.option("--cells", required=True, type=int, help="Number of cells in the collection.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random content.")
+@click.option("--genes", default=62_710, show_default=True, help="Number of genes.")
+@click.option("--plates", default=14, show_default=True, help="Number of plates, one file each.")
+@click.option("--overwrite", is_flag=True, help="Replace all plates in FOLDER.")
 def synthesize(
     *, folder: Path, cells: int, seed: int, genes: int, plates: int, overwrite: bool
 ) -> None:
@@ -57,23 +57,27 @@ def synthesize(
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--element", default="X", show_default=True, metavar="NAME",
-              help="What becomes X, such as layers/counts.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="The order follows from it.")
+              help="The element to write as X, such as layers/counts.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Seed of the random order.")
 @click.option("--block-size", type=click.IntRange(min=1), show_default="from the files' chunks",
-              help="Cells read together; smaller mixes better, larger is faster.")  # fmt: skip
+              help="Cells read together; smaller blocks mix better, larger ones are faster."
+              )  # fmt: skip
 @click.option("--memory", type=ByteSize(), default=4_000_000_000, show_default="4GB",
-              help="Buffers of one process; more makes fewer parts.")  # fmt: skip
+              help="Memory for buffers of each process; more memory makes fewer parts."
+              )  # fmt: skip
 @click.option("--codec", type=click.Choice(["delta", "annbatch"]), default="delta",
-              show_default=True, help="How sparse rows are encoded; annbatch reads both, the "
-              "second faster.")  # fmt: skip
+              show_default=True, help="Encoding of sparse rows; annbatch reads both, and the "
+              "second one faster.")  # fmt: skip
 @click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
-              help="Fewer make single cells faster to read, and OUT larger.")  # fmt: skip
+              help="Smaller chunks make single cells faster to read, and OUT larger."
+              )  # fmt: skip
 @click.option("--scheduler", metavar="ADDRESS",
-              help="Dask scheduler whose workers do the writing.")  # fmt: skip
+              help="Address of a Dask scheduler, whose workers then write.")  # fmt: skip
 def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **options: Any) -> None:
     """Write the cells of IN... to OUT, shuffled: a zarr store of AnnData groups.
 
-    OUT is usually named .zarr. What was interrupted is taken up by the same command.
+    The name of OUT usually ends in .zarr. To resume after an interruption, run the same command
+    again.
     """
     from cellfeed import preshuffle as write_preshuffled  # noqa: PLC0415
 
@@ -85,7 +89,7 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
 
             done = write_preshuffled(paths, out, scheduler=scheduler, on_progress=tell, **options)
     except KeyboardInterrupt:
-        interrupted("Stopped; the same command goes on from the last complete part.")
+        interrupted("Stopped; run the same command again to resume after the last complete part.")
     click.echo(
         f"{out}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
         f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "
@@ -96,12 +100,12 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
 @main.command("load-database")
 @click.argument("paths", nargs=-1, required=True, metavar="COLLECTION...")
 @click.argument("url")
-@click.option("--name", required=True, help="What it is called there: a schema.")
+@click.option("--name", required=True, help="Name of the schema in the database.")
 @click.option("--elements", default="X", show_default=True, metavar="NAMES",
-              help="Which arrays, such as X,layers/counts.")  # fmt: skip
-@click.option("--obs", metavar="NAMES", show_default="all", help="Which obs columns.")
+              help="Elements to write, such as X,layers/counts.")  # fmt: skip
+@click.option("--obs", metavar="NAMES", show_default="all", help="obs columns to write.")
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(min=1),
-              help="How many write at once.")  # fmt: skip
+              help="Number of processes that write.")  # fmt: skip
 def load_database(
     *,
     paths: tuple[str, ...],
@@ -113,8 +117,8 @@ def load_database(
 ) -> None:
     """Write COLLECTION... into the PostgreSQL database at URL, postgresql://user@host/db.
 
-    A password is taken from PGPASSWORD or ~/.pgpass. What was interrupted is taken up by the
-    same command.
+    The password is taken from PGPASSWORD or ~/.pgpass. To resume after an interruption, run the
+    same command again.
     """
     from cellfeed import load_database as load  # noqa: PLC0415
 
@@ -130,7 +134,7 @@ def load_database(
                 on_progress=lambda n, total: line.show_share("Loading cells", n, total),
             )
     except KeyboardInterrupt:
-        interrupted("Stopped; the same command goes on from the last complete part.")
+        interrupted("Stopped; run the same command again to resume after the last complete part.")
     click.echo(
         f"{done.url}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
         f"({done.n_parts_written} written), {done.seconds:.1f} s"

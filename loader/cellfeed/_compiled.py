@@ -1,10 +1,10 @@
-"""Functions compiled by numba, kept on disk until anything in their folder changes.
+"""Functions compiled by numba, cached on disk until any file in their folder changes.
 
-numba keeps compiled code for as long as the file of its function stays the same. But numbers and
+numba keeps compiled code as long as the file of its function stays the same. But constants and
 functions of other files are compiled into it as well, such as the columns of a table: after an
-upgrade in place, code from before it would write to addresses that it takes from other columns.
-So code is kept here by all the sources of the folder that its function is in, and a function
-takes what is compiled into it from that folder only.
+upgrade in place, old code would write to addresses that it takes from the wrong columns.
+The cache here therefore depends on all sources in the folder of a function, and a function uses
+only constants and functions from its own folder.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def compiled(*signatures: str) -> Callable[[Function], Any]:
-    """Return a decorator that compiles a function, or loads it, at once; it runs without the GIL.
+    """Return a decorator that compiles or loads a function immediately; it releases the GIL.
 
     Parameters
     ----------
     signatures
-        All that it may be called with, as numba writes them.
+        All signatures of the function, in numba's notation.
     """
 
     def decorate(function: Function) -> Any:
@@ -53,12 +53,12 @@ def compiled(*signatures: str) -> Callable[[Function], Any]:
 
 
 def compiled_callback(signature: Any) -> Callable[[Function], Any]:
-    """Return a decorator that compiles a function, or loads it, for calls by its ``address``.
+    """Return a decorator that compiles or loads a C callback, to be called by its ``address``.
 
     Parameters
     ----------
     signature
-        Of the function in C, in numba's types.
+        The C signature of the function, in numba's types.
     """
 
     def decorate(function: Function) -> Any:
@@ -71,13 +71,13 @@ def compiled_callback(signature: Any) -> Callable[[Function], Any]:
 
 
 def _keep_on_disk(compiled: Any, function: Function) -> None:
-    """Let a dispatcher or callback, which has compiled nothing yet, keep its code on disk."""
+    """Make a dispatcher or callback, which has compiled nothing yet, cache its code on disk."""
     try:
         kept = _Cache(function)
     except (RuntimeError, OSError) as error:  # no folder may be written to, or sources are gone
         msg = (
-            f"compiled code is not kept, so that each process compiles it anew ({error}); "
-            "set NUMBA_CACHE_DIR to a folder that may be written to"
+            f"compiled code cannot be cached, so each process compiles it again ({error}); "
+            "set NUMBA_CACHE_DIR to a writable folder"
         )
         warnings.warn(msg, RuntimeWarning, stacklevel=2)
     else:
@@ -85,7 +85,7 @@ def _keep_on_disk(compiled: Any, function: Function) -> None:
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function, in the folder that numba chooses, with files of our own."""
+    """The cache of one function, in the folder that numba chooses, but with `_Files`."""
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
@@ -97,18 +97,18 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 class _Files:
-    """Compiled code of one function, a file for each signature and kind of machine.
+    """Compiled code of one function, a file for each signature and type of machine.
 
-    A file is named after all that its code depends on, and says so itself. (numba numbers its
-    files, and an index tells which is which. Of two processes that write both at once, one may
-    leave the index and the other the file.)
+    The name and the header of a file identify everything that its code depends on. (numba numbers
+    its files and keeps an index of them. If two processes write both at the same time, the
+    index may be from one and the file from the other.)
 
     Parameters
     ----------
     folder
-        Where they are.
+        The folder of the files.
     function
-        What is compiled.
+        The compiled function.
     """
 
     def __init__(self, folder: Path, function: Function) -> None:
@@ -118,7 +118,7 @@ class _Files:
         self._function = f"{function.__module__}.{function.__qualname__}"
 
     def load(self, key: Any) -> Any:
-        """Return what was saved, None if there is nothing, or it is damaged."""
+        """Return the saved code; None if there is none, or it is damaged."""
         path = self._folder / "-".join(self._names(key))
         try:
             content = path.read_bytes()
@@ -130,7 +130,7 @@ class _Files:
         return pickle.loads(data)  # noqa: S301 - written below
 
     def save(self, key: Any, data: Any) -> None:
-        """Save what was compiled, in place of what was compiled from other sources."""
+        """Save compiled code, and replace code that was compiled from other sources."""
         if _digest_of_sources(self._package) != self._sources:
             return  # they have changed since they were imported
         stem, version = self._names(key)
@@ -150,7 +150,7 @@ class _Files:
         """Do nothing: files of other sources are never read."""
 
     def _names(self, key: Any) -> tuple[str, str]:
-        """Return the beginning and the end of a file's name: what was compiled, and from what."""
+        """Return the parts of a file name: one for the function, one for its sources."""
         signature, machine, (code, captured) = key
         python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
         kind = repr((self._function, signature, machine, captured, python, numba.__version__))
@@ -161,12 +161,12 @@ class _Files:
 
 @cache
 def _sources_at_import(package: str) -> bytes:
-    """Return the digest of the sources as they were when the first function was compiled."""
+    """Return the digest of the sources at the time when the first function was compiled."""
     return _digest_of_sources(package)
 
 
 def _digest_of_sources(package: str) -> bytes:
-    """Return a digest of all the modules in a package's folder, which may be in a zip file."""
+    """Return a digest of all modules in a package's folder, which may be in a zip file."""
     folder = importlib.resources.files(package)
     sources = sorted(
         (each.name, each.read_bytes()) for each in folder.iterdir() if each.name.endswith(".py")

@@ -1,4 +1,4 @@
-"""Where the ``cellfeed`` command starts."""
+"""Entry point of the ``cellfeed`` command."""
 
 from cellfeed.interrupts import run_command
 

@@ -4,13 +4,13 @@
 
     CellfeedError
     ├── PathError        (FileNotFoundError)  a path that is missing, or matches nothing
-    ├── RemoteError      (OSError)            a server that does not give what it is asked for
-    ├── FormatError      (ValueError)         a file that cannot be read as AnnData
-    ├── MismatchError    (ValueError)         files that do not belong to one collection
+    ├── RemoteError      (OSError)            a server that does not deliver the requested bytes
+    ├── FormatError      (ValueError)         a file that is damaged, or has an unknown format
+    ├── MismatchError    (ValueError)         files that cannot form one collection
     ├── ColumnError      (LookupError)        an obs column that is absent or unusable
-    ├── ParameterError   (ValueError)         a parameter outside what it may be
+    ├── ParameterError   (ValueError)         an invalid parameter
     ├── DeliveryError    (RuntimeError)       minibatches that cannot reach the training loop
-    └── StateError       (ValueError)         a state that a run cannot be resumed from
+    └── StateError       (ValueError)         a state from which a run cannot be resumed
 
 Each message is one line: what is wrong, where, and the remedy.
 """
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class CellfeedError(Exception):
-    """Base of every exception that cellfeed raises on purpose."""
+    """Base class of the exceptions that cellfeed raises."""
 
 
 class PathError(CellfeedError, FileNotFoundError):
@@ -43,23 +43,23 @@ class PathError(CellfeedError, FileNotFoundError):
 
 
 class RemoteError(CellfeedError, OSError):
-    """A server cannot be reached, refuses, or does not give the bytes that it is asked for."""
+    """A server cannot be reached, refuses, or does not deliver the requested bytes."""
 
 
 class FormatError(CellfeedError, ValueError):
-    """A file is truncated, damaged, or not in a form that cellfeed reads."""
+    """A file is truncated, damaged, or not in a format that cellfeed reads."""
 
 
 class MismatchError(CellfeedError, ValueError):
-    """Files differ in a way that keeps them from being one collection."""
+    """Files differ in such a way that they cannot form one collection."""
 
 
 class ColumnError(CellfeedError, LookupError):
-    """An obs column is absent, or its values cannot be used as asked."""
+    """An obs column is absent, or its values cannot be used."""
 
 
 class ParameterError(CellfeedError, ValueError):
-    """A parameter is outside the values that it may take."""
+    """A parameter is invalid."""
 
 
 class DeliveryError(CellfeedError, RuntimeError):
@@ -67,11 +67,11 @@ class DeliveryError(CellfeedError, RuntimeError):
 
 
 class StateError(CellfeedError, ValueError):
-    """A run's state cannot be saved, or is damaged, newer, or of another run."""
+    """The state of a run cannot be saved, or is damaged, of a newer version or of another run."""
 
 
 def require_integer(name: str, value: Any) -> int:
-    """Return ``value`` as a Python integer, which does not overflow as NumPy's do.
+    """Return ``value`` as a Python integer, which cannot overflow as NumPy's can.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def require_integer(name: str, value: Any) -> int:
 
 
 def require_positive(name: str, value: Any) -> int:
-    """Return ``value`` as a Python integer, which is above zero.
+    """Return ``value`` as a Python integer above zero.
 
     Raises
     ------
@@ -99,5 +99,5 @@ def require_positive(name: str, value: Any) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says in one line."""
+    """Return the message of an error in one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

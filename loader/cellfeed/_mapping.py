@@ -1,4 +1,4 @@
-"""Which files of a cache can be mapped, so that all processes share their memory."""
+"""Memory-mapping files of a cache, so that processes share their memory."""
 
 import mmap
 import resource
@@ -21,12 +21,12 @@ _mapped: list[weakref.ref[mmap.mmap]] = []
 
 
 def map_or_read(path: Path) -> NDArray[np.uint8]:
-    """Return the bytes of a file, read-only: mapped, or a copy where that is not safe.
+    """Return the bytes of a file, read-only: mapped, or a copy if mapping is not safe.
 
     Raises
     ------
     OSError, ValueError
-        It cannot be read, or is empty.
+        The file cannot be read, or is empty.
     """
     with path.open("rb") as file:
         if not _may_map(path.parent):
@@ -46,7 +46,7 @@ def _may_map(folder: Path) -> bool:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the name of the kind of file system that a folder is in; "" if it is not known."""
+    """Return the type of the file system that a folder is in; "" if unknown."""
     mounted = [
         (len(each.mountpoint), each.fstype)
         for each in psutil.disk_partitions(all=True)

@@ -1,4 +1,4 @@
-"""Progress on one line of the terminal."""
+"""A progress line in the terminal."""
 
 import sys
 import time
@@ -14,14 +14,14 @@ _WIPE = "\r\x1b[K"  # to the begin of the line, and clear it
 
 
 class ProgressLine:
-    """A line on stderr that is written over, and wiped at the end.
+    """A line on stderr that is overwritten by updates, and erased at the end.
 
-    Nothing is written in the first two seconds, nor where stderr is no terminal.
+    Nothing is written in the first two seconds, or if stderr is not a terminal.
 
     Parameters
     ----------
     clock
-        Says what time it is, in seconds.
+        Returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,13 +37,13 @@ class ProgressLine:
             self._write("")
 
     def show(self, text: str) -> None:
-        """Write ``text`` in place of what was there."""
+        """Replace the line by ``text``."""
         is_due = self._clock() - self._began >= _QUIET_SECONDS
         if is_due and text != self._shown and sys.stderr is not None and sys.stderr.isatty():
             self._write(text)
 
     def show_share(self, what: str, done: float, total: float) -> None:
-        """Write how much of something is done, and how long the rest takes if it goes on so."""
+        """Write how much is done, and the remaining time at the speed so far."""
         now = self._clock()
         if now - self._drawn < _REDRAW_SECONDS and done < total:
             return

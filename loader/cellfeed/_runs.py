@@ -1,4 +1,4 @@
-"""Row runs: sorted, disjoint ranges of rows, shape (n, 2), int64, each ``[start, stop)``."""
+"""Runs of rows: sorted, disjoint ranges ``[start, stop)``, int64, shape (n, 2)."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ Runs = NDArray[np.int64]
 
 
 def merge_consecutive(rows: NDArray[np.int64]) -> Runs:
-    """Return the runs of distinct ``rows``, in their order.
+    """Return the runs of distinct ``rows``, in order.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def count_rows(runs: Runs) -> int:
 def expand(runs: Runs) -> NDArray[np.int64]:
     """Return the rows of ``runs``, ascending; the inverse of `merge_consecutive`.
 
-    Also the elements of any list of ranges, such as the stored elements of CSR rows.
+    Any list of ranges can be expanded, such as the stored elements of CSR rows.
 
     Examples
     --------
@@ -48,19 +48,19 @@ def expand(runs: Runs) -> NDArray[np.int64]:
 
 
 def split_at(runs: Runs, boundaries: NDArray[np.int64]) -> Iterator[tuple[int, Runs]]:
-    """Cut ``runs`` at ``boundaries``, and count rows from the boundary below.
+    """Split ``runs`` at ``boundaries``, and number the rows of each part from its start.
 
     Parameters
     ----------
     runs
-        The runs to cut.
+        The runs to split.
     boundaries
-        Ascending, from 0 to at least the last row, int64, shape (n + 1,): part ``k`` is
-        ``[boundaries[k], boundaries[k + 1])``, as the files of a collection are.
+        Ascending, from 0 to at least the last row, int64, shape (n + 1,). Part ``k``, such as a
+        file of a collection, is ``[boundaries[k], boundaries[k + 1])``.
 
     Yields
     ------
-    The number of each part that has rows, and its runs, counted from the part's first row.
+    The number of each part that has rows, and its runs, relative to the part's first row.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sizes as people write them, in bytes."""
+"""Sizes in bytes, as people write them."""
 
 import re
 from decimal import Decimal
@@ -17,14 +17,14 @@ def parse_size(value: object, name: str = "size") -> int:
     Parameters
     ----------
     value
-        Such as ``"800MB"`` (decimal), ``"8GiB"`` (binary), or an integer.
+        A size such as ``"800MB"`` (decimal) or ``"8GiB"`` (binary), or an integer.
     name
-        Of the parameter, for the message.
+        Name of the parameter, for the message.
 
     Raises
     ------
     ParameterError
-        It is no size, or zero.
+        ``value`` is not a size, or zero.
 
     Examples
     --------

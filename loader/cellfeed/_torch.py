@@ -1,6 +1,6 @@
-"""torch, where it is installed; minibatches are in NumPy and SciPy where it is not.
+"""torch, if it is installed; without it, minibatches are in NumPy and SciPy.
 
-All modules that can do without it take it from here.
+Modules that also work without torch import it from here.
 """
 
 import typing
@@ -53,7 +53,7 @@ def require_torch(what: str) -> None:
     Raises
     ------
     ImportError
-        It is not; names what needs it.
+        torch is not installed; the message names what needs it.
     """
     if not HAS_TORCH:
         msg = f"{what} needs PyTorch, which is not installed; install it with `pip install torch`"

@@ -1,4 +1,4 @@
-"""What cellfeed's commands have in common: one-line errors, and figures that people can read."""
+"""Helpers of cellfeed's commands: one-line errors, and readable sizes."""
 
 import errno
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,16 +16,16 @@ __all__ = [
     "interrupted",
 ]
 
-_INTERRUPTED = 130  # as shells say it
-# What the extra of this name installs.
+_INTERRUPTED = 130  # the exit code of shells
+# The packages that the extra "tune" installs.
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
-# How libraries say so that raise no MemoryError, such as while they are imported.
+# Messages of libraries that do not raise MemoryError, for example while they are imported.
 _OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
 _REMEDIES = {
     errno.EACCES: "change its permissions, or name another",
     errno.EPERM: "change its permissions, or name another",
-    errno.EMFILE: "allow this shell more by `ulimit -n 65536`",
-    errno.ENFILE: "end other programs that hold files open",
+    errno.EMFILE: "raise the limit of this shell with `ulimit -n 65536`",
+    errno.ENFILE: "close other programs that have files open",
     errno.ENOSPC: "free some space there, or name another folder",
     errno.EDQUOT: "free some space there, or name another folder",
     errno.EROFS: "name another folder",
@@ -37,16 +37,16 @@ class _OneLineError(click.ClickException):
 
 
 class _OneLineErrors(click.Command):
-    """Turns what went wrong outside of the program into one line on stderr and exit code 2.
+    """Reports errors outside of the program as one line on stderr, with exit code 2.
 
-    An interruption becomes one line and exit code 130.
+    An interruption is reported as one line, with exit code 130.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # whoever read the output has seen enough; click ends quietly
+            raise  # the reader closed the pipe; click exits quietly
         except (CellfeedError, OSError) as error:
             raise _OneLineError(_one_line(error)) from error
         except MemoryError as error:
@@ -66,7 +66,7 @@ class _OneLineErrors(click.Command):
 
 
 class OneLineErrorCommand(_OneLineErrors):
-    """A command that reports a `CellfeedError` or `OSError` as one line, without a traceback.
+    """A click command that reports `CellfeedError` and `OSError` as one line, with exit code 2.
 
     Examples
     --------
@@ -76,17 +76,17 @@ class OneLineErrorCommand(_OneLineErrors):
 
 
 class OneLineErrorGroup(_OneLineErrors, click.Group):
-    """A group of commands that does the same for each of them."""
+    """A click group that reports errors of its commands as `OneLineErrorCommand` does."""
 
 
 if TYPE_CHECKING:
     BytesParameter = click.ParamType[int]
-else:  # older ones say nothing of the type of values
+else:  # older versions of click are not generic
     BytesParameter = click.ParamType
 
 
 class ByteSize(BytesParameter):
-    """A size on the command line, such as 800MB or 8GiB, in bytes.
+    """Parameter type for sizes such as 800MB or 8GiB, converted to bytes.
 
     Examples
     --------
@@ -101,17 +101,17 @@ class ByteSize(BytesParameter):
         try:
             return parse_size(value)
         except ParameterError:
-            self.fail(f"{value!r} is no size; write it as 800MB or 8GiB", param, ctx)
+            self.fail(f"{value!r} is not a size; write 800MB or 8GiB, for example", param, ctx)
 
 
 def interrupted(said: str) -> NoReturn:
-    """End a command that was interrupted: a line on stderr, and exit code 130."""
+    """Exit from an interrupted command, with a line on stderr and exit code 130."""
     click.echo(f"\n{said}", err=True)
     raise SystemExit(_INTERRUPTED)
 
 
 def format_bytes(n_bytes: int) -> str:
-    """Return a size in decimal units, as disks are sold.
+    """Return a size as text, in decimal units.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def format_bytes(n_bytes: int) -> str:
 
 def _out_of_memory(error: Exception) -> str:
     said = f" ({_one_line(error)})" if str(error) else ""
-    return f"out of memory{said}; ask for less at once, such as by --memory, or end other programs"
+    return f"out of memory{said}; use less, for example with --memory, or close other programs"
 
 
 def _one_line(error: Exception) -> str:

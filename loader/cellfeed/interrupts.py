@@ -1,6 +1,6 @@
-"""Ctrl-C where it must not take effect at once: in a fork, in a write, while modules are imported.
+"""Delaying Ctrl-C where it must not take effect immediately: in forks, writes and imports.
 
-Nothing but what Python has loaded anyway is imported here, as commands start with it.
+Commands start with this module, so it imports only modules that Python has already loaded.
 """
 
 import importlib
@@ -21,11 +21,11 @@ _SAID = "\nInterrupted.\n"
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back to the end of the block, such as one that forks or writes.
+    """Delay Ctrl-C to the end of the block, for example while it forks or writes.
 
-    In the hooks that Python calls at a fork it would be printed and forgotten, and the hook
-    left undone. Processes that are forked in the block leave Ctrl-C to this one. In threads
-    other than the main one, where nothing is raised, the block is as any other.
+    In the hooks that Python calls at a fork, `KeyboardInterrupt` would be printed and ignored, and
+    the hook would not finish. Processes that are forked in the block leave Ctrl-C to this one.
+    In threads other than the main thread, which get no `KeyboardInterrupt`, this has no effect.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -42,11 +42,11 @@ def interrupts_held() -> Iterator[None]:
 
 
 def run_command(module: str) -> None:
-    """Import a module and run its ``main``, so that Ctrl-C ends it in one line at any time.
+    """Import a module and run its ``main``, so that Ctrl-C ends it with one line at any time.
 
-    While something is imported and no process of ours runs, nothing can be lost: Ctrl-C ends the
-    process there and then, with exit code 130. As an exception it would be taken for a failed
-    import by libraries that try one after the other.
+    During imports, while no child process runs, nothing can be lost, so Ctrl-C ends the process
+    immediately, with exit code 130. If it raised an exception, libraries that try several imports
+    would take it for a failed import.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, _interrupt)

@@ -1,9 +1,9 @@
-"""Where cells are stored: what a source of another storage is written with.
+"""Base classes for sources, which read cells from a storage of your own.
 
-A `Source` is cells in storage with their obs. Each of its arrays is a `StoredElement`, which
-returns rows (`read_rows`) or lies in compressed chunks that are decoded here (`ChunkedCsr`,
-`ChunkedDense`, `ChunkedRagged`), whose bytes a `ByteStore` reads. A `Storage`, given to `register`
-or offered as an entry point, lets `cellfeed.open_collection` open it.
+A `Source` is a set of stored cells with their obs. Each of its arrays is a `StoredElement`. Either
+it returns rows itself (`read_rows`), or cellfeed decodes its compressed chunks (`ChunkedCsr`,
+`ChunkedDense`, `ChunkedRagged`), whose bytes a `ByteStore` reads. A `Storage`, passed to `register`
+or declared as an entry point, lets `cellfeed.open_collection` open it.
 """
 
 from cellfeed._bytes import Arrival, ByteStore, Location

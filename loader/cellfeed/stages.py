@@ -1,7 +1,7 @@
-"""A fetch done stage by stage: what a `CellDataset` does side by side, each by itself.
+"""The stages of a fetch, run one by one; a `CellDataset` runs them concurrently.
 
-For whoever wants to know where the time of a cell goes: by what a stage takes longer than the
-one before it, what it adds is known.
+Use them to find out where the time of a cell goes: the time of a stage, less that of the stage
+before it, is what the stage adds.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ __all__ = ["FetchStages", "Volume", "begin_with_requests", "requests_under_way"]
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What a fetch makes of chunks that are read as a whole.
+    """How much data a fetch decodes and uses, from chunks that are read as a whole.
 
     Parameters
     ----------
     n_chunks
-        How many it decodes, each once.
+        Number of chunks that it decodes, each once.
     decoded_bytes
-        Size of all its chunks as far as they are decompressed, once they have been checked.
+        Bytes that are decompressed from these chunks, once they have been verified.
     useful_bytes
-        Size of what is used of them.
+        Bytes of these that are used.
     """
 
     n_chunks: int
@@ -38,16 +38,17 @@ class Volume:
 
 
 class FetchStages:
-    """The stages of one fetch; a context manager.
+    """The stages of a fetch, as methods of a context manager.
 
     Parameters
     ----------
     collection
-        What is read.
+        The `Collection` to read.
     batch_size
-        Cells of a minibatch.
+        Number of cells in a minibatch.
     num_threads
-        Threads that read and decompress; as many as the process may use processors if None.
+        Number of threads that read and decompress. If None, the number of processors available to
+        this process.
 
     Examples
     --------
@@ -83,15 +84,15 @@ class FetchStages:
         self._reader.close()
 
     def plan(self, fetch: Fetch) -> PlannedRead:
-        """Plan what is read for a fetch, and where each row goes; nothing is read."""
+        """Plan the reads of a fetch and the position of each row, without reading."""
         return self._reader.plan(fetch.rows, fetch.order, self._batch_size)
 
     def volume(self, planned: PlannedRead) -> Volume | None:
-        """Return what the chunks of a fetch hold, and what is used of that.
+        """Return how much data of a fetch is decoded, and how much of that is used.
 
         Returns
         -------
-        None where the format's own library reads, so that the next two stages do not exist.
+        None if the format's own library reads; `read_bytes` and `decompress` do not exist then.
         """
         if not planned.is_decoded_here:
             return None
@@ -99,11 +100,11 @@ class FetchStages:
         return Volume(chunks.n_chunks, chunks.decoded_bytes, chunks.useful_bytes)
 
     def readahead(self, planned: PlannedRead) -> PlannedRead:
-        """Tell the system what will be read; return what to read in place of what was planned."""
+        """Announce the reads to the system; return the plan to use in place of the given one."""
         return planned.readahead()
 
     def read_bytes(self, planned: PlannedRead) -> int:
-        """Read the bytes of all chunks, which stay compressed; return how many there are."""
+        """Read the compressed bytes of all chunks; return how many bytes these are."""
         return self._reader.read_bytes(planned)
 
     def decompress(self, planned: PlannedRead) -> None:
@@ -111,9 +112,9 @@ class FetchStages:
         self._reader.decompress(planned)
 
     def read(self, planned: PlannedRead) -> Iterator[Cells]:
-        """Read, decompress, and place the rows in the minibatches that they leave in."""
+        """Read and decompress all chunks, and write the rows into minibatches."""
         return self._reader.read_planned(planned)
 
     def to_minibatches(self, groups: Iterator[Cells]) -> list[Minibatch]:
-        """Make the rows that were read into minibatches of torch."""
+        """Make torch minibatches from the rows that were read."""
         return [cells.to_torch() for cells in groups]

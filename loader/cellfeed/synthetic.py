@@ -1,6 +1,6 @@
-"""Collections made up to resemble Tahoe-100M: to try settings, to test, to benchmark.
+"""Synthetic collections that resemble Tahoe-100M, to try settings, to test and to benchmark.
 
-Nothing is downloaded; the content follows from the parameters and a seed.
+Nothing is downloaded; the content depends only on the parameters and a seed.
 """
 
 import errno
@@ -42,7 +42,7 @@ def write_tahoe_like(
 ) -> list[Path]:
     """Write a collection that resembles Tahoe-100M, one h5ad file per plate.
 
-    Cells of one condition (plate, drug, dosage and cell line) lie together, and nothing is
+    Cells of one condition (plate, drug, dosage and cell line) are contiguous, and nothing is
     shuffled. Expression depends strongly on the cell line, hierarchically on the drug (broad
     mechanism, fine mechanism, drug; more at higher dosage) and slightly on the plate. Each drug
     occurs on as many plates as it has dosages, so a model can be trained on all plates but one
@@ -51,40 +51,42 @@ def write_tahoe_like(
     Parameters
     ----------
     folder
-        Where ``plate01.h5ad``, ``plate02.h5ad`` and so on are written. Made if need be. If it
-        holds the same collection already, only plates that are missing are written.
+        Folder for ``plate01.h5ad``, ``plate02.h5ad`` and so on, created if needed. If it already
+        contains the same collection, only missing plates are written.
     n_cells
-        Cells of the whole collection, at least 10 per plate. With 14 plates, their shares are
-        between 4.7 % and 10.4 %, with an entropy of 3.78 bits; with another number, equal.
+        Number of cells in the collection, at least 10 per plate. With 14 plates, their shares are
+        between 4.7 % and 10.4 %, with an entropy of 3.78 bits; with any other number, the shares
+        are equal.
     seed
-        The content is the same for the same seed and parameters, whatever ``n_threads``, as
-        long as the version of NumPy is the same.
+        The same seed and parameters give the same content, whatever ``n_threads``, with the same
+        version of NumPy.
     n_genes
-        Genes, the same in all files. A cell has about 2,230 non-zero counts with the default,
-        and fewer if there are fewer genes.
+        Number of genes, the same in all files. A cell has about 2,230 non-zero counts with the
+        default, and fewer if there are fewer genes.
     n_plates, n_cell_lines, n_drugs
         Sizes of the experiment; each drug is given at 0.05, 0.5 and 5 micromolar.
     overwrite
-        Write all plates anew, and first remove every ``plate*.h5ad`` that is in ``folder``.
+        Whether to remove every ``plate*.h5ad`` in ``folder`` first, and write all plates again.
     on_progress
-        Called now and then with the number of cells written so far, at last with ``n_cells``. Not
-        called if nothing needs to be written.
+        Called from time to time with the number of cells written so far, and finally with
+        ``n_cells``. Not called if nothing needs to be written.
     n_threads
-        How many plates are written at a time; by default, as many as this process may use CPUs.
+        Number of plates that are written concurrently; by default, the number of CPUs available to
+        this process.
 
     Returns
     -------
-    The paths of the files, in the order of the plates. In each, ``X`` holds counts as float32
-    CSR, gzipped; ``obs`` holds the categorical columns ``plate``, ``cell_line``, ``drug``,
+    The paths of the files, in the order of the plates. In each, ``X`` is a gzipped CSR matrix of
+    float32 counts; ``obs`` has the categorical columns ``plate``, ``cell_line``, ``drug``,
     ``moa_broad`` and ``moa_fine``, the ``dosage`` in micromolar (float64) and ``n_counts``, the
     cell's sum of counts (float32).
 
     Raises
     ------
     ParameterError
-        A size is too small, ``seed`` is negative, or ``folder`` holds something else.
+        A size is too small, ``seed`` is negative, or ``folder`` contains another collection.
     OSError
-        The folder cannot be written to, or the disk is too small.
+        The folder cannot be written to, or the disk has too little space.
 
     Examples
     --------
@@ -123,18 +125,18 @@ def write_tahoe_like(
 
 
 def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
-    """Return how many cells of such a collection are on each plate.
+    """Return the number of cells on each plate of such a collection.
 
-    Enough for a study of label entropy, which needs no counts.
+    These suffice to study label entropy, which does not depend on counts.
 
     Parameters
     ----------
     n_cells, n_plates
-        As in `write_tahoe_like`.
+        See `write_tahoe_like`.
 
     Returns
     -------
-    Cells of each plate, in the order of the plates, int64, shape (n_plates,).
+    Number of cells of each plate, in the order of the plates, int64, shape (n_plates,).
 
     Raises
     ------
@@ -154,7 +156,7 @@ def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
 
 
 def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
-    """Note what the folder is going to hold, so that a run that is cut short can be taken up."""
+    """Record the collection that the folder will contain, so that writing can be resumed."""
     manifest = folder / _MANIFEST
     wanted = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
     found = manifest.read_text() if manifest.exists() else None
@@ -164,8 +166,8 @@ def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
     plates = sorted(folder.glob("plate*.h5ad"))
     if plates and not overwrite:
         msg = (
-            f"`{folder}` holds another collection, with `{plates[0].name}`; "
-            "choose another folder, or overwrite it"
+            f"`{folder}` contains another collection, with `{plates[0].name}`; choose another "
+            "folder, or overwrite it"
         )
         raise ParameterError(msg)
     for plate in plates:
@@ -193,12 +195,12 @@ def _write_missing(
 
 
 def _require_space(folder: Path, model: ExpressionModel, n_cells: int, n_files: int) -> None:
-    """Raise if the disk is too small; HDF5 can crash the process when a disk runs full."""
+    """Raise if the disk has too little space; HDF5 can crash the process when a disk fills up."""
     per_file = 100_000 + 40 * model.experiment.n_genes
     needed = round(2.5 * model.expected_nonzeros(n_cells)) + 60 * n_cells + n_files * per_file
     free = shutil.disk_usage(folder).free
     if free < needed:
-        msg = f"About {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
+        msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
         raise OSError(errno.ENOSPC, msg, str(folder))
 
 

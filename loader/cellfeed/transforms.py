@@ -1,9 +1,9 @@
-"""Transforms of values: what a training loop does to expression before a model sees it.
+"""Transforms of expression values, such as normalization, applied while minibatches are read.
 
-`CellDataset` takes one of them, or a sequence that is applied in order. The threads that decode
-apply them to the rows of each minibatch where those lie, without a copy. What is sparse stays
-sparse where zeros stay zeros: of sparse rows, the elements that are stored are changed, as scanpy
-does (so that zeros stay zeros beside NaN as well).
+`CellDataset` takes a transform, or a sequence of them that is applied in order. The decoding
+threads apply them to the rows of each minibatch in place. Sparse rows stay sparse if the transform
+keeps zeros; only their stored elements change, as in scanpy (so zeros stay zeros also in rows with
+NaN).
 """
 
 import hashlib
@@ -22,30 +22,29 @@ __all__ = ["Binarize", "Log1p", "NormalizeTotal", "Scale", "Transform"]
 
 
 class Transform(ABC):
-    """What the transforms here have in common: those below are all that are compiled.
+    """Base class of the transforms in this module, which are compiled.
 
-    A function of your own is the ``batch_transform`` of a `CellDataset`.
+    Pass a function of your own to `CellDataset` as ``batch_transform``.
     """
 
     @property
     @abstractmethod
     def keeps_zeros(self) -> bool:
-        """Whether zeros stay zeros, so that sparse rows stay sparse."""
+        """Whether zeros stay zero, so that sparse rows stay sparse."""
 
 
 @dataclass(frozen=True)
 class NormalizeTotal(Transform):
-    """Multiply each row so that its values sum to ``target_sum``, as `scanpy.pp.normalize_total`.
+    """Scale each row so that its values sum to ``target_sum``, like `scanpy.pp.normalize_total`.
 
-    A row's total is the sum, in float64, of the values that are delivered: where genes are
-    selected, of these genes alone, as in scanpy on the same selection. A row whose total is 0
-    stays as it is.
+    A row's total is the sum, in float64, of the delivered values: if genes are selected, of these
+    genes only, as in scanpy on the same selection. A row whose total is 0 is not changed.
 
     Parameters
     ----------
     target_sum
-        What each row sums to. (scanpy's default, the median of all totals, would take a reading of
-        the whole collection.)
+        The sum of each row. (scanpy's default, the median of all totals, would require reading the
+        whole collection first.)
 
     Raises
     ------
@@ -67,10 +66,10 @@ class NormalizeTotal(Transform):
 
 @dataclass(frozen=True)
 class Log1p(Transform):
-    """Take the natural logarithm of 1 + value, as `scanpy.pp.log1p` does.
+    """Take the natural logarithm of 1 + value, like `scanpy.pp.log1p`.
 
-    Correct to one unit in the last place. Below -1 it is NaN, and at -1 it is -infinity, as in
-    NumPy.
+    The result is correct to one unit in the last place. It is NaN below -1 and -infinity at -1, as
+    in NumPy.
     """
 
     @property
@@ -81,15 +80,15 @@ class Log1p(Transform):
 
 @dataclass(frozen=True)
 class Binarize(Transform):
-    """Set values above ``threshold`` to 1 and all others, NaN among them, to 0.
+    """Set values above ``threshold`` to 1, and all others, including NaN, to 0.
 
-    Elements of sparse rows that become 0 stay stored.
+    Elements of sparse rows that become 0 remain stored.
 
     Parameters
     ----------
     threshold
-        Compared in the dtype of the values. Below 0, zeros become 1, so that a sparse element
-        takes ``dense=True``.
+        The threshold, compared in the dtype of the values. If it is below 0, zeros become 1, so
+        sparse elements require ``dense=True``.
 
     Raises
     ------
@@ -111,27 +110,27 @@ class Binarize(Transform):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scale(Transform):
-    """Subtract each column's mean and divide by its standard deviation, as `scanpy.pp.scale`.
+    """Subtract each column's mean and divide by its standard deviation, like `scanpy.pp.scale`.
 
     Columns whose standard deviation is 0 are divided by 1.
 
     Parameters
     ----------
     mean, std
-        Mean and standard deviation of each column of the element, in the order in which it is
-        delivered, such as those of the training cells; finite, shape (n_columns,). The mean may
-        be None without ``zero_center``.
+        Mean and standard deviation of each delivered column of the element, in the order of
+        delivery, for example over the training cells; finite, shape (n_columns,). ``mean`` may be
+        None without ``zero_center``.
     max_value
-        What scaled values are clipped to; with ``zero_center``, to its negative as well.
+        Scaled values are clipped to at most ``max_value`` and, with ``zero_center``, to at least
+        its negative.
     zero_center
-        Whether the mean is subtracted. Zeros do not stay zeros then, so that a sparse element takes
-        ``dense=True``.
+        Whether to subtract the mean. Zeros then change, so sparse elements require ``dense=True``.
 
     Raises
     ------
     ParameterError
-        ``mean`` and ``std`` are not such numbers or of different shapes, or ``max_value`` is not a
-        finite number above 0.
+        ``mean`` or ``std`` is not finite, ``std`` is negative, their shapes differ, or
+        ``max_value`` is not a finite number above 0.
     """
 
     mean: ArrayLike | None
@@ -140,16 +139,22 @@ class Scale(Transform):
     zero_center: bool = True
 
     def __post_init__(self) -> None:
-        """Check the parameters, and keep copies of the arrays that nobody can write to."""
+        """Check the parameters, and keep read-only copies of the arrays."""
         std = _columns("std", self.std)
         if (std < 0).any():
-            msg = f"`std >= 0` must hold, but got std={std.min()!r} among {std.size:,} columns"
+            msg = (
+                f"`std >= 0` must hold, but the smallest of {std.size:,} columns is "
+                f"std={std.min()!r}"
+            )
             raise ParameterError(msg)
         object.__setattr__(self, "std", std)
         if self.mean is not None:
             mean = _columns("mean", self.mean)
             if mean.size != std.size:
-                msg = f"`mean` and `std` must be as long, but got {mean.size:,} and {std.size:,}"
+                msg = (
+                    f"`mean` and `std` must have the same length, but got {mean.size:,} and "
+                    f"{std.size:,}"
+                )
                 raise ParameterError(msg)
             object.__setattr__(self, "mean", mean)
         elif self.zero_center:
@@ -160,12 +165,12 @@ class Scale(Transform):
 
     @property
     def keeps_zeros(self) -> bool:
-        """Whether no mean is subtracted."""
+        """True unless the mean is subtracted."""
         return not self.zero_center
 
     @property
     def n_columns(self) -> int:
-        """Columns that it is for."""
+        """Number of columns."""
         return len(np.asarray(self.std))
 
     def __repr__(self) -> str:
@@ -191,7 +196,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _columns(name: str, values: Any) -> NDArray[np.float64]:
-    """Return a number for each column, which nobody can write to."""
+    """Return a read-only array with a number for each column."""
     try:
         columns = np.array(values, np.float64)
     except (TypeError, ValueError):
@@ -204,7 +209,7 @@ def _columns(name: str, values: Any) -> NDArray[np.float64]:
 
 
 def _digest(columns: ArrayLike | None) -> str:
-    """Return which numbers these are, of which there may be too many to write out."""
+    """Return a digest of numbers, which may be too many to write out."""
     if columns is None:
         return "None"
     values = np.asarray(columns)

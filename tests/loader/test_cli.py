@@ -6,7 +6,7 @@ import cellfeed
 from cellfeed import ParameterError, _cli
 from cellfeed.console import OneLineErrorCommand, format_bytes
 
-ASK_FOR_LESS = "ask for less at once, such as by --memory, or end other programs"
+ASK_FOR_LESS = "use less, for example with --memory, or close other programs"
 SYNTHESIZE = ["--cells", "100", "--genes", "50", "--plates", "2"]
 
 
@@ -61,7 +61,7 @@ def test_a_file_in_place_of_the_folder(run, tmp_path):
         (OSError(), "OSError"),
         (
             OSError(24, "Too many open files", "/a/path"),
-            "Too many open files: `/a/path`; allow this shell more by `ulimit -n 65536`",
+            "Too many open files: `/a/path`; raise the limit of this shell with `ulimit -n 65536`",
         ),
         (
             OSError(28, "No space left on device", "/a/path"),

@@ -157,7 +157,7 @@ class TestCellDataset:
             ({"batch_size": 0}, "batch_size=0"),
             ({"fetch_factor": -1}, "fetch_factor=-1"),
             ({"strategy": "random"}, "must be a SamplingStrategy"),
-            ({"batch_size": 500, "drop_last": True}, "nothing is left"),
+            ({"batch_size": 500, "drop_last": True}, "none of .* rows is left"),
         ],
     )
     def test_what_cannot_be_is_refused(self, data, parameters, message):
@@ -217,10 +217,13 @@ class TestStrategies:
             (lambda: BlockWeightedSampling(4, weights=np.ones(50)), r"`weights`.* but got 50"),
             (
                 lambda: BlockWeightedSampling(4, range(5), np.ones(7)),
-                r"as many as the collection has rows \(400\), or as `indices` \(5\), but got 7",
+                r"row of the collection \(400\), or for each of `indices` \(5\), but got 7",
             ),
             (lambda: ClassBalancedSampling([]), "`labels` must be one-dimensional"),
-            (lambda: ClassBalancedSampling([0, 1, 2], indices=range(5)), "or as `indices`"),
+            (
+                lambda: ClassBalancedSampling([0, 1, 2], indices=range(5)),
+                "or for each of `indices`",
+            ),
         ],
     )
     def test_what_does_not_fit_is_refused(self, data, make, message):

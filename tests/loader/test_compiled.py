@@ -197,8 +197,8 @@ class TestFolders:
         standin.home.touch()
         done = standin.run(warnings="always")
         assert json.loads(done.stdout)["found"] == RIGHT
-        assert "RuntimeWarning: compiled code is not kept" in done.stderr
-        assert "set NUMBA_CACHE_DIR to a folder that may be written to" in done.stderr
+        assert "RuntimeWarning: compiled code cannot be cached" in done.stderr
+        assert "set NUMBA_CACHE_DIR to a writable folder" in done.stderr
         assert not standin.kept()
 
     def test_of_a_package_in_a_zip_file(self, standin):

@@ -289,7 +289,7 @@ class TestRepetition:
 class TestOtherCollection:
     def test_is_not_mixed(self, tmp_path):
         write_tahoe_like(tmp_path, **TINY)
-        with pytest.raises(ParameterError, match=r"holds another collection.*overwrite"):
+        with pytest.raises(ParameterError, match=r"contains another collection.*overwrite"):
             write_tahoe_like(tmp_path, **TINY, seed=1)
 
     def test_is_not_mixed_with_files_of_unknown_origin(self, tmp_path):

@@ -73,7 +73,7 @@ def test_reading_that_fails(cells, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     np.save(tmp_path / "indices.npy", np.full(N_ROWS * N_VARS, N_VARS))
     damaged = open_collection(tmp_path)
-    with pytest.raises(CellfeedError, match="hold a column index outside"):
+    with pytest.raises(CellfeedError, match="have a column index outside"):
         storage_throughputs(
             damaged, files=damaged.files, block_sizes=[1], fetch_factors=[1], batch_size=16, runs=1
         )

@@ -265,10 +265,10 @@ def files(small_collection, tmp_path):
     [
         (["{folder}/nowhere"], "plate", "nowhere: no such file or folder; check the path"),
         (["{folder}/none*.h5ad"], "plate", "matches no file"),
-        (["{folder}/empty"], "plate", "empty: the folder holds nothing that can be opened"),
+        (["{folder}/empty"], "plate", "empty: the folder has nothing that can be opened"),
         (["{folder}/truncated.h5ad"], "plate", "truncated; copy or download it again"),
-        (["{folder}/text.h5ad"], "plate", "text.h5ad: not an HDF5 file"),
-        (["{folder}/plain.h5ad"], "plate", "plain.h5ad: not an AnnData file"),
+        (["{folder}/text.h5ad"], "plate", "text.h5ad: is not an HDF5 file"),
+        (["{folder}/plain.h5ad"], "plate", "plain.h5ad: is not an AnnData file"),
         (["{good}"], "nope", "has no column 'nope'; its columns are: plate, cell_type, constant"),
         (["{good}"], "constant", "there is nothing to mix; choose a label with at least two"),
         (["{good}", "{folder}/other_genes.h5ad"], "plate", "other_genes.h5ad: has other genes"),

@@ -338,7 +338,7 @@ def test_a_busy_machine_is_said(html_of):
 
 def test_files_that_are_read_slowly_are_said(result_of):
     result = result_of("recommended")
-    line = "p3.h5ad: `X` is read slowly, through h5py: filter <b> is not supported; write it anew"
+    line = "p3.h5ad: `X` is read slowly, through h5py: filter <b> is not supported; write it again"
     slow = replace(result, dataset=replace(result.dataset, slow_reading=line))
     for said, expected in ((result, False), (slow, True)):
         assert (line in Page(html_report(said, code="")).texts["conditions"]) == expected

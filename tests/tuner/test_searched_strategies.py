@@ -216,7 +216,7 @@ class TestResult:
         assert np.isin(seen, rows).all()
 
     def test_another_strategy_is_taken_with_a_warning(self, balanced, collection):
-        with pytest.warns(UserWarning, match="ClassBalancedSampling, which is Streaming here"):
+        with pytest.warns(UserWarning, match="ClassBalancedSampling, but it is Streaming here"):
             CellDataset.from_autotune(collection, balanced, strategy=Streaming(), seed=0)
 
     def test_without_theory_and_advice_there_is_a_result(self, collection):
@@ -241,7 +241,9 @@ class TestResult:
         )
         assert result.recommended is not None
         size = result.recommended.configuration.block_size
-        with pytest.raises(ParameterError, match=rf"the weights of which .*block_size={size}\)$"):
+        with pytest.raises(
+            ParameterError, match=rf"does not contain the weights of it; .*block_size={size}\)$"
+        ):
             CellDataset.from_autotune(collection, result, seed=0)
         strategy = replace(strategy, block_size=size)
         CellDataset.from_autotune(collection, result, strategy=strategy, seed=0)
@@ -286,7 +288,11 @@ class TestMistakes:
             (Streaming(indices=[1, 2]), {"indices": [1]}, "rows of its own do not go together"),
             (GroupedSampling("plate", set_size=7), {}, "a block size must divide the sets of 7"),
             (GroupedSampling("plate", set_size=48), {}, "multiple of"),
-            (BlockWeightedSampling(weights=[1.0, 2.0]), {}, "`weights` must be as many"),
+            (
+                BlockWeightedSampling(weights=[1.0, 2.0]),
+                {},
+                "`weights` must have one value for each",
+            ),
             (
                 ClassBalancedSampling("plate", total_size=70),
                 {},

@@ -103,7 +103,7 @@ class TestReports:
         assert "block size 8, fetch factor 8" in capsys.readouterr().out
 
     def test_cellfeed_takes_no_settings_of_another_loader(self, delivered, small_collection):
-        with pytest.raises(FormatError, match="is of Plates, whose settings say nothing"):
+        with pytest.raises(FormatError, match="is of Plates, whose settings do not apply"):
             CellDataset.from_autotune(open_collection(small_collection), delivered)
 
 

@@ -17,8 +17,8 @@ DEFAULT_BUDGET_SECONDS = 60.0
 DEFAULT_SAMPLER = "cost-model"
 """What proposes configurations. Measured: the best in replays of recorded grids."""
 RACE, RACE_SIZE = "race", 6
-"""The sampler that races this many configurations, the largest, and measures no others. Measured: in
-replays with little noise, it is as good as the default."""
+"""The sampler that races the largest configurations, this many, and measures no others. Measured:
+as good as the default in replays with little noise."""
 SAMPLERS = (DEFAULT_SAMPLER, RACE, "gp", "random", "tpe")
 """What can propose configurations. Source: our own two, and Optuna's samplers."""
 

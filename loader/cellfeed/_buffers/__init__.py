@@ -1,4 +1,4 @@
-"""Memory: pools of it, and destinations in memory that is not there yet."""
+"""Memory pools, and destinations in memory that is not allocated yet."""
 
 from cellfeed._buffers._destinations import bind, destination, groups_of
 from cellfeed._buffers._pool import Buffer, BufferPool, Lease, array_at

@@ -1,8 +1,8 @@
-"""Destinations in memory that is not there yet.
+"""Destinations in memory that is not allocated yet.
 
-What a fetch reads is planned while the fetch before it is still being decoded, and memory is
-taken only when it is needed. Until then a destination is the number of a group of rows, such as a
-minibatch, and a count of bytes from where the memory of that group will begin.
+The reads of a fetch are planned while the previous fetch is still being decoded, and memory is
+allocated only when it is needed. Until then, a destination is the number of a group of rows, such
+as a minibatch, and a byte offset into the future memory of that group.
 """
 
 import numpy as np
@@ -19,12 +19,12 @@ def destination(groups: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArra
 
 
 def groups_of(destinations: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the groups that destinations are in."""
+    """Return the groups of destinations."""
     return destinations >> _OFFSET_BITS
 
 
 def bind(destinations: NDArray[np.int64], bases: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the addresses of destinations, where the memory of group ``k`` begins at ``bases[k]``.
+    """Return the addresses of destinations, with the memory of group ``k`` at ``bases[k]``.
 
     Examples
     --------

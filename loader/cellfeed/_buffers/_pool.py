@@ -1,4 +1,4 @@
-"""Memory that is used again as soon as nothing refers to it any more."""
+"""Memory that is reused as soon as nothing refers to it any longer."""
 
 import mmap
 import os
@@ -23,10 +23,10 @@ _CLASSES_OF_A_DOUBLING = 4  # few, so that minibatches of much the same size tak
 
 
 class BufferPool:
-    """Hands out pieces of memory, and takes each back when the last array over it is gone.
+    """Allocates pieces of memory, and reuses each when the last array over it is gone.
 
-    Whoever keeps a minibatch keeps its memory and that alone; whoever drops it gives the memory
-    to the next fetch, without the system calls and page faults that new memory costs. May be
+    Keeping a minibatch keeps only its own memory; dropping it makes the memory available to the
+    next fetch, without the system calls and page faults that new memory costs. All methods may be
     called from any thread.
 
     Examples
@@ -64,7 +64,7 @@ class BufferPool:
             self._free.setdefault(leased.memory.size, []).append(leased.memory)
 
     def _take(self, capacity: int) -> Bytes:
-        """Return memory that is free, or new memory."""
+        """Return free memory, or new memory."""
         if self._free.get(capacity):
             return self._free[capacity].pop()
         fitting = [size for size, free in self._free.items() if free and size >= capacity]
@@ -89,9 +89,10 @@ def locked() -> Iterator[None]:
 
 
 def sizes_replaced(free: Mapping[int, Sequence[object]], n_bytes: int) -> Iterator[int]:
-    """Yield sizes of free pieces that new memory takes the place of, each to be taken out then.
+    """Yield sizes of free pieces that new memory replaces; the caller removes each.
 
-    What is kept for later must not grow. Of much the same size, there is one for one.
+    The memory that is kept for reuse must not grow. A piece of similar size is replaced one for
+    one.
     """
     replaced = 0
     while 2 * replaced < n_bytes:
@@ -103,7 +104,7 @@ def sizes_replaced(free: Mapping[int, Sequence[object]], n_bytes: int) -> Iterat
 
 
 def _enter_process() -> None:
-    """Begin anew in a forked process, where a thread that is gone may hold the lock."""
+    """Reset in a forked process, since a thread of the parent may hold the lock."""
     global _lock  # noqa: PLW0603 - a lock cannot be taken from a thread
     _lock = threading.Lock()
 
@@ -112,7 +113,7 @@ os.register_at_fork(after_in_child=_enter_process)
 
 
 class Buffer:
-    """A piece of pooled memory, which returns when neither this nor an array over it is left.
+    """A piece of pooled memory, which returns to the pool with the last array over it.
 
     Parameters
     ----------
@@ -132,10 +133,10 @@ class Buffer:
 
 
 class Lease(weakref.ref[Buffer]):
-    """A buffer that a pool waits for, and the memory that was leased.
+    """A weak reference to a buffer, and its memory.
 
-    When the buffer is gone, `deque.append` puts this where the pool looks for it. That is C code,
-    unlike a destructor: Ctrl-C that arrived in one would be printed and forgotten.
+    When the buffer is gone, `deque.append` returns this to the pool. That is C code, unlike a
+    destructor, in which Ctrl-C would be printed and ignored.
     """
 
     __slots__ = ("memory",)
@@ -148,7 +149,7 @@ class Lease(weakref.ref[Buffer]):
 
 
 class _Base:
-    """What an array over pooled memory refers to."""
+    """The base object of an array over pooled memory."""
 
     __slots__ = ("__array_interface__", "_buffer")
 
@@ -172,7 +173,7 @@ def array_at(address: int, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
     Parameters
     ----------
     address
-        Where it begins.
+        Address of the array.
     dtype, n
         Dtype and number of its elements.
     """
@@ -180,26 +181,26 @@ def array_at(address: int, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
 
 
 def _map(capacity: int) -> Bytes:
-    """Return memory from the system, to which it returns when nothing refers to it any more.
+    """Return memory from the system, to which it returns when nothing refers to it any longer.
 
-    From the heap it would not: pieces of this size, freed and taken by changing threads, leave
-    gaps that nobody else can use. It is private, since another process may be forked.
+    Memory from the heap would not: pieces of this size, allocated and freed by changing threads,
+    fragment it. It is private, since another process may be forked.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
     except (OSError, OverflowError) as error:
         msg = (
-            f"no {capacity:,} bytes of memory are to be had for rows ({error}); "
-            "read fewer at once, such as with a lower `fetch_factor`"
+            f"cannot allocate {capacity:,} bytes of memory for rows ({error}); read fewer at "
+            "a time, for example with a lower `fetch_factor`"
         )
         raise ParameterError(msg) from error
 
 
 def _round_up(n_bytes: int) -> int:
-    """Return a capacity at most a quarter above ``n_bytes``, so that sizes meet again.
+    """Return a capacity at most a quarter above ``n_bytes``, so that equal sizes recur.
 
-    What is not written to takes no memory.
+    Pages that are not written to take no memory.
     """
     if n_bytes <= _SMALLEST:
         return _SMALLEST

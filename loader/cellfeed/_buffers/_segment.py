@@ -40,7 +40,8 @@ class Segment:
         self._all = np.frombuffer(self._mapped, np.uint8)
         self._address: int = self._all.ctypes.data
         self.is_lent: NDArray[np.uint8] = self._all[:n_pieces]
-        """Which pieces the other process has, uint8, shape (n_pieces,): it clears them."""
+
+    """Which pieces the other process has and clears, uint8, shape (n_pieces,)."""
 
     @staticmethod
     def size(piece_bytes: int, n_pieces: int) -> int:

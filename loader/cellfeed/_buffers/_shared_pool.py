@@ -51,7 +51,7 @@ class SharedPool(BufferPool):
         super().__init__()
         self._of_forks = BufferPool()
         self.unsent = dict[int, int]()
-        """Descriptors of segments that the other process does not have yet, by their number."""
+        """Descriptors of segments that the other process does not have yet, by number."""
         self._at = dict[int, Piece]()  # by address
         self._addresses = list[int]()  # ascending
         self._lent = list[Piece]()
@@ -128,13 +128,13 @@ class SharedPool(BufferPool):
         except OSError as error:
             if error.errno == errno.EMFILE:
                 msg = (
-                    f"shared memory for rows cannot be opened ({error}); allow more files, such as "
-                    "with `ulimit -n 65536`, or use num_workers=0"
+                    f"shared memory for rows cannot be opened ({error}); allow more open files, "
+                    "for example with `ulimit -n 65536`, or use num_workers=0"
                 )
                 raise ParameterError(msg) from error
             msg = (
-                f"no {size:,} bytes of shared memory are to be had for rows ({error}); read fewer "
-                "at once, such as with a lower `fetch_factor`, or use num_workers=0"
+                f"cannot allocate {size:,} bytes of shared memory for rows ({error}); read fewer "
+                "at a time, for example with a lower `fetch_factor`, or use num_workers=0"
             )
             raise ParameterError(msg) from error
         self.unsent[segment.number] = descriptor

@@ -1,4 +1,4 @@
-"""Where bytes come from, and what tells that they are still the same."""
+"""Sources of bytes, and checks that they have not changed."""
 
 from cellfeed._bytes._direct import DirectFiles
 from cellfeed._bytes._direct_support import check_direct

@@ -19,7 +19,7 @@ _last: "weakref.ref[BufferPool] | None" = None
 
 
 def pool_for_devices() -> BufferPool:
-    """Return the pool of all that read past the page cache, which goes with the last of them."""
+    """Return the pool shared by all direct reads, which is freed with the last of them."""
     global _last  # noqa: PLW0603 - it is that of the process
     pool = None if _last is None else _last()
     if pool is None:
@@ -29,11 +29,11 @@ def pool_for_devices() -> BufferPool:
 
 
 def memory_for_devices(pool: BufferPool, n_bytes: int) -> NDArray[np.uint8]:
-    """Return memory that begins with a page, uint8, shape (n,) where n is at least ``n_bytes``.
+    """Return page-aligned memory, uint8, shape (n,) where n is at least ``n_bytes``.
 
-    A fork lets parent and child have the pages of private memory in common until one of them
-    writes; what a device writes meanwhile may end up with either (see NOTES of open(2)). So the
-    child is given none of it: its pages are zero there.
+    After a fork, parent and child share the pages of private memory until one of them writes; what
+    a device writes meanwhile may end up in either (see NOTES of open(2)). The child therefore
+    does not inherit this memory: its pages are zero there.
     """
     n = -(-n_bytes // _ROUNDED_TO) * _ROUNDED_TO
     buffer = pool.acquire(n)

@@ -1,4 +1,4 @@
-"""Files of this machine that are read past the page cache (O_DIRECT), by threads that wait."""
+"""Reading local files with direct I/O (O_DIRECT), which bypasses the page cache, in threads."""
 
 import ctypes
 import errno
@@ -27,7 +27,7 @@ from cellfeed._errors import PathError
 __all__ = ["ALIGNMENT", "DIRECT", "DirectFiles"]
 
 ALIGNMENT = 1 << 12
-"""Of offsets, lengths and memory, in bytes: a multiple of what devices and file systems ask for."""
+"""Alignment of offsets, lengths and memory in bytes, a multiple of what devices require."""
 
 DIRECT = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
 
@@ -39,15 +39,15 @@ _numbers = count()
 
 
 class DirectFiles(ByteStore):
-    """Files whose ranges are brought to memory by direct I/O, and leave no page in the cache.
+    """Files whose ranges are read with direct I/O, and leave no pages in the cache.
 
-    Ranges are widened to `ALIGNMENT`, and those that lie near each other, or on one page, are
-    read together. Since the system reads nothing ahead, many reads are under way at a time.
+    Ranges are widened to `ALIGNMENT`, and ranges that are near each other, or on one page, are
+    read together. Since the system does not read ahead, many reads are in flight.
 
     Parameters
     ----------
     files
-        The same files as compiled threads would read them: its `handles` are opened once more.
+        The same files for compiled threads; their `handles` are opened again.
     """
 
     def __init__(self, files: ByteStore) -> None:
@@ -58,15 +58,15 @@ class DirectFiles(ByteStore):
         return {"_files": self._files, "_process": -1}
 
     def location_of(self, file: int) -> Location:
-        """Return where a file is, for messages."""
+        """Return the location of a file, for messages."""
         return self._files.location_of(file)
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of files; see `ByteStore`."""
+        """Return the sizes of files in bytes; see `ByteStore`."""
         return self._files.sizes(files)
 
     def identity(self) -> LastingIdentity | None:
-        """Return what tells these files from others; see `ByteStore`."""
+        """Return an identifier of these files; see `ByteStore`."""
         return self._files.identity()
 
     def expect(
@@ -75,7 +75,7 @@ class DirectFiles(ByteStore):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> object | None:
-        """Begin to read ranges; see `ByteStore`."""
+        """Start reading ranges; see `ByteStore`."""
         return self._begin(files, offsets, sizes)[0] if files.size else None
 
     def arrivals(
@@ -84,7 +84,7 @@ class DirectFiles(ByteStore):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> Sequence[Arrival]:
-        """Return how ranges arrive; see `ByteStore`."""
+        """Return the arrivals of ranges; see `ByteStore`."""
         arrivals = list[Arrival]()
         for coming, ranges, extents in self._sources(files, offsets, sizes):
             jobs = coming.job_of[extents]
@@ -160,7 +160,7 @@ class DirectFiles(ByteStore):
         return coming, extent_of
 
     def _enter_process(self) -> None:
-        """Leave descriptors, and what is under way, to the process that began them."""
+        """Drop descriptors and reads of another process."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._coming = weakref.WeakSet[_Coming]()
@@ -186,7 +186,7 @@ class DirectFiles(ByteStore):
             except OSError as error:
                 where = self.location_of(file)
                 msg = f"{where}: cannot be opened for direct I/O ({error.strerror})"
-                remedy = "allow more open files, such as with `ulimit -n 65536`, or"
+                remedy = "allow more open files, for example with `ulimit -n 65536`, or"
                 remedy = remedy if error.errno == errno.EMFILE else "check its permissions, or"
                 raise PathError(f"{msg}; {remedy} open it without `direct_io`") from error
             self._open[file] = descriptor, closed_with(descriptor)
@@ -194,18 +194,18 @@ class DirectFiles(ByteStore):
 
 
 class _Coming:
-    """Extents of files that threads read; what has not begun is given up with this object.
+    """Extents of files that threads read; reads that have not begun are cancelled with this object.
 
     Parameters
     ----------
     files, firsts, stops
-        File, first byte and end of each extent, in this order, int64, shape (n,).
+        File, first byte and end of each extent, sorted in this order, int64, shape (n,).
     lengths
-        Bytes that are read of each: whole pages, up to the end of the file.
+        Number of bytes to read for each extent: whole pages, up to the end of the file.
     handles, owner
-        How each file is opened, and what keeps that valid.
+        Handle of each file, and the object that keeps them valid.
     pool
-        Where memory comes from.
+        Pool for memory.
     """
 
     def __init__(
@@ -251,19 +251,19 @@ class _Coming:
     def find(
         self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> NDArray[np.intp]:
-        """Return which extent each range lies in, -1 if in none."""
+        """Return the extent that contains each range, -1 if there is none."""
         extents = np.searchsorted(self._keys, self._key(files, offsets), side="right") - 1
         is_there = (extents >= 0) & (self._files[extents] == files)
         is_there &= offsets + sizes <= self._stops[extents]
         return np.where(is_there, extents, -1)
 
     def read(self, extent: int, offset: int, size: int) -> NDArray[np.uint8] | None:
-        """Return a range of an extent, fewer bytes where the file ends; waits for it.
+        """Wait for a range of an extent and return it, with fewer bytes if the file ends before.
 
         Raises
         ------
         OSError
-            It cannot be read.
+            The range cannot be read.
         """
         job = self.jobs[self.job_of[extent]]
         job.is_read.result()
@@ -280,29 +280,29 @@ class _Coming:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Job:
-    """Extents that one thread reads, one after the other.
+    """Extents that one thread reads, one after another.
 
     Parameters
     ----------
     first
-        Number of the first of them.
+        Number of the first extent.
     handles, offsets
-        How each file is opened, and where each extent begins in it.
+        Handle of each extent's file, and its position there in bytes.
     places
-        Where each begins in the memory, and where the last ends.
+        Start of each extent in the memory, and end of the last.
     owner
-        What keeps handles valid.
+        Object that keeps the handles valid.
     pool
-        Where the memory comes from.
+        Pool for memory.
 
     Attributes
     ----------
     memory
         The bytes, uint8.
     found
-        How many bytes of each extent there are, None if its file is not there, or what went wrong.
+        Number of bytes of each extent, None if its file is missing, or the error.
     is_read
-        Done at the end.
+        Future that is done at the end.
     """
 
     first: int
@@ -372,7 +372,7 @@ _lock = threading.Lock()  # of all stores, while files are opened
 
 
 def _enter_process() -> None:
-    """Begin anew in a forked process, where a thread that is gone may hold the lock."""
+    """Reset in a forked process, since a thread of the parent may hold the lock."""
     global _lock  # noqa: PLW0603 - a lock cannot be taken from a thread
     _lock = threading.Lock()
     _threads.cache_clear()

@@ -1,4 +1,4 @@
-"""Whether a file can be read past the page cache, asked before anything is read so."""
+"""Checking whether a file supports direct I/O, before it is used."""
 
 import errno
 import mmap
@@ -16,25 +16,27 @@ _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def check_direct(path: Path) -> None:
-    """Check that the system and the file system of a file have direct I/O.
+    """Check that the system and the file system of a file support direct I/O.
 
     Parameters
     ----------
     path
-        A file that can be read; of another one, whoever opens it says what is wrong.
+        A readable file; errors of other files are reported when they are opened.
 
     Raises
     ------
     ParameterError
-        They have none.
+        They do not support it.
     """
     if not hasattr(os, "O_DIRECT") or not hasattr(os, "preadv"):
-        msg = f"{path}: this system has no direct I/O, which is of Linux"
+        msg = f"{path}: this system does not support direct I/O, which needs Linux"
         raise ParameterError(f"{msg}; open it without `direct_io`")
     kind = _file_system(path)
     if kind in _IN_MEMORY or not _takes_direct_reads(path):
         which = f"its file system ({kind})" if kind else "its file system"
-        raise ParameterError(f"{path}: {which} has no direct I/O; open it without `direct_io`")
+        raise ParameterError(
+            f"{path}: {which} does not support direct I/O; open it without `direct_io`"
+        )
 
 
 def _takes_direct_reads(path: Path) -> bool:
@@ -52,7 +54,7 @@ def _takes_direct_reads(path: Path) -> bool:
 
 
 def _file_system(path: Path) -> str:
-    """Return what the file system of a file is called, such as "ext4"; empty if it is unknown."""
+    """Return the type of a file's file system, such as "ext4"; empty if unknown."""
     try:
         device = path.stat().st_dev
         mounts = _MOUNTS.read_text(errors="replace").splitlines()

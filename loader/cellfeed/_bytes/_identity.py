@@ -1,4 +1,4 @@
-"""What tells that a file is still the one that was opened, and the words for when it is not."""
+"""Identities of files, to notice changes after they were opened, and the error messages."""
 
 import hashlib
 import os
@@ -26,18 +26,18 @@ _SETTLED_NS = 10 * 10**9
 
 
 def identity(found: os.stat_result) -> Identity:
-    """Return what of a file changes when its content does."""
+    """Return the properties of a file that change with its content."""
     return found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
 class LastingIdentity:
-    """What tells files from others of the same names, for longer than a process lives.
+    """An identifier of files with given names that is valid across processes.
 
     Parameters
     ----------
     digest
-        Of their names, sizes, and times of change.
+        Digest of their names, sizes and times of change.
     is_settled
         Whether none of them changed in the last ten seconds.
     """
@@ -49,17 +49,16 @@ class LastingIdentity:
 def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIdentity:
     """Return the identity of files.
 
-    Beside size and time of the last change (as `identity` has them) it holds the time at which
-    the system last changed what it knows of the file, which no program can set. So it notices
-    what is written in place, and another file that was put there, also one of the same size
-    whose time was set back, as ``cp -p``, ``rsync -t`` and ``tar`` do; a file that was only
-    given another name or permissions counts as another one, too.
+    In addition to size and modification time (see `identity`), it includes the change time of the
+    inode, which no program can set. It therefore notices writes in place and replaced files, even
+    those of the same size with a preserved modification time, as by ``cp -p``, ``rsync -t`` and
+    ``tar``; a file that was only renamed, or whose permissions changed, also counts as another one.
 
-    It cannot notice two changes between two ticks of the file system's clock, of which some
-    count whole seconds, or while that clock goes back. Therefore a file that has just changed,
-    by this machine's clock, or that will have been changed in the future, is not settled: it may
-    be in the midst of being written. A server whose clock is late by more than ten seconds, and
-    changes below the file system, are not noticed.
+    It cannot notice two changes within one tick of the file system's clock, which may be a whole
+    second, or while that clock goes back. Therefore a file that has just changed, by this machine's
+    clock, or has a change time in the future, is not settled: it may still be being written.
+    Changes are not noticed if the clock of a server is late by more than ten seconds, or if they
+    are made below the file system.
 
     Parameters
     ----------
@@ -79,10 +78,10 @@ def digest_of(*parts: str) -> str:
 
 
 def removed(path: Path | Location) -> PathError:
-    """Return the error for a file that is no longer there."""
+    """Return the error for a file that was removed."""
     return PathError(f"{path}: was removed since it was opened; put it back")
 
 
 def replaced(path: Path | Location) -> FormatError:
-    """Return the error for a file that is another one now."""
+    """Return the error for a file that was replaced."""
     return FormatError(f"{path}: was replaced or written to since it was opened; open it again")

@@ -1,4 +1,4 @@
-"""Ranges that lie near each other are asked for together."""
+"""Joining ranges that are near each other into one request."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,20 @@ def joined(
     gap: int,
     largest: int,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which ranges are asked for together.
+    """Return which ranges are requested together.
 
     Parameters
     ----------
     files, offsets, sizes
         Number of the object, first byte and number of bytes of each range, int64, shape (n,).
     gap
-        Bytes that may lie between two of them.
+        Maximum number of bytes between two joined ranges.
     largest
-        Bytes that are asked for together at most, unless a single range has more.
+        Maximum number of bytes of a request, unless a single range has more.
 
     Returns
     -------
-    The ranges in the order of objects and bytes, and where each request begins in this order, with
+    The order of ranges by object and first byte, and the start of each request in this order, with
     the end of the last, shape (n_requests + 1,).
     """
     if not len(files):

@@ -1,4 +1,4 @@
-"""Where something is stored: a path on this machine, or a URL."""
+"""Locations of stored data: local paths, or URLs."""
 
 import os
 import re
@@ -21,16 +21,16 @@ _SECRETS = ("password", "sslpassword")  # in the query of a database's URL
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StorageOptions:
-    """How something is reached, and read; never shown, as there are credentials in it.
+    """Options for reaching and reading a location; never shown, since they include credentials.
 
     Parameters
     ----------
     values
-        Of a server, what obstore takes, such as ``access_key_id`` or ``client_options``.
+        Options of obstore for a server, such as ``access_key_id`` or ``client_options``.
     cache_bytes
-        Bytes of this machine's disk that may hold what was read from a server; 0 to keep none.
+        Maximum size of the disk cache for data from servers, in bytes; 0 for no cache.
     direct
-        Whether files of this machine are read past the page cache.
+        Whether to read local files with direct I/O, which bypasses the page cache.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -43,16 +43,16 @@ NO_OPTIONS = StorageOptions()
 
 @dataclass(frozen=True, slots=True, order=True)
 class Location:
-    """A path, or a URL, as the user gave it; ``str`` returns it.
+    """A path or a URL, as the user gave it; ``str`` returns it.
 
-    One of this machine is taken wherever Python takes a path, such as by `open`.
+    A local location can be used as a path, for example with `open`.
 
     Parameters
     ----------
     text
         The path or URL.
     options
-        How its server is reached; in no repr, and of no meaning to whether locations are equal.
+        Options for its server. They are not shown in the repr, and do not affect equality.
 
     Examples
     --------
@@ -67,17 +67,17 @@ class Location:
 
     @classmethod
     def of(cls, where: "str | os.PathLike[str]") -> "Location":
-        """Return the location that a path or URL names; a database's password goes to options."""
+        """Return the location of a path or URL; the password of a database moves to the options."""
         if isinstance(where, Location):
             return where
         location = cls(os.fspath(where))
         if _WITHOUT_SLASHES.match(location.text):
-            msg = "the URL of a database begins with postgresql://, and there are no slashes"
+            msg = "the URL of a database must begin with postgresql://, but has no slashes"
             raise PathError(f"{msg}; add them")
         return _without_password(location) if location.scheme in _DATABASES else location
 
     def with_options(self, options: StorageOptions) -> "Location":
-        """Return the same location with other options, beside a password that was in its URL."""
+        """Return the same location with other options, but keep a password from its URL."""
         if not self.options.values:
             return replace(self, options=options)  # by which those of one server share a store
         values = {**self.options.values, **options.values}
@@ -91,47 +91,47 @@ class Location:
 
     def __fspath__(self) -> str:
         if self.scheme:
-            msg = f"{self}: is no file of this machine; download it to read it as one"
+            msg = f"{self}: is not a local file; download it first"
             raise PathError(msg)
         return self.text
 
     @property
     def scheme(self) -> str:
-        """What a URL begins with, such as ``s3``; empty for a path."""
+        """Scheme of a URL, such as ``s3``; empty for a path."""
         found = _SCHEME.match(self.text)
         return found[1].lower() if found else ""
 
     @property
     def shown(self) -> str:
-        """The URL without what may be a credential: a user and a query; or the path."""
+        """The URL without possible credentials (user and query), or the path."""
         if not self.scheme:
             return self.text
         return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", self.text)[0])
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is on a server or in an object store, where each request takes a while."""
+        """Whether it is on a server or in an object store, where requests have high latency."""
         return self.scheme in SCHEMES or self.scheme in _DATABASES
 
     @property
     def path(self) -> Path | None:
-        """The path on this machine, None if it is elsewhere."""
+        """The local path; None if it is not local."""
         return None if self.scheme else Path(self.text)
 
     @property
     def name(self) -> str:
-        """The last part: that of the file, folder or object."""
+        """Name of the file, folder or object: the last part of the path or URL."""
         return self.text.rstrip("/").rpartition("/")[2]
 
 
 def _without_password(location: Location) -> Location:
-    """Return a database's URL without its password, taken apart as libpq does."""
+    """Return the URL of a database without its password, parsed as by libpq."""
     scheme, _, rest = location.text.partition("://")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     behind = rest[len(authority) :]
     if "@" in behind:
-        msg = "the URL of a database has an @ behind a /, ? or #, perhaps in its user or password"
-        raise PathError(f"{msg}; write them as urllib.parse.quote(password, safe='') does")
+        msg = "the URL of a database has an @ after a /, ? or #, perhaps in its user or password"
+        raise PathError(f"{msg}; quote these with urllib.parse.quote(password, safe='')")
     user, _, host = authority.rpartition("@")
     name, _, password = user.partition(":")
     secrets = {"password": unquote(password)} if password else {}

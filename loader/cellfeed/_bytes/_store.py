@@ -1,4 +1,4 @@
-"""The seam for bytes: what chunks ask of the files or objects that they lie in."""
+"""Interface to the files or objects from which the bytes of chunks are read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class Arrival:
     Parameters
     ----------
     ranges
-        Which of those that were asked about, shape (n,).
+        Indices of the ranges among the requested ones, shape (n,).
     is_here
-        Done once `ByteStore.read_ranges` need not wait for them, whatever it finds.
+        A future that is done once `ByteStore.read_ranges` returns or raises without waiting.
     owner
-        What keeps them coming, and here.
+        An object that keeps the requests and the received bytes alive.
     """
 
     ranges: NDArray[np.intp]
@@ -34,7 +34,7 @@ class Arrival:
 
 
 class UnreadableRangeError(OSError):
-    """The system cannot read a range of a file that is there; ``range`` says which of several."""
+    """The system cannot read a range of an existing file; ``range`` is the index of the range."""
 
     def __init__(self, range_: int) -> None:
         super().__init__(f"range {range_} cannot be read")
@@ -42,31 +42,31 @@ class UnreadableRangeError(OSError):
 
 
 class ByteStore(ABC):
-    """The files or objects that an array lies in, numbered from 0; one of HDF5, many of zarr.
+    """The files or objects of an array, numbered from 0; one for HDF5, many for zarr.
 
-    Derive from it to decode chunks whose bytes are elsewhere than in files of this machine. Bytes
-    come either by `handles`, from files that compiled threads read themselves, or by `read_ranges`,
-    into memory, where the chunks are decoded without being copied.
+    Derive from it to decode chunks whose bytes are not in local files. Override either `handles`,
+    for files that compiled threads read themselves, or `read_ranges`, which returns bytes in
+    memory, from which chunks are decoded without a copy.
     """
 
     @abstractmethod
     def location_of(self, file: int) -> Location:
-        """Return where a file is, for messages."""
+        """Return the location of a file, for messages."""
 
     @abstractmethod
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of files, -1 for those that are not there, int64, shape (n,)."""
+        """Return the sizes of files in bytes, -1 for missing files, int64, shape (n,)."""
 
     def identity(self) -> LastingIdentity | None:
-        """Return what tells these files from others that are put in their place.
+        """Return an identifier that changes when the files are replaced.
 
-        Tables that say where chunks lie are kept by it from one opening to the next; not at all
-        if it is None.
+        Tables that locate chunks are cached under it between openings; if it is None, they are not
+        cached.
         """
         return None
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object] | None:  # noqa: ARG002 - for subclasses
-        """Return how compiled threads open files; None if they cannot, but `read_ranges` can.
+        """Return handles with which compiled threads read files; None to use `read_ranges`.
 
         Parameters
         ----------
@@ -75,13 +75,13 @@ class ByteStore(ABC):
 
         Returns
         -------
-        For each the descriptor, or minus the address of its path, which ends with a zero; and
-        the owner of these, which lives while they are read.
+        For each file, its descriptor, or minus the address of its null-terminated path; and an
+        owner object, which is kept alive while the files are read.
 
         Raises
         ------
         FormatError
-            A file is not the one that was there when the array was opened.
+            A file was replaced since the array was opened.
         """
         return None
 
@@ -91,21 +91,22 @@ class ByteStore(ABC):
         offsets: NDArray[np.int64],  # noqa: ARG002
         sizes: NDArray[np.int64],  # noqa: ARG002
     ) -> object | None:
-        """Begin to bring byte ranges that `read_ranges` will be asked for, and do not wait.
+        """Start requesting byte ranges that `read_ranges` will read, without waiting.
 
-        Called from another thread than `read_ranges`, for several fetches before the first of
-        them is read.
+        This is called from another thread than `read_ranges`, for several fetches before the first
+        of them is read.
 
         Parameters
         ----------
         files, offsets, sizes
-            As of `read_ranges`: all ranges of one fetch, in the order in which its chunks are
-            decoded. They, or parts of them, are then read in any order, perhaps twice or never.
+            All ranges of one fetch, in the order in which its chunks are decoded; see
+            `read_ranges`. These ranges, or parts of them, are read later in any order, possibly
+            twice or never.
 
         Returns
         -------
-        What keeps them coming. When it is let go, what nobody has read by then is given up. None
-        if nothing is brought before it is read.
+        An object that keeps the requests alive. When it is dropped, bytes that have not been read
+        are discarded. None if nothing is requested ahead.
         """
         return None
 
@@ -115,18 +116,18 @@ class ByteStore(ABC):
         offsets: NDArray[np.int64],  # noqa: ARG002
         sizes: NDArray[np.int64],  # noqa: ARG002
     ) -> Sequence[Arrival] | None:
-        """Return how byte ranges arrive, so that the first are decoded while others are awaited.
+        """Return the arrivals of byte ranges, so that early ones are decoded while others arrive.
 
-        It begins to bring those that were not expected, and does not wait.
+        This also starts requesting ranges that were not expected, without waiting.
 
         Parameters
         ----------
         files, offsets, sizes
-            As of `read_ranges`.
+            See `read_ranges`.
 
         Returns
         -------
-        Arrivals that have each range once; None if `read_ranges` is to be asked for all at once.
+        Arrivals that contain each range once; None to call `read_ranges` once for all ranges.
         """
         return None
 
@@ -145,15 +146,15 @@ class ByteStore(ABC):
 
         Returns
         -------
-        For each range its bytes, in memory that stays as it is while they are referred to, such as
-        `bytes` or a slice of a larger `memoryview`; fewer where its file ends before it does, and
-        None where there is no such file.
+        For each range its bytes, in memory that does not change while they are referenced, such as
+        `bytes` or a slice of a larger `memoryview`; fewer bytes if the file ends before the range,
+        and None if there is no such file.
 
         Raises
         ------
         FormatError
-            A file is not the one that was there when the array was opened, or cannot be read.
+            A file was replaced since the array was opened, or cannot be read.
         UnreadableRangeError
-            A range cannot be read, of which a message says where it is.
+            A range cannot be read; the caller's message locates it.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither `handles` nor `read_ranges`")
+        raise NotImplementedError(f"{type(self).__name__} must override `handles` or `read_ranges`")

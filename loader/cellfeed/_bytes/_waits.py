@@ -1,4 +1,4 @@
-"""Whether a thread may go on waiting for bytes, which may never come."""
+"""Cancelling threads that wait for bytes, which may never arrive."""
 
 import concurrent.futures.thread as futures_threads
 import threading
@@ -19,13 +19,13 @@ _own = _Own()
 
 
 def until_left(left: threading.Event) -> None:
-    """Say that nothing this thread waits for is wanted once ``left`` is set."""
+    """Cancel what this thread waits for once ``left`` is set."""
     _own.left = left
 
 
 @contextmanager
 def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Have threads, which give up what they wait for when the block is left."""
+    """Provide threads that stop waiting when the block is left."""
     left = threading.Event()
     with ThreadPoolExecutor(
         n_threads, thread_name_prefix=name, initializer=until_left, initargs=(left,)
@@ -37,7 +37,7 @@ def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor
 
 
 def is_awaited() -> bool:
-    """Return whether what this thread waits for is still wanted; nothing is once Python ends."""
+    """Return whether this thread must still wait; it must not once Python exits."""
     # Python waits for the threads of executors before the main thread counts as ended.
     is_ending = getattr(futures_threads, "_shutdown", False)
     is_left = _own.left is not None and _own.left.is_set()

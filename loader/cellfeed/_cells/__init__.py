@@ -1,4 +1,4 @@
-"""What comes out: cells in NumPy and SciPy, and (`_minibatch`, which imports it) in PyTorch."""
+"""Cells in NumPy and SciPy, and in PyTorch (`_minibatch`, which imports torch)."""
 
 from cellfeed._cells._cells import Cells
 from cellfeed._cells._csr_rows import CsrRows, summable

@@ -1,4 +1,4 @@
-"""What cells and minibatches share: their elements, by name."""
+"""Access to elements by name, shared by cells and minibatches."""
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
@@ -7,10 +7,10 @@ __all__ = ["ByElement"]
 
 
 class ByElement:
-    """Elements by name, as a mapping gives them; but ``len()`` is the number of cells.
+    """Elements by name, as in a mapping, except that ``len()`` is the number of cells.
 
-    No `collections.abc.Mapping`, for which torch's DataLoader would take it: that pins and
-    collates mappings entry by entry, as dictionaries.
+    This is not a `collections.abc.Mapping`, since torch's DataLoader pins and collates mappings
+    entry by entry, as dictionaries.
     """
 
     __slots__ = ()
@@ -28,13 +28,13 @@ class ByElement:
         return name in self.elements
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the elements, in their order."""
+        """Return the names of the elements, in order."""
         return self.elements.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Return the elements, in their order."""
+        """Return the elements, in order."""
         return self.elements.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Return the elements with their names, in their order."""
+        """Return pairs of name and element, in order."""
         return self.elements.items()

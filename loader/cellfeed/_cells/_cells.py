@@ -18,17 +18,16 @@ __all__ = ["Cells"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells(ByElement):
-    """Some cells of a collection, in NumPy: what ``fetch_transform`` gets and may replace.
+    """Cells of a collection in NumPy and SciPy, as ``fetch_transform`` gets and may return them.
 
-    ``cells[indices]`` selects cells from all parts at once, ``cells["layers/counts"]`` is an
-    element.
+    ``cells[indices]`` selects cells from all parts, ``cells["layers/counts"]`` is an element.
 
     Parameters
     ----------
     elements
-        By name, such as ``"X"``, in the order of the collection, each of shape
-        (n_cells, n_columns), or of more dimensions as it is stored: SciPy CSR arrays or NumPy
-        arrays. The first is ``cells.X``.
+        SciPy CSR arrays or NumPy arrays by name, such as ``"X"``, in the order of the collection.
+        Each has shape (n_cells, n_columns), or more dimensions if it is stored with more. The first
+        is ``cells.X``.
     obs
         One array for each obs column of the collection, shape (n_cells,): codes (-1 where
         missing) of a categorical column, numbers of a numeric one.
@@ -57,7 +56,7 @@ class Cells(ByElement):
         return Cells(elements, obs, self.rows[which])
 
     def to_scipy(self) -> "Cells":
-        """Return the same cells with elements as SciPy or NumPy has them."""
+        """Return the same cells with elements as SciPy or NumPy arrays."""
         elements = {
             name: each.to_scipy() if isinstance(each, CsrRows) else each
             for name, each in self.elements.items()
@@ -65,17 +64,17 @@ class Cells(ByElement):
         return Cells(elements, self.obs, self.rows)
 
     def to_torch(self, *, dense: bool = False) -> "Minibatch":
-        """Return the same cells as tensors, over the same memory where possible.
+        """Return the same cells as tensors, which share memory with the arrays where possible.
 
         Parameters
         ----------
         dense
-            Whether elements are made dense that are sparse.
+            Whether to make sparse elements dense.
 
         Raises
         ------
         ParameterError
-            An element has a dtype that torch has not, which is longdouble.
+            An element has the dtype longdouble, which torch lacks.
         ColumnError
             An obs column has numbers above the largest int64.
         ImportError

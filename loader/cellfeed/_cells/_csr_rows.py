@@ -1,4 +1,4 @@
-"""Sparse rows in memory, whatever is made of them."""
+"""Sparse rows in memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,18 +13,19 @@ __all__ = ["CsrRows", "summable"]
 
 
 def summable(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that sparse values have in SciPy, which knows no float16."""
+    """Return the dtype of sparse values in SciPy, which does not support float16."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CsrRows:
-    """Sparse rows, before they become SciPy's or torch's.
+    """Sparse rows in CSR form, from which SciPy arrays or torch tensors are made.
 
     Parameters
     ----------
     indptr, indices
-        Row pointer, shape (n_rows + 1,), and columns, ascending in each row; int32 or int64.
+        Row pointers, shape (n_rows + 1,), and column indices, shape (n_elements,), ascending in
+        each row; int32 or int64.
     data
         Values, shape (n_elements,).
     n_vars
@@ -38,7 +39,7 @@ class CsrRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
         return len(self.indptr) - 1, self.n_vars
 
     def to_scipy(self) -> sp.csr_array:
@@ -47,7 +48,7 @@ class CsrRows:
         return sp.csr_array((data, self.indices, self.indptr), shape=self.shape)
 
     def located(self) -> RowGroup:
-        """Return where the rows lie in memory."""
+        """Return the addresses of the rows in memory."""
         return RowGroup(
             n_rows=len(self.indptr) - 1,
             values=self.data.ctypes.data,

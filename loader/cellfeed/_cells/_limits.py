@@ -1,4 +1,4 @@
-"""What tensors cannot hold, refused before it is read."""
+"""Checks for values that tensors cannot hold."""
 
 from typing import Any
 
@@ -11,32 +11,32 @@ __all__ = ["require_int64", "require_torch_dtype"]
 
 
 def require_torch_dtype(dtype: np.dtype[Any]) -> None:
-    """Check that torch has a dtype of numbers, which it has up to 64 bits.
+    """Check that torch has a numeric dtype; it has none above 64 bits.
 
     Raises
     ------
     ParameterError
-        It has not.
+        torch does not have it.
     """
     if dtype.itemsize > np.dtype(np.float64).itemsize and dtype.kind == "f":
-        msg = f"values are stored as {dtype}, which torch does not have; give `dtype='float64'`"
+        msg = f"values are stored as {dtype}, which torch does not support; give `dtype='float64'`"
         raise ParameterError(msg)
 
 
 def require_int64(what: str, values: NDArray[Any]) -> None:
-    """Check that numbers fit into torch's int64, which integers of obs become.
+    """Check that integers of obs fit into int64, to which they are converted in torch.
 
     Raises
     ------
     ColumnError
-        One of them is above it.
+        One of them is above the largest int64.
     """
     if values.dtype != np.uint64:
         return
     largest = np.iinfo(np.int64).max
     if values.size and values.max() > largest:
         msg = (
-            f"{what} holds {values.max()}, above the largest int64, {largest}, which tensors "
-            "count with; store it as text or as a category"
+            f"{what} has {values.max()}, above {largest}, the largest int64 that tensors can "
+            "hold; store it as text or as a category"
         )
         raise ColumnError(msg)

@@ -25,19 +25,19 @@ __all__ = ["Minibatch", "csr_tensor", "minibatch_of"]
 class Minibatch(ByElement):
     """The cells of one training step, as torch tensors.
 
-    ``minibatch["layers/counts"]`` is an element, ``minibatch.X`` the first, and iterating gives
-    their names.
+    ``minibatch["layers/counts"]`` is an element, ``minibatch.X`` is the first element, and
+    iteration yields the names of elements.
 
     Parameters
     ----------
     elements
-        By name, such as ``"X"``, in the order of the collection, each of shape
-        (n_cells, n_columns), or of more dimensions as it is stored, such as images: sparse CSR with
-        int32 indices (int64 where that does not suffice) where it is stored sparse, dense where it
-        is stored dense or dense was asked for; `RaggedTensor` where rows are of any length. Values
-        with fields, which torch does not have, come as an element for each: ``"X/token"``. torch
-        itself can make no dense tensor
-        of unsigned 16 to 64 bit sparse ones; ask for dense there.
+        Tensors by name, such as ``"X"``, in the order of the collection. Each has shape
+        (n_cells, n_columns), or more dimensions if it is stored with more, such as images. An
+        element is sparse CSR with int32 indices (int64 if needed) if it is stored sparse; dense if
+        it is stored dense or with ``dense=True``; and a `RaggedTensor` if rows differ in length.
+        torch has no structured dtypes, so each field becomes an element of its own:
+        ``"X/token"``. torch cannot convert sparse tensors of unsigned 16 to 64 bit integers to
+        dense ones; use ``dense=True`` for these.
     obs
         One tensor for each obs column of the collection, shape (n_cells,): int64 codes (-1
         where missing) of a categorical column, numbers of a numeric one.
@@ -63,11 +63,12 @@ class Minibatch(ByElement):
         Parameters
         ----------
         device
-            Where to.
+            The target device.
         dense
-            Whether sparse elements are made dense, which happens there: what travels is sparse.
+            Whether to make sparse elements dense. This happens on the device, after the sparse
+            elements have been copied.
         non_blocking
-            Whether to return before the copies are done, which takes pinned memory; see
+            Whether to return before the copies are done. This requires pinned memory; see
             ``loader(pin_memory=True)``.
         """
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -83,7 +84,7 @@ class Minibatch(ByElement):
         return self._map(torch.Tensor.pin_memory)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
-        """Apply a function to each plain tensor, also to those that sparse ones consist of."""
+        """Apply a function to each strided tensor, including the parts of sparse tensors."""
         elements = {
             name: _joined([function(part) for part in _parts(each)], each.shape)
             for name, each in self.items()
@@ -111,7 +112,7 @@ def minibatch_of(
     *,
     dense: bool,
 ) -> Minibatch:
-    """Return cells as tensors; see `Cells`, of which these are the parts."""
+    """Return cells as tensors, from the parts of `Cells`."""
     require_torch("`to_torch`")
     return Minibatch(
         {
@@ -125,7 +126,7 @@ def minibatch_of(
 
 
 def _fields(name: str, rows: Any) -> Iterator[tuple[str, Any]]:
-    """Yield rows whose values have fields as rows of each field, which torch does not have."""
+    """Yield rows of structured values as rows of each field, since torch has no such dtypes."""
     if isinstance(rows, CsrRows):
         yield name, rows
     elif isinstance(rows, RaggedRows) and rows.dtype.names is not None:
@@ -158,7 +159,7 @@ def _is_sparse(element: Any) -> bool:
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
-    """Return the plain tensors that an element consists of: three if CSR, two if ragged."""
+    """Return the strided tensors of an element: three for CSR, two for ragged rows."""
     if isinstance(tensor, RaggedTensor):
         return [tensor.offsets, tensor.values]
     if tensor.layout == torch.sparse_csr:
@@ -167,7 +168,7 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
 
 
 def _joined(parts: Sequence[torch.Tensor], shape: Sequence[int]) -> Any:
-    """Return the element of some `_parts`."""
+    """Return the element with these `_parts`."""
     if len(parts) == 1:
         return parts[0]
     if len(parts) == _N_OF_RAGGED:
@@ -188,7 +189,7 @@ _N_OF_RAGGED = 2
 
 
 def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[_Place, ...]]:
-    """Copy tensors into one of bytes; also return where each of them lies."""
+    """Copy tensors into one tensor of bytes; also return the position of each."""
     places = list[_Place]()
     end = 0
     for tensor in tensors:
@@ -232,7 +233,7 @@ def csr_tensor(
 
 @cache
 def _silence_beta_warning() -> None:
-    """Make a sparse CSR tensor: of the first in a process, torch says that they are in beta."""
+    """Make a sparse CSR tensor, since torch warns on the first that support is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         nothing = torch.zeros(1, dtype=torch.int32)

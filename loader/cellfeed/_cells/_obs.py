@@ -16,11 +16,11 @@ class CategoricalColumn:
     Parameters
     ----------
     codes
-        Number of each cell's category, -1 where it is missing; the smallest signed integer
-        dtype that holds them, shape (n_cells,).
+        The category of each cell as an index into ``categories``, -1 if missing; shape (n_cells,),
+        of the smallest signed integer dtype that holds them.
     categories
         The vocabulary, shape (n_categories,): the union over all files, in order of first
-        appearance. ``categories[code]`` decodes a code that is not -1.
+        appearance. ``categories[code]`` decodes any code except -1.
     """
 
     codes: NDArray[np.signedinteger]
@@ -28,7 +28,7 @@ class CategoricalColumn:
 
     @property
     def values(self) -> NDArray[np.signedinteger]:
-        """The codes: what a minibatch carries of this column."""
+        """The codes, which minibatches contain."""
         return self.codes
 
     def decode(self, codes: NDArray[np.signedinteger]) -> NDArray[np.object_]:
@@ -45,7 +45,7 @@ class NumericColumn:
     Parameters
     ----------
     values
-        One number per cell, NaN where it is missing, shape (n_cells,).
+        One number per cell, NaN if missing, shape (n_cells,).
     """
 
     values: NDArray[Any]

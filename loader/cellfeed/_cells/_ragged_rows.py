@@ -1,4 +1,4 @@
-"""Rows of any length in memory, one after the other."""
+"""Rows of different lengths in memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +13,17 @@ __all__ = ["RaggedRows"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedRows:
-    """Rows of any length: their values, one row after the other, and where each begins.
+    """Rows of different lengths: their concatenated values, and the offset of each row.
 
-    ``rows[indices]`` are some of the rows, in that order, and ``rows.row(k)`` is one of them.
+    ``rows[indices]`` selects rows, in the given order, and ``rows.row(k)`` is a single row.
 
     Parameters
     ----------
     offsets
-        Where each row begins, ascending from 0, int64, shape (n_rows + 1,).
+        Start of each row in ``values``, and the end of the last; ascending from 0, int64, shape
+        (n_rows + 1,).
     values
-        Of all rows, shape (n_values,); of a dtype that may have fields.
+        Values of all rows, shape (n_values,); the dtype may be structured.
 
     Examples
     --------
@@ -74,7 +75,7 @@ class RaggedRows:
         Parameters
         ----------
         fill
-            What stands after the end of a row.
+            Value of the padding after the end of a row.
         """
         lengths = self.lengths
         width = int(lengths.max(initial=0))

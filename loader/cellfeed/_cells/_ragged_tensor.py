@@ -1,4 +1,4 @@
-"""Rows of any length as tensors."""
+"""Rows of different lengths as tensors."""
 
 from __future__ import annotations  # which name what is not there without torch
 
@@ -11,14 +11,15 @@ __all__ = ["RaggedTensor"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedTensor:
-    """Rows of any length: their values, one row after the other, and where each begins.
+    """Rows of different lengths: their concatenated values, and the offset of each row.
 
     Parameters
     ----------
     offsets
-        Where each row begins, ascending from 0, int64, shape (n_rows + 1,).
+        Start of each row in ``values``, and the end of the last; ascending from 0, int64, shape
+        (n_rows + 1,).
     values
-        Of all rows, shape (n_values,).
+        Values of all rows, shape (n_values,).
     """
 
     offsets: torch.Tensor
@@ -47,7 +48,7 @@ class RaggedTensor:
         Parameters
         ----------
         fill
-            What stands after the end of a row.
+            Value of the padding after the end of a row.
         """
         lengths, values = self.lengths, self.values
         width = int(lengths.max()) if len(self) else 0
@@ -59,12 +60,12 @@ class RaggedTensor:
         return out
 
     def nested(self) -> torch.Tensor:
-        """Return the rows as a nested tensor of torch's jagged layout, over the same memory."""
+        """Return the rows as a nested tensor in torch's jagged layout, without a copy."""
         tensor: torch.Tensor = torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
         return tensor
 
 
 def _same_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype of the same size that torch can index, as it cannot some unsigned ones."""
+    """Return a dtype of the same size that torch can index; it cannot index some unsigned ones."""
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
     return signed.get(dtype, dtype)

@@ -1,9 +1,8 @@
-"""From compressed chunks to rows in memory, without the GIL.
+"""Decoding compressed chunks into rows in memory, without the GIL.
 
-A `ChunkedArray` knows where the chunks of one stored array lie and how they are encoded. Asked
-for ranges of elements and the addresses that they go to, it gives `ChunkReads`, which many
-threads work off together: read, decompress, and copy each element once, to its
-destination.
+A `ChunkedArray` describes the locations and the encoding of the chunks of one stored array. From
+ranges of elements and their destination addresses, it makes `ChunkReads`, which several threads
+process together: they read, decompress, and copy each element once, to its destination.
 """
 
 from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take

@@ -1,4 +1,4 @@
-"""A stored array as chunks: where their bytes lie, and what is to be read for given elements."""
+"""A stored array in chunks: the locations of chunks, and the reads for given elements."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -28,21 +28,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where some chunks lie; each array is int64, shape (n,).
+    """Locations of chunks; each array is int64, shape (n,).
 
     Parameters
     ----------
     files
-        Number of the file that each chunk is in.
+        Number of each chunk's file.
     offsets, sizes
-        Its bytes in that file.
+        Position and size of each chunk in its file, in bytes.
     flags
-        Flags: what was left out when it was written, 1 compression, 2 shuffling; 4 if the
-        chunk is all zero and was left out for that; 8 if the chunk is all of its file, of at
-        most this size; 16 if it is not there, for whatever reason; 32 if it is not compressed, and
-        alone in its file.
+        Sum of flags: 1, the chunk was stored without compression; 2, without shuffling; 4, the
+        chunk is all zero and was not stored; 8, the chunk is its whole file, which has at most this
+        size; 16, the chunk is missing, for any reason; 32, the chunk is uncompressed, and alone in
+        its file.
     decoded_bytes
-        Bytes of its elements, at most those of a whole chunk; None if all are whole.
+        Bytes of each chunk's elements, at most those of a whole chunk; None if all are whole.
     """
 
     files: NDArray[np.int64]
@@ -53,27 +53,31 @@ class Located:
 
 
 class ChunkLocations(Protocol):
-    """Says where chunks lie, by their number in C order of the chunk grid."""
+    """Locates chunks by their number, in C order of the chunk grid."""
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
-        """Return where the chunks of these numbers lie."""
+        """Return the locations of the chunks with these numbers."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Locations of all chunks of an array, read once; 17 bytes a chunk, whatever their number.
+    """Locations of all chunks of an array, at 17 bytes per chunk.
 
     Parameters
     ----------
     offsets
-        First byte of each chunk in its file, int64; -1 where there is no chunk.
+        Position of each chunk in its file, in bytes, int64, shape (n_chunks,); -1 if there is no
+        chunk.
     sizes
-        Bytes of each chunk as it is stored, int64 or smaller.
+        Stored size of each chunk in bytes, int64 or smaller, shape (n_chunks,).
     flags
-        See `Located`; uint8.
+        Flags of each chunk, uint8, shape (n_chunks,): the sum of 1, if it was stored without
+        compression; 2, without shuffling; 4, if it is all zero and was not stored; 8, if it is its
+        whole file, which has at most this size; 16, if it is missing, for any reason; 32, if it is
+        uncompressed, and alone in its file.
     files
-        Number of each chunk's file, or None if all are in one.
+        Number of each chunk's file, or None if all are in one file.
     """
 
     offsets: NDArray[np.int64]
@@ -82,7 +86,7 @@ class ChunkTable:
     files: NDArray[Any] | None = None
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
-        """Return where the chunks of these numbers lie."""
+        """Return the locations of the chunks with these numbers."""
         offsets = self.offsets[chunks]
         files = np.zeros(len(chunks), np.int64) if self.files is None else self.files[chunks]
         sizes, flags = self.sizes[chunks].astype(np.int64), self.flags[chunks].astype(np.int64)
@@ -94,16 +98,16 @@ class ChunkTable:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousChunks:
-    """Locations in an array that is stored as one piece, which is taken as chunks of equal size.
+    """Locations in a contiguously stored array, which is read as chunks of equal size.
 
     Parameters
     ----------
     offset
-        First byte in the file.
+        Position of the array in the file, in bytes.
     n_bytes
-        Bytes of the array.
+        Size of the array in bytes.
     chunk_bytes
-        Bytes of all chunks but the last.
+        Size of each chunk except the last, in bytes.
     """
 
     offset: int
@@ -111,7 +115,7 @@ class ContiguousChunks:
     chunk_bytes: int
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
-        """Return where the chunks of these numbers lie."""
+        """Return the locations of the chunks with these numbers."""
         starts = chunks * self.chunk_bytes
         nothing = np.zeros(len(chunks), np.int64)
         sizes = np.minimum(self.chunk_bytes, self.n_bytes - starts)
@@ -119,7 +123,7 @@ class ContiguousChunks:
 
 
 def chunk_codec(name: str) -> int:
-    """Return the number of a codec: "none", "zlib", "gzip", "zstd", "blosc", "lz4" or "lzf".
+    """Return the code of a codec: "none", "zlib", "gzip", "zstd", "blosc", "lz4" or "lzf".
 
     Raises
     ------
@@ -140,38 +144,39 @@ def chunk_codec(name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedArray:
-    """One array in storage, of one or two dimensions, and how its chunks are encoded.
+    """A stored array with one or two dimensions, and the encoding of its chunks.
 
     Parameters
     ----------
     name
         Path of the file or store and name of the element, for messages.
     shape
-        Its shape; one dimension, or two if ``chunk_shape`` has two.
+        Shape of the array, with one dimension, or two if ``chunk_shape`` has two.
     dtype
         Native dtype of its elements.
     chunk_shape
         Shape of a chunk. Chunks at the border are stored whole.
     codec
-        How chunks are compressed: as `chunk_codec` numbers it.
+        Compression of the chunks, a code from `chunk_codec`.
     locations
-        Where the chunks are, by their number in C order of the grid.
+        Locations of the chunks, by their number in C order of the grid, such as a `ChunkTable`.
     files
-        The files or objects that they are in.
+        The files or objects with the bytes of the chunks.
     shuffled
         Whether HDF5's shuffle filter was applied before compression.
     delta
-        Whether each element of a chunk is stored as what is added to the one before it.
+        Whether each element of a chunk is stored as its difference from the previous one.
     lost_is_zero
-        Whether chunks that are not there are zero; else that is damage, unless they are column
-        indices of rows with no other element there.
+        Whether missing chunks are zero. Otherwise they are damage, unless they are chunks of column
+        indices for rows without other elements.
     bad_index
-        What is said where a column index is outside of the matrix; if empty, that it is damage.
+        Error message for a column index outside of the matrix; if empty, the file is reported as
+        damaged.
 
     Raises
     ------
     ValueError
-        There can be no such chunks; see `check_grid`.
+        An array of this shape cannot have such chunks.
     """
 
     name: str
@@ -186,7 +191,7 @@ class ChunkedArray:
     lost_is_zero: bool = False
     bad_index: str = ""
     checked: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
-    """A bit for each chunk: whether it was decompressed whole, here or in a forked process."""
+    """A bit for each chunk: whether this or a forked process has decompressed it completely."""
 
     def __post_init__(self) -> None:
         # Compiled code multiplies these numbers, and takes memory and addresses to be as they say.
@@ -196,7 +201,7 @@ class ChunkedArray:
 
     @property
     def is_decoded_whole(self) -> bool:
-        """Whether chunks are compressed or filtered; of others, only what is wanted is read."""
+        """Whether chunks are compressed or filtered; if not, only needed parts of them are read."""
         return self.codec != kernels.STORED or self.shuffled or self.delta
 
     def reads_of_ranges(
@@ -210,23 +215,23 @@ class ChunkedArray:
         column_map: NDArray[np.int32] | None = None,
         steps: ValueSteps | None = None,
     ) -> ChunkReads:
-        """Return what to read for ranges of a one-dimensional array.
+        """Return the reads for ranges of a one-dimensional array.
 
         Parameters
         ----------
         starts, counts
             Ascending, disjoint ranges of elements, int64, shape (n,).
         destinations
-            Address that each range goes to.
+            Destination address of each range, int64, shape (n,).
         out_dtype
-            Dtype there.
+            Dtype at the destinations.
         index_limit
-            If not negative, elements are column indices, which have to be below it.
+            If not negative, elements are column indices, which must be below it.
         column_map
-            What each column becomes, none of which is left out, int32, shape (index_limit,);
-            without an index limit, ranges are dense rows, and it is as of `reads_of_rows`.
+            New index of each column, none of which is left out, int32, shape (index_limit,);
+            without an index limit, ranges are dense rows, and it is as in `reads_of_rows`.
         steps
-            What values of each range go through, as a row.
+            Transforms of the values of each range, as a row.
         """
         chunks, firsts, segments, crossings = kernels.plan_flat(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
@@ -255,19 +260,18 @@ class ChunkedArray:
         *,
         column_map: NDArray[np.int32] | None = None,
     ) -> ChunkReads:
-        """Return what to read for whole rows of a two-dimensional array.
+        """Return the reads for whole rows of a two-dimensional array.
 
         Parameters
         ----------
         rows
-            Ascending, int64, shape (n,).
+            Ascending rows, int64, shape (n,).
         destinations
-            Address that each row goes to.
+            Destination address of each row, int64, shape (n,).
         out_dtype
-            Dtype there.
+            Dtype at the destinations.
         column_map
-            Where each column goes within the row there, -1 if it is left out, int32, shape
-            (n_columns,).
+            New index of each column within the row, -1 to leave it out, int32, shape (n_columns,).
         """
         chunk_rows, chunk_columns = self.chunk_shape
         chunks, firsts, segments = kernels.plan_grid(
@@ -284,14 +288,14 @@ class ChunkedArray:
         *,
         column_map: NDArray[np.int32],
     ) -> ChunkReads:
-        """Return what to read for `ChunkReads.select`, of ranges of column indices.
+        """Return the reads of ranges of column indices for `ChunkReads.select`.
 
         Parameters
         ----------
         starts, counts
             Ascending, disjoint ranges of elements, int64, shape (n,).
         column_map
-            What each column becomes, -1 if it is left out, int32, shape (n_columns,).
+            New index of each column, -1 to leave it out, int32, shape (n_columns,).
         """
         no_destinations = np.zeros(len(starts), np.int64)
         chunks, firsts, segments, _ = kernels.plan_flat(
@@ -308,19 +312,19 @@ class ChunkedArray:
         destinations: NDArray[np.int64],
         out_dtype: np.dtype[Any],
     ) -> ChunkReads:
-        """Return what to read for the values of elements that `ChunkReads.select` kept.
+        """Return the reads for the values of elements that `ChunkReads.select` kept.
 
         Parameters
         ----------
         starts
-            Where each row begins, ascending, int64, shape (n_rows,).
+            Start of each row, ascending, int64, shape (n_rows,).
         entry_starts, entries
-            What is kept of each row, int64, shapes (n_rows + 1,) and (n_kept,); see
+            The kept elements of each row, int64, shapes (n_rows + 1,) and (n_kept,); see
             `KeptElements`.
         destinations
-            Address that each row goes to, int64, shape (n_rows,).
+            Destination address of each row, int64, shape (n_rows,).
         out_dtype
-            Dtype there.
+            Dtype at the destinations.
         """
         chunks, firsts, segments = kernels.plan_kept(
             starts, entry_starts, entries, destinations, self.chunk_shape[0]
@@ -336,7 +340,7 @@ class ChunkedArray:
         array: NDArray[np.int64],
         tables: object,
     ) -> ChunkReads:
-        """Return reads, of which ``array`` and ``segments`` may have addresses in ``tables``."""
+        """Return reads; ``array`` and ``segments`` may have addresses in ``tables``."""
         located = self.locations.locate(chunks)
         offsets, sizes = located.offsets, located.sizes
         if not self.is_decoded_whole:
@@ -376,7 +380,7 @@ class ChunkedArray:
         )
 
     def describe(self, chunk: int) -> str:
-        """Return which elements and bytes a chunk holds, for a message."""
+        """Return the elements and bytes of a chunk, for a message."""
         located = self.locations.locate(np.array([chunk], np.int64))
         where = self.files.location_of(int(located.files[0]))
         first, size = int(located.offsets[0]), int(located.sizes[0])

@@ -1,4 +1,4 @@
-"""Bytes of chunks that compiled threads do not read themselves are brought to memory."""
+"""Reading the bytes of chunks into memory, if compiled threads do not read them themselves."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -20,11 +20,11 @@ class Piece:
     Parameters
     ----------
     rows
-        Which of the table they are, shape (n,).
+        Their row numbers in the table, shape (n,).
     chunks
-        Their rows, in which those that were brought have an address in place of the offset.
+        Their rows, with addresses in place of offsets for chunks in memory.
     owners
-        What owns the memory there.
+        Objects that own this memory.
     """
 
     rows: NDArray[np.intp]
@@ -33,7 +33,7 @@ class Piece:
 
 
 class ShortRangeError(Exception):
-    """The bytes of a chunk are not all there; ``failure`` is what the kernels call that."""
+    """A chunk is incomplete; ``failure`` is the code of the kernels."""
 
     def __init__(self, chunk: int, failure: int) -> None:
         super().__init__(chunk, failure)
@@ -43,24 +43,24 @@ class ShortRangeError(Exception):
 def pieces(
     chunks: NDArray[np.int64], stores: Sequence[ByteStore], expected: NDArray[np.int64]
 ) -> Iterator[Piece]:
-    """Yield all chunks, each as soon as its bytes are at hand.
+    """Yield all chunks, each as soon as its bytes are available.
 
-    Those that stores bring come as they arrive; those that threads read themselves are the first.
+    Chunks that threads read themselves come first, chunks of stores as they arrive.
 
     Parameters
     ----------
     chunks
-        A kernels' table. Chunks that are `IN_MEMORY` have the number of their file in place of a
-        descriptor.
+        A table of the kernels. Chunks with the flag `IN_MEMORY` have the number of their file in
+        place of a descriptor.
     stores
-        That of each array.
+        The byte store of each array.
     expected
-        Bytes of a chunk of each array once it is decompressed, int64.
+        Decompressed size of a chunk of each array in bytes, int64.
 
     Raises
     ------
     ShortRangeError
-        A file ends before a chunk does, or has another size than it must have.
+        A file ends before the end of a chunk, or has the wrong size.
     """
     at_hand = np.flatnonzero(~_wanted(chunks))
     if at_hand.size == len(chunks):
@@ -89,30 +89,30 @@ def pieces(
 
 
 def expect(chunks: NDArray[np.int64], stores: Sequence[ByteStore]) -> list[object]:
-    """Tell stores what `pieces` will ask of them; return what keeps that coming.
+    """Start the requests of `pieces` to stores; return the object that keeps them alive.
 
     Parameters
     ----------
     chunks, stores
-        As of `pieces`.
+        See `pieces`.
     """
     ahead = [store.expect(*_ranges(chunks, rows)) for store, rows in _by_store(chunks, stores)]
     return [each for each in ahead if each is not None]
 
 
 def are_brought(chunks: NDArray[np.int64]) -> bool:
-    """Whether any of these chunks is brought to memory."""
+    """Whether a store reads any of these chunks into memory."""
     return bool((chunks[:, kernels.FLAGS] & kernels.IN_MEMORY).any())
 
 
 def brought_bytes(chunks: NDArray[np.int64]) -> int:
-    """Return how many bytes stores are asked for, more where a file ends before its chunk may."""
+    """Return the number of bytes requested from stores; an upper bound for files of one chunk."""
     return int(chunks[:, kernels.SIZE][_wanted(chunks)].sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Coming:
-    """Chunks that a store brings together, and what keeps them coming."""
+    """Chunks that arrive together from a store, and the owner of their requests."""
 
     store: ByteStore
     rows: NDArray[np.intp]
@@ -120,7 +120,7 @@ class _Coming:
 
 
 def _read(chunks: NDArray[np.int64], arrived: Sequence[_Coming]) -> Piece:
-    """Return chunks whose bytes are here."""
+    """Return chunks whose bytes have arrived."""
     rows = np.concatenate([each.rows for each in arrived])
     found, owners = chunks[rows], list[object]()
     contents = (content for each in arrived for content in _contents(chunks, each))
@@ -140,7 +140,7 @@ def _contents(
 
 
 def _wanted(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which chunks have bytes that are to be brought."""
+    """Return which chunks must be read by stores."""
     flags = chunks[:, kernels.FLAGS]
     wanted: NDArray[np.bool_] = (flags & kernels.IN_MEMORY) != 0
     wanted &= (flags & (kernels.ABSENT | kernels.LOST)) == 0
@@ -150,7 +150,7 @@ def _wanted(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _by_store(
     chunks: NDArray[np.int64], stores: Sequence[ByteStore]
 ) -> Iterator[tuple[ByteStore, NDArray[np.intp]]]:
-    """Iterate over stores and the chunks that they bring, all of one store at once."""
+    """Iterate over stores and their chunks, all of one store together."""
     distinct = {id(store): store for store in stores}
     numbers = {each: number for number, each in enumerate(distinct)}
     number_of_array = np.array([numbers[id(store)] for store in stores], np.intp)
@@ -165,7 +165,7 @@ def _by_store(
 def _ranges(
     chunks: NDArray[np.int64], rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return file, first byte and size of each of some chunks."""
+    """Return file, first byte and size of each chunk."""
     table = np.ascontiguousarray(chunks[rows][:, [kernels.FD, kernels.OFFSET, kernels.SIZE]].T)
     return table[0], table[1], table[2]
 
@@ -176,13 +176,13 @@ def _put(
     buffer: bytes | memoryview | NDArray[np.uint8] | None,
     owners: list[object],
 ) -> None:
-    """Say in a row of the table where the bytes are."""
+    """Write the address of a chunk's bytes to its row of the table."""
     if buffer is None:
         chunk[kernels.FLAGS] |= kernels.LOST
         return
     stored = np.frombuffer(buffer, np.uint8)
     if stored.size > chunk[kernels.SIZE]:
-        raise ValueError(f"{stored.size} bytes were read in place of {chunk[kernels.SIZE]}")
+        raise ValueError(f"{stored.size} bytes were read, but {chunk[kernels.SIZE]} expected")
     if stored.size < chunk[kernels.SIZE] and not chunk[kernels.FLAGS] & kernels.WHOLE_FILE:
         raise ShortRangeError(row, kernels.TRUNCATED)
     owners.append(stored)
@@ -195,7 +195,7 @@ def _check_own_files(
     store: ByteStore,
     expected: NDArray[np.int64],
 ) -> None:
-    """Check that files which hold one chunk as it is have its size."""
+    """Check that files that contain one uncompressed chunk have its size."""
     alone = rows[(chunks[rows, kernels.FLAGS] & kernels.OWN_FILE) != 0]
     sizes = store.sizes(np.ascontiguousarray(chunks[alone, kernels.FD]))
     wrong = alone[(sizes >= 0) & (sizes != expected[chunks[alone, kernels.ARRAY]])]

@@ -1,7 +1,7 @@
-"""Says on stderr that loops are being compiled, where that takes noticeable time.
+"""Reporting on stderr that functions are being compiled, if that takes noticeable time.
 
-numba keeps what it has compiled on disk, so that it happens once after an installation or an
-upgrade, and is over before the first file is opened.
+numba caches compiled code on disk, so this happens once after each installation or upgrade, before
+the first file is opened.
 """
 
 import sys
@@ -15,18 +15,18 @@ __all__ = ["CompilingNotice"]
 
 _NOTICEABLE_SECONDS = 1.0
 _NOTICE = (
-    "cellfeed: compiling its loops for this processor, which takes some 10 seconds, "
-    "once after an installation or upgrade"
+    "cellfeed: compiling for this processor, which takes about 10 seconds, once "
+    "after each installation or upgrade"
 )
 
 
 class CompilingNotice(event.Listener):  # type: ignore[misc]  # numba has no types
-    """Hears when numba compiles a function of cellfeed, and says so once.
+    """Listens to numba's compilations of cellfeed's functions, and reports them once.
 
     Parameters
     ----------
     say
-        Takes what is said.
+        Function that prints the message.
     clock
         A clock, in seconds.
     """
@@ -40,7 +40,7 @@ class CompilingNotice(event.Listener):  # type: ignore[misc]  # numba has no typ
         self._is_said = False
 
     def on_start(self, event: Any) -> None:
-        """Say so if it has taken long already."""
+        """Report if compilation has already taken long."""
         if not _is_ours(event):
             return
         self._began = self._clock()
@@ -49,7 +49,7 @@ class CompilingNotice(event.Listener):  # type: ignore[misc]  # numba has no typ
             self._say(_NOTICE)
 
     def on_end(self, event: Any) -> None:
-        """Add what a function took."""
+        """Add the time of a function."""
         if _is_ours(event):
             self._spent += self._clock() - self._began
 

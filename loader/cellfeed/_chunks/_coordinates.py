@@ -1,4 +1,4 @@
-"""Values with a row and a column each, in any order, as sparse rows."""
+"""Converting coordinates (row, column, value), in any order, to sparse rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,21 +16,21 @@ Coordinates = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 def rows_of_coordinates(
     tables: Sequence[Coordinates], ids: NDArray[np.int64], dtype: np.dtype[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
-    """Return row pointer, columns and values of rows, in which the order of values stays.
+    """Return row pointers, columns and values of rows, keeping the order of values in each row.
 
     Parameters
     ----------
     tables
-        Of each element the number of its row, int64, its column, int64, and its value; contiguous.
+        Contiguous arrays with the row, int64, the column, int64, and the value of each element.
     ids
         The numbers of the rows, int64, ascending.
     dtype
-        Of the values.
+        Dtype of the values.
 
     Raises
     ------
     ValueError
-        There is an element of another row, or a column that is negative or above 2^31 - 1.
+        An element is of another row, or its column is negative or above 2^31 - 1.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def rows_of_coordinates(
     counts = np.zeros(ids.size, np.int64)
     for rows, _, _ in tables:
         if not count_by_row(rows.ctypes.data, rows.size, ids, counts):
-            msg = "it has an element of a row that was not asked for"
+            msg = "it has an element of a row that was not requested"
             raise ValueError(msg)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], dtype)

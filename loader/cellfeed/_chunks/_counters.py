@@ -1,4 +1,4 @@
-"""What was done, and for how long: counters of a data set, which all of its processes add to."""
+"""Counters of a data set's work and time, to which all its processes add."""
 
 import mmap
 import os
@@ -19,7 +19,7 @@ __all__ = ["Counter", "Counters"]
 
 
 class Counter(IntEnum):
-    """What is counted; of stages, nanoseconds over all threads that do them."""
+    """The counters; for stages, nanoseconds summed over all threads."""
 
     FETCHES = 0
     MINIBATCHES = auto()
@@ -42,10 +42,10 @@ class Counter(IntEnum):
 
 
 class Counters:
-    """Counters that only grow; threads and forked processes add to the same ones.
+    """Counters that only grow, shared by threads and forked processes.
 
-    So do spawned processes where the system has files in memory (Linux). Pickled otherwise, they
-    begin at 0 again.
+    Spawned processes share them too, if the system has files in memory (Linux). Otherwise, pickled
+    counters start at 0 again.
     """
 
     __slots__ = ("__weakref__", "_addresses", "_counts", "_spawned")
@@ -62,16 +62,16 @@ class Counters:
         kernels.count(self._addresses[counter], n)
 
     def processor_time(self, counter: Counter) -> "_Timed":
-        """Add the processor time that this thread takes for a block."""
+        """Add the CPU time of this thread in a block."""
         return _Timed(self, counter, time.thread_time_ns)
 
     def wall_time(self, counter: Counter) -> "_Timed":
-        """Add the time that a block takes."""
+        """Add the elapsed time of a block."""
         return _Timed(self, counter, time.perf_counter_ns)
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """Return all counters as they are now, int64, shape (n_counters,)."""
+        """Return the current values of all counters, int64, shape (n_counters,)."""
         own = self._counts.copy()
         return own if self._spawned is None else own + self._spawned.counters.values
 
@@ -87,7 +87,7 @@ class Counters:
 
 
 class _Timed:
-    """A block of code, whose time is added to a counter."""
+    """A block of code whose time is added to a counter."""
 
     __slots__ = ("_begin", "_clock", "_counter", "_counters")
 
@@ -103,7 +103,7 @@ class _Timed:
 
 
 class _Spawned:
-    """Counters of processes that were spawned, in a file in memory."""
+    """Counters of spawned processes, in a file in memory."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("cellfeed-counters", os.MFD_CLOEXEC)

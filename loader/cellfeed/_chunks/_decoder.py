@@ -1,4 +1,4 @@
-"""Who decodes chunks, and how often they are checked."""
+"""The threads that decode chunks, and how often chunks are checked."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -19,23 +19,23 @@ Verify: TypeAlias = Literal["first", "always", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Threads that decode chunks, and which chunks they decompress to the end.
+    """Threads that decode chunks, and a policy for decompressing chunks to their end.
 
-    Checksums, and whether a chunk has its size, are known at its end alone.
+    Checksums and sizes can only be checked at the end of a chunk.
 
     Parameters
     ----------
     threads, n_threads
-        Who does it, and how many of them; the calling thread if None.
+        The threads and their number; the calling thread if None.
     verify
-        "first": each chunk is decompressed whole the first time that this process meets it, or one
-        of those that were forked from the process that opened its file, and after that only as far
-        as its elements are wanted; "always": whole each time; "never".
+        "first": a chunk is decompressed completely the first time that it is read by this process
+        or by another one that was forked from the process that opened its file, and after that only
+        as far as its elements are needed; "always": completely each time; "never".
     counters
-        What adds up bytes, chunks and time.
+        Counters of bytes, chunks and time.
     pool
-        Memory for lists of what is kept of rows. (New memory for each fetch costs more, in page
-        faults, than to fill it.)
+        Memory for lists of kept elements. (Allocating it for each fetch costs more, in page
+        faults, than filling it.)
     """
 
     threads: Executor | None = None
@@ -45,11 +45,11 @@ class Decoder:
     pool: BufferPool = field(default_factory=BufferPool)
 
     def alone(self) -> "Decoder":
-        """Return one that works in the calling thread."""
+        """Return a decoder that works in the calling thread."""
         return Decoder(verify=self.verify, counters=self.counters)
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Call a function with each item, side by side."""
+        """Call a function with each item, concurrently."""
         in_turn = map if self.threads is None else self.threads.map
         return list(in_turn(function, items))
 
@@ -60,7 +60,7 @@ def check_verify(verify: Verify) -> Verify:
     Raises
     ------
     ParameterError
-        It is none of "first", "always" and "never".
+        It is not "first", "always" or "never".
     """
     if verify not in get_args(Verify):
         modes = ", ".join(map(repr, get_args(Verify)))

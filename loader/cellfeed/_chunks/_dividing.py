@@ -1,4 +1,4 @@
-"""Reads divided by where elements go, so that some can be used before the others are there."""
+"""Dividing reads by destination, so that some groups can be used before the others."""
 
 from dataclasses import replace
 
@@ -13,15 +13,15 @@ __all__ = ["divide_reads"]
 
 
 def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkReads, ChunkReads]:
-    """Divide reads into the chunks of some groups of rows, and those that are left.
+    """Divide reads into the chunks of some groups of rows, and the remaining chunks.
 
-    Done one after the other, they do what all do. A chunk that is in the first part is decoded
-    there for the other groups too.
+    Running both parts, one after the other, is equivalent to the original reads. A chunk in the
+    first part is decoded there for other groups too.
 
     Parameters
     ----------
     reads
-        Without `ValueSteps`.
+        Reads without `ValueSteps`.
     is_first
         Whether each group is complete after the first part, shape (n_groups,).
     """

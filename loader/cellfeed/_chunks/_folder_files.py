@@ -1,4 +1,4 @@
-"""Files in a folder, by number: they stay open as long as there are not too many of them."""
+"""Files in a folder, by number; they stay open unless there are too many."""
 
 import itertools
 import os
@@ -35,19 +35,19 @@ _ABSENT: Identity = (-1, -1)
 
 
 class FolderFiles(ByteStore):
-    """Some files of a folder, which have to stay as they are; read by compiled threads.
+    """Files of a folder, which must not change, and which compiled threads read.
 
-    Descriptors stay in the process that opened them. Files that would be too many to be open at
-    once are opened for each read, by path.
+    Descriptors belong to the process that opened them. If there are too many files to keep open,
+    they are opened for each read, by path.
 
     Parameters
     ----------
     folder
         The folder, as the user gave it.
     names
-        Returns the names of files within the folder, by their numbers; there may be ``/`` in them.
+        Returns the names of files within the folder, which may contain ``/``, by number.
     n_files
-        How many files there are.
+        Number of files.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FolderFiles(ByteStore):
         self._process = -1
 
     def _enter_process(self) -> None:
-        """Leave descriptors to the process that opened them."""
+        """Drop descriptors of another process."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._checked_at = np.full(len(self._identities), -np.inf)
@@ -78,16 +78,16 @@ class FolderFiles(ByteStore):
         return kept
 
     def location_of(self, file: int) -> Location:
-        """Return where a file is, for messages."""
+        """Return the location of a file, for messages."""
         return Location.of(self._folder / self._name(file))
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of files as they were at first; -1 where there is none."""
+        """Return the first observed sizes of files in bytes; -1 for missing files."""
         sizes: NDArray[np.int64] = self._identities[files, 0]
         return sizes
 
     def identity(self) -> LastingIdentity | None:
-        """Return the identity of all in the folder; None if that is too much to look at."""
+        """Return the identity of all files in the folder; None if there are too many to check."""
         return identity_of_files(self._absolute)
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
@@ -103,14 +103,14 @@ class FolderFiles(ByteStore):
         return handles, (paths, self._open)
 
     def check_unchanged(self, files: NDArray[np.int64]) -> None:
-        """Check that files are those that were there at first; each once in a second at most.
+        """Check that files have not changed since the first check; each at most once per second.
 
         Raises
         ------
         FormatError
-            One was replaced or written to.
+            A file was replaced or written to.
         PathError
-            One was removed.
+            A file was removed.
         """
         self._enter_process()
         now = time.monotonic()
@@ -126,7 +126,7 @@ class FolderFiles(ByteStore):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> list[bytes | None]:
-        """Read byte ranges, one after the other; see `ByteStore`."""
+        """Read byte ranges, one after another; see `ByteStore`."""
         self.check_unchanged(files)
         ranges = zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
         return [self._read(*each) for each in ranges]
@@ -140,7 +140,7 @@ class FolderFiles(ByteStore):
             return None
 
     def _found(self, files: NDArray[np.int64]) -> list[Identity]:
-        """Return what is there now."""
+        """Return the current identities of files."""
         folder = os.fsencode(self._absolute)
         names = self._names(files).tolist()
         return [_identity_of(folder + b"/" + name) for name in names]
@@ -176,7 +176,7 @@ class FolderFiles(ByteStore):
 
 
 class _OpenFile:
-    """A file that is open for reading as long as this object lives."""
+    """A file that is open for reading as long as this object exists."""
 
     _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
 
@@ -187,13 +187,13 @@ class _OpenFile:
 
     @staticmethod
     def count() -> int:
-        """Return how many there are in this process."""
+        """Return the number of open files of this process."""
         _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
         return len(_OpenFile._all)
 
 
 def identity_of_files(folder: Path) -> LastingIdentity | None:
-    """Return the identity of all files in a folder; None if there are too many to look at."""
+    """Return the identity of all files in a folder; None if there are too many to check."""
     every = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
     files = sorted(itertools.islice(every, _MOST_LOOKED_AT + 1))
     if len(files) > _MOST_LOOKED_AT:
@@ -212,6 +212,6 @@ def _identity_of(path: bytes) -> Identity:
 
 
 def _most_open() -> int:
-    """Return how many shards of all collections may stay open in this process."""
+    """Return the maximum number of open shards of all collections in this process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES

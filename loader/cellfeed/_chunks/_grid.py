@@ -1,4 +1,4 @@
-"""The grid of chunks that an array is cut into."""
+"""The chunk grid of an array."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _MOST_BYTES = (1 << 63) - 1  # which addresses count
 
 
 def chunk_grid(shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, ...]:
-    """Return how many chunks there are along each dimension; those at the border may be partial.
+    """Return the number of chunks along each dimension; those at the border may be partial.
 
     Examples
     --------
@@ -23,12 +23,12 @@ def chunk_grid(shape: Sequence[int], chunk_shape: Sequence[int]) -> tuple[int, .
 
 
 def holds_whole_rows(shape: Sequence[int], chunk_shape: Sequence[int]) -> bool:
-    """Return whether chunks hold whole rows, one after the other."""
+    """Return whether chunks contain consecutive whole rows."""
     return tuple(shape[1:]) == tuple(chunk_shape[1:])
 
 
 def in_two_dimensions(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape, with all dimensions after the first as one if there are several.
+    """Return the shape with all dimensions after the first flattened into one.
 
     Examples
     --------
@@ -45,24 +45,24 @@ def check_grid(
     *,
     shard_shape: Sequence[int] | None = None,
 ) -> None:
-    """Check that what metadata says of an array can be, before memory is taken for it.
+    """Check that the metadata of an array are possible, before allocating memory for it.
 
-    Chunks may reach beyond the array, since those at the border are stored whole, but memory for
-    one of them, and for the table of all, stays within that of the array or within 1 GiB.
+    Chunks may extend beyond the array, since those at the border are stored whole, but the memory
+    for one chunk, and for the table of all chunks, must be at most that of the array or 1 GiB.
 
     Parameters
     ----------
     shape, chunk_shape
-        Of the array and of what is encoded by itself; Python integers, which do not overflow.
+        Shapes of the array and of a chunk; Python integers, which cannot overflow.
     itemsize
-        Bytes of an element.
+        Bytes per element.
     shard_shape
-        Shape of a file that holds many chunks, if there are such.
+        Shape of a shard, a file with many chunks, if there are shards.
 
     Raises
     ------
     ValueError
-        It cannot be.
+        The metadata are impossible.
 
     Examples
     --------
@@ -73,12 +73,12 @@ def check_grid(
     """
     n_bytes = math.prod(shape) * itemsize
     if any(n < 0 for n in shape) or n_bytes > _MOST_BYTES:
-        raise ValueError(f"there is no array of shape {tuple(shape)}")
+        raise ValueError(f"an array cannot have shape {tuple(shape)}")
     if n_bytes == 0:
         return
     for part in (chunk_shape, shard_shape or chunk_shape):
         if len(part) != len(shape) or any(n < 1 for n in part):
-            raise ValueError(f"an array of shape {tuple(shape)} has no chunks of shape {part}")
+            raise ValueError(f"an array of shape {tuple(shape)} cannot have chunks of shape {part}")
     largest = max(n_bytes, _LARGEST_BEYOND)
     chunk_bytes = math.prod(chunk_shape) * itemsize
     if chunk_bytes > largest:
@@ -90,7 +90,10 @@ def check_grid(
     n_chunks = math.prod(chunk_grid(shape, chunk_shape))
     if shard_shape is not None:
         if any(n % c for n, c in zip(shard_shape, chunk_shape, strict=True)):
-            msg = f"shards of shape {tuple(shard_shape)} are no multiple of {tuple(chunk_shape)}"
+            msg = (
+                f"shards of shape {tuple(shard_shape)} are not a multiple of chunks of shape "
+                f"{tuple(chunk_shape)}"
+            )
             raise ValueError(msg)
         n_chunks = max(n_chunks, math.prod(chunk_grid(shard_shape, chunk_shape)))
     if n_chunks * _TABLE_BYTES > largest:

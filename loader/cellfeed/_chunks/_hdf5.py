@@ -1,4 +1,4 @@
-"""Arrays of HDF5 files as chunks, where the HDF5 library is asked once, for the chunk table."""
+"""Chunked arrays of HDF5 files, whose chunk tables are read once from the HDF5 library."""
 
 import math
 from dataclasses import dataclass
@@ -38,18 +38,18 @@ def hdf5_array(
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
-    """Return a data set as chunks, None where `hdf5_slow_read` gives a reason.
+    """Return a data set as a chunked array; None if `hdf5_slow_read` gives a reason.
 
     Parameters
     ----------
     dataset
-        Of one or more dimensions; of three and more, rows are taken for those of a matrix.
+        A data set with one or more dimensions; with three or more, rows are flattened.
     name
-        What messages call it.
+        Its name in messages.
     files
-        The file, as number 0.
+        The file, with number 0.
     kept
-        Tables of the array from earlier openings.
+        Cached tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
     """
@@ -82,31 +82,31 @@ def hdf5_array(
 
 
 def hdf5_slow_read(dataset: h5py.Dataset) -> SlowRead | None:
-    """Return why `hdf5_array` gives none, from metadata alone; None if it gives one.
+    """Return why `hdf5_array` returns None, from metadata alone; None if it does not.
 
     Parameters
     ----------
     dataset
-        Of one or more dimensions.
+        A data set with one or more dimensions.
     """
     known = _known(dataset)
     return known if isinstance(known, SlowRead) else None
 
 
 def hdf5_codec(dataset: h5py.Dataset) -> str:
-    """Return how a data set is compressed: such as "gzip 4" or "none".
+    """Return the compression of a data set, such as "gzip 4" or "none".
 
     Parameters
     ----------
     dataset
-        Of any kind; a filter that is not known here has the name that the file gives it.
+        Any data set; an unknown filter has the name that is stored in the file.
     """
     names = [_name(*each) for each in _filters(dataset) if each[0] not in _NO_CODECS]
     return ", ".join(names) or "none"
 
 
 def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) -> str:
-    """Return what a filter is called, and how hard it tries."""
+    """Return the name of a filter, and its compression level."""
     known = kernels.hdf5_filter(number)
     if known is None:
         said = name.decode(errors="replace").split(";")[0].strip()
@@ -126,17 +126,17 @@ class _Filters:
 
 
 def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
-    """Return the filters of a data set that is decoded here; else why it is not."""
+    """Return the filters of a data set if cellfeed decodes it; otherwise the reason."""
     dtype = dataset.dtype
     if not dtype.isnative:
         remedy = f"write it as {dtype.newbyteorder('=')}"
         return _slow(f"its numbers are {byte_order(dtype)}", remedy)
     if dtype.kind not in "biuf" or not _is_stored_as_in_memory(dataset):
-        return _slow(f"its numbers have to be converted to {dtype}", f"write it as {dtype}")
+        return _slow(f"its numbers must be converted to {dtype}", f"write it as {dtype}")
     if dataset.size == 0:
         return _slow("it is empty")
     if dataset.is_virtual or dataset.external:
-        return _slow("its values lie in other files")
+        return _slow("its values are in other files")
     return _slow_layout(dataset) or _known_filters(dataset)
 
 
@@ -145,7 +145,7 @@ def _slow(reason: str, *remedy: str) -> SlowRead:
 
 
 def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
-    """Return whether bytes need no conversion: also bfloat16 reads as float32, for example."""
+    """Return whether bytes need no conversion; bfloat16, for example, is read as float32."""
     types = [dataset.id.get_type(), h5t.py_create(dataset.dtype)]
     stored, in_memory = (
         each.get_super() if each.get_class() == h5t.ENUM else each for each in types
@@ -154,31 +154,31 @@ def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
 
 
 def _slow_layout(dataset: h5py.Dataset) -> SlowRead | None:
-    """Return why nobody but HDF5 knows where the bytes are, None if they are where it says."""
+    """Return why only HDF5 can locate the bytes; None if they are at known offsets."""
     if dataset.chunks is not None:
         return _slow_chunks(dataset)
     if dataset.id.get_create_plist().get_layout() == h5d.COMPACT:
         return _slow("it is stored in its own header (compact)")
     n_bytes = dataset.size * dataset.dtype.itemsize
     if dataset.id.get_offset() is None or dataset.id.get_storage_size() != n_bytes:
-        return _slow("it was never written as a whole")
+        return _slow("it was never written completely")
     return None
 
 
 def _slow_chunks(dataset: h5py.Dataset) -> SlowRead | None:
     if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
         # HDF5 gives wrong offsets of chunks then.
-        return _slow("it may grow in its second dimension, and not in its first")
+        return _slow("it is resizable in its second dimension but not in its first")
     if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
-        return _slow("its chunks hold parts of rows", "write it in chunks of whole rows")
+        return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     if not _is_filled_with_zeros(dataset) and dataset.id.get_num_chunks() < n_chunks:
-        return _slow("chunks are left out that are not zero")
+        return _slow("its missing chunks are not zero")
     return None
 
 
 def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:
-    """Return whether chunks that are not there read as zeros."""
+    """Return whether missing chunks are read as zeros."""
     defined = dataset.id.get_create_plist().fill_value_defined()
     if defined == h5d.FILL_VALUE_USER_DEFINED:
         return bool(dataset.fillvalue == 0)
@@ -197,10 +197,10 @@ def _known_filters(dataset: h5py.Dataset) -> _Filters | SlowRead:
     if codec == kernels.BLOSC and filters[0][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
         names, codec = f"{names} with snappy", None  # the library that is used here lacks it
     if codec is None or len(filters) > 1:
-        remedy = "write it anew with anndata and compression='gzip'"
+        remedy = "write it again with anndata and compression='gzip'"
         return _slow(f"filter {names} is not supported", remedy)
     if not kernels.can_decode(codec):
-        return _slow(f"no library was found that decodes {names}", "install cellfeed anew")
+        return _slow(f"no library that decodes {names} was found", "install cellfeed anew")
     return _Filters(codec, 0 if shuffle is None else 1, shuffle)
 
 
@@ -217,7 +217,7 @@ def _kept_table(dataset: h5py.Dataset, kept: KeptTables, filters: _Filters) -> C
 
 
 def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
-    """Ask HDF5 where the chunks are; see `ChunkTable`."""
+    """Read the locations of chunks from HDF5; see `ChunkTable`."""
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
@@ -229,14 +229,16 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
     dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
     largest = np.iinfo(dtype).max
     if listed[:, SIZE].max() > largest:
-        raise ValueError(f"there are chunks of more than {largest} bytes")
+        raise ValueError(f"it has chunks of more than {largest} bytes")
     sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
     masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
     if (offsets < 0).any() and not _is_filled_with_zeros(dataset):
-        raise ValueError("there are fewer chunks than it says")  # `_slow_layout` asked how many
+        raise ValueError(
+            "it has fewer chunks than its index states"
+        )  # `_slow_layout` asked how many
     if filters.compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
-        raise ValueError(f"there are chunks of another size than {chunk_bytes} bytes")
+        raise ValueError(f"it has chunks that are not {chunk_bytes} bytes long")
     flags = np.zeros(len(offsets), np.uint8)
     for position, bit in (
         (filters.compression, kernels.UNCOMPRESSED),
@@ -249,9 +251,9 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
 
 @cache
 def _counts_user_block() -> bool:
-    """Return whether HDF5 counts chunks from the beginning of a file, or from after a user block.
+    """Return whether HDF5 counts offsets of chunks from the start of a file or its user block.
 
-    Versions differ, so it is asked: where a chunk lies in two files that differ in nothing else.
+    Versions differ, so this is tested with two files that differ only in their user block.
     """
     return _first_chunk(user_block=512) > _first_chunk(user_block=0)
 

@@ -1,7 +1,7 @@
-"""Where the chunks of an HDF5 array lie, asked of the HDF5 library by a compiled callback.
+"""Locations of the chunks of an HDF5 array, from the HDF5 library with a compiled callback.
 
-h5py calls a function in Python for each chunk, which takes 1.3 us; the library itself takes
-0.2 us. Its function is found in h5py's own library, so that it is the same HDF5.
+h5py calls a Python function for each chunk, which takes 1.3 us; the library itself takes
+0.2 us. Its function is taken from h5py's own library, so that it is the same HDF5.
 """
 
 import ctypes
@@ -41,18 +41,18 @@ def list_chunks(
     Parameters
     ----------
     dataset
-        Chunked.
+        A chunked data set.
     chunk_shape, grid
-        Shape of a chunk, and number of chunks, along each dimension.
+        Shape of a chunk, and number of chunks along each dimension.
 
     Returns
     -------
-    int64, shape (n_chunks, 3); -1 where there is no chunk.
+    int64, shape (n_chunks, 3); -1 for missing chunks.
 
     Raises
     ------
     ValueError
-        There is a chunk outside of the grid, or of the file.
+        A chunk is outside of the grid or of the file.
     """
     table = np.full((math.prod(grid), N_COLUMNS), -1, np.int64)
     state = np.zeros(N_STATE, np.int64)
@@ -62,13 +62,13 @@ def list_chunks(
     if iterate is None or iterate(dataset, state) < 0:
         _iterate_in_python(dataset, state, table)  # which has HDF5's words for what is wrong
     if state[ODD]:
-        raise ValueError("there is a chunk outside of the array, or of the file")
+        raise ValueError("it has a chunk outside of the array or of the file")
     return table
 
 
 @cache
 def _iterate() -> Any:
-    """Return HDF5's function with the compiled callback, None if h5py does not show it."""
+    """Return HDF5's function with the compiled callback; None if h5py does not export it."""
     try:
         iterate = ctypes.CDLL(h5py.h5d.__file__).H5Dchunk_iter
     except (AttributeError, OSError):
@@ -98,7 +98,7 @@ def _iterate_in_python(
         number = 0
         for first, (length, n) in zip(chunk.chunk_offset, shapes, strict=True):
             if first // length >= n:
-                raise ValueError(f"there is a chunk outside of it, at {chunk.chunk_offset}")
+                raise ValueError(f"it has a chunk outside of the array, at {chunk.chunk_offset}")
             number = number * n + first // length
         table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
 

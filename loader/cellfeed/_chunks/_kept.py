@@ -1,4 +1,4 @@
-"""Which elements of sparse rows are kept, once their column indices have been read."""
+"""Selecting elements of sparse rows, after their column indices have been read."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +15,19 @@ __all__ = ["KeptElements", "gathered", "kept_of"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptElements:
-    """The elements of sparse rows that are kept.
+    """The kept elements of sparse rows.
 
     Parameters
     ----------
     starts
-        Where each row begins in the arrays below, int64, shape (n_rows + 1,).
+        Start of each row in the arrays below, int64, shape (n_rows + 1,).
     columns
         Columns in the collection, ascending in each row, int32, shape (n_kept,).
     entries
-        In the order in which elements are stored: their position in the stored row in the upper
-        half, and their slot in the row that is kept in the lower, int64, shape (n_kept,).
+        For each kept element, in stored order, its position in the stored row in the upper 32 bits,
+        and its slot in the resulting row in the lower 32 bits, int64, shape (n_kept,).
     ascending
-        Whether columns are distinct in each row.
+        Whether the columns of each row are distinct.
     """
 
     starts: NDArray[np.int64]
@@ -44,7 +44,7 @@ class KeptElements:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many elements of each row are kept, shape (n_rows,)."""
+        """Number of kept elements in each row, int64, shape (n_rows,)."""
         return np.diff(self.starts)
 
 
@@ -54,18 +54,18 @@ def gathered(
     lengths: NDArray[np.int64],
     decoder: Decoder,
 ) -> KeptElements:
-    """Return what was kept of rows, from what the kernels left of their segments.
+    """Return the kept elements of rows, from the segments that the kernels have filled.
 
     Parameters
     ----------
     segments
-        Those of all rows, one row after the other.
+        Segments of all rows, row by row.
     kept
-        The list that they refer to.
+        The list to which they refer.
     lengths
-        Stored elements of each row, int64, shape (n_rows,).
+        Number of stored elements in each row, int64, shape (n_rows,).
     decoder
-        Who does it.
+        The decoder.
     """
     row_firsts = np.flatnonzero(segments[:, kernels.WITHIN] == 0)
     n_segments = np.diff(row_firsts, append=len(segments))
@@ -92,14 +92,14 @@ def gathered(
 def kept_of(
     indices: NDArray[Any], lengths: NDArray[np.int64], column_map: NDArray[np.int32]
 ) -> KeptElements:
-    """Return what is kept of rows whose column indices are in memory.
+    """Return the kept elements of rows whose column indices are in memory.
 
     Parameters
     ----------
     indices, lengths
-        Column indices of all rows, one after the other, and how many each has.
+        Concatenated column indices of all rows, and the number in each row.
     column_map
-        What each column becomes, -1 if it is left out, int32, shape (n_columns,).
+        New index of each column, -1 to leave it out, int32, shape (n_columns,).
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Memory for what is noted of chunks, which processes that are forked from this one share."""
+"""Memory for records about chunks, shared with processes that are forked from this one."""
 
 import mmap
 import os
@@ -13,7 +13,7 @@ _BLOCK_BYTES = 1 << 16  # arrays are many and small, and a process has few mappi
 
 
 class _Block:
-    """Memory of which pieces are handed out, one after the other."""
+    """Memory from which pieces are allocated, one after another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ _block = _Block()
 
 
 def _enter_process() -> None:
-    """Begin anew in a forked process: what is left here is handed out by its parent."""
+    """Start a new block in a forked process, since its parent allocates from this one."""
     global _block  # noqa: PLW0603 - a thread that is gone may hold its lock
     _block = _Block()
 
@@ -41,5 +41,5 @@ os.register_at_fork(after_in_child=_enter_process)
 
 
 def shared_zeros(n_bytes: int) -> NDArray[np.uint8]:
-    """Return zeros, shape (n_bytes,), which processes that are forked from now on write to too."""
+    """Return zeros, uint8, shape (n_bytes,), shared with processes that are forked later."""
     return _block.take(n_bytes)

@@ -1,4 +1,4 @@
-"""What zarr says of the codecs of numcodecs."""
+"""Silencing zarr's warnings about the codecs of numcodecs."""
 
 import re
 import warnings
@@ -15,9 +15,9 @@ _FILTER = (
 
 
 def expect_numcodecs() -> None:
-    """Let zarr not warn that other implementations may not know the codecs of numcodecs.
+    """Silence zarr's warning that other implementations may not support codecs of numcodecs.
 
-    The filter stays: threads that open stores side by side would undo each other's.
+    The filter is permanent, since threads that open stores concurrently would undo each other's.
     """
     if warnings.filters[:1] != [_FILTER]:  # others may have come before it since
         warnings.filterwarnings("ignore", _FILTER[1].pattern, UserWarning)

@@ -1,24 +1,24 @@
-"""Rows that are each compressed by itself, as a database keeps them: packed, and unpacked at once.
+"""Rows that are compressed one by one, for storage in a database.
 
 A packed row is a header of 12 bytes, and one zstd frame with a checksum. All numbers are
 little-endian. The header:
 
-====== ======================================================================================
-byte   what
-====== ======================================================================================
-0      version of this layout: 1
-1      codec: 1 for zstd
-2      bytes of a column difference: 1, 2 or 4; 0 of a dense row, which has none
-3      kind of the values, as NumPy names it: "u", "i", "f" or "b"
-4      bytes of a value
-5 to 7 0
+======= ======================================================================================
+byte    what
+======= ======================================================================================
+0       version of this layout: 1
+1       codec: 1 for zstd
+2       bytes of a column difference: 1, 2 or 4; 0 for a dense row, which has none
+3       kind of the values, as NumPy names it: "u", "i", "f" or "b"
+4       bytes of a value
+5 to 7  0
 8 to 11 number of values
-====== ======================================================================================
+======= ======================================================================================
 
-The frame holds the differences of neighbouring columns, the first from 0, and then the values;
-of both the lowest bytes of all come first, then the next. Columns ascend. Values that are all
-integers from 0 to 2^32 - 1, whatever their dtype, are of kind "u" and as narrow as they can be
-(1, 2 or 4 bytes); others are stored as they are.
+The frame contains the differences of neighbouring columns, the first from 0, and then the values;
+both are byte-shuffled, with the lowest bytes of all numbers first, then the next ones. Columns
+ascend. Values that are all integers from 0 to 2^32 - 1, whatever their dtype, have kind "u" and the
+smallest possible width (1, 2 or 4 bytes); others are stored unchanged.
 """
 
 import struct
@@ -46,7 +46,7 @@ class PackedRowError(ValueError):
     Parameters
     ----------
     row
-        Which one of those that were given.
+        Index of the row among the given ones.
     """
 
     def __init__(self, row: int) -> None:
@@ -65,9 +65,9 @@ def pack_row(columns: NDArray[np.integer] | None, values: NDArray[Any]) -> bytes
     Parameters
     ----------
     columns
-        Strictly ascending, shape (n,); None for a dense row.
+        Strictly ascending columns, shape (n,); None for a dense row.
     values
-        Of any numeric dtype, shape (n,).
+        Values of any numeric dtype, shape (n,).
 
     Examples
     --------
@@ -100,17 +100,17 @@ def unpack_rows(
     Parameters
     ----------
     packed
-        Each row.
+        The packed rows.
     dtype
-        Of the values.
+        Dtype of the values.
     n_columns
-        Of a row.
+        Number of columns.
     is_dense
         Whether rows are dense.
 
     Returns
     -------
-    Row pointer, columns (none of dense rows) and values.
+    Row pointers, columns (empty for dense rows) and values.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _narrow(values: NDArray[Any]) -> NDArray[np.unsignedinteger]:
 
 
 def _planes(values: NDArray[Any]) -> bytes:
-    """Return the lowest bytes of all values, then the next."""
+    """Return the lowest bytes of all values, then the next ones."""
     return values.view(np.uint8).reshape(-1, values.itemsize).T.tobytes() if values.size else b""
 
 

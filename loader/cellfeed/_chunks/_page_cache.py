@@ -1,4 +1,4 @@
-"""Whether bytes that will be read are in memory already, so that the system need not be told."""
+"""Estimating whether bytes are already in the page cache, so that readahead is not needed."""
 
 import os
 from typing import Any
@@ -15,15 +15,15 @@ _NO_WAITING = getattr(os, "RWF_NOWAIT", 0)  # of Linux
 
 
 def seem_to_be_in_memory(chunks: NDArray[Any]) -> bool:
-    """Return whether many chunks of local files are all in the page cache, as far as a few tell.
+    """Return whether chunks of local files seem to be in the page cache, judging by a sample.
 
-    Of chunks of which a tenth is not, it says so but once in a thousand times. These are then
-    read as they come, not side by side.
+    If a tenth of the chunks is not, the answer is wrongly true once in a thousand times. These
+    chunks are then read without readahead.
 
     Parameters
     ----------
     chunks
-        As the kernels take them, int64, shape (n_chunks, n_columns).
+        A table of the kernels, int64, shape (n_chunks, n_columns).
     """
     if len(chunks) < _FEWEST or not _NO_WAITING:
         return False

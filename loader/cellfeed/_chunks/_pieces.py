@@ -1,4 +1,4 @@
-"""Arrays that lie uncompressed in pieces: where each piece is, and the chunks it is taken for."""
+"""Uncompressed arrays that are stored in pieces, which are read as chunks."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,20 +17,19 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces of a one-dimensional array, each of which is taken for chunks of `CHUNK_ELEMENTS`.
+    """Pieces of a one-dimensional array, each of which is read as chunks of `CHUNK_ELEMENTS`.
 
-    The last chunk of each piece counts as whole, so that the elements of the next piece are
-    numbered from there: `firsts` times `CHUNK_ELEMENTS`.
+    The last chunk of each piece counts as whole, so the elements of the next piece are numbered
+    from `firsts` times `CHUNK_ELEMENTS`.
 
     Parameters
     ----------
     files, offsets
-        Number of the file that each piece is in, and its first byte there, int64, shape
-        (n_pieces,).
+        Number of each piece's file, and its position there in bytes, int64, shape (n_pieces,).
     sizes
-        Number of its elements, int64, shape (n_pieces,).
+        Number of elements in each piece, int64, shape (n_pieces,).
     itemsize
-        Bytes of an element.
+        Bytes per element.
 
     Attributes
     ----------
@@ -49,7 +48,7 @@ class Pieces:
         object.__setattr__(self, "firsts", np.concatenate([[0], np.cumsum(n_chunks)]))
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
-        """Return where the chunks of these numbers lie."""
+        """Return the locations of the chunks with these numbers."""
         pieces = np.searchsorted(self.firsts, chunks, side="right") - 1
         first = (chunks - self.firsts[pieces]) * CHUNK_ELEMENTS
         n_elements = np.minimum(CHUNK_ELEMENTS, self.sizes[pieces] - first)
@@ -62,18 +61,18 @@ class Pieces:
 
 
 def pieced_array(name: str, pieces: Pieces, dtype: np.dtype[Any], files: ByteStore) -> ChunkedArray:
-    """Return an array that lies in pieces.
+    """Return an array that is stored in pieces.
 
     Parameters
     ----------
     name
-        What messages call it.
+        Its name in messages.
     pieces
-        Where it lies.
+        The pieces.
     dtype
         Native dtype of its elements.
     files
-        The files that the pieces are in.
+        The files of the pieces.
     """
     return ChunkedArray(
         name=name,

@@ -1,4 +1,4 @@
-"""Elements that are in memory already, and go where those of chunks go."""
+"""Copying elements that are already in memory to the destinations of rows."""
 
 from typing import Any
 
@@ -27,26 +27,26 @@ def place_elements(
     index_limit: int = -1,
     column_map: NDArray[np.int32] | None = None,
 ) -> bool:
-    """Copy ranges of elements to where they go.
+    """Copy ranges of elements to their destinations.
 
     Parameters
     ----------
     elements
-        One-dimensional, of any numeric dtype; cast as NumPy does.
+        One-dimensional elements of any numeric dtype; cast as by NumPy.
     starts, counts
-        Ranges that make up all of them, int64, shape (n,).
+        Ranges that cover all elements, int64, shape (n,).
     addresses
-        Address that each range goes to, int64, shape (n,).
+        Destination address of each range, int64, shape (n,).
     dtype
-        Dtype there.
+        Dtype at the destinations.
     index_limit
-        If not negative, elements are column indices, which have to be below it.
+        If not negative, elements are column indices, which must be below it.
     column_map
-        What each column becomes, none of which is left out, int32, shape (index_limit,).
+        New index of each column, none of which is left out, int32, shape (index_limit,).
 
     Returns
     -------
-    Whether those of each range ascend strictly, if they are indices; else True.
+    Whether the indices of each range ascend strictly; True if elements are not indices.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def place_elements(
         A column index is outside of the matrix, or there are more or fewer elements.
     """
     if elements.shape != (int(counts.sum()),):
-        msg = f"{int(counts.sum())} elements expected, but got shape {elements.shape}"
+        msg = f"expected {int(counts.sum())} elements, but got shape {elements.shape}"
         raise ValueError(msg)
     if not kernels.can_cast(elements.dtype, dtype):
         with np.errstate(over="ignore"):  # float16 holds little
@@ -74,7 +74,7 @@ def place_elements(
 
 
 def out_of_bounds(n_columns: int) -> str:
-    """Return the words for a column index that a matrix does not have."""
+    """Return the message for a column index outside of the matrix."""
     return f"a column index is outside [0, {n_columns})"
 
 
@@ -85,16 +85,16 @@ def place_kept(
     entries: NDArray[np.int64],
     addresses: NDArray[np.int64],
 ) -> None:
-    """Copy the elements of each row that are kept, each to its slot.
+    """Copy the kept elements of each row to their slots.
 
     Parameters
     ----------
     elements
-        One-dimensional, of the dtype that they have where they go.
+        One-dimensional elements of the destination dtype.
     starts
-        Where each row begins among them, ascending, int64, shape (n_rows,).
+        Start of each row in ``elements``, ascending, int64, shape (n_rows,).
     entry_starts, entries
-        What is kept of each row, int64, shapes (n_rows + 1,) and (n_kept,); see `gather`.
+        The kept elements of each row, int64, shapes (n_rows + 1,) and (n_kept,); see `gather`.
     addresses
         Address of the first slot of each row, int64, shape (n_rows,).
     """
@@ -113,16 +113,16 @@ def array_row(
     placing: int = kernels.COPIED,
     column_map: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int64]:
-    """Return the row of a kernels' table of arrays for elements that are stored as they are.
+    """Return the row of the kernels' table of arrays for unencoded elements.
 
     Parameters
     ----------
     dtype, out_dtype
-        Native dtypes of the elements, and of where they go, for which `can_cast` holds.
+        Native dtypes of the elements and of the destinations, for which `can_cast` holds.
     index_limit
         See `place_elements`.
     placing, column_map
-        How they go there, and what columns become; the map has to live as long as the row.
+        How elements are placed, and the new index of each column; the map must outlive the row.
     """
     row = np.zeros(kernels.N_ARRAY_COLUMNS, np.int64)
     row[kernels.CODEC] = kernels.STORED
@@ -138,14 +138,14 @@ def array_row(
 def selecting_row(
     dtype: np.dtype[Any], column_map: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], object]:
-    """Return the row of column indices of which some are kept, and what has to live as long.
+    """Return the row for column indices to select from, and an object that must outlive it.
 
     Parameters
     ----------
     dtype
-        Native dtype of the indices, for which `can_cast` holds to int64.
+        Native dtype of the indices, for which `can_cast` to int64 holds.
     column_map
-        What each column becomes, -1 if it is left out, int32, shape (n_columns,).
+        New index of each column, -1 to leave it out, int32, shape (n_columns,).
     """
     # Compiled code knows these two; an index that does not fit becomes one out of bounds.
     known = dtype in (np.int32, np.int64)
@@ -162,12 +162,12 @@ def selecting_row(
 
 
 def scratch_bytes(arrays: NDArray[np.int64]) -> int:
-    """Return how much memory a thread needs that places elements of chunks.
+    """Return the scratch memory that a thread needs to place elements of chunks, in bytes.
 
     Parameters
     ----------
     arrays
-        A kernels' table of arrays, shape (n, N_ARRAY_COLUMNS).
+        The kernels' table of arrays, shape (n, N_ARRAY_COLUMNS).
     """
     itemsizes = np.maximum(1, arrays[:, kernels.ITEMSIZE])
     n_elements = arrays[:, kernels.DECODED_BYTES] // itemsizes

@@ -1,4 +1,4 @@
-"""Chunks to read and where their elements go: made by arrays, done by many threads at once."""
+"""Chunks to read and the destinations of their elements, processed by several threads."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,30 +34,30 @@ _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 
 class Owner(Protocol):
-    """An array that chunks belong to."""
+    """The array of chunks."""
 
     @property
     def files(self) -> ByteStore:
-        """What its bytes lie in."""
+        """The files or objects of its bytes."""
         ...
 
     def describe(self, chunk: int) -> str:
-        """Return which elements and bytes a chunk holds, for a message."""
+        """Return the elements and bytes of a chunk, for a message."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done.
+    """Counts of completed reads.
 
     Parameters
     ----------
     n_bytes
-        Bytes read.
+        Number of bytes read.
     n_chunks
-        Chunks decoded.
+        Number of chunks decoded.
     n_decompressed
-        Bytes that came out of decompression.
+        Number of bytes after decompression.
     ascending
         Whether the column indices of every row ascend strictly.
     """
@@ -70,7 +70,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReads:
-    """Tables for `kernels.decode`, which says what they hold.
+    """Tables for `kernels.decode`, which describes their columns.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ class ChunkReads:
     owners
         The array of each row of ``arrays``.
     crossings
-        Addresses where the column indices of a row go on from another chunk, by their itemsize.
+        Addresses at which the column indices of a row continue from another chunk, by itemsize.
     keep_alive
-        What has to live while files are read: paths and tables that others have the addresses of.
+        Objects that must exist while files are read: paths and tables whose addresses are used.
     """
 
     arrays: NDArray[np.int64]
@@ -103,7 +103,7 @@ class ChunkReads:
 
     @staticmethod
     def concatenate(parts: Sequence["ChunkReads"]) -> "ChunkReads":
-        """Return all reads as one, so that threads need not wait for each other in between."""
+        """Return all reads as one, so that threads do not wait for each other in between."""
         parts = [part for part in parts if part.n_chunks]
         if not parts:
             return ChunkReads.none()
@@ -131,19 +131,19 @@ class ChunkReads:
         )
 
     def without_placing(self) -> "ChunkReads":
-        """Return the same reads, of which nothing is placed; they can be brought ahead."""
+        """Return the same reads without placing elements; they can be requested ahead."""
         chunks = self.chunks.copy()
         chunks[:, [kernels.FIRST_SEGMENT, kernels.END_SEGMENT]] = 0
         return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
 
     def without_steps(self) -> "ChunkReads":
-        """Return the same reads, of which no value is transformed."""
+        """Return the same reads without transforming values."""
         arrays = self.arrays.copy()
         arrays[arrays[:, kernels.PLACING] == kernels.TRANSFORMED, kernels.PLACING] = kernels.COPIED
         return replace(self, arrays=arrays)
 
     def without_decoding(self) -> "ChunkReads":
-        """Return the same reads, which end with the bytes that are stored."""
+        """Return the same reads without decoding the stored bytes."""
         arrays = self.arrays.copy()
         arrays[:, kernels.CODEC] = kernels.STORED
         arrays[:, [kernels.SHUFFLED, kernels.DELTA]] = 0
@@ -151,12 +151,12 @@ class ChunkReads:
 
     @property
     def n_chunks(self) -> int:
-        """How many chunks are read."""
+        """Number of chunks."""
         return len(self.chunks)
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes that chunks take as far as they are decompressed once they have been checked."""
+        """Number of bytes that are decompressed once chunks have been checked."""
         arrays = self.arrays.copy()
         arrays[:, kernels.CHECKED] = kernels.NEVER
         heads = kernels.head_sizes(arrays, self.chunks, self.segments)
@@ -168,34 +168,34 @@ class ChunkReads:
 
     @property
     def useful_bytes(self) -> int:
-        """Bytes of these that are placed."""
+        """Number of these bytes that are placed."""
         n_segments = self.chunks[:, kernels.END_SEGMENT] - self.chunks[:, kernels.FIRST_SEGMENT]
         arrays = np.repeat(self.chunks[:, kernels.ARRAY], n_segments)
         return int(self.segments[:, kernels.COUNT] @ self.arrays[arrays, kernels.ITEMSIZE])
 
     @property
     def are_brought(self) -> bool:
-        """Whether a store brings bytes of them to memory."""
+        """Whether a store reads any of them into memory."""
         return are_brought(self.chunks)
 
     @property
     def brought_bytes(self) -> int:
-        """Bytes that stores bring, compressed; at most, where a chunk is all of its file."""
+        """Number of compressed bytes that stores read; an upper bound for files of one chunk."""
         return brought_bytes(self.chunks)
 
     def readahead(self) -> list[object]:
-        """Tell the system and the stores what will be read, so that it comes side by side.
+        """Announce the reads to the system and the stores, which then run concurrently.
 
         Returns
         -------
-        What keeps bytes coming that stores bring; they are given up once it is let go.
+        An object that keeps requests to stores alive; they are cancelled when it is dropped.
         """
         ChunkReads.advise([self])
         return expect(self.chunks, self._stores) if self.are_brought else []
 
     @staticmethod
     def advise(parts: Sequence["ChunkReads"]) -> None:
-        """Tell the system what will be read, so that it comes side by side."""
+        """Announce the reads to the system, which then run concurrently."""
         tables = [part.chunks for part in parts]
         chunks = np.concatenate(tables) if len(tables) > 1 else tables[0]
         if not seem_to_be_in_memory(chunks):
@@ -211,14 +211,14 @@ class ChunkReads:
         Parameters
         ----------
         bases
-            Addresses that destinations are counted from; see `cellfeed._buffers._destinations`.
+            Base addresses of the destinations; see `cellfeed._buffers._destinations`.
         decoder
-            Who does it; the calling thread if None.
+            The decoder; the calling thread if None.
 
         Raises
         ------
         FormatError
-            A chunk is damaged or missing; names file, element and bytes.
+            A chunk is damaged or missing; the message names file, element and bytes.
         """
         segments = self.segments.copy()
         segments[:, kernels.TO] = bind(segments[:, kernels.TO], bases)
@@ -232,7 +232,7 @@ class ChunkReads:
         return Done(n_bytes, self.n_chunks, int(report[kernels.DECOMPRESSED]), ascending)
 
     def decompress(self, decoder: Decoder) -> Done:
-        """Read and decompress everything, and place nothing; see `run`."""
+        """Read and decompress everything, without placing; see `run`."""
         arrays = self.arrays.copy()
         arrays[:, kernels.NOT_PLACED] = 1
         report = np.zeros(kernels.N_REPORTS, np.int64)
@@ -240,19 +240,19 @@ class ChunkReads:
         return Done(n_bytes, self.n_chunks, int(report[kernels.DECOMPRESSED]), ascending=True)
 
     def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> KeptElements:
-        """Read and decode the column indices of rows, and find out which elements are kept.
+        """Read and decode the column indices of rows, and select the elements to keep.
 
         Parameters
         ----------
         lengths
-            Stored elements of each row, int64, shape (n_rows,).
+            Number of stored elements in each row, int64, shape (n_rows,).
         decoder
-            Who does it.
+            The decoder.
 
         Raises
         ------
         FormatError
-            A chunk is damaged or missing; names file, element and bytes.
+            A chunk is damaged or missing; the message names file, element and bytes.
         """
         segments = self.segments.copy()
         # As much as there may be; memory that is not written to is none.
@@ -271,7 +271,7 @@ class ChunkReads:
         report: NDArray[np.int64],
         decoder: Decoder,
     ) -> int:
-        """Work all chunks off, and return how many bytes were read."""
+        """Process all chunks, and return how many bytes were read."""
         if not self.n_chunks:
             return 0
         if decoder.verify != "first":
@@ -301,7 +301,7 @@ class ChunkReads:
         report: NDArray[np.int64],
         decoder: Decoder,
     ) -> int:
-        """Decode chunks whose bytes are at hand, and return how many bytes were read."""
+        """Decode chunks whose bytes are available, and return how many bytes were read."""
         functions = kernels.function_addresses()
         raw = max(int(chunks[:, kernels.SIZE].max(initial=0)), kernels.LARGEST_READ)
         decoded = int(arrays[:, kernels.DECODED_BYTES].max(initial=0))
@@ -331,7 +331,7 @@ class ChunkReads:
             raise
 
     def _timed_pieces(self, decoder: Decoder) -> Iterator[Piece]:
-        """Yield the chunks as their bytes are at hand; for those of a store, all threads wait."""
+        """Yield chunks as their bytes become available; all threads wait for those of a store."""
         if not self.are_brought:
             yield from self._pieces()
             return
@@ -343,7 +343,7 @@ class ChunkReads:
             begin = time.perf_counter_ns()
 
     def _pieces(self) -> Iterator[Piece]:
-        """Yield the chunks as their bytes are at hand."""
+        """Yield chunks as their bytes become available."""
         try:
             yield from pieces(self.chunks, self._stores, self.arrays[:, kernels.DECODED_BYTES])
         except ShortRangeError as short:
@@ -351,7 +351,7 @@ class ChunkReads:
 
     @property
     def _stores(self) -> list[ByteStore]:
-        """That of each array."""
+        """The byte store of each array."""
         return [owner.files for owner in self.owners]
 
     def _damage(self, failure: int, chunk: int) -> FormatError:
@@ -362,7 +362,7 @@ class ChunkReads:
 
 
 def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:
-    """Return which chunk takes most memory."""
+    """Return the chunk that takes the most memory."""
     decoded = arrays[chunks[:, kernels.ARRAY], kernels.DECODED_BYTES]
     return int(np.maximum(chunks[:, kernels.SIZE], decoded).argmax())
 
@@ -378,13 +378,18 @@ _CHECKED: dict[Verify, int] = {"always": kernels.EVERY_TIME, "never": kernels.NE
 
 _FAILURES = {
     kernels.UNREADABLE: "cannot be read; check the disk, and copy the file again",
-    kernels.TRUNCATED: "the file ends before them; copy or download it again",
+    kernels.TRUNCATED: "are beyond the end of the file; copy or download it again",
     kernels.UNDECODABLE: "cannot be decompressed; the file is damaged, copy or download it again",
-    kernels.WRONG_SIZE: "decompress to another size than the chunk's; "
-    "the file is damaged, copy or download it again",
-    kernels.BAD_INDEX: "hold a column index outside of the matrix; "
-    "the file is damaged, copy or download it again",
-    kernels.TOO_LARGE: "take more memory to decompress than there is; write them in smaller chunks",
-    kernels.MISSING: "are missing; copy or download it again, "
-    "or, if they are zeros that were never written, write those too",
+    kernels.WRONG_SIZE: (
+        "decompress to another size than that of the chunk; the file is damaged, copy or "
+        "download it again"
+    ),
+    kernels.BAD_INDEX: (
+        "have a column index outside of the matrix; the file is damaged, copy or download it again"
+    ),
+    kernels.TOO_LARGE: "need more memory to decompress than is free; write them in smaller chunks",
+    kernels.MISSING: (
+        "are missing; copy or download it again or, if these are zeros that were "
+        "never written, write them too"
+    ),
 }

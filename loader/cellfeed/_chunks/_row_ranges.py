@@ -1,4 +1,4 @@
-"""Rows that lie uncompressed in plain files, each in one byte range or a few."""
+"""Uncompressed rows in plain files, each in one byte range or a few."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ __all__ = ["RowExtents", "RowRanges"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowExtents:
-    """Byte ranges that rows consist of, row by row; arrays are int64, of shape (n_pieces,).
+    """Byte ranges of rows, row by row; arrays are int64, shape (n_pieces,).
 
     Parameters
     ----------
     rows
-        Which of the rows that were asked for each belongs to, ascending.
+        Index of each piece's row among the requested rows, ascending.
     files, firsts
-        The file that it lies in, and its first element there.
+        File of each piece, and its first element there.
     counts
-        Its elements, above zero.
+        Number of elements in each piece, above zero.
     within
-        Which element of its row the first one is.
+        Position of its first element in the row.
     """
 
     rows: NDArray[np.int64]
@@ -40,23 +40,23 @@ class RowExtents:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RowRanges:
-    """Rows of uncompressed elements that each lie in one byte range, or in a few.
+    """Rows of uncompressed elements, each in one byte range or a few.
 
-    They need not lie in any grid, and may overlap. A piece takes one read; those that lie beside
-    each other are read together.
+    The ranges need not form a grid, and may overlap. Each piece takes one read; adjacent pieces are
+    read together.
 
     Parameters
     ----------
     name
         Name of the array, for messages.
     shape
-        Number of rows and, where all have as many, their elements.
+        Number of rows and, if all rows have equally many, of elements per row.
     dtype
-        Native dtype of the elements; it may have fields.
+        Native dtype of the elements, which may be structured.
     files
         The files.
     pieces
-        Says where rows lie: given their numbers, ascending, int64, shape (n,).
+        Returns the byte ranges of ascending rows, int64, shape (n,).
     """
 
     name: str
@@ -71,16 +71,16 @@ class RowRanges:
         destinations: NDArray[np.int64],
         out_dtype: np.dtype[Any],
     ) -> ChunkReads:
-        """Return what to read for rows.
+        """Return the reads for rows.
 
         Parameters
         ----------
         rows
-            Ascending, int64, shape (n,).
+            Ascending rows, int64, shape (n,).
         destinations
-            Address that each goes to.
+            Destination address of each row, int64, shape (n,).
         out_dtype
-            Dtype there.
+            Dtype at the destinations.
         """
         pieces = self.pieces(rows)
         n_pieces = pieces.rows.size
@@ -110,7 +110,7 @@ class RowRanges:
         )
 
     def describe(self, chunk: int) -> str:
-        """Return where a row lies, for a message."""
+        """Return the location of a row, for a message."""
         pieces = self.pieces(np.array([chunk], np.int64))
         where = {str(self.files.location_of(file)): None for file in pieces.files.tolist()}
         first = int(pieces.firsts[0]) * self.dtype.itemsize

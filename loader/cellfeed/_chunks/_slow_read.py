@@ -10,16 +10,16 @@ __all__ = ["SlowRead", "byte_order"]
 
 @dataclass(frozen=True, slots=True)
 class SlowRead:
-    """Why an array is not decoded here, but read by the library of its format, which is slow.
+    """Why cellfeed does not decode an array, which the format's library reads slowly instead.
 
     Parameters
     ----------
     library
         The library, such as ``"h5py"``.
     reason
-        What stands in the way, such as ``"filter blosc2 is not supported"``.
+        The reason, such as ``"filter blosc2 is not supported"``.
     remedy
-        What to do so that it is read fast.
+        What the user can do so that it is read fast.
 
     Examples
     --------
@@ -29,14 +29,14 @@ class SlowRead:
 
     library: str
     reason: str
-    remedy: str = "write it anew with anndata"
+    remedy: str = "write it again with anndata"
 
     def __str__(self) -> str:
         return f"through {self.library}: {self.reason}"
 
 
 def byte_order(dtype: np.dtype[Any]) -> str:
-    """Return the order of bytes of a dtype that is not native.
+    """Return the byte order of a non-native dtype.
 
     Examples
     --------

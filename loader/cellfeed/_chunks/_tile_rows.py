@@ -1,8 +1,8 @@
-"""Which elements rows have in tiles of TileDB, whose elements carry the number of their row.
+"""Locating rows in tiles of TileDB, whose elements are stored with their row numbers.
 
 Elements are ordered by blocks of rows, in each of these by blocks of columns, and only then by
-row: a row lies in as many pieces as there are blocks of columns. Where they are is found when a
-row of their band is first asked for, from the rows of all elements of the band.
+row, so a row is in as many pieces as there are blocks of columns. These are located when a row of
+their band is first requested, from the row numbers of all elements of the band.
 """
 
 from collections import OrderedDict
@@ -27,18 +27,18 @@ _TILES_AT_ONCE = 8  # whose rows are decoded together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments:
-    """Which rows, and which tiles, are written together; no row is in two fragments.
+    """Rows and tiles that were written together; no row is in two fragments.
 
     Parameters
     ----------
     rows
-        First and last row of each, ascending, int64, shape (n_fragments, 2).
+        First and last row of each fragment, ascending, int64, shape (n_fragments, 2).
     first_tiles
-        First tile of each, and the number of all, int64, shape (n_fragments + 1,).
+        First tile of each fragment, and the total number of tiles, int64, shape (n_fragments + 1,).
     tile_rows
-        Least and greatest row of each tile, int64, shape (n_tiles, 2).
+        Smallest and largest row of each tile, int64, shape (n_tiles, 2).
     block_rows
-        Rows of a block, at most `MOST_BAND_ROWS`.
+        Number of rows in a block, at most `MOST_BAND_ROWS`.
     """
 
     rows: NDArray[np.int64]
@@ -49,20 +49,20 @@ class Fragments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsInTiles:
-    """Where some rows lie; arrays are int64, those of pieces of shape (n_pieces,).
+    """Locations of rows; arrays are int64, with shape (n_pieces,) for pieces.
 
     Parameters
     ----------
     lengths
-        How many elements each row has, shape (n_rows,).
+        Number of elements in each row, shape (n_rows,).
     rows
-        Which of the rows each piece belongs to.
+        Index of each piece's row.
     elements
-        The number of its first element, as if every tile were full, ascending.
+        Number of its first element, as if every tile were full, ascending.
     counts
-        Its elements, none of which is in another tile.
+        Number of its elements, all in one tile.
     before
-        How many elements of its row come before it.
+        Number of elements of its row before it.
     """
 
     lengths: NDArray[np.int64]
@@ -75,16 +75,16 @@ class RowsInTiles:
 class TileRows:
     """Finds rows in tiles.
 
-    Runs of at most 256 MiB are kept; of more, those that were not used for longest are found anew.
+    Up to 256 MiB of runs are cached; beyond that, the least recently used ones are dropped.
 
     Parameters
     ----------
     array, chunks
-        The row of each element, int64, and where they lie.
+        Array with the row number of each element, int64, and its chunks.
     tiles
-        Where the tiles are.
+        Locations of the tiles.
     fragments
-        What they hold.
+        The fragments of the tiles.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class TileRows:
         return self.__dict__ | {"_kept": OrderedDict(), "_n_bytes": 0}
 
     def __call__(self, rows: NDArray[np.int64]) -> RowsInTiles:
-        """Return where rows lie.
+        """Return the locations of rows.
 
         Parameters
         ----------
         rows
-            Ascending, distinct, int64, shape (n_rows,).
+            Ascending, distinct rows, int64, shape (n_rows,).
 
         Raises
         ------
@@ -171,7 +171,7 @@ class TileRows:
         return _Band(first_element, np.concatenate(own_rows), np.concatenate(lengths))
 
     def _decoded(self, first: int, stop: int) -> NDArray[np.int64]:
-        """Return the row of each element of some tiles."""
+        """Return the row of each element of the given tiles."""
         elements = np.arange(first, stop) * self._tiles.capacity
         counts = self._tiles.n_elements[first:stop]
         rows = np.empty(int(counts.sum()), np.int64)
@@ -194,7 +194,7 @@ class _Band:
     first
         Number of the first element of the first run, as if every tile were full.
     rows, lengths
-        The row of each run, from the first of the band on, and how many elements it has.
+        The row of each run, relative to the first row of the band, and its number of elements.
     """
 
     first: int
@@ -203,5 +203,5 @@ class _Band:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that it takes."""
+        """Its memory in bytes."""
         return self.rows.nbytes + self.lengths.nbytes

@@ -1,7 +1,7 @@
-"""Tiles of TileDB as chunks: each tile holds some, of which every one is compressed by itself.
+"""Tiles of TileDB as chunks: each tile contains several, each compressed separately.
 
 See ``format_spec/tile.md`` of TileDB. A tile begins with the number of its chunks. A chunk has a
-head, which says how long it is, before and after its filters, and metadata of these.
+header with its size before and after filters, and the metadata of its filters.
 """
 
 import struct
@@ -32,11 +32,11 @@ class TileFilters:
     Parameters
     ----------
     codec
-        How they are compressed, last; see `chunk_codec`.
+        Compression, the last filter; see `chunk_codec`.
     shuffled
-        Whether their bytes are shuffled before.
+        Whether bytes are shuffled before compression.
     chunk_bytes
-        Largest size of a chunk before that.
+        Largest size of a chunk before its filters.
     """
 
     codec: int
@@ -46,18 +46,18 @@ class TileFilters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """Where the tiles of an array lie; arrays are int64, of shape (n_tiles,).
+    """Locations of the tiles of an array; arrays are int64, shape (n_tiles,).
 
     Parameters
     ----------
     files
-        Number of the file of each.
+        Number of each tile's file.
     offsets, ends
-        Its bytes there.
+        Its first byte there, and the byte after its last.
     n_elements
-        Its elements, at most ``capacity``.
+        Number of its elements, at most ``capacity``.
     capacity
-        Elements of a tile that is full.
+        Number of elements in a full tile.
     """
 
     files: NDArray[np.int64]
@@ -76,22 +76,22 @@ class TileChunks:
     Parameters
     ----------
     name
-        What messages call the array.
+        Name of the array in messages.
     tiles
-        Where they lie.
+        Locations of the tiles.
     itemsize
-        Bytes of an element.
+        Bytes per element.
     filters
-        How chunks are encoded.
+        Encoding of the chunks.
     files
         The files.
 
     Attributes
     ----------
     chunk_elements
-        Elements of a whole chunk.
+        Number of elements in a whole chunk.
     padded, n_padded
-        Numbers that a tile takes, and all of them.
+        Number of element numbers per tile, and in total.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class TileChunks:
         self._sizes = np.zeros(tiles.offsets.size * self._per_tile, np.int32)
 
     def starts(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers here of elements that are numbered as if every tile were full."""
+        """Return the padded numbers of elements that are numbered as if every tile were full."""
         return elements + elements // self._tiles.capacity * (self.padded - self._tiles.capacity)
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
-        """Return where the chunks of these numbers lie.
+        """Return the locations of the chunks with these numbers.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class TileChunks:
         )
 
     def _list(self, tiles: NDArray[np.int64]) -> None:
-        """Read where the chunks of tiles begin."""
+        """Read the positions of the chunks of tiles."""
         of = self._tiles
         for first in range(0, tiles.size, _TILES_AT_ONCE):
             some = tiles[first : first + _TILES_AT_ONCE]
@@ -158,48 +158,50 @@ class TileChunks:
         most = self.chunk_elements * self._itemsize
         (n_chunks,) = _N_CHUNKS.unpack_from(content)
         if n_chunks != -(-left // most):
-            raise ValueError(f"{n_chunks} chunks in place of {-(-left // most)}")
+            raise ValueError(f"it has {n_chunks} chunks, but {-(-left // most)} expected")
         number, position = tile * self._per_tile, _N_CHUNKS.size
         for _ in range(n_chunks):
             decoded, first, size, position = _chunk_at(content, position, self._filters)
             if decoded != min(left, most):
-                raise ValueError(f"a chunk of {decoded} bytes in place of {min(left, most)}")
+                raise ValueError(
+                    f"it has a chunk of {decoded} bytes, but {min(left, most)} expected"
+                )
             self._offsets[number] = self._tiles.offsets[tile] + first
             self._sizes[number] = size
             left, number = left - decoded, number + 1
         if position != len(content):
-            raise ValueError(f"{len(content) - position} bytes beyond its chunks")
+            raise ValueError(f"it has {len(content) - position} bytes after its chunks")
 
 
 def _chunk_at(content: bytes, position: int, filters: TileFilters) -> tuple[int, int, int, int]:
-    """Return the size of a chunk, where its elements begin, in how many bytes, and its end."""
+    """Return the decoded size of a chunk, the position and size of its elements, and its end."""
     decoded, n_filtered, n_metadata = _HEAD.unpack_from(content, position)
     begin = position + _HEAD.size
     first = begin + n_metadata
     end = first + n_filtered
     if end > len(content):
-        raise ValueError("a chunk goes beyond its end")
+        raise ValueError("a chunk exceeds its end")
     if filters.codec == kernels.STORED:
         if n_filtered != decoded:
-            raise ValueError(f"{n_filtered} bytes in a chunk of {decoded}")
+            raise ValueError(f"it has {n_filtered} bytes in a chunk of {decoded}")
         return decoded, first, n_filtered, end
     (part,) = parts_of_chunk(content, begin, first)
     if part[2] != decoded:
-        raise ValueError(f"{part[2]} bytes in a chunk of {decoded}")
+        raise ValueError(f"it has {part[2]} bytes in a chunk of {decoded}")
     if part[0] + part[1] > end:
-        raise ValueError("a part goes beyond its chunk")
+        raise ValueError("a part exceeds its chunk")
     return decoded, part[0], part[1], end
 
 
 def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where the compressed parts of a chunk's elements lie, their bytes, and decompressed.
+    """Yield position, compressed size and decompressed size of each part of a chunk's elements.
 
     Parameters
     ----------
     content
-        What it is in.
+        Bytes with the chunk.
     metadata, first
-        Where its metadata, and its compressed bytes, begin.
+        Start of its metadata, and of its compressed bytes.
     """
     n_metadata, n_parts = _PAIR.unpack_from(content, metadata)
     for k in range(n_metadata + n_parts):
@@ -212,18 +214,18 @@ def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[
 def tiled_array(
     name: str, chunks: TileChunks, dtype: np.dtype[Any], filters: TileFilters, files: ByteStore
 ) -> ChunkedArray:
-    """Return an array whose chunks are those of tiles; its elements are numbered as there.
+    """Return an array with the chunks of tiles, whose elements have padded numbers.
 
     Parameters
     ----------
     name
-        What messages call it.
+        Its name in messages.
     chunks
-        Where they lie.
+        Locations of the chunks.
     dtype
         Native dtype of its elements.
     filters
-        How chunks are encoded.
+        Encoding of the chunks.
     files
         The files.
     """

@@ -1,4 +1,4 @@
-"""Transforms as compiled code takes them, applied to rows by many threads at once."""
+"""Transforms in the form of compiled code, applied to rows by several threads."""
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
@@ -16,20 +16,20 @@ __all__ = ["RowGroup", "ValueSteps", "locate_pieces"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Where rows lie in memory, as long as it does.
+    """Addresses of rows in memory, valid as long as the memory.
 
     Parameters
     ----------
     n_rows
-        Rows, one after the other.
+        Number of consecutive rows.
     values
         Address of the first value.
     row_length
-        Values of each row, if they are dense.
+        Number of values in each row, if they are dense.
     columns, pointers
-        Addresses of column indices and of the row pointer, if they are sparse.
+        Addresses of column indices and of row pointers, if they are sparse.
     index_itemsize
-        Bytes of each of these.
+        Bytes per index.
     """
 
     n_rows: int
@@ -46,7 +46,7 @@ class ValueSteps:
     Parameters
     ----------
     transforms
-        In the order in which they are applied.
+        The transforms, in the order in which they are applied.
     dtype
         Dtype of the values: float32 or float64.
     """
@@ -76,12 +76,12 @@ class ValueSteps:
 
     @property
     def need_columns(self) -> bool:
-        """Whether what is done with a value depends on its column."""
+        """Whether the transform of a value depends on its column."""
         return bool((self._kinds >= kernels.CENTRED).any())
 
     @property
     def located(self) -> tuple[int, int, int]:
-        """The addresses of kinds and numbers, which live as long as this, and how many."""
+        """Addresses of kinds and numbers, valid as long as this object, and their number."""
         return self._kinds.ctypes.data, self._numbers.ctypes.data, len(self._kinds)
 
     def __bool__(self) -> bool:
@@ -94,16 +94,16 @@ class ValueSteps:
         threads: Executor | None = None,
         n_threads: int = 1,
     ) -> None:
-        """Change the values of rows where they are.
+        """Transform the values of rows in place.
 
         Parameters
         ----------
         groups
-            Rows of the dtype stated, of one layout.
+            Rows of the stated dtype, with the same layout.
         rows
-            Which of them, numbered through, ascending; all if None.
+            Numbers of the rows to transform over all groups, ascending; all rows if None.
         threads, n_threads
-            Who helps the calling thread, and how many work on it together.
+            Threads that help the calling thread, and the total number of threads.
         """
         if not groups or not self:
             return
@@ -131,16 +131,16 @@ class ValueSteps:
 
 
 def locate_pieces(segments: NDArray[np.int64]) -> object:
-    """Let segments of values that are transformed say which piece of a row they are.
+    """Write to segments of transformed values which piece of a row they are.
 
     Parameters
     ----------
     segments
-        Those of rows, one row after the other, as `kernels.plan_flat` returns them; changed.
+        Segments of rows, row by row, as `kernels.plan_flat` returns them; modified.
 
     Returns
     -------
-    What has to live as long as the segments are used.
+    An object that must exist as long as the segments are used.
     """
     within = segments[:, kernels.WITHIN]
     is_piece = within != 0
@@ -177,7 +177,7 @@ def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
 
 
 def _moments(scale: Scale) -> NDArray[np.float64]:
-    """Return what is subtracted from each column, and its divisor, shape (2, n_columns)."""
+    """Return the subtrahend and the divisor of each column, shape (2, n_columns)."""
     std = np.asarray(scale.std)
     mean = np.asarray(scale.mean) if scale.zero_center else np.zeros_like(std)
     return np.stack([mean, np.where(std == 0, 1.0, std)])

@@ -1,4 +1,4 @@
-"""Arrays of zarr stores as chunks."""
+"""Chunked arrays of zarr stores."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -27,16 +27,16 @@ _READERS = 8  # of indexes, which are small and far from each other
 def zarr_array(
     layout: ZarrLayout, files: ByteStore, name: str, kept: KeptTables, *, lost_is_zero: bool
 ) -> ChunkedArray:
-    """Return an array as chunks; the indexes of all its shards are read, or were kept.
+    """Return a chunked array; the indexes of all its shards are read, or taken from the cache.
 
     Parameters
     ----------
     layout, files
-        Of the array.
+        Layout and files of the array.
     name
-        What messages call it.
+        Its name in messages.
     kept
-        Tables of the array from earlier openings.
+        Cached tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
 
@@ -65,7 +65,7 @@ def zarr_array(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Locations of chunks that have a file each."""
+    """Locations of chunks with one file each."""
 
     layout: ZarrLayout
 
@@ -86,16 +86,16 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """Locations of chunks in shards; 16 bytes a chunk.
+    """Locations of chunks in shards, at 16 bytes per chunk.
 
     Parameters
     ----------
     layout
-        Of the array.
+        Layout of the array.
     offsets, sizes
-        Of each chunk, int64; -1 and 0 where there is none.
+        Offset and size of each chunk in bytes, int64; -1 and 0 for missing chunks.
     is_lost
-        Whether there is no file, for each shard.
+        Whether the file of each shard is missing.
     """
 
     layout: ZarrLayout
@@ -140,7 +140,7 @@ def _shards(layout: ZarrLayout, files: ByteStore, name: str) -> Tables:
 def _read_index(
     layout: ZarrLayout, files: ByteStore, file: int, file_bytes: int, name: str
 ) -> NDArray[np.int64]:
-    """Return offset and size of each chunk of a shard; -1 where there is none."""
+    """Return offset and size of each chunk of a shard; -1 for missing chunks."""
     n_bytes = math.prod(layout.chunks_of_a_file) * _ENTRY_BYTES
     n_stored = n_bytes + _CHECKSUM_BYTES * layout.index_has_checksum
     first = file_bytes - n_stored if layout.index_at_end else 0
@@ -158,7 +158,7 @@ def _read_index(
     if layout.index_has_checksum:
         checksum = int.from_bytes(stored[n_bytes:], "little")
         if google_crc32c.value(index) != checksum:
-            msg = f"{where}: does not have its checksum; {_REMEDY}"
+            msg = f"{where}: its checksum does not match; {_REMEDY}"
             raise FormatError(msg)
     entries = np.frombuffer(index, "<u8").reshape(-1, 2)
     is_absent = (entries == _ABSENT).all(axis=1)
@@ -169,7 +169,7 @@ def _read_index(
     )
     has_size = entries[:, 1] == layout.decoded_bytes if layout.codec == kernels.STORED else True
     if not (is_absent | is_inside & has_size).all():
-        msg = f"{where}: has chunks that are not within the file; {_REMEDY}"
+        msg = f"{where}: has chunks outside of the file; {_REMEDY}"
         raise FormatError(msg)
     return np.where(is_absent[:, None], -1, entries.astype(np.int64))
 

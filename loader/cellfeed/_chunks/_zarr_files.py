@@ -1,4 +1,4 @@
-"""The files of a zarr array: shards, which stay open, and chunks in a file each, which do not."""
+"""The files of a zarr array: shards, which stay open, and files of single chunks."""
 
 import math
 from pathlib import Path
@@ -15,15 +15,15 @@ __all__ = ["ZarrFiles"]
 class ZarrFiles(FolderFiles):
     """The files of one array.
 
-    A shard is read often, so its file stays open as long as there are not too many of them.
-    Other files are opened for each read, by path, and may change.
+    A shard is read often, so its file stays open unless there are too many. Other files are
+    opened for each read, by path, and may change.
 
     Parameters
     ----------
     folder
         The array's folder, as the user gave it.
     layout
-        What is in it.
+        Layout of the array.
     """
 
     def __init__(self, folder: Path, layout: ZarrLayout) -> None:
@@ -32,7 +32,7 @@ class ZarrFiles(FolderFiles):
         super().__init__(folder, layout.file_names, n_files)
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of files, of shards as they were at first; -1 where there is none."""
+        """Return the sizes of files in bytes, for shards the first observed; -1 if missing."""
         if self._layout.sharded:
             return super().sizes(files)
         return np.array([size for size, _ in self._found(files)], np.int64)
@@ -42,6 +42,6 @@ class ZarrFiles(FolderFiles):
         return super().handles(files) if self._layout.sharded else self._addresses(files)
 
     def check_unchanged(self, files: NDArray[np.int64]) -> None:
-        """Check that shards are those that were there at first; see `FolderFiles`."""
+        """Check that shards have not changed since the first check; see `FolderFiles`."""
         if self._layout.sharded:
             super().check_unchanged(files)

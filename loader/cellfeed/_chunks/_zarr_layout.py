@@ -1,4 +1,4 @@
-"""How a zarr array lies in its files, as its metadata says; formats v2 and v3."""
+"""The layout of a zarr array in its files, from its metadata; formats v2 and v3."""
 
 import math
 import sys
@@ -27,29 +27,29 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZarrLayout:
-    """Where the chunks of a zarr array are, and how they are encoded.
+    """Locations and encoding of the chunks of a zarr array.
 
     Parameters
     ----------
     shape
-        Of the array.
+        Shape of the array.
     dtype
-        Of its elements as chunks hold them, which may be narrower than the array's.
+        Dtype of the elements in chunks, which may be narrower than the array's.
     file_shape
-        Elements of one file: of a chunk, or of a shard.
+        Shape of a file: a chunk, or a shard.
     chunk_shape
-        Elements of what is encoded by itself: of a chunk, or of a chunk within a shard.
+        Shape of the unit of encoding: a chunk, or a chunk within a shard.
     codec
-        How it is compressed: one of the kernels' codecs.
+        Compression, one of the kernels' codecs.
     delta
-        Whether each element of a chunk is stored as what is added to the one before it.
+        Whether each element of a chunk is stored as its difference from the previous one.
     prefix, separator
-        What the name of a file, within the array's folder, begins with, and what stands between
-        its position in the grid.
+        Prefix of the names of files within the array's folder, and separator of the positions in
+        the grid.
     sharded
-        Whether a file holds many chunks, and an index of them.
+        Whether a file contains many chunks, and an index of them.
     index_at_end
-        Where in the shard the index is.
+        Whether the index is at the end of the shard.
     index_has_checksum
         Whether a CRC32C of the index follows it.
     """
@@ -68,26 +68,26 @@ class ZarrLayout:
 
     @property
     def file_grid(self) -> Shape:
-        """Files along each dimension."""
+        """Number of files along each dimension."""
         return chunk_grid(self.shape, self.file_shape)
 
     @property
     def chunk_grid(self) -> Shape:
-        """Chunks along each dimension, without those of a shard that are outside the array."""
+        """Number of chunks along each dimension, except chunks of shards outside of the array."""
         return chunk_grid(self.shape, self.chunk_shape)
 
     @property
     def chunks_of_a_file(self) -> Shape:
-        """Chunks of one file along each dimension."""
+        """Number of chunks in one file along each dimension."""
         return chunk_grid(self.file_shape, self.chunk_shape)
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes of a chunk that is not compressed."""
+        """Size of an uncompressed chunk in bytes."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     def files_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the file, in C order of the grid, that each chunk is in."""
+        """Return the number of each chunk's file, in C order of the grid."""
         positions = np.unravel_index(chunks, self.chunk_grid)
         files = [k // n for k, n in zip(positions, self.chunks_of_a_file, strict=True)]
         return np.ravel_multi_index(files, self.file_grid).astype(np.int64)
@@ -107,12 +107,12 @@ class ZarrLayout:
 
 
 def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | SlowRead:
-    """Return the layout of an array, or why only zarr itself knows how it is stored.
+    """Return the layout of an array, or the reason why only zarr can read it.
 
     Parameters
     ----------
     metadata
-        The array's, as JSON has it.
+        Metadata of the array, as parsed JSON.
     """
     shape = tuple(int(n) for n in metadata["shape"])
     if not shape or 0 in shape:
@@ -121,18 +121,18 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | SlowRead:
     if isinstance(layout, SlowRead):
         return layout
     if len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape):
-        return _slow("its chunks hold parts of rows", "write it in chunks of whole rows")
+        return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
     too_many = layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
     return _slow(f"it has more than {_MOST_SHARDS:,} shards") if too_many else layout
 
 
 def zarr_codec(metadata: Mapping[str, Any]) -> str:
-    """Return how an array is compressed: such as "blosc", "zstd, sharded" or "none".
+    """Return the compression of an array, such as "blosc", "zstd, sharded" or "none".
 
     Parameters
     ----------
     metadata
-        The array's, as JSON has it.
+        Metadata of the array, as parsed JSON.
     """
     if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
         compressor = metadata["compressor"]
@@ -161,7 +161,7 @@ def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
     if isinstance(stored, SlowRead):
         return stored
     if len(shape) > 1 and metadata["order"] != "C":
-        return _slow("its chunks are in column order")
+        return _slow("its chunks are in Fortran order")
     compressor = metadata["compressor"]
     codec = _known_codec([] if compressor is None else [compressor["id"]])
     if isinstance(codec, SlowRead):
@@ -218,7 +218,7 @@ def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
 
 @dataclass(frozen=True, slots=True)
 class _Filtered:
-    """What filters of numcodecs make of elements, before these are compressed; see `ZarrLayout`."""
+    """The form of elements after numcodecs' filters, before compression; see `ZarrLayout`."""
 
     dtype: np.dtype[Any]
     delta: bool
@@ -227,9 +227,9 @@ class _Filtered:
 def _filtered(
     filters: Sequence[tuple[str, Mapping[str, Any]]], dtype: np.dtype[Any]
 ) -> _Filtered | SlowRead:
-    """Return what is stored of elements, by names and options of filters in the order of writing.
+    """Return the stored form of elements, from names and options of filters in write order.
 
-    A narrower dtype has to hold nothing that the wider one does not, and differences wrap around.
+    A narrower dtype must be a subset of the wider one, and differences wrap around.
     """
     stored = _Filtered(dtype, delta=False)
     for name, options in filters:
@@ -252,7 +252,7 @@ def _filtered(
 
 
 def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
-    """Return what `ZarrLayout` wants to know of the index of a shard."""
+    """Return the properties of a shard's index that `ZarrLayout` needs."""
     first, *others = options["index_codecs"]
     if not _is_plain(first) or [codec["name"] for codec in others] not in ([], ["crc32c"]):
         return None
@@ -266,7 +266,7 @@ def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
 def _encoding(
     codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
 ) -> tuple[_Filtered, int] | SlowRead:
-    """Return what filters make of elements, and how that is compressed."""
+    """Return the filtered form of elements, and their compression."""
     n = next((i for i, each in enumerate(codecs) if _name(each) not in _FILTERS), len(codecs))
     stored = _filtered([(_name(each), _options(each)) for each in codecs[:n]], dtype)
     if isinstance(stored, SlowRead):
@@ -287,14 +287,14 @@ def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | S
 
 
 def _known_codec(names: Sequence[str]) -> int | SlowRead:
-    """Return how chunks are compressed, of which the codecs have these names."""
+    """Return the compression of chunks, from the names of their codecs."""
     if not names:
         return kernels.STORED
     codec = kernels.ZARR_CODECS.get(names[0])
     if codec is None or len(names) > 1:
         return _slow(f"codec {_listed(names)} {_UNKNOWN}")
     if not kernels.can_decode(codec):
-        return _slow(f"no library was found that decodes {names[0]}")
+        return _slow(f"no library that decodes {names[0]} was found")
     return codec
 
 
@@ -303,7 +303,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _is_plain(codec: Mapping[str, Any], itemsize: int = 8) -> bool:
-    """Return whether a codec stores elements as they are in memory."""
+    """Return whether a codec stores elements in their form in memory."""
     endian = _options(codec).get("endian")
     return codec["name"] == "bytes" and (itemsize == 1 or endian == sys.byteorder)
 
@@ -313,7 +313,7 @@ def _options(named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any] | SlowRead:
-    """Return the dtype if elements are numbers in the machine's byte order, and 0 by default."""
+    """Return the dtype if elements are numbers in native byte order, with fill value 0."""
     try:
         dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
@@ -324,7 +324,7 @@ def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any] | SlowRead:
         return _slow(f"its numbers are {byte_order(dtype)}")
     is_number = isinstance(fill_value, int | float)
     if fill_value is not None and not (is_number and fill_value == 0):
-        return _slow(f"chunks that are left out are {fill_value} and not 0")
+        return _slow(f"its missing chunks are {fill_value}, not 0")
     return dtype
 
 

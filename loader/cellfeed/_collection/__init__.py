@@ -1,4 +1,4 @@
-"""Many sources as one collection of cells."""
+"""One collection of cells from many sources."""
 
 from cellfeed._collection._collection import Collection
 from cellfeed._collection._join_obs import exact_numbers, join_column

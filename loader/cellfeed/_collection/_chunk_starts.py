@@ -14,14 +14,14 @@ __all__ = ["StoredRows"]
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """Reads where rows of an element lie in chunks.
+    """Reads how the rows of an element are divided into chunks.
 
     Parameters
     ----------
     elements
-        The element in each source.
+        The element of each source.
     are_remote
-        Whether any of these is on a server.
+        Whether any of them is on a server.
     """
 
     elements: Sequence[StoredElement]
@@ -53,5 +53,5 @@ def _chunked_rows(stored: StoredElement) -> ChunkedRows:
 
 
 def _elements_of_chunk(array: ChunkedArray) -> int:
-    """Return elements of a chunk, or rows of one that has rows; 0 if parts of it can be read."""
+    """Return the size of a chunk, in elements or rows; 0 if parts of chunks can be read."""
     return array.chunk_shape[0] if array.is_decoded_whole else 0

@@ -1,4 +1,4 @@
-"""Many files as one collection of cells."""
+"""`Collection`: the cells of many files as one."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -35,18 +35,19 @@ _ROWS_READ = 200  # where lengths are not known before rows are read
 
 
 class Collection:
-    """Cells of one or many sources, numbered through, with their obs columns.
+    """Cells of one or several sources with consecutive row numbers, and their obs columns.
 
-    Made by `open_collection`. ``collection[rows]`` reads rows, in the order given.
+    `open_collection` makes a collection. ``collection[rows]`` reads rows, in the given order.
 
     Parameters
     ----------
     sources
-        At least one, with the same elements.
+        At least one source, all with the same elements.
     obs
         Names of the obs columns to read.
     genes
-        Which genes it has; those of all sources, which must have the same, if None.
+        The genes of the collection. If None, the genes of the sources, which must all have the
+        same.
     join_obs
         See `open_collection`.
     """
@@ -67,7 +68,7 @@ class Collection:
         }
         self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
         if len(self) == 0:
-            msg = f"{self.locations[0]}: there are no cells in it; give files that have some"
+            msg = f"{self.locations[0]}: has no cells; give files that have some"
             raise FormatError(msg)
         self._join_obs: JoinObs = join_obs
         self._obs = read_obs(self._sources, tuple(obs), join_obs)
@@ -103,7 +104,7 @@ class Collection:
 
     @property
     def elements(self) -> Mapping[str, Element]:
-        """What is read, by name; the first is ``minibatch.X``."""
+        """The elements that are read, by name; the first is ``minibatch.X``."""
         return MappingProxyType(self._elements)
 
     @property
@@ -112,7 +113,7 @@ class Collection:
 
     @property
     def n_vars(self) -> int:
-        """Number of genes: columns of the first element."""
+        """Number of genes, the columns of the first element."""
         return self._first.n_columns
 
     @property
@@ -122,43 +123,44 @@ class Collection:
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]:
-        """The obs columns that were asked for."""
+        """The obs columns that the collection was opened with, by name."""
         return MappingProxyType(self._obs)
 
     def read_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
-        """Return obs columns, and read those that were not asked for when this was opened.
+        """Return obs columns, also columns that the collection was not opened with.
 
-        These are not kept.
+        The latter are read by each call and not kept.
 
         Raises
         ------
         ColumnError, MismatchError
-            As of `open_collection`.
+            See `open_collection`.
         """
         others = tuple(name for name in columns if name not in self._obs)
         there = self._obs | read_obs(self._sources, others, self._join_obs)
         return {name: there[name] for name in columns}
 
     def where(self, query: str) -> NDArray[np.int64]:
-        """Return the rows whose obs fulfil a condition, ascending.
+        """Return the rows whose obs fulfil a condition, ascending, int64, shape (n_selected,).
 
-        It is evaluated by pandas, some rows at a time, and what is missing compares as there.
+        pandas evaluates the condition, for part of the rows at a time, and missing values compare
+        as they do in pandas.
 
         Parameters
         ----------
         query
-            Comparisons of obs columns with each other and with numbers and text, such as
-            ``"cell_type == 'B' and n_counts > 500"``, joined by ``and``, ``or``, ``not``; also
-            ``in [...]`` and ``not in [...]``, and arithmetic. A name that is no identifier of
-            Python stands in backticks. No functions, attributes or variables. Columns that the
-            collection was opened without are read for it.
+            Comparisons of obs columns with each other, with numbers and with text, such as
+            ``"cell_type == 'B' and n_counts > 500"``. They may use ``and``, ``or``, ``not``,
+            ``in [...]``, ``not in [...]`` and arithmetic, but no functions, attributes or
+            variables. Names that are not Python identifiers must be quoted in backticks. Columns
+            that the collection was not opened with are read first.
 
         Raises
         ------
         ParameterError
-            The query is none of this, or compares what pandas cannot compare.
+            The query is not of this form, or pandas cannot compare the values.
         ColumnError
-            There is no such column.
+            obs has no such column.
 
         Examples
         --------
@@ -175,57 +177,57 @@ class Collection:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values of the first element: one that holds those of every file."""
+        """Dtype of the first element, which can hold the values of every file."""
         return self._first.dtype
 
     @property
     def layout(self) -> Layout:
-        """How the first element is read: "csr" if any file is stored so, "dense" or "ragged"."""
+        """Layout of the first element: "csr" if any file stores it so, else "dense" or "ragged"."""
         return self._first.layout
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What the collection is read from, in the order of its rows."""
+        """The sources of the collection, in the order of its rows."""
         return self._sources
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """The files, stores and URLs, in the order of their rows."""
+        """The files, stores and URLs of the sources, in the order of their rows."""
         return tuple(source.location for source in self._sources)
 
     @property
     def is_remote(self) -> bool:
-        """Whether any of them is on a server or in an object store."""
+        """Whether any source is on a server or in an object store."""
         return any(location.is_remote for location in self.locations)
 
     @property
     def direct_io(self) -> bool:
-        """Whether files are read past the page cache."""
+        """Whether direct I/O reads files, bypassing the page cache."""
         return any(location.options.direct for location in self.locations)
 
     @property
     def can_be_forked(self) -> bool:
-        """Whether worker processes may be forked from a process that has read from it."""
+        """Whether a process that has read from the collection may fork worker processes."""
         return not self.is_remote and all(source.can_be_forked for source in self._sources)
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """How the first element in each of the `locations` is compressed, such as "gzip 4"."""
+        """Compression of the first element in each of the `locations`, such as "gzip 4"."""
         return tuple(source.elements[self._first.name].codec() for source in self._sources)
 
     def describe(self) -> pd.DataFrame:
-        """Return how each element of each file is stored, and whether it is read fast.
+        """Return a table of how each element of each file is stored, and whether it is read fast.
 
-        No values are read for it.
+        This reads no values.
 
         Returns
         -------
-        One row for each element of each of the `locations`, with the columns ``location``,
-        ``element``, ``n_cells``, ``layout`` ("csr", "dense" or "ragged"), ``dtype``, ``codec``
-        ("gzip 4"), ``chunk_shape`` (of the values; None if they are in one piece),
-        ``rows_per_chunk`` (on average), ``is_fast`` (whether chunks are decoded by threads of
-        cellfeed) and ``reason`` (why they are not, such as "through h5py: filter blosc2 is not
-        supported"; else None).
+        A data frame with one row for each element of each of the `locations`, and the columns
+        ``location``, ``element``, ``n_cells``, ``layout`` ("csr", "dense" or "ragged"), ``dtype``,
+        ``codec`` ("gzip 4"), ``chunk_shape`` (of the values; None if they are contiguous),
+        ``rows_per_chunk`` (on average), ``is_fast`` (whether cellfeed's own threads decode chunks)
+        and ``reason`` (why they do not, such as "through h5py: filter blosc2 is not supported";
+        else None).
 
         Examples
         --------
@@ -240,22 +242,22 @@ class Collection:
         return table_of(described(self._sources, dtypes_of(self._elements, None)))
 
     def slow_reading(self, dtype: Dtypes = None) -> str | None:
-        """Return one line on what is read slowly, why, and what to do; None if nothing is.
+        """Return one line that says what is read slowly, why, and the remedy; None if nothing is.
 
         Parameters
         ----------
         dtype
-            As of `mean_row_bytes`.
+            See `mean_row_bytes`.
         """
         return slow_reading(described(self._sources, dtypes_of(self._elements, dtype)))
 
     def warn_if_slow(self, dtype: Dtypes = None) -> None:
-        """Warn of what is read slowly as these dtypes, once, also where this is pickled since.
+        """Warn if an element is read slowly; once, also across pickled copies.
 
         Parameters
         ----------
         dtype
-            As of `mean_row_bytes`.
+            See `mean_row_bytes`.
 
         Warns
         -----
@@ -274,26 +276,25 @@ class Collection:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """All files of this machine that hold cells: those given, and those in folders."""
+        """All local files with cells: those that were given, and those in given folders."""
         found = [file for source in self._sources for file in source.files()]
         return tuple(dict.fromkeys(found))
 
     @property
     def rows_per_chunk(self) -> float:
-        """Mean number of rows of the first element in a unit of storage that is read as a whole."""
+        """Mean number of rows of the first element in a chunk that is read as a whole."""
         shares = np.diff(self._starts) / len(self)
         return float(shares @ [each.rows_per_chunk for each in self._stored[self._first.name]])
 
     def mean_row_bytes(self, dtype: Dtypes = None, *, dense: bool = False) -> float:
-        """Return the mean size of a cell in memory, from cells all over the collection.
+        """Return the mean size of a cell in memory, in bytes, from cells all over the collection.
 
         Parameters
         ----------
         dtype
-            Dtype of the values of all elements, or of some by name; those of the collection if
-            None.
+            Dtype of all elements, or dtypes of some by name; those of the collection if None.
         dense
-            Whether elements are made dense that are stored sparse.
+            Whether sparse elements are made dense.
         """
         n_bytes, index_bytes = 0.0, np.dtype(np.int32).itemsize
         for name, value_dtype in dtypes_of(self._elements, dtype).items():
@@ -307,13 +308,16 @@ class Collection:
         return n_bytes
 
     def stored_row_bytes(self) -> float:
-        """Return the mean size of a cell in storage, compressed, with all its elements."""
+        """Return the mean compressed size of a cell in storage, over all its elements, in bytes."""
         parts = (each for stored in self._stored.values() for each in stored)
         return sum(each.stored_bytes() for each in parts) / len(self)
 
     @cached_property
     def mean_row_lengths(self) -> Mapping[str, float]:
-        """How many values a cell stores of each sparse or ragged element, by up to 10,000 cells."""
+        """Mean number of stored values per cell of each sparse or ragged element.
+
+        It is the mean over up to 10,000 cells.
+        """
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         sampled = self.parts(merge_consecutive(rows))
         means = {
@@ -329,14 +333,14 @@ class Collection:
     def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
         """Return how many values of a sparse or ragged element each row of ``runs`` stores.
 
-        Rows that do not tell before they are read are read for it.
+        Rows whose lengths are not known from tables are read.
 
         Parameters
         ----------
         name
-            The element.
+            Name of the element.
         runs
-            Ascending, disjoint row runs, shape (n, 2), int64.
+            Ascending, disjoint runs of rows, int64, shape (n, 2).
         """
         lengths = np.empty(count_rows(runs), np.int64)
         for part in self.parts(runs)[name]:
@@ -352,12 +356,12 @@ class Collection:
         return lengths
 
     def parts(self, runs: Runs) -> dict[str, list[Part]]:
-        """Return the rows of each element by the source that has them.
+        """Return the rows of each element, by source.
 
         Parameters
         ----------
         runs
-            Ascending, disjoint row runs, shape (n, 2), int64.
+            Ascending, disjoint runs of rows, int64, shape (n, 2).
         """
         parts = {name: list[Part]() for name in self._elements}
         filled = 0
@@ -379,14 +383,14 @@ class Collection:
     def chunk_starts(self) -> ChunkStarts:
         """Return which rows are the first to begin in a chunk of the first element.
 
-        What `BlockShuffling` with ``align="chunks"`` asks for. Row pointers are read for it.
+        `BlockShuffling` with ``align="chunks"`` needs these. This reads row pointers.
         """
         return ChunkStarts(StoredRows(self._stored[self._first.name], self.is_remote))
 
     def load_tables(self) -> None:
-        """Read row pointers and chunk tables now rather than with the first rows.
+        """Read row pointers and chunk tables now, not with the first rows.
 
-        Processes that are forked afterwards share them.
+        Processes that are forked later share them.
         """
         stored = (each for source in self._sources for each in source.elements.values())
         load_tables([each for each in stored if each.shape[0]], are_remote=self.is_remote)

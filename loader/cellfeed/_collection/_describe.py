@@ -18,7 +18,7 @@ ElementDtypes = Mapping[str, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """An element of a source, and why it is read slowly, if it is."""
+    """An element of a source, and the reason if it is read slowly."""
 
     source: Source
     name: str
@@ -27,7 +27,7 @@ class Described:
 
 
 def described(sources: Sequence[Source], dtypes: ElementDtypes) -> Iterator[Described]:
-    """Yield each element of each source, read as the given dtype; nothing is read."""
+    """Yield each element of each source, for reading as the given dtypes; nothing is read."""
     for source in sources:
         for name, dtype in dtypes.items():
             stored = source.elements[name]
@@ -56,7 +56,7 @@ def table_of(elements: Iterator[Described]) -> pd.DataFrame:
 
 
 def slow_reading(elements: Iterator[Described]) -> str | None:
-    """Return one line on what is read slowly, why, and what to do; None if nothing is."""
+    """Return one line that says what is read slowly, why, and the remedy; None if nothing is."""
     slow = [(each, each.slow) for each in elements if each.slow is not None]
     if not slow:
         return None
@@ -65,12 +65,12 @@ def slow_reading(elements: Iterator[Described]) -> str | None:
     n_others = len(slow) - 1
     if n_others:
         others = "1 other is" if n_others == 1 else f"{n_others} others are"
-        line += f" ({others} read slowly, too: see `collection.describe()`)"
+        line += f" ({others} also read slowly: see `collection.describe()`)"
     return line
 
 
 def slow_names(elements: Iterator[Described]) -> str:
-    """Return which elements are read slowly, such as "X of 3 files"; empty if none is."""
+    """Return which elements are read slowly, such as "X of 3 files"; empty if none are."""
     files, slow = defaultdict[str, int](int), defaultdict[str, list[Source]](list)
     for each in elements:
         files[each.name] += 1

@@ -1,4 +1,4 @@
-"""What the elements of a collection may be named."""
+"""Names of the elements of a collection."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ __all__ = ["require_elements"]
 
 
 def require_elements(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of elements, of which there are some, none of them twice.
+    """Check the names of elements, and return them as a tuple.
 
     Raises
     ------
     ParameterError
-        There are none, or one is named in another way than elements are.
+        There are none, one is given twice, or one is not a name of an element.
 
     Examples
     --------
@@ -28,13 +28,13 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not _is_element(name):
             msg = (
-                "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME', each of MuData "
-                "after 'mod/MODALITY/', and of token streams 'spans' and 'metadata', but got "
-                f"{name!r}; name each as it lies in the file"
+                "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME' (in MuData, after "
+                "'mod/MODALITY/'), or for token streams 'spans' and 'metadata', but got "
+                f"{name!r}; give its path in the file"
             )
             raise ParameterError(msg)
     if not names or len(set(names)) < len(names):
-        msg = f"`elements` must name some elements, each once, but got {list(names)!r}"
+        msg = f"`elements` must name at least one element, each once, but got {list(names)!r}"
         raise ParameterError(msg)
     return tuple(names)
 

@@ -21,17 +21,17 @@ _Columns = tuple[int, ColumnNames, tuple[ColumnMap, ...] | None]
 
 
 def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]:
-    """Return the elements that all sources have, each over all of them.
+    """Return the elements of all sources, each joined over all of them.
 
     Raises
     ------
     MismatchError
-        Sources cannot be joined by their genes, or differ in the columns of an array that has
-        none.
+        Sources cannot be joined by their genes, or differ in the columns of an array without
+        genes.
     FormatError
-        An array has another number of columns than its table says.
+        An array and its table differ in the number of columns.
     ParameterError
-        Genes are chosen, and no element has names of genes.
+        Genes are chosen, but no element has gene names.
     """
     elements, tables = dict[str, Element](), dict[str, _Columns]()
     for name, first in sources[0].elements.items():
@@ -56,8 +56,9 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         n_columns, names, maps = columns
         if maps is not None and first.shape[2:]:
             msg = (
-                f"{sources[0].location}: `{name}` has {len(first.shape)} dimensions, and can be "
-                "read only where all files have the genes that are read, in the same order"
+                f"{sources[0].location}: `{name}` has {len(first.shape)} dimensions, which "
+                "requires all files to have the same genes in the same order; leave it out, or "
+                "read these files alone"
             )
             raise MismatchError(msg)
         if any(each.stored_columns is not None for each in stored):
@@ -72,8 +73,10 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             column_maps=maps,
         )
     if genes.names is not None and not tables:
-        msg = f"{sources[0].location}: `genes` are chosen, but {listed([*elements])} has none"
-        raise ParameterError(f"{msg} by name; leave out `genes`, or read an element that has")
+        msg = (
+            f"{sources[0].location}: `genes` are given, but {listed([*elements])} has no gene names"
+        )
+        raise ParameterError(f"{msg}; leave out `genes`, or read an element that has them")
     return elements
 
 
@@ -87,7 +90,7 @@ def _layout_of(stored: Sequence[StoredElement]) -> Layout:
 
 
 def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
-    """Return a dtype that holds the values of all sources."""
+    """Return a dtype that can hold the values of all sources."""
     dtypes = [source.elements[name].dtype for source in sources]
     if all(each.names is None for each in dtypes):
         return np.result_type(*dtypes)
@@ -95,7 +98,7 @@ def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
         if dtype != dtypes[0]:
             msg = (
                 f"{source.location}: `{name}` has values of {dtype}, but of {dtypes[0]} in "
-                f"{sources[0].location}; open those together that have the same fields"
+                f"{sources[0].location}; only open files with the same fields together"
             )
             raise MismatchError(msg)
     return dtypes[0]
@@ -104,7 +107,7 @@ def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
 def _of_stored_columns(
     stored: Sequence[StoredElement], maps: tuple[ColumnMap, ...] | None, n_columns: int
 ) -> tuple[ColumnMap, ...]:
-    """Return what each stored column becomes, from what each column of the elements does."""
+    """Return the target of each stored column, from the target of each column of the elements."""
     found = list[NDArray[np.int32]]()
     for k, element in enumerate(stored):
         own = np.arange(element.shape[1], dtype=np.int32) if maps is None else maps[k].columns
@@ -125,7 +128,7 @@ def _join_genes(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
 
 
 def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
-    """Join data frames, which must have the same columns, in whatever order."""
+    """Join data frames, which must have the same columns, in any order."""
     parts = _parts(name, sources)
     first, known = sources[0].location, set(parts[0][1])
     for path, names in parts[1:]:
@@ -137,7 +140,7 @@ def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
             if lacking:
                 msg = (
                     f"{lacks}: the data frame `{name}` lacks {listed(lacking)}, which {has} has; "
-                    "write it with the same columns in all files"
+                    "write the same columns to all files"
                 )
                 raise MismatchError(msg)
     return _joined(name, sources, Genes())
@@ -151,7 +154,7 @@ def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
 
 
 def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:
-    """Return the names of the columns of each source; those of the first are not kept twice."""
+    """Return the column names of each source; equal names share memory with the first."""
     parts = list[tuple[Location, NDArray[np.object_]]]()
     found = side_by_side(partial(_names_of, name), sources)
     for source, own in zip(sources, found, strict=True):
@@ -167,29 +170,29 @@ def _names_of(name: str, source: Source) -> NDArray[np.object_]:
     own = stored.var_names()
     if len(own) != stored.shape[1]:
         msg = (
-            f"{source.location}: {stored.var} has {len(own)} rows, `{name}` {stored.shape[1]} "
-            "columns; write the file anew with anndata"
+            f"{source.location}: {stored.var} has {len(own)} rows, but `{name}` has "
+            f"{stored.shape[1]} columns; write the file again with anndata"
         )
         raise FormatError(msg)
     return own
 
 
 def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
-    """Check that columns have names in all files or in none, and rows as many dimensions."""
+    """Check that all or no files name their columns, and that rows have the same dimensions."""
     first = sources[0].elements[name]
     for source in sources[1:]:
         stored = source.elements[name]
         if (stored.layout == "ragged") != (first.layout == "ragged"):
             msg = (
                 f"{source.location}: `{name}` is {stored.layout}, but {first.layout} in "
-                f"{sources[0].location}; open those together that are alike"
+                f"{sources[0].location}; only open files with the same layout together"
             )
             raise MismatchError(msg)
         if (stored.var is None) != (first.var is None):
             frame, array = (source, sources[0]) if first.var is None else (sources[0], source)
             msg = (
                 f"{array.location}: `{name}` is an array, but a data frame in {frame.location}; "
-                "write it in the same way in all files"
+                "write the same kind to all files"
             )
             raise MismatchError(msg)
 
@@ -203,6 +206,6 @@ def _check_same_shape(name: str, sources: Sequence[Source], start: int) -> None:
             n_columns, others = (" x ".join(map(str, shape)) or "1" for shape in (own, expected))
             msg = (
                 f"{source.location}: `{name}` has {n_columns} columns, but {others} in "
-                f"{first.location}; write it with the same columns in all files"
+                f"{first.location}; write the same columns to all files"
             )
             raise MismatchError(msg)

@@ -29,19 +29,19 @@ _UNKNOWN_TO_TORCH = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {
 def read_obs(
     sources: Sequence[Source], columns: Sequence[str], join_obs: JoinObs
 ) -> dict[str, ObsColumn]:
-    """Read some obs columns of the sources of a collection, and join each.
+    """Read obs columns of the sources of a collection, and join each over the sources.
 
     Parameters
     ----------
     sources, columns
-        What is read.
+        The sources, and the names of the columns.
     join_obs
-        Whether each source must have each column ("same"), or only one of them ("outer").
+        Whether every source must have each column ("same"), or at least one source ("outer").
 
     Raises
     ------
     ColumnError
-        A column is absent; and as of `join_column`.
+        A column is absent, or `join_column` raises it.
     ParameterError
         ``join_obs`` is something else.
     """
@@ -67,8 +67,8 @@ def read_obs(
     for source, table in zip(sources, side_by_side(read, sources), strict=True):
         if table is not None and len(table) != source.n_rows:
             msg = (
-                f"{source.location}: obs has {len(table)} rows, the matrix {source.n_rows}; "
-                "write the file anew with anndata"
+                f"{source.location}: obs has {len(table)} rows, but the matrix has "
+                f"{source.n_rows}; write the file again with anndata"
             )
             raise FormatError(msg)
         tables.append(table)
@@ -78,7 +78,7 @@ def read_obs(
 def _parts(
     name: str, sources: Sequence[Source], tables: "Sequence[pd.DataFrame | None]"
 ) -> "list[tuple[Location, pd.Series[Any]]]":
-    """Return a column of each source, with missing values where there is none."""
+    """Return a column of each source, with missing values for sources that lack it."""
     own = [None if table is None or name not in table else table[name] for table in tables]
     known = [series for series in own if series is not None and not _has_no_categories(series)]
     are_numbers = bool(known) and not isinstance(known[0].dtype, pd.CategoricalDtype)
@@ -92,7 +92,7 @@ def _parts(
 
 
 def _missing(n_rows: int, *, are_numbers: bool) -> "pd.Series[Any]":
-    """Return a column of missing values: NaN, or categories of which there are none."""
+    """Return a column of missing values: NaN, or a categorical without categories."""
     if are_numbers:
         return pd.Series(np.full(n_rows, np.nan, np.float32))
     codes, none = np.full(n_rows, -1, np.int8), pd.Index([], dtype=object)
@@ -105,7 +105,7 @@ def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -
     Parameters
     ----------
     name
-        The column, for messages.
+        Name of the column, for messages.
     parts
         Each file with its column, in the order of the files.
 
@@ -115,8 +115,8 @@ def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -
         The column is numeric in one file and categorical in another, or its categories are
         text in one and numbers in another.
     ColumnError
-        The values are neither numbers nor categories, such as dates; or some integer is one that
-        a tensor, or the dtype that the files have in common, cannot hold.
+        The values are neither numbers nor categories, such as dates; or a tensor, or the common
+        dtype of the files, cannot hold one of the integers.
     """
     kinds = [_kind(name, where, series) for where, series in parts]
     # Categories of which there are none, since all are missing, fit any others.
@@ -126,8 +126,8 @@ def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -
         fits = kinds[first] != "numbers" if _has_no_categories(series) else kind == kinds[first]
         if not fits:
             msg = (
-                f"{where}: obs column {name!r} holds {kind}, but {kinds[first]} in "
-                f"{parts[first][0]}; make them the same in the files"
+                f"{where}: obs column {name!r} has {kind}, but {kinds[first]} in "
+                f"{parts[first][0]}; write the same kind to all files"
             )
             raise MismatchError(msg)
     if kinds[first] == "numbers":
@@ -145,8 +145,8 @@ def _kind(name: str, where: Location, series: "pd.Series[Any]") -> str:
     if pd.api.types.is_string_dtype(values.dtype) or values.dtype == object:
         return "text"
     msg = (
-        f"{where}: obs column {name!r} has dtype {values.dtype}, which is no number that torch "
-        "has, and no category; write it as float64, or as text"
+        f"{where}: obs column {name!r} has dtype {values.dtype}, which is neither a "
+        "numeric dtype of torch nor categorical; write it as float64 or as text"
     )
     raise ColumnError(msg)
 
@@ -175,7 +175,7 @@ def _dtype_of_numbers(series: "pd.Series[Any]") -> np.dtype[Any]:
 def exact_numbers(
     name: str, where: Location, series: "pd.Series[Any]", dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Return a column of numbers as another dtype, NaN where they are missing.
+    """Return a numeric column as another dtype, with NaN for missing values.
 
     Parameters
     ----------
@@ -184,12 +184,12 @@ def exact_numbers(
     series
         Numbers of NumPy or pandas.
     dtype
-        The dtype that is wanted.
+        The target dtype.
 
     Raises
     ------
     ColumnError
-        It cannot hold one of the integers; fractions are rounded as NumPy does.
+        ``dtype`` cannot hold one of the integers. Fractions are rounded, as in NumPy.
     """
     values: NDArray[Any]
     if pd.api.types.is_extension_array_dtype(series.dtype):
@@ -205,15 +205,15 @@ def exact_numbers(
         inexact = integers[_differ(integers, dtype)]
         if inexact.size:
             msg = (
-                f"{where}: obs column {name!r} holds {inexact[0]}, which {dtype} cannot hold, the "
-                "dtype that the files have in common; store it as text or as a category"
+                f"{where}: obs column {name!r} has {inexact[0]}, which {dtype}, the common dtype "
+                "of the files, cannot represent; store it as text or as a category"
             )
             raise ColumnError(msg)
     return values
 
 
 def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Return which integers become others in ``dtype``."""
+    """Return which integers ``dtype`` cannot represent exactly."""
     with np.errstate(invalid="ignore"):
         cast = integers.astype(dtype)
         differ: NDArray[np.bool_] = cast.astype(integers.dtype) != integers

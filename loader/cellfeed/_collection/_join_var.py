@@ -22,21 +22,21 @@ _Part = tuple[Location, "pd.Index[str]"]
 
 
 class Genes:
-    """Which genes a collection is to have.
+    """Which genes a collection has.
 
     Parameters
     ----------
     join_vars
-        Those that all files have ("same": none has others), those that every file has
-        ("inner"), or those that any has ("outer").
+        "same": all files have the same genes; "inner": the genes that every file has; "outer": the
+        genes that any file has.
     names
-        These, in this order, in place of all; every file must have them.
+        Names of the genes, in this order, in place of a join; every file must have them.
 
     Raises
     ------
     ParameterError
-        The join is none of these, or names are given that are no list of distinct names, or
-        beside a join.
+        ``join_vars`` is something else, ``names`` is not a list of distinct names, or both are
+        given.
     """
 
     def __init__(self, join_vars: JoinVars = "same", names: Sequence[str] | None = None) -> None:
@@ -45,7 +45,9 @@ class Genes:
             raise ParameterError(msg)
         if names is not None:
             if join_vars != "same":
-                msg = f"`genes` says which genes are read; leave out join_vars={join_vars!r}"
+                msg = (
+                    f"`genes` and `join_vars` cannot be combined; leave out join_vars={join_vars!r}"
+                )
                 raise ParameterError(msg)
             if isinstance(names, str):
                 msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
@@ -62,26 +64,25 @@ class Genes:
 def join_var(
     parts: Sequence[tuple[Location, Names]], genes: Genes
 ) -> tuple[Names, tuple[ColumnMap, ...] | None]:
-    """Join the names of the genes of some files.
+    """Join the gene names of files.
 
     Parameters
     ----------
     parts
         Each file with its genes.
     genes
-        Which of them the collection has.
+        Which genes the collection has.
 
     Returns
     -------
-    The genes of the collection, and where those of each file are among them; None if they are
-    the same in the same order everywhere.
+    The genes of the collection, and the position of each file's genes among them; None if all
+    files have the same genes in the same order.
 
     Raises
     ------
     MismatchError
-        A file has other genes than the first, or lacks one that was asked for, there are none
-        left, or two of a file's genes have a name that the collection is to have, and files
-        differ in their genes or these are chosen by name.
+        A file has other genes than the first, or lacks a requested gene; no gene is left; or genes
+        are matched by name, and a file has two genes with a name that the collection has.
     """
     first = parts[0][1]
     is_same = all(names is first or np.array_equal(names, first) for _, names in parts)
@@ -99,7 +100,7 @@ def join_var(
 
 
 def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
-    """Return the names of the genes of a collection, each once."""
+    """Return the gene names of a collection, each once."""
     joint = parts[0][1].unique()
     if genes.names is not None:
         joint = pd.Index(genes.names, dtype=object)
@@ -107,8 +108,8 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
             lacking = [str(name) for name in joint[~joint.isin(index)]]
             if lacking:
                 msg = (
-                    f"{where}: lacks {listed(lacking)} of the `genes` asked for; leave them out, "
-                    "or leave out the file"
+                    f"{where}: lacks {listed(lacking)} of `genes`; leave out these genes, or the "
+                    "file"
                 )
                 raise MismatchError(msg)
     elif genes.join_vars == "inner":
@@ -116,8 +117,8 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
             joint = joint[joint.isin(index)]
         if not len(joint):
             msg = (
-                f"{parts[0][0]}: no gene of it is in all other files, such as {parts[1][0]}; are "
-                "their names of one kind? Else join them by join_vars='outer'"
+                f"{parts[0][0]}: none of its genes is in all other files, such as {parts[1][0]}; "
+                "use the same kind of gene names in all files, or give join_vars='outer'"
             )
             raise MismatchError(msg)
     elif genes.join_vars == "outer":
@@ -136,13 +137,13 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
 
 
 def _check_distinct(where: Location, index: "pd.Index[str]", joint: "pd.Index[str]") -> None:
-    """Check that no two genes of a file have one name, of those that the collection has."""
+    """Check that no two genes of a file share a name that the collection has."""
     repeated = index[index.duplicated()].unique()
     if repeated.isin(joint).any():
         names = listed(repeated[repeated.isin(joint)].tolist())
         msg = (
-            f"{where}: genes have the same name: {names}, so that they cannot be told apart; "
-            "write it anew after `adata.var_names_make_unique()`"
+            f"{where}: several genes have the same name: {names}; write the file again after "
+            "`adata.var_names_make_unique()`"
         )
         raise MismatchError(msg)
 
@@ -153,6 +154,6 @@ def _twice(names: Names) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return some names for a message: the first few, and how many others there are."""
+    """Return names for a message: the first few, and the number of others."""
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else "")

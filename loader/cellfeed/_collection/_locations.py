@@ -1,4 +1,4 @@
-"""What is opened of the paths, folders, patterns and URLs that are given."""
+"""Which sources the given paths, folders, patterns and URLs stand for."""
 
 import glob
 import os
@@ -33,26 +33,26 @@ def open_sources_of(
     elements: Sequence[str],
     options: StorageOptions | None = None,
 ) -> list[Source]:
-    """Open the sources of all locations that are given.
+    """Open the sources of all given locations.
 
     Parameters
     ----------
     given
-        Paths, folders, patterns and URLs, sources that are open, and objects of other libraries;
-        see `open_collection`.
+        Paths, folders, patterns and URLs, open sources, and objects of other libraries; see
+        `open_collection`.
     elements
-        What is read of each.
+        The elements to read.
     options
-        How servers are reached, and files are read.
+        How to reach servers and read files.
 
     Raises
     ------
     PathError
-        A path is missing, matches no file or is given twice, or nothing opens such URLs.
+        A path is missing, matches no file or is given twice, or no storage opens such URLs.
     FormatError
-        Nothing opens a file, or what opens it cannot.
+        No storage opens a file, or its storage cannot read it.
     ParameterError
-        An object is nothing that can be opened, or is given twice.
+        An object cannot be opened, or is given twice.
     """
     one_or_more = _listed(given, elements, {})
     if not one_or_more:
@@ -65,7 +65,7 @@ def open_sources_of(
     for location in (each.location for each in found if isinstance(each, _Found)):
         resolved = location.path.resolve() if location.path else location
         if resolved in seen:
-            msg = f"{location}: given twice, so that its cells would count twice; give it once"
+            msg = f"{location}: given twice, so its cells would count twice; give it once"
             raise PathError(msg)
         seen.add(resolved)
     opened = side_by_side(partial(_open, elements=elements), found)
@@ -73,7 +73,7 @@ def open_sources_of(
 
 
 def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[Given]:
-    """Return the paths, URLs and sources that are given, some by objects of other libraries.
+    """Return the given paths, URLs and sources, including those of objects of other libraries.
 
     ``seen`` holds the objects so far, by `id`.
     """
@@ -83,7 +83,7 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
     found: list[Given] | None = [given] if is_open else locations_or_sources(given, elements)
     if found is not None:
         if id(given) in seen:
-            msg = f"the same `{type(given).__name__}` is given twice, so that its cells would"
+            msg = f"the same `{type(given).__name__}` is given twice, so its cells would"
             raise ParameterError(f"{msg} count twice; give it once")
         seen[id(given)] = given
         return found
@@ -98,18 +98,18 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
 
 
 def _is_matrix(given: Any) -> bool:
-    """Return whether an object has a shape, and is not a list of texts, such as a pandas Series."""
+    """Return whether an object has a shape but is no list of texts, as a pandas Series may be."""
     shape = getattr(given, "shape", None)
     kind = getattr(getattr(given, "dtype", None), "kind", None)
     return shape is not None and not (len(shape) == 1 and kind in ("O", "U", "T"))
 
 
 def _check_closed(given: Sequence[Given]) -> None:
-    """Refuse sources that are open already, if files are to be read past the page cache."""
+    """Refuse open sources if direct I/O is requested, which applies to paths."""
     for each in given:
         if isinstance(each, Source):
-            msg = f"`direct_io` says how paths are opened, but got `{type(each).__name__}`"
-            raise ParameterError(f"{msg}, which is open; give its path, or leave `direct_io` out")
+            msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
+            raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
 
 
 class _Found(NamedTuple):
@@ -140,7 +140,7 @@ def _located(where: PathLike, options: StorageOptions | None) -> Location:
 
 
 def _expand(location: Location) -> list[tuple[Location, Storage]]:
-    """Return the locations that a path, folder, pattern or URL stands for."""
+    """Return the locations of a path, folder, pattern or URL."""
     if location.scheme in SCHEMES:
         storage = storage_of(location)
         names = list(storage.suffixes or suffixes())
@@ -160,7 +160,7 @@ def _expand(location: Location) -> list[tuple[Location, Storage]]:
 
 
 def _of_folder(path: Path) -> list[tuple[Location, Storage]]:
-    """Return a folder if it is a store, and else what can be opened in it, by name."""
+    """Return a folder itself if it is a store, else the files in it that can be opened, by name."""
     own = find_storage(Location.of(path))
     if own is not None:
         return [(Location.of(path), own)]
@@ -172,7 +172,7 @@ def _of_folder(path: Path) -> list[tuple[Location, Storage]]:
         if entry.name.endswith(suffix)
     ]
     if not found:
-        msg = f"{path}: the folder holds nothing that can be opened ({', '.join(known)}); "
+        msg = f"{path}: the folder has nothing that can be opened ({', '.join(known)}); "
         raise PathError(msg + "give the folder that holds them")
     return found
 

@@ -1,4 +1,4 @@
-"""What is opened, and how: paths, URLs and objects become one collection."""
+"""`open_collection`, which makes one collection of paths, URLs and objects."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,73 +32,81 @@ def open_collection(
     Parameters
     ----------
     paths
-        An ``.h5ad`` or ``.h5mu`` file, a zarr store of AnnData or MuData (format v2 or v3) or one
-        that annbatch or `preshuffle` wrote, a pattern such as ``"plates/*.h5ad"``, a folder (all
-        its ``.h5ad`` and ``.h5mu`` files and ``.zarr`` stores, by name), or several of these. Also
-        URLs of these on web servers (``https://``, each file by its URL) and in object stores
-        (``s3://``, ``gs://``, ``az://``, with folders and patterns), read in ranges and never
-        downloaded as a whole; cells in PostgreSQL (``postgresql://host/db?collection=NAME``); a
-        folder that is a TileDB-SOMA experiment, a HuggingFace data set (as `save_to_disk` writes
-        it), of BioNeMo SCDL, a memory-mapped CSR matrix or a token stream; an archive of
-        cellstream; and whatever other packages open, by suffix or URL; see
-        `cellfeed.sources.Storage`. In place of a path, an open `cellfeed.sources.Source`, such as
-        `SomaSource` or `TokenStream`; or an object: AnnData in memory or backed, AnnCollection, a
-        `datasets.Dataset`, BioNeMo's ``SingleCellMemMapDataset``, or an artifact, collection or
-        MappedCollection of lamindb.
+        One or several of:
+
+        - an ``.h5ad`` or ``.h5mu`` file;
+        - a zarr store of AnnData or MuData (format v2 or v3), or one that annbatch or `preshuffle`
+          wrote;
+        - a pattern such as ``"plates/*.h5ad"``, or a folder, for all its ``.h5ad`` and ``.h5mu``
+          files and ``.zarr`` stores, sorted by name;
+        - URLs of these on web servers (``https://``, one for each file) and in object stores
+          (``s3://``, ``gs://``, ``az://``, with folders and patterns), which are read in byte
+          ranges and never downloaded as a whole;
+        - cells in PostgreSQL (``postgresql://host/db?collection=NAME``);
+        - the folder of a TileDB-SOMA experiment, a HuggingFace data set (as ``save_to_disk`` writes
+          it), BioNeMo SCDL, a memory-mapped CSR matrix or a token stream;
+        - an archive of cellstream;
+        - an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`;
+        - an object: AnnData in memory or backed, AnnCollection, a ``datasets.Dataset``, BioNeMo's
+          ``SingleCellMemMapDataset``, or an artifact, collection or MappedCollection of lamindb;
+        - anything that other packages open, by suffix or URL; see `cellfeed.sources.Storage`.
     obs
-        The obs columns that minibatches carry. Others are not read. In MuData, those of a
-        modality are called such as ``"rna:plate"``, as mudata calls them.
+        Names of the obs columns to include in minibatches; others are not read. In MuData, the
+        columns of a modality have names such as ``"rna:plate"``, as in mudata.
     elements
-        What minibatches carry, all of the same cells: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
-        (with the genes of ``raw``), ``"obsm/NAME"``; of MuData, each of these of a modality, such
-        as ``"mod/rna/X"``, and ``"obsm/NAME"`` of all together. The first is ``minibatch.X``;
-        each is ``minibatch[name]``. An ``obsm`` entry may be an array of two or more dimensions
-        (images of shape n_cells x 32 x 32 x 3 come in that shape; one of one dimension is one
-        column), a sparse one, or a data frame of numbers and booleans, whose columns are aligned
-        by name and must be the same in all files. Rows are the cells of MuData in its order, all
-        of which a modality must have.
+        Names of the elements to include in minibatches: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
+        (with the genes of ``raw``) or ``"obsm/NAME"``. In MuData, each of these within a modality,
+        such as ``"mod/rna/X"``, and the shared ``"obsm/NAME"``. The first element is
+        ``minibatch.X``; each is ``minibatch[name]``. An ``obsm`` entry may be an array with any
+        number of dimensions (images of shape n_cells x 32 x 32 x 3 keep that shape; an array with
+        one dimension becomes one column), a sparse matrix, or a data frame of numbers and booleans,
+        whose columns are aligned by name and must be the same in all files. The rows of MuData are
+        its cells, in its order; a modality must have all of them.
     join_vars
-        Which genes: those of the first file, which all have, in whatever order ("same"), those
-        that every file has ("inner"), or those that any has ("outer"; zero where a file lacks
-        one). All that has genes is joined so, ``raw/X`` by its own.
+        Which genes to read: "same", the genes of the first file, which every file must have, in any
+        order; "inner", the genes that every file has; or "outer", the genes that any file has, with
+        zeros where a file lacks one. This applies to all elements with genes, and to ``raw/X`` by
+        its own genes.
     genes
-        The names of the genes to read, in this order, in place of all. Of MuData, they are genes
-        of the modality that comes first among ``elements``; others are read whole.
+        Names of the genes to read, in this order, in place of ``join_vars``. In MuData, these are
+        genes of the modality of the first element; other modalities are read whole.
     join_obs
-        Whether every file must have each column of ``obs`` ("same"), or those of files that lack
-        one are missing: code -1 or NaN ("outer").
+        "same" requires every file to have each column of ``obs``; "outer" fills the column with
+        missing values (code -1, or NaN) for files that lack it.
     storage_options
-        How servers are reached: what obstore's stores take, such as ``access_key_id``,
-        ``endpoint``, ``region``, or ``client_options`` with ``default_headers``. Without them,
-        as the environment says (``AWS_ACCESS_KEY_ID`` and so on). They are shown nowhere.
+        Options for servers and object stores, as obstore's stores take them: ``access_key_id``,
+        ``endpoint``, ``region``, ``client_options`` with ``default_headers``, and so on. By
+        default, they come from the environment (``AWS_ACCESS_KEY_ID`` and so on). They never
+        appear in messages.
     cache
-        How much of this machine's disk may hold what was read from servers, such as ``"20GB"``.
-        It is shared by processes, and found again later. None keeps metadata alone.
+        Maximum disk space for a cache of bytes read from servers, such as ``"20GB"``. Processes
+        share the cache, and later runs use it again. If None, only metadata are cached.
     direct_io
-        Whether chunks of ``.h5ad``, ``.h5mu`` and zarr on this machine are read past the page
-        cache (``O_DIRECT``), so that files far larger than memory push nothing else out of it.
-        Rows are the same; what the cache could have held is read from the disk in each epoch.
-        obs, var, and what `Collection.describe` says is read by h5py or zarr go through the cache.
+        Whether to read chunks of local ``.h5ad``, ``.h5mu`` and zarr with direct I/O
+        (``O_DIRECT``), which bypasses the page cache, so that files far larger than memory do not
+        evict other pages. The rows are the same, but every epoch reads from the disk what the page
+        cache could have held. obs, var, and elements that are read by h5py or zarr (see
+        `Collection.describe`) still go through the page cache.
 
     Raises
     ------
     PathError
-        A path is missing or matches no file, or nothing is known that opens such a URL, or a
-        server has no such object, or cannot list what a pattern stands for.
+        A path is missing or matches no file, no storage opens such a URL, a server does not have
+        the object, or a server cannot list the files of a pattern.
     RemoteError
-        A server cannot be reached, or refuses.
+        A server cannot be reached, or refuses the request.
     FormatError
-        A file is truncated, is nothing that can be opened, lacks an element, or has a modality
-        that lacks cells.
+        A file is truncated, has an unknown format, lacks an element, or has a modality that
+        lacks cells.
     ParameterError
-        An element is named in another way, or twice, or there is none; or ``join_vars``,
-        ``genes`` or ``join_obs`` is not what it may be; or ``direct_io`` is asked for where the
-        system, the file system or the storage has none.
+        An element name is invalid or given twice, or there are none; ``join_vars``, ``genes`` or
+        ``join_obs`` is invalid; or the system, the file system or the storage does not support
+        ``direct_io``.
     MismatchError
-        The files do not have the same genes, or lack one of ``genes``, or one of them has two of
-        a name by which genes are put together or chosen; an ``obsm`` array has rows of another
-        shape in one than in another, or a data frame other columns; or an obs column is numeric in
-        one and categorical in another.
+        The files do not have the same genes, a file lacks one of ``genes``, or genes are matched by
+        name and a file has two genes of that name; the rows of an ``obsm`` array differ in shape
+        between files, or the columns of a data frame differ; or an obs column is numeric in one
+        file and categorical in another.
     ColumnError
         A file lacks an obs column, or, with ``join_obs="outer"``, all files do.
 

@@ -1,8 +1,7 @@
-"""A query over obs columns: checked, and then evaluated by pandas.
+"""A query over obs columns, which is checked here and evaluated by pandas.
 
-What is passed on to pandas is written anew from what was understood here: columns by numbers in
-place of names, arithmetic of constants done. There are no names of Python in it, no calls
-and no attributes.
+pandas gets an expression that is rebuilt from the parsed query, with column numbers in place of
+names and with constants folded. It contains no Python names, calls or attributes.
 """
 
 import ast
@@ -51,9 +50,9 @@ class Query:
     Parameters
     ----------
     text
-        As it was given.
+        The text of the query.
     columns
-        The columns that it names, each once.
+        The columns in it, each once.
     """
 
     text: str
@@ -63,13 +62,13 @@ class Query:
 
     @classmethod
     def of(cls, text: str) -> "Query":
-        """Read a query.
+        """Parse a query.
 
         Raises
         ------
         ParameterError
-            It is something else than columns, constants, comparisons, ``and``, ``or``, ``not``,
-            ``in`` lists of constants, and arithmetic; or names no column.
+            It has something other than columns, constants, comparisons, ``and``, ``or``, ``not``,
+            ``in`` with lists of constants, and arithmetic; or it has no column.
         """
         if not isinstance(text, str):
             msg = f"a query must be text, such as \"cell_type == 'B'\", but got {text!r}"  # type: ignore[unreachable]
@@ -81,21 +80,21 @@ class Query:
         except (RecursionError, MemoryError) as error:
             raise ParameterError(f"{reader.called}: is nested too deeply; simplify it") from error
         if not reader.columns:
-            raise ParameterError(f"{reader.called}: names no obs column; compare one")
+            raise ParameterError(f"{reader.called}: has no obs column; compare one")
         return cls(text, tuple(reader.columns), tuple(reader.conditions), expression)
 
     def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Return where the condition holds; not where it is missing.
+        """Return where the condition holds; False where it is missing.
 
         Parameters
         ----------
         columns
-            Some rows of the columns that it names, as pandas series of the same length.
+            Rows of the columns in the query, as pandas series of the same length.
 
         Raises
         ------
         ParameterError
-            Columns of these dtypes cannot be compared so.
+            pandas cannot compare columns of these dtypes.
         """
         for name in self._conditions:
             if not pd.api.types.is_bool_dtype(columns[name].dtype):
@@ -114,7 +113,7 @@ class Query:
                 )
         except Exception as error:  # whatever pandas raises of a dtype
             said = " ".join(self._with_names(str(error)).split()) or type(error).__name__
-            msg = f"{_called(self.text)}: pandas cannot compare so: {said}"
+            msg = f"{_called(self.text)}: pandas cannot evaluate it: {said}"
             raise ParameterError(msg) from error
         if not isinstance(found, pd.Series) or not pd.api.types.is_bool_dtype(found.dtype):
             msg = f"{_called(self.text)}: gives values that are not true or false; compare them"
@@ -135,7 +134,7 @@ def _called(text: str) -> str:
 
 
 class _Reader:
-    """Checks a query, and writes it anew.
+    """Checks a query, and rebuilds it.
 
     Parameters
     ----------
@@ -151,14 +150,14 @@ class _Reader:
         self.called = _called(text)
 
     def read(self) -> ast.expr:
-        """Return what the query says, with columns by number."""
+        """Return the rebuilt query, with columns by number."""
         if len(self._text) > _MOST_CHARACTERS:
             raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
         python = _TOKENS.sub(self._token, self._text).strip()
         try:
             tree = ast.parse(python, mode="eval")
         except (SyntaxError, ValueError) as error:
-            msg = f"{self.called}: is not an expression; write such as \"cell_type == 'B'\""
+            msg = f"{self.called}: is not an expression; write, for example, \"cell_type == 'B'\""
             raise ParameterError(msg) from error
         return self._checked(tree.body)
 
@@ -166,12 +165,12 @@ class _Reader:
         return ParameterError(f"{self.called}: {what}")
 
     def _token(self, match: re.Match[str]) -> str:
-        """Return what stands for a name in backticks, or what pandas takes ``&`` and ``|`` for."""
+        """Return a placeholder for a name in backticks, or pandas' meaning of ``&`` and ``|``."""
         if match["text"]:
             return match["text"]
         if match["triple"] or match["at"]:
             raise self._refused(
-                f"{match[0]} is not allowed; write values as they are, such as 'B' or 500"
+                f"{match[0]} is not allowed; write literal values, such as 'B' or 500"
             )
         if match["name"]:
             self._quoted.append(match["name"])
@@ -179,7 +178,7 @@ class _Reader:
         return " and " if match["and"] else " or "
 
     def _checked(self, node: ast.expr) -> ast.expr:
-        """Return an expression written anew, if it is one that is allowed."""
+        """Return a rebuilt expression, if it is allowed."""
         match node:
             case ast.Constant():
                 return self._constant(node.value)
@@ -194,18 +193,18 @@ class _Reader:
             case ast.Compare():
                 return self._comparison(node)
         raise self._refused(
-            f"{ast.unparse(node)[:80]!r} is not allowed; columns, constants, comparisons, "
-            "and, or, not, in [...] and arithmetic are"
+            f"{ast.unparse(node)[:80]!r} is not allowed; use columns, constants, comparisons, "
+            "and, or, not, in [...] and arithmetic"
         )
 
     def _condition(self, node: ast.expr) -> ast.expr:
-        """Return an operand of and, or, not, which would combine the bits of numbers."""
+        """Return an operand of and, or, not; refuse numbers, whose bits would be combined."""
         is_truth = isinstance(node, ast.Compare | ast.BoolOp | ast.Name) or (
             isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         )
         if not is_truth:
             raise self._refused(
-                f"combines {ast.unparse(node)[:80]!r} by and, or, not; compare it, as in `n > 0`"
+                f"combines {ast.unparse(node)[:80]!r} with and, or, not; compare it, as in `n > 0`"
             )
         checked = self._checked(node)
         if isinstance(node, ast.Name):
@@ -213,7 +212,7 @@ class _Reader:
         return checked
 
     def _column_of(self, name: str) -> str:
-        """Return the column that a name in the syntax tree stands for."""
+        """Return the column of a name in the syntax tree."""
         quoted = re.fullmatch(r"_quoted_(\d+)_", name)
         if quoted and int(quoted[1]) < len(self._quoted):
             return self._quoted[int(quoted[1])]
@@ -224,7 +223,7 @@ class _Reader:
             raise self._refused(f"{value!r} is not allowed; compare with numbers or text")
         is_huge = isinstance(value, int) and abs(value) > _LARGEST_INTEGER
         if is_huge or (isinstance(value, float) and not math.isfinite(value)):
-            raise self._refused("holds a number that is too large")
+            raise self._refused("has a number that is too large")
         return ast.Constant(value)
 
     def _name(self, name: str) -> ast.Name:
@@ -245,7 +244,8 @@ class _Reader:
     def _arithmetic(self, node: ast.BinOp) -> ast.expr:
         if type(node.op) not in _OPERATORS:
             raise self._refused(
-                f"{ast.unparse(node)[:80]!r} is not allowed; of arithmetic, + - * / // % **"
+                f"{ast.unparse(node)[:80]!r} is not allowed; the allowed arithmetic is + - * / // "
+                "% **"
             )
         left, right = self._checked(node.left), self._checked(node.right)
         constants = [each.value for each in (left, right) if isinstance(each, ast.Constant)]
@@ -253,7 +253,7 @@ class _Reader:
             raise self._refused("calculates with text; compare it instead")
         power: Any = right.value if isinstance(right, ast.Constant) else math.inf
         if isinstance(node.op, ast.Pow) and abs(power) > _MOST_POWER:
-            raise self._refused(f"raises to a power that is no number up to {_MOST_POWER}")
+            raise self._refused(f"has an exponent that is not a number up to {_MOST_POWER}")
         if len(constants) == 2:  # noqa: PLR2004 - both sides
             return self._constant(self._calculated(node.op, *constants))
         return ast.BinOp(left, node.op, right)
@@ -272,14 +272,14 @@ class _Reader:
             elif isinstance(comparison, _COMPARISONS):
                 operands.append(self._checked(operand))
             else:
-                raise self._refused("`is` is not allowed; compare by ==")
+                raise self._refused("`is` is not allowed; compare with ==")
         for left, right in pairwise(operands):
             self._require_compared(left, right)
         return ast.Compare(operands[0], node.ops, operands[1:])
 
     def _require_compared(self, left: ast.expr, right: ast.expr) -> None:
         if isinstance(left, ast.List):
-            raise self._refused("compares a list; write such as `column in ['a', 'b']`")
+            raise self._refused("compares a list; write `column in ['a', 'b']`")
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.List):
             raise self._refused("compares two constants; compare a column")
 

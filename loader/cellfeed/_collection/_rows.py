@@ -1,4 +1,4 @@
-"""Rows of a collection that are asked for, and how many elements they store."""
+"""Requested rows of a collection, and how many elements they store."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["known_mean", "row_numbers"]
 
 
 def known_mean(parts: Sequence[Part]) -> float | None:
-    """Return the mean number of elements of rows, None if it takes reading them."""
+    """Return the mean number of elements of rows; None if that requires reading them."""
     lengths = [part.stored.row_lengths(part.runs) if part.keeps_all else None for part in parts]
     known = [each for each in lengths if each is not None]
     return float(np.concatenate(known).mean()) if len(known) == len(parts) else None
@@ -20,7 +20,7 @@ def known_mean(parts: Sequence[Part]) -> float | None:
 def row_numbers(
     rows: NDArray[np.integer] | Sequence[int] | slice, n_rows: int
 ) -> NDArray[np.int64]:
-    """Return ``np.arange(n_rows)[rows]``, but make no more numbers than are wanted."""
+    """Return ``np.arange(n_rows)[rows]`` without making numbers for other rows."""
     if isinstance(rows, slice):
         return np.arange(*rows.indices(n_rows), dtype=np.int64)
     given = np.atleast_1d(rows)

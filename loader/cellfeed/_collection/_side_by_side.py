@@ -1,4 +1,4 @@
-"""Something is read of each of many files, of servers side by side."""
+"""Reading from many files, concurrently if they are on servers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -22,15 +22,15 @@ _Read = TypeVar("_Read")
 
 
 def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterator[_Read]:
-    """Iterate over ``read(item)``; errors come where the result would have come.
+    """Iterate over ``read(item)``; an error is raised in place of its result.
 
     Parameters
     ----------
     read
-        Reads something of an item; called again where it needs pages of a server, so it leaves
-        nothing behind that a second call minds.
+        Reads from an item. It must be repeatable, since it is called again if it needs pages from
+        a server.
     items
-        What has a location. Those of this machine are read one after the other.
+        Items with a location. Local ones are read one after another.
     """
 
     def read_outside(item: _Item) -> _Read:

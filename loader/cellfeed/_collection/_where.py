@@ -23,14 +23,14 @@ def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> N
     query
         The condition.
     columns
-        The columns that it names, of all rows.
+        All rows of the columns in the condition.
     n_rows
-        How many these are.
+        The number of rows.
 
     Raises
     ------
     ParameterError
-        Columns of these dtypes cannot be compared so.
+        pandas cannot compare columns of these dtypes.
     """
     take = {name: _series_of(columns[name]) for name in query.columns}
     found = [np.empty(0, np.int64)]
@@ -42,9 +42,9 @@ def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> N
 
 
 def _series_of(column: ObsColumn) -> "Callable[[slice], pd.Series[Any]]":
-    """Return what makes a series of some rows, as pandas would hold the column in memory.
+    """Return a function that makes a pandas series of some rows of a column.
 
-    Categories stay codes, but for booleans.
+    Categories stay codes, except for booleans.
     """
     if not isinstance(column, CategoricalColumn):
         numbers = column.values  # noqa: PD011 - not of pandas

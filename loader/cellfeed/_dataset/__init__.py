@@ -1,4 +1,4 @@
-"""The data set that a training loop iterates over: epochs, ranks, workers, its DataLoader."""
+"""Data sets that a training loop iterates over: epochs, ranks, workers, the DataLoader."""
 
 from cellfeed._dataset._cell_dataset import CellDataset
 from cellfeed._dataset._interleaved import InterleavedDatasets

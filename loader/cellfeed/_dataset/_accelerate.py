@@ -1,7 +1,7 @@
-"""Accelerate, which leaves our loaders as they are, and has to know where they are.
+"""Integration with Accelerate, which does not replace our loaders but must track their position.
 
-Accelerate makes a new DataLoader of any that it prepares, and divides what that delivers among
-ranks. Ours are divided already, so that they say that they are prepared.
+Accelerate replaces each DataLoader that it prepares, and divides its minibatches among ranks. Our
+loaders are divided already, so they report that they are prepared.
 """
 
 import sys
@@ -14,9 +14,9 @@ __all__ = ["accumulating", "require_kept_whole"]
 
 
 def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-    """Pass minibatches on, without keeping the last, as those of Accelerate's active DataLoader.
+    """Yield minibatches without keeping the last, as those of Accelerate's active DataLoader.
 
-    At the end of it, gradients are synchronised that were accumulated.
+    At its end, Accelerate synchronises accumulated gradients.
     """
     from accelerate.state import GradientState  # noqa: PLC0415 - only where it is used
 
@@ -29,43 +29,43 @@ def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None
 
 
 def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool) -> None:
-    """Check that a data set, if Accelerate iterates over it, comes in a loader of its own.
+    """Check that Accelerate, if it iterates over a data set, uses the data set's own loader.
 
     Parameters
     ----------
     dataset
         The data set.
     world_size
-        Among how many ranks it is divided.
+        The number of ranks among which it is divided.
     goes_on_elsewhere
-        Whether a state was loaded, which an epoch that is set would drop.
+        Whether a state was loaded, which setting the epoch would discard.
 
     Raises
     ------
     ParameterError
         Accelerate divides it a second time.
     StateError
-        Accelerate's own count of epochs drops the place in the state.
+        Accelerate's own count of epochs would discard the position in the state.
     """
     if not _is_remade(dataset):
         return
     if world_size > 1:
         msg = (
-            f"Accelerate divides a DataLoader among {world_size} ranks that the data set is "
-            "divided among already, so that cells are missing; give `accelerator.prepare` a "
-            "`dataset.loader(...)`"
+            f"Accelerate divides a DataLoader among {world_size} ranks, but the data set is "
+            "already divided among them, so cells would be missing; pass "
+            "`dataset.loader(...)` to `accelerator.prepare`"
         )
         raise ParameterError(msg)
     if goes_on_elsewhere:
         msg = (
-            "Accelerate counts epochs of a DataLoader by itself, from 0, which drops the place "
-            "that was loaded; give `accelerator.prepare` a `dataset.loader(...)`"
+            "Accelerate counts the epochs of a DataLoader from 0, which would discard the "
+            "loaded state; pass `dataset.loader(...)` to `accelerator.prepare`"
         )
         raise StateError(msg)
 
 
 def _is_remade(dataset: Any) -> bool:
-    """Return whether Accelerate begins to iterate over a DataLoader that it made of another."""
+    """Return whether Accelerate starts an iteration over a DataLoader that replaces another."""
     loaders, state = (sys.modules.get(f"accelerate.{name}") for name in ("data_loader", "state"))
     if loaders is None or state is None:
         return False

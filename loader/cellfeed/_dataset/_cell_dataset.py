@@ -1,4 +1,4 @@
-"""The data set that a training loop iterates over."""
+"""`CellDataset`, which a training loop iterates over."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -68,113 +68,113 @@ _READ_WITH = (
 
 
 class CellDataset(PlannedDataset):
-    """Minibatches of a collection in the order of a sampling strategy.
+    """Iterate over minibatches of a collection, in the order of a sampling strategy.
 
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
-    and delivers them as minibatches. Every iteration is another epoch; epoch number and
-    ``seed`` fix its order. Works in a plain loop, and in a `torch.utils.data.DataLoader` with
-    ``batch_size=None`` and any number of workers: each worker takes every n-th fetch, so that
-    minibatches have the same rows whatever the number of workers, and come in an order that
-    depends on it. `loader` makes such a DataLoader. With ``as_torch=False``, and where torch is not
-    installed, `Cells` in NumPy and SciPy come in place of `Minibatch`.
+    and delivers them as minibatches. Each iteration is a new epoch, whose order depends only on
+    the epoch number and ``seed``. A data set works in a plain loop, and in a
+    `torch.utils.data.DataLoader` with ``batch_size=None`` and any number of workers; `loader`
+    makes such a DataLoader. Each worker takes every n-th fetch, so the number of workers changes
+    the order of minibatches but not the rows in each.
 
-    What an iteration yields depends on what is read:
+    What an iteration yields depends on the collection:
 
-    - of a `Collection`, a `Minibatch`: ``X`` is a torch tensor, sparse CSR or dense as it is
-      stored, ``obs`` has a tensor for each column, and ``rows`` the rows' numbers;
-    - of a `Collection` with a ``fetch_transform``, ``batch_callback`` or ``fetch_callback``, which
-      get or give `Cells` in NumPy and SciPy: a `Minibatch` of what they return where that is
-      `Cells`, and else what they return, as it is;
-    - of anything else, what its own brackets give: NumPy arrays of a NumPy array, SciPy CSR of
-      SciPy CSR, a `MultiIndexable` of a `MultiIndexable`, AnnData in memory of AnnData. Only a
-      DataLoader makes tensors of NumPy arrays, as it does for any data set; `loader` does so
+    - A `Collection` yields a `Minibatch`: ``X`` is a torch tensor, sparse CSR or dense as it is
+      stored, ``obs`` has a tensor for each column, and ``rows`` has the row numbers.
+    - With a ``fetch_transform``, ``batch_callback`` or ``fetch_callback``, a `Collection` passes
+      `Cells` in NumPy and SciPy to these functions. If they return `Cells`, these are yielded as a
+      `Minibatch`; anything else is yielded unchanged.
+    - Anything else yields what indexing it returns: NumPy arrays for a NumPy array, SciPy CSR for
+      SciPy CSR, a `MultiIndexable` for a `MultiIndexable`, AnnData in memory for AnnData. Only a
+      DataLoader turns NumPy arrays into tensors, as it does for any data set; `loader` does so
       unless ``as_torch=False``.
 
-    With a ``batch_transform``, what that returns.
+    A ``batch_transform`` is applied last, and its result is yielded. With ``as_torch=False``, or
+    if torch is not installed, `Cells` in NumPy and SciPy replace `Minibatch`.
 
     Parameters
     ----------
     collection
-        A `Collection`, or anything with ``len()`` that takes an array of ascending row numbers
-        in brackets: NumPy arrays, memory maps, SciPy CSR, `MultiIndexable`, AnnData (in memory
+        A `Collection`, or any object with ``len()`` that can be indexed with an array of ascending
+        row numbers: NumPy arrays, memory maps, SciPy CSR, `MultiIndexable`, AnnData (in memory
         or backed), AnnCollection.
     strategy
         Which rows an epoch visits, and in which order.
     batch_size
-        Rows of a minibatch.
+        Number of rows in a minibatch.
     fetch_factor
-        Minibatches that are read at once. Memory grows with it, and so do speed and mixing.
+        Number of minibatches in a fetch. A larger factor takes more memory, reads faster and mixes
+        better.
     drop_last
-        What happens where rows do not divide evenly; see `EpochPlan`.
+        What to do if the rows do not divide evenly; see `EpochPlan`.
     fetch_callback
         ``fetch_callback(collection, rows)`` reads rows (ascending, int64) in place of
-        ``collection[rows]``, one fetch after the other, with nothing read ahead.
+        ``collection[rows]``. Fetches are then read one after another, and nothing is read ahead.
     fetch_transform
-        ``fetch_transform(fetched)`` changes a whole fetch. Over a `Collection` it gets `Cells`
+        ``fetch_transform(fetched)`` changes a whole fetch. With a `Collection` it gets `Cells`
         that are valid until the next fetch.
     batch_callback
-        ``batch_callback(transformed, indices)`` takes a minibatch out of a fetch in place of
+        ``batch_callback(transformed, indices)`` takes a minibatch from a fetch, in place of
         ``transformed[indices]``.
     batch_transform
-        ``batch_transform(batch)`` changes a minibatch: any function, which worker processes that
-        are spawned have to be able to pickle. Each worker runs it on the minibatches that it
-        delivers; without workers it runs in the training loop.
+        ``batch_transform(batch)`` changes a minibatch. Each worker applies it to the minibatches
+        that it delivers; without workers it runs in the training loop. If workers are spawned,
+        the function must be picklable.
     rank, world_size
-        This process and the number of processes that train together; if None, torch.distributed
-        is asked when an epoch begins, and this process is by itself where that is not
-        initialised. ``rank=0, world_size=1`` reads everything, whatever the number of ranks.
-        All ranks have to begin the same epochs; where one of them looks at a minibatch of its
-        own, call `set_epoch` before each epoch on all.
+        The rank of this process, and the number of processes that train together. If None, both
+        are taken from torch.distributed when an epoch begins; if that is not initialised, this
+        process reads everything. ``rank=0, world_size=1`` always reads everything, whatever the
+        number of ranks. All ranks must begin the same epochs: if one of them takes an extra
+        minibatch, for example to inspect it, call `set_epoch` before each epoch on all ranks.
     device_mesh
-        The dimension of a `torch.distributed.device_mesh` along which data differ, such as
-        ``mesh["dp"]``, in place of ``rank`` and ``world_size``: ranks that differ in other
+        The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
+        ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other
         dimensions, such as those of one tensor-parallel group, get identical minibatches. All
-        processes of torch.distributed make the data set; where only some do, give the other two.
+        processes of torch.distributed must make the data set; if only some do, give ``rank`` and
+        ``world_size`` instead.
     seed
-        Fixes the order of all epochs. If None, one is drawn, and with several ranks the first
-        rank's is used by all, as soon as they have met.
+        Determines the order of all epochs. If None, a seed is drawn; with several ranks, all use
+        the seed of the first rank once they have met.
     dense
-        Whether minibatches of a `Collection` carry dense elements even where they are stored
-        sparse.
+        Whether to make the sparse elements of a `Collection` dense in minibatches.
     dtype
         Dtype of all elements in minibatches of a `Collection`, such as ``"float32"``, or a
-        mapping with those of some of them, such as ``{"X": "float32"}``; those of the
-        collection if None. A ``fetch_callback`` reads in its own.
+        mapping with the dtypes of some elements, such as ``{"X": "float32"}``. If None, the
+        dtypes of the collection. A ``fetch_callback`` chooses its own.
     num_threads
-        Threads that read and decode a `Collection`, in each process; if None, as many as there
-        are processors that this process may use, divided among worker processes and the ranks of
-        this machine. A ``fetch_callback`` has threads of its own.
+        Number of threads in each process that read and decode a `Collection`. If None, the number
+        of processors available to this process, divided among its worker processes and the ranks
+        on this machine. A ``fetch_callback`` uses its own threads.
     transform
-        What values of a `Collection` go through, one or several of `cellfeed.transforms`, such as
-        ``[NormalizeTotal(1e4), Log1p()]``, in this order: those of the first element, or a mapping
-        with those of some by name. The threads that decode apply them where rows are placed,
-        before any function of yours sees them. Values are then float32, or float64 where these are
-        stored or asked for by ``dtype``.
+        One or several of `cellfeed.transforms`, such as ``[NormalizeTotal(1e4), Log1p()]``, applied
+        in this order to the values of the first element of a `Collection`; or a mapping from names
+        of elements to their transforms. The decoding threads apply them when they write rows into
+        minibatches, before any of your functions runs. Values are then float32, or float64 if they
+        are stored as float64 or ``dtype`` asks for it.
     transform_threads
-        Threads that run ``batch_transform``, on as many minibatches ahead, in each process; it
-        pays where that function leaves Python to others while it works, as NumPy and torch do.
-        If 0, it runs where the minibatches are asked for.
+        Number of threads in each process that run ``batch_transform``, on as many minibatches
+        ahead. This pays off if the function releases the GIL, as NumPy and torch do. If 0,
+        it runs where the minibatches are requested.
     prefetch
-        How far ahead a `Collection` is read: while a fetch is delivered and the next is decoded,
-        so many after that are planned and their bytes are on their way. If None, 1 for files of
-        this machine, and 8 where any file is on a server or in an object store. Changes neither
-        minibatches nor their order.
+        How many fetches of a `Collection` are planned and requested beyond the one being decoded,
+        which is itself one ahead of the one being delivered. If None, 1 for local files, and 8 if
+        any file is on a server or in an object store. Changes neither minibatches nor their order.
     prefetch_next_epoch
-        Whether the first fetches of the next epoch are read while the last of this one are
-        delivered, where an epoch is taken to its end, in worker processes if they are persistent.
-        Changes neither minibatches nor states. What was read waits in memory, a fetch of it, until
-        the next epoch begins, another is asked for or this data set is dropped; after the last
-        epoch it was read for nothing, which is why it has to be asked for.
+        Whether to read the first fetches of the next epoch while the last ones of this epoch are
+        delivered, if the epoch is consumed to its end and worker processes, if any, are
+        persistent. Changes neither minibatches nor states. The rows that were read, one fetch, stay
+        in memory until the next epoch begins, another epoch is requested or this data set is
+        dropped. After the last epoch they were read for nothing, so this is off by default.
     prefetch_bytes
-        Most compressed bytes that are on their way at once from servers and object stores, in
-        each process, whatever ``prefetch`` is; one fetch always is.
+        Maximum number of compressed bytes in flight from servers and object stores, in each
+        process, whatever ``prefetch`` is. One fetch may always be in flight.
     verify
-        How often chunks of a `Collection` are decompressed to their end, where checksums are, and
-        where it shows that one has its size: ``"first"``, the first time that each process meets
-        a chunk (worker processes that are forked go by what others of them have met), and after
-        that only as far as its rows are wanted; ``"always"``, each time; or ``"never"``, which is
-        the fastest from the first epoch on, and takes what a damaged chunk gives as long as it can
-        be decompressed that far.
+        How often to decompress a chunk of a `Collection` to its end, where its checksum is and
+        where its size can be checked: ``"first"``, the first time that each process reads the
+        chunk (forked workers share what they have checked), and after that only as far as its rows
+        are needed; ``"always"``, each time; or ``"never"``, which is fastest from the first epoch
+        on, and delivers the contents of a damaged chunk as long as it can be decompressed
+        that far.
     as_torch
         Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
         scikit-learn, also from a `loader`.
@@ -182,18 +182,18 @@ class CellDataset(PlannedDataset):
     Raises
     ------
     ParameterError
-        A size is below one, the strategy asks for rows that do not exist, ranks are given that
-        cannot be, ``dense``, ``dtype``, ``num_threads``, ``transform``, ``prefetch``,
-        ``prefetch_next_epoch`` or ``verify`` are given where they say nothing about what is read,
-        ``transform`` does not fit an element or its dtype, or ``seed`` is None with several ranks
-        and torch.distributed is not initialised.
-        Also when an epoch begins: ranks met, but this process has used a seed that it drew by
-        itself.
+        A size is below one; the strategy asks for rows that do not exist; ``rank`` and
+        ``world_size`` are invalid; ``dense``, ``dtype``, ``num_threads``, ``transform``,
+        ``prefetch``, ``prefetch_next_epoch`` or ``verify`` is given but does not apply to this
+        collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None with
+        several ranks and torch.distributed is not initialised.
+        Also when an epoch begins: the ranks have met, but this process has already used a seed
+        that it drew for itself.
 
     Warns
     -----
     UserWarning
-        Files of a `Collection` are read slowly; once for each, see `Collection.describe`.
+        A file of a `Collection` is read slowly; once per file, see `Collection.describe`.
 
     Examples
     --------
@@ -300,15 +300,15 @@ class CellDataset(PlannedDataset):
         Parameters
         ----------
         collection
-            What is read; see the class.
+            See the class.
         result
-            The ``autotune.json``, or what `cellfeed_tuner.autotune` returned. Its block size,
-            batch size, fetch factor, ``prefetch``, ``num_threads`` and ``align`` if it has them
-            and, for `loader`, number of workers are used.
+            Path of the ``autotune.json``, or the result that `cellfeed_tuner.autotune` returned.
+            The data set takes its block size, batch size and fetch factor, its ``prefetch``,
+            ``num_threads`` and ``align`` if it has them, and the number of workers for `loader`.
         strategy
-            A strategy in place of the one that was searched (`BlockShuffling` if none was) with
-            the recommended block size. Needed where that was made with arrays, such as weights,
-            which a result does not hold.
+            Replaces the strategy that was tuned (`BlockShuffling` unless another was given) with
+            the recommended block size. Required if that strategy was made with arrays, such as
+            weights, since a result does not contain them.
         indices
             The rows to visit, such as those of a training set, in blocks of the recommended
             size; all rows if None.
@@ -320,19 +320,19 @@ class CellDataset(PlannedDataset):
         PathError
             There is no such file.
         FormatError
-            The file is not a result of ``autotune``, the result recommends nothing, or it says
-            that what it measured was wrong.
+            The file is not a result of ``autotune``, the result recommends nothing, or it reports
+            that the measured loader delivered wrong data.
         ParameterError
-            Both ``strategy`` and ``indices`` are given, or a strategy is needed; and as of the
-            class.
+            Both ``strategy`` and ``indices`` are given, a strategy is required, or a parameter of
+            the class is invalid.
 
         Warns
         -----
         UserWarning
-            The result is of another collection, batch size, strategy or machine.
+            The result was measured on another collection, batch size, strategy or machine.
         """
         if strategy is not None and indices is not None:
-            msg = "`indices` and `strategy` do not go together; give the strategy the indices"
+            msg = "`indices` and `strategy` cannot be combined; pass the indices to the strategy"
             raise ParameterError(msg)
         recommended = read_recommendation(result)
         if strategy is None:
@@ -351,46 +351,46 @@ class CellDataset(PlannedDataset):
 
     @property
     def fetch_size(self) -> int:
-        """Rows that are read at once."""
+        """Number of rows in a fetch, ``batch_size * fetch_factor``."""
         return self.batch_size * self.fetch_factor
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory that minibatches of a `Collection` take in each process that reads, in bytes.
+        """Estimated memory for minibatches of a `Collection` in each reading process, in bytes.
 
-        Two fetches: one is delivered while the next is read. It is kept from epoch to epoch, as
-        long as the data set lives. Computed from the mean size of a
-        cell, so that it holds for blocks of usual cells; dense minibatches that are made of
-        sparse ones ahead come on top, and up to ``prefetch_bytes`` that came from a server or by
-        direct I/O.
+        This is the size of two fetches: one is delivered while the next is read. The memory is
+        kept for all epochs, as long as the data set exists. The estimate uses the mean size of a
+        cell, so blocks of unusually large cells take more. It excludes dense minibatches that are
+        made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server or
+        by direct I/O.
         """
         return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
-        """Return a DataLoader that passes minibatches on as they are, and has a state.
+        """Return a DataLoader over the minibatches, whose position can be saved and restored.
 
-        Workers read ahead by themselves; see ``prefetch``. Where a function of yours works on a
-        whole fetch, or reads it, as many minibatches wait as a fetch has, so that the training
-        loop goes on meanwhile. Minibatches lie in memory that a worker lends and uses again once
-        nothing refers to them any more; rows are read into it, unless a function of yours changes
-        them. Each worker takes `buffer_bytes` of it, and the minibatches that wait and are used.
-        It needs no room in ``/dev/shm``. Where a
-        `Collection` is on a server, in an object store or an experiment of TileDB-SOMA, workers
-        are not forked, since threads of this process may be reading it: the context is
-        "forkserver" unless you give another, so that a script needs its
-        ``if __name__ == "__main__":``.
+        Workers read ahead; see ``prefetch``. If one of your functions reads or changes
+        whole fetches, as many minibatches are queued as a fetch has, so that the training
+        loop continues meanwhile. Workers read rows into memory that they share with this process,
+        unless one of your functions changes the rows, and reuse that memory when nothing refers to
+        its minibatches any longer. Each worker takes `buffer_bytes`, plus the minibatches that are
+        queued or in use. This memory needs no space in ``/dev/shm``. If a `Collection` is on a
+        server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
+        threads of this process may be reading it: the start method is "forkserver" unless you pass
+        another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``.
 
         Parameters
         ----------
         num_workers
-            Worker processes; what ``autotune`` recommended if None (0 if it was not asked).
+            Number of worker processes. If None, the number that ``autotune`` recommended, or 0
+            without a recommendation.
         **options
             Other parameters of `torch.utils.data.DataLoader`.
 
         Raises
         ------
         DeliveryError
-            While iterating: workers delivered fewer minibatches than the epoch has.
+            During iteration: the workers delivered fewer minibatches than the epoch has.
         ImportError
             torch is not installed.
         """
@@ -410,7 +410,7 @@ class CellDataset(PlannedDataset):
 
     @property
     def _minibatch_bytes(self) -> int:
-        """Mean size of a minibatch as it is read, in bytes; 0 if that is not known."""
+        """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
         if not isinstance(self.collection, Collection):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
         row_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
@@ -418,7 +418,7 @@ class CellDataset(PlannedDataset):
 
     @property
     def _is_read_ahead(self) -> bool:
-        """Whether fetches are read here, by threads, rather than by a function or an indexable."""
+        """Whether threads of this class read fetches, not a user's function or an indexable."""
         return isinstance(self.collection, Collection) and self.fetch_callback is None
 
     @property
@@ -432,7 +432,7 @@ class CellDataset(PlannedDataset):
 
     @property
     def _is_placed(self) -> bool:
-        """Whether rows go straight into the minibatches that they leave in."""
+        """Whether rows are read directly into minibatches."""
         is_transformed = self.fetch_transform is not None or self.batch_callback is not None
         return self._is_read_ahead and not is_transformed
 
@@ -457,14 +457,14 @@ class CellDataset(PlannedDataset):
         return {"transform": as_json(self.transform)}
 
     def _delivery(self, callbacks: Callbacks) -> Delivery:
-        """Return how minibatches come about, with what this data set was given by now."""
+        """Return how to make minibatches, from the current attributes of this data set."""
         if not self._is_read_ahead:
             return IndexedDelivery(
                 collection=self.collection,
                 fetch_callback=self.fetch_callback,
                 callbacks=callbacks,
             )
-        # What a function of the user's gets to see, it might keep.
+        # A function of the user might keep the minibatches that it gets.
         is_seen = (
             self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
         )

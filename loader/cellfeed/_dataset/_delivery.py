@@ -1,4 +1,4 @@
-"""How the minibatches of an epoch come about: one class for each way of reading a fetch."""
+"""Making the minibatches of an epoch: one class for each way of reading a fetch."""
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,16 +31,16 @@ Minibatches = Generator[Any, None, None]
 
 
 class Delivery(Protocol):
-    """Makes minibatches of the fetches of an epoch."""
+    """Makes minibatches from the fetches of an epoch."""
 
     def minibatches(self, share: Share) -> Minibatches:
-        """Deliver the minibatches of a worker's share, in their order."""
+        """Deliver the minibatches of a worker's share, in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """The functions of a user, as `CellDataset` takes them, that work on what was read."""
+    """The functions of a user that change fetches and minibatches; see `CellDataset`."""
 
     fetch_transform: Callable[[Any], Any] | None
     batch_callback: Callable[[Any, NDArray[Any]], Any] | None
@@ -54,7 +54,7 @@ class Callbacks:
     def minibatches_of(
         self, fetched: Any, order: NDArray[np.intp], batch_size: int
     ) -> Iterator[Any]:
-        """Take minibatches out of a fetch, in the order of delivery."""
+        """Take minibatches from a fetch, in the order of delivery."""
         if self.fetch_transform is not None:
             with self.counters.wall_time(Counter.FUNCTIONS):
                 fetched = self.fetch_transform(fetched)
@@ -74,12 +74,12 @@ class Callbacks:
         return self.minibatch_of(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
     def minibatch_of(self, cells: Cells, *, dense: bool = False) -> Any:
-        """Return cells as tensors if they are wanted and torch is there, else in SciPy."""
+        """Return cells as tensors if requested and torch is installed, else in SciPy."""
         with self.counters.wall_time(Counter.MAKING_TENSORS):
             return cells.to_torch(dense=dense) if self.as_torch else _in_scipy(cells, dense=dense)
 
     def transformed(self, minibatches: Minibatches) -> Minibatches:
-        """Pass minibatches on as the user wants them, by threads if there are any."""
+        """Yield minibatches after the user's ``batch_transform``, run by threads if any."""
         with closing(minibatches):
             if self.batch_transform is None:
                 yield from minibatches
@@ -100,13 +100,13 @@ class Callbacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedDelivery:
-    """Rows of a collection go straight into the minibatches that they leave in."""
+    """Reads rows of a collection directly into minibatches."""
 
     fetching: Fetching
     callbacks: Callbacks
 
     def minibatches(self, share: Share) -> Minibatches:
-        """Deliver the minibatches of a worker's share, in their order."""
+        """Deliver the minibatches of a worker's share, in order."""
         with self.fetching.of(share) as fetches:
             for groups in fetches.first(share):
                 for cells in fetches.reader.densified(groups) if self.callbacks.dense else groups:
@@ -119,13 +119,13 @@ class PlacedDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformedDelivery:
-    """Whole fetches of a collection go through the user's functions, which take minibatches out."""
+    """Passes whole fetches of a collection to the user's functions, which take minibatches."""
 
     fetching: Fetching
     callbacks: Callbacks
 
     def minibatches(self, share: Share) -> Minibatches:
-        """Deliver the minibatches of a worker's share, in their order."""
+        """Deliver the minibatches of a worker's share, in order."""
         with self.fetching.of(share) as fetches:
             for groups in fetches.first(share):
                 fetched = next(groups).to_scipy()
@@ -136,16 +136,16 @@ class TransformedDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedDelivery:
-    """Fetches are read by the user's function, or by row numbers in brackets.
+    """Reads fetches with the user's function, or by indexing with row numbers.
 
     Parameters
     ----------
     collection
-        What is read.
+        The collection.
     fetch_callback
         ``fetch_callback(collection, rows)`` reads rows in place of ``collection[rows]``.
     callbacks
-        What is done with them.
+        The user's functions for fetches and minibatches.
     """
 
     collection: Any
@@ -153,7 +153,7 @@ class IndexedDelivery:
     callbacks: Callbacks
 
     def minibatches(self, share: Share) -> Minibatches:
-        """Deliver the minibatches of a worker's share, in their order."""
+        """Deliver the minibatches of a worker's share, in order."""
         counters = self.callbacks.counters
         for number in share.numbers:
             with counters.processor_time(Counter.PLANNING):

@@ -1,21 +1,21 @@
-"""Which epoch an iteration is, agreed on by all worker processes of a DataLoader.
+"""The epoch number of an iteration, on which all worker processes of a DataLoader agree.
 
-A DataLoader copies the data set into its workers, so a counter inside the data set starts anew
-in each of them, and every epoch comes in the same order. The counter is therefore kept in
-memory that the processes share.
+A DataLoader copies the data set into its workers, so a counter in the data set would start again
+in each of them, and every epoch would have the same order. The counter is therefore in memory that
+the processes share.
 
-Workers of one iteration know each other by how they were started: a DataLoader starts them one
-after the other in one thread, so the number of that start, less the worker's number, is the same
+Workers of one iteration identify each other by how they were started: a DataLoader starts them one
+after another in one thread, so the number of that start, less the worker's number, is the same
 for all of them, and differs from that of any other iteration. (The base seed, which a DataLoader
-draws for each iteration, comes again where a user seeds torch anew.) The DataLoader of
-`CellDataset.loader` claims the epoch for its workers; of any other DataLoader's, the first that
-begins claims it for all. Worker processes that persist count their iterations.
+draws for each iteration, repeats if a user seeds torch again.) The DataLoader of
+`CellDataset.loader` claims the epoch for its workers; in any other DataLoader, the first worker
+that begins claims it for all. Persistent worker processes count their iterations.
 
-A process that is no worker counts epochs by itself, so that ranks that were started with one
-data set do not take each other's.
+A process that is not a worker keeps its own count of epochs, so that ranks that were started with
+one data set do not take each other's epochs.
 
-The next epoch may be one that goes on where it was stopped. The memory says so too, so that all
-workers of that iteration go on, and nobody after them.
+The next epoch may resume where it was stopped. The shared memory records this too, so that all
+workers of that iteration resume, and no later ones.
 """
 
 import fcntl
@@ -67,9 +67,9 @@ class Start:
     Parameters
     ----------
     process, thread
-        In which process it was started, and in which of its threads.
+        The process and thread that started it.
     number
-        How many that thread has started by then.
+        Number of processes that the thread had started by then.
     """
 
     process: int
@@ -84,9 +84,9 @@ class Claim:
     Parameters
     ----------
     epoch
-        Its number.
+        Number of the epoch.
     goes_on
-        Whether it goes on where it was stopped.
+        Whether it resumes where it was stopped.
     """
 
     epoch: int
@@ -94,7 +94,7 @@ class Claim:
 
 
 class _Starts(threading.local):
-    """The processes that this thread has started, counted."""
+    """Count of the processes that this thread has started."""
 
     _threads = itertools.count()
 
@@ -104,14 +104,14 @@ class _Starts(threading.local):
         self._spawning: weakref.ref[Any] | None = None
 
     def count_spawn(self, popen: Any) -> None:
-        """Count a process that is not forked, once however many counters it gets."""
+        """Count a process that is not forked, once for any number of counters."""
         if self._spawning is None or self._spawning() is not popen:
             self._spawning = weakref.ref(popen)
             self.count += 1
 
 
 class _Process:
-    """A number that no other process has, and how this one was started if it was forked."""
+    """A unique number of this process, and its start if it was forked."""
 
     def __init__(self) -> None:
         self.starts = _Starts()
@@ -139,11 +139,11 @@ _this_process = _Process()
 
 
 class EpochCounter:
-    """Hands out epoch numbers 0, 1, 2, ..., one per iteration.
+    """Assigns epoch numbers 0, 1, 2, ..., one per iteration.
 
-    Survives fork and spawn, keeps counting with persistent workers, and can be pickled (a
-    pickled copy starts a count of its own at the next epoch). The memory is that of a file
-    without a name, which goes with the last process however that one ends.
+    It survives fork and spawn, keeps counting with persistent workers, and can be pickled (a
+    pickled copy starts its own count at the next epoch). The memory is an unnamed file, which is
+    freed with the last process, however that ends.
     """
 
     def __init__(self) -> None:
@@ -153,18 +153,18 @@ class EpochCounter:
 
     @property
     def next(self) -> Claim:
-        """What the next iteration will be."""
+        """The claim of the next iteration."""
         with self._locked():
             count = self._count(self._iterating())
             return Claim(int(count["epoch"]), bool(count["goes_on"]))
 
     def set_next(self, claim: Claim) -> None:
-        """Let the next iteration be another.
+        """Set the epoch of the next iteration.
 
         Raises
         ------
         ParameterError
-            The epoch is not an integer, negative or huge.
+            The epoch is not an integer, is negative or is too large.
         """
         epoch = claim.epoch
         if not 0 <= require_integer("epoch", epoch) < _EPOCH_LIMIT:
@@ -174,13 +174,13 @@ class EpochCounter:
             self._set(self._count(self._iterating()), claim)
 
     def claim(self, wanted: Claim | None = None) -> Claim:
-        """Return what the iteration is that starts now in this process.
+        """Return the claim of the iteration that starts now in this process.
 
         Parameters
         ----------
         wanted
-            What it is to be, in a worker process that was told by itself; others of the same
-            iteration were told the same.
+            The claim that this worker process was given; all workers of the same iteration were
+            given the same.
         """
         worker, start = get_worker_info(), self._start()
         with self._locked():
@@ -196,13 +196,13 @@ class EpochCounter:
         Parameters
         ----------
         first
-            The start of the first of them; None if this thread will start them next.
+            The start of the first worker; None if this thread will start them next.
         iteration
-            Which iteration of theirs it will be; the first is 1.
+            Number of this iteration of these workers, from 1.
 
         Returns
         -------
-        The start of the first of them, and what was claimed.
+        The start of the first worker, and the claim.
         """
         if first is None:
             last = _this_process.last_start()
@@ -211,7 +211,7 @@ class EpochCounter:
             return first, self._claim_together(first, iteration)
 
     def withdraw(self, first: Start, iteration: int, claim: Claim) -> None:
-        """Forget a claim for worker processes that were not started; it is the next again."""
+        """Withdraw a claim for workers that were not started; it becomes the next again."""
         with self._locked():
             claims = self._shared["claims"][0]
             claims["key"][(claims["key"] == (*astuple(first), iteration)).all(axis=1)] = 0
@@ -236,13 +236,13 @@ class EpochCounter:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _start(self) -> Start | None:
-        """Return how this process was started, None if it was not with this counter."""
+        """Return how this process was started; None if not with this counter."""
         if self._spawned is not None and self._spawned[0] == _this_process.number:
             return self._spawned[1]
         return _this_process.start
 
     def _iterating(self) -> int:
-        """Return the process whose iterations these are: for a worker, that which started it."""
+        """Return the process whose iterations are counted; for a worker, its parent."""
         start = self._start()
         if get_worker_info() is None or start is None:
             return _this_process.number
@@ -274,7 +274,7 @@ class EpochCounter:
         count["epoch"], count["goes_on"] = claim.epoch, claim.goes_on
 
     def _count(self, process: int) -> Any:
-        """Return the count of a process, which goes on from that of its ancestor."""
+        """Return the count of a process, which continues that of its ancestor."""
         counts = self._shared["counts"][0]
         (known,) = np.nonzero(counts["process"] == process)
         if not known.size:

@@ -1,4 +1,4 @@
-"""The fetches of a collection, one epoch after the other: who reads them, and how far ahead."""
+"""Reading the fetches of a collection ahead, one epoch after another."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -38,23 +38,23 @@ class CollectionReading:
     Parameters
     ----------
     collection
-        What is read.
+        The collection.
     dtype
-        Dtype of the values of all elements, or of some by name; those of the collection if None.
+        Dtype of all elements, or dtypes of some by name; those of the collection if None.
     num_threads
-        Threads that read and decode; if None, this process's share of the processors.
+        Number of threads that read and decode; if None, this process's share of the processors.
     pools
-        Where memory comes from.
+        Pools for memory.
     transforms
-        What values of some elements go through.
+        Transforms by element.
     verify
         How often chunks are checked; see `Decoder`.
     prefetch
-        How many fetches are planned, and on their way, beyond the one that is read.
+        Number of fetches that are planned and requested beyond the one that is read.
     prefetch_bytes
-        Most bytes that stores bring for all of these, and for the one that is read.
+        Maximum number of bytes in flight for these fetches and for the one that is read.
     counters
-        What adds up what is done, and for how long.
+        Counters of work and time.
     """
 
     collection: Collection
@@ -68,7 +68,7 @@ class CollectionReading:
     counters: Counters
 
     def reader(self) -> Reader:
-        """Return a reader with threads of its own."""
+        """Return a reader with its own threads."""
         worker = get_worker_info()
         n_processes = 1 if worker is None else worker.num_workers
         threads = self.num_threads or threads_per_process(n_processes)
@@ -88,16 +88,16 @@ class CollectionReading:
         planned: Callable[["_Numbered"], PlannedRead],
         numbered: Iterator["_Numbered"],
     ) -> Generator[Iterator[Cells], None, None]:
-        """Read fetches ahead: one while another is delivered, and some are on their way.
+        """Read fetches ahead: one while another is delivered, and further ones are requested.
 
         Parameters
         ----------
         reader
-            Who reads; closed at the end.
+            The reader; closed at the end.
         planned
             Plans a fetch.
         numbered
-            Which fetches, in which order.
+            The fetches, in order.
         """
 
         def begun(number: _Numbered) -> Future[PlannedRead]:
@@ -150,13 +150,13 @@ class Fetches:
     Parameters
     ----------
     reader
-        Who reads them.
+        The reader.
     groups
-        The groups of rows of each, such as minibatches.
+        The groups of rows of each fetch, such as minibatches.
     orders
-        Of whole fetches that were planned and not yet delivered, the order in which rows leave.
+        Orders of delivery of whole fetches that were planned and not yet delivered.
     upcoming
-        The shares that it went on to, after the one that it delivers.
+        The shares after the current one from which fetches have been read ahead.
     """
 
     reader: Reader
@@ -165,27 +165,27 @@ class Fetches:
     upcoming: deque[Share] = field(default_factory=deque)
 
     def first(self, share: Share) -> Iterator[Iterator[Cells]]:
-        """Return as many as a share has; they have to be its own."""
+        """Return as many fetches as a share has; they must belong to the share."""
         return islice(self.groups, len(share.numbers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
-    """Fetches of one epoch after the other.
+    """Fetches of one epoch after another.
 
     Parameters
     ----------
     reading
-        Reads them.
+        Reads the fetches.
     are_whole
-        Whether each is read as one group, with all of its rows, in storage order.
+        Whether each fetch is read as one group, with all its rows, in storage order.
     following
-        Returns the share of this process in the epoch after that of another; None if nothing of
-        it is to be read ahead. May not refer to whoever keeps `next_epoch`.
+        Returns the share of this process in the epoch after that of a given share; None if it
+        must not be read ahead. It must not refer to the owner of `next_epoch`.
     next_epoch
-        Where fetches wait that were read ahead of their epoch.
+        Keeps fetches that were read ahead of their epoch.
     settings
-        What changes what is read; compared by identity.
+        Objects that affect what is read; compared by identity.
     """
 
     reading: CollectionReading
@@ -196,10 +196,10 @@ class Fetching:
 
     @contextmanager
     def of(self, share: Share) -> Iterator[Fetches]:
-        """Have fetches, of which the first are those of a share.
+        """Provide fetches, beginning with those of a share.
 
-        Where the block ends without an error, all of these have been delivered, and those of the
-        next epoch are kept for it. Else all are given up.
+        If the block ends without an error, all of these have been delivered, and fetches of the
+        next epoch are kept for it. Otherwise all are discarded.
         """
         fetches = self.next_epoch.take(share, self.settings) or self._begun(share)
         try:
@@ -236,7 +236,7 @@ class Fetching:
 def _from(
     share: Share, following: Callable[[Share], Share | None], upcoming: deque[Share]
 ) -> Iterator[_Numbered]:
-    """Iterate over the fetches of an epoch, and of those that follow as long as they have any."""
+    """Iterate over the fetches of an epoch and of following epochs, as long as there are any."""
     while True:
         for number in share.numbers:
             yield _Numbered(share, number)

@@ -1,4 +1,4 @@
-"""How a data set reads its collection: dense, dtype, threads, transforms, how far ahead, checks."""
+"""Checks of the parameters that control how a data set reads its collection."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
@@ -29,12 +29,12 @@ def require_that_they_apply(
     prefetch_next_epoch: bool = False,
     verify: Verify = "first",
 ) -> None:
-    """Check that what says how a collection is read is given for one that is read here.
+    """Check that parameters for reading a `Collection` are given only if cellfeed reads one.
 
     Raises
     ------
     ParameterError
-        Something is given that would be ignored.
+        A given parameter would be ignored.
     """
     given = {
         "dtype": None if dtype is None else str(dtype),
@@ -54,20 +54,20 @@ def require_that_they_apply(
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` and "
-            f"`verify` say how cellfeed reads a Collection, but got {ignored} with {reader}; leave "
-            "it out, and convert in `batch_transform`"
+            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` "
+            f"and `verify` apply only when cellfeed reads a Collection, but got {ignored} "
+            f"with {reader}; leave it out, and convert in `batch_transform`"
         )
         raise ParameterError(msg)
 
 
 def numpy_dtypes(dtype: "AnyDtype | Mapping[str, AnyDtype] | None") -> Dtypes:
-    """Return dtypes of NumPy or torch, of all elements or of some by name, as those of NumPy.
+    """Return dtypes of NumPy or torch, for all elements or for some by name, as NumPy dtypes.
 
     Raises
     ------
     ParameterError
-        One is none of numbers that torch has.
+        One is not a numeric dtype of torch.
     """
     if isinstance(dtype, Mapping):
         by_name = cast("Mapping[str, AnyDtype]", dtype)

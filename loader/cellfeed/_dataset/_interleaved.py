@@ -1,4 +1,4 @@
-"""Minibatches of several data sets in turn."""
+"""Interleaved minibatches of several data sets."""
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
@@ -40,33 +40,34 @@ _ORDER = 0x1E  # apart from the keys of the data sets, which derive theirs from 
 
 
 class InterleavedDatasets(ResumableDataset["_MixedShare"]):
-    """Minibatches of several data sets in random turns, in given proportions.
+    """Interleave the minibatches of several data sets at random, in given proportions.
 
-    Each minibatch is one of one data set, with its own collection, strategy, sizes and
-    transforms, in the order in which that delivers them. How many each gives is the same in every
-    epoch; in which turns follows from the seed of the first data set, the epoch and the number of
-    the minibatch, on all ranks alike. Worker processes share the fetches of each data set, and
-    take turns of their own.
+    Each minibatch comes from one data set, which has its own collection, strategy, sizes and
+    transforms and delivers its minibatches in its own order. Each data set delivers the same number
+    of minibatches in every epoch. The order of turns depends on the seed of the first data set, the
+    epoch and the number of the minibatch, and is the same on all ranks. Worker processes divide
+    the fetches of each data set, and each worker interleaves its own share.
 
     Parameters
     ----------
     datasets
         The data sets, at least one, all with the same ranks.
     proportions
-        How many minibatches of each, in relation to those of the others; as many as each has if
-        None, so that each is delivered once.
+        Relative numbers of minibatches, one for each data set. If None, each data set counts
+        in proportion to the minibatches that it has, so that each is delivered once.
     stop
-        Where an epoch ends. "first_exhausted": where the first data set has delivered all its
-        minibatches, and the others what goes with that in proportion. "all_exhausted": where all
-        have delivered theirs; others then begin anew, with their next epoch.
+        When an epoch ends. "first_exhausted": as soon as one data set has delivered all its
+        minibatches, and the others a number in proportion. "all_exhausted": when all data sets
+        have delivered theirs; those that finish earlier continue with their next epoch.
     n_minibatches
-        Minibatches of an epoch, in place of ``stop``; exhausted data sets begin anew.
+        Number of minibatches in an epoch, in place of ``stop``; data sets that are exhausted
+        continue with their next epoch.
 
     Raises
     ------
     ParameterError
-        There is no data set, or proportions are not positive numbers, one for each. Also when an
-        epoch begins: data sets have different ranks.
+        There is no data set, or ``proportions`` are not positive numbers, one for each data set.
+        Also when an epoch begins: the data sets have different ranks.
 
     Examples
     --------
@@ -105,7 +106,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
 
     @property
     def minibatches_of_each(self) -> tuple[int, ...]:
-        """How many minibatches each data set delivers in an epoch, to this rank."""
+        """Number of minibatches that each data set delivers to this rank in an epoch."""
         lengths = [each.n_minibatches for each in self.datasets]
         shares = self.proportions or tuple(map(Fraction, lengths))
         if self.n_minibatches is not None:
@@ -117,26 +118,25 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
 
     @property
     def rank(self) -> int:
-        """Number of this process among those that train together, now."""
+        """The current rank of this process."""
         return self.datasets[0].rank
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train together, now."""
+        """The current number of processes that train together."""
         return self.datasets[0].world_size
 
     def turns(self, *, epoch: int, worker: int = 0, n_workers: int = 1) -> NDArray[np.int64]:
-        """Return the number of the data set that gives each minibatch of an epoch.
+        """Return which data set delivers each minibatch of an epoch, by its index in ``datasets``.
 
-        How many each data set has delivered when ``n`` minibatches were is
-        ``np.bincount(turns[:n])``.
+        After ``n`` minibatches, each data set has delivered ``np.bincount(turns[:n])``.
 
         Parameters
         ----------
         epoch
-            Which epoch.
+            Number of the epoch.
         worker, n_workers
-            A worker process, which has a share of each data set, and their number.
+            The worker process, which has a share of each data set, and the number of workers.
         """
         counts = [
             sum(self._shares(number, worker, n_workers)) for number in range(len(self.datasets))
@@ -146,12 +146,12 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
     def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
-        """Return a DataLoader that passes minibatches on as they are; see `CellDataset.loader`.
+        """Return a DataLoader over the minibatches; see `CellDataset.loader`.
 
         Parameters
         ----------
         num_workers
-            Worker processes.
+            Number of worker processes.
         **options
             Other parameters of `torch.utils.data.DataLoader`.
         """
@@ -168,9 +168,9 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def statistics(self) -> Statistics:
-        """Return what all data sets have done in these epochs and in their own.
+        """Return the work of all data sets, in interleaved epochs and in epochs of their own.
 
-        The training loop's time is that of these epochs.
+        The training loop's times are of interleaved epochs only.
         """
         own = super().statistics()
         parts = [each.statistics() for each in self.datasets]
@@ -195,8 +195,8 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             stopped = after[-1]
             msg = (
                 f"the state is of {stopped.world_size} ranks with {stopped.num_workers} workers "
-                f"each, but there are {self.world_size} ranks now, or other workers; several data "
-                "sets go on with as many as before"
+                f"each, but there are {self.world_size} ranks now, or another number of workers; "
+                "resume interleaved data sets with the same numbers"
             )
             raise StateError(msg)
         return _MixedEpoch(self, epoch)
@@ -242,7 +242,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
                 next(part, None)
 
     def _part(self, number: int, share: "_MixedShare", n_begun: int) -> Minibatches:
-        """Deliver the minibatches of one data set that are this process's, after the first."""
+        """Deliver this process's share of the minibatches of one data set, after the first."""
         dataset = self.datasets[number]
         counts = self._shares(number, share.worker, share.num_workers)
         for times, count in enumerate(counts):
@@ -287,7 +287,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
 
 @dataclass(frozen=True, slots=True)
 class _MixedShare:
-    """What a worker delivers of an epoch, after so many minibatches of its own."""
+    """The minibatches of an epoch that a worker still has to deliver."""
 
     epoch: int
     worker: int
@@ -298,7 +298,7 @@ class _MixedShare:
 
 @dataclass(frozen=True, slots=True)
 class _MixedEpoch:
-    """An epoch of several data sets on this rank, which workers divide."""
+    """An epoch of several data sets on this rank, divided among workers."""
 
     datasets: InterleavedDatasets
     epoch: int

@@ -1,7 +1,7 @@
-"""Iterations that may be dropped at any moment, by any thread and at the end of the process.
+"""Iterations that may be dropped at any moment, by any thread and at the exit of the process.
 
-What a destructor raises is printed and forgotten, and so is Ctrl-C where it arrives in one. No
-Python code may therefore run where an iteration is dropped, least of all code that waits.
+An exception in a destructor is printed and ignored, and so is Ctrl-C if it arrives in one.
+Therefore no Python code may run when an iteration is dropped, least of all code that waits.
 """
 
 import atexit
@@ -24,14 +24,14 @@ _Item = TypeVar("_Item")
 
 
 class Iteration(Generic[_Item]):
-    """Iterates over a generator, which a thread closes if nobody wants the rest.
+    """Iterates over a generator, which a thread closes if the iteration is dropped.
 
     Parameters
     ----------
     items
         The generator; nothing else may refer to it.
     begun
-        Whether there is something to close even before the first item.
+        Whether the generator must be closed even before the first item.
 
     Examples
     --------
@@ -54,8 +54,8 @@ class Iteration(Generic[_Item]):
     def __next__(self) -> _Item:
         if self._process != os.getpid():
             msg = (
-                f"an iterator goes on in the process that made it, {self._process}, and not in "
-                f"{os.getpid()}, a fork of it, which has none of its threads; make a new one there"
+                f"an iterator only works in the process that made it, {self._process}, but was "
+                f"used in {os.getpid()}, a fork without its threads; make a new one there"
             )
             raise DeliveryError(msg)
         if self._closing is None and not self._has_ended:
@@ -67,14 +67,14 @@ class Iteration(Generic[_Item]):
                 self._end()
 
     def close(self) -> None:
-        """Give up the rest, and wait until all that was under way for it has ended."""
+        """Discard remaining items, and wait until all work for them has ended."""
         if self._process == os.getpid():
             self._items.close()
             self._end()
             wait_for_dropped()  # what it iterated over itself
 
     def release(self) -> None:
-        """Leave the generator to whoever has it, as it is."""
+        """Leave the generator unchanged to other owners."""
         if self._closing is not None:
             self._closing.release()
             self._closing = None
@@ -97,10 +97,10 @@ class Iteration(Generic[_Item]):
 class _Closing(threading.Thread):
     """Closes a generator as soon as its iteration is gone.
 
-    Ctrl-C is raised in the main thread alone, so that nothing is lost if it comes meanwhile. What
-    was dropped is closed before the process ends: a thread that Python stops might hold a lock,
-    such as that of h5py, which the last destructors wait for. An iteration that is still alive
-    then is left as it is; likewise in a forked process, where closing it would disturb this one.
+    Ctrl-C is raised only in the main thread, so nothing is lost if it arrives meanwhile. Dropped
+    iterations are closed before the process exits: a thread that Python stops might hold a lock,
+    such as that of h5py, for which the last destructors wait. An iteration that is still alive
+    then is not closed; nor in a forked process, where closing it would disturb this one.
     """
 
     def __init__(self, iteration: Iteration[Any], items: Generator[Any, None, None]) -> None:
@@ -116,7 +116,7 @@ class _Closing(threading.Thread):
         return self._iteration() is None
 
     def start(self) -> None:
-        """Start to wait."""
+        """Start the waiting thread."""
         _CLOSINGS.add(self)
         try:
             super().start()
@@ -125,7 +125,7 @@ class _Closing(threading.Thread):
             raise
 
     def run(self) -> None:
-        """Wait, and close."""
+        """Wait for the iteration to be dropped, and close the generator."""
         self._told.get()
         items, self._items = self._items, None
         try:
@@ -136,12 +136,12 @@ class _Closing(threading.Thread):
             _CLOSINGS.discard(self)
 
     def release(self) -> None:
-        """Close nothing."""
+        """Do not close the generator."""
         self._items = None
         self.end()
 
     def end(self) -> None:
-        """Wait for the thread, of which nothing is wanted any more."""
+        """Wait for the thread to finish."""
         self._told.put(None)
         self.join()
 
@@ -151,16 +151,16 @@ _CLOSINGS = set[_Closing]()  # adding and discarding are atomic
 
 @atexit.register
 def wait_for_dropped() -> None:
-    """Wait until iterations that were dropped are closed: two at once take twice the memory."""
+    """Wait until dropped iterations are closed, since two at a time take twice the memory."""
     for closing in list(_CLOSINGS):
         if closing.is_due and closing is not threading.current_thread():
             closing.join()
 
 
 def end_without_parent() -> None:
-    """End a worker process whose parent was killed while it started.
+    """Exit from a worker process whose parent was killed while it started.
 
-    From here on torch looks after it, which would take whoever adopted it for its parent.
+    From here on, torch watches the parent, and would mistake the adopting process for it.
     """
     parent = parent_process()
     if parent is None:

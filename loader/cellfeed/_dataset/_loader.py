@@ -1,4 +1,4 @@
-"""The DataLoader of a data set, on whose way from the workers no minibatch is lost unnoticed."""
+"""The DataLoader of a data set, which notices if a minibatch is lost between processes."""
 
 import errno
 import itertools
@@ -50,7 +50,7 @@ _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
 
 
 class EpochDataset(Protocol):
-    """What a `MinibatchLoader` asks of its data set."""
+    """The data set that a `MinibatchLoader` needs."""
 
     @property
     def rank(self) -> int: ...
@@ -68,7 +68,7 @@ class EpochDataset(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """What adds up what this and its copies in worker processes do."""
+        """Counters of this data set and its copies in worker processes."""
         ...
 
     @property
@@ -85,12 +85,12 @@ class EpochDataset(Protocol):
 
 
 class _EpochSampler:
-    """What a DataLoader asks its workers for; trainers set the epoch of a sampler.
+    """Sampler of a DataLoader, on which trainers call ``set_epoch``.
 
     Parameters
     ----------
     dataset
-        Whose epoch it is.
+        The data set whose epoch is set.
     """
 
     def __init__(self, dataset: EpochDataset) -> None:
@@ -107,11 +107,11 @@ class _EpochSampler:
 class MinibatchLoader(DataLoader[Any]):
     """A DataLoader that begins each epoch in this process, and counts what its workers deliver.
 
-    Epochs are then those of the order in which iterations began, however late a worker starts,
-    and ranks that have just met can agree on a seed. Where workers deliver fewer minibatches
-    than an epoch has, it raises.
+    Epochs are therefore numbered in the order in which iterations began, however late a worker
+    starts, and ranks that have just met can agree on a seed. If workers deliver fewer minibatches
+    than an epoch has, iteration raises `DeliveryError`.
 
-    ``accelerator.prepare`` returns it as it is; ``accelerator.save_state`` and ``load_state`` save
+    ``accelerator.prepare`` returns it unchanged; ``accelerator.save_state`` and ``load_state`` save
     and restore it.
     """
 
@@ -141,29 +141,29 @@ class MinibatchLoader(DataLoader[Any]):
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the last minibatch of an epoch was delivered, as Accelerate names it."""
+        """Whether the last minibatch of an epoch was delivered; Accelerate reads this."""
         return self.dataset.is_at_end
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the consumer is; see `CellDataset.state_dict`.
+        """Return the position of the training loop; see `CellDataset.state_dict`.
 
         Raises
         ------
         StateError
-            Minibatches come in any order (``in_order=False``).
+            Workers deliver minibatches in any order (``in_order=False``).
         """
         if self.num_workers > 1 and not getattr(self, "in_order", True):
             msg = (
-                "minibatches come from workers in any order, so that how many came does not say "
-                "which; leave `in_order=False` out"
+                "workers deliver minibatches in any order, so their number does not identify "
+                "them; leave `in_order=False` out"
             )
             raise StateError(msg)
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a state; see `CellDataset.load_state_dict`.
+        """Resume from a state; see `CellDataset.load_state_dict`.
 
-        The number of workers may be another than before.
+        The number of workers may differ from that of the saved run.
         """
         self.dataset.load_state_dict(state)
 
@@ -188,7 +188,7 @@ class MinibatchLoader(DataLoader[Any]):
         return iterator
 
     def _announced(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-        """Pass minibatches on, and say so to Accelerate if that prepared this loader."""
+        """Yield minibatches, and notify Accelerate of each if it prepared this loader."""
         if "_is_accelerate_prepared" in vars(self):
             return accumulating(self, minibatches)
         return _passed_on(minibatches)
@@ -203,8 +203,8 @@ class MinibatchLoader(DataLoader[Any]):
         elif ranks != self._ranks_of_workers:
             rank, world_size = self._ranks_of_workers or ranks
             msg = (
-                f"worker processes that persist were started by rank {rank} of {world_size}, "
-                f"which is rank {ranks[0]} of {ranks[1]} now; make another loader"
+                f"persistent worker processes were started by rank {rank} of {world_size}, which "
+                f"is now rank {ranks[0]} of {ranks[1]}; make a new loader"
             )
             raise ParameterError(msg)
         self._n_iterations += 1
@@ -215,36 +215,38 @@ class MinibatchLoader(DataLoader[Any]):
 
 
 def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-    """Pass minibatches on, without keeping the last."""
+    """Yield minibatches without keeping a reference to the last."""
     yield from minibatches
 
 
 def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-    """Pass minibatches on, without keeping the last, and check that none is missing."""
+    """Yield minibatches without keeping a reference to the last; check that none is missing."""
     try:
         yield from counted.counting(minibatches, remedy=_LOST_BY_A_WORKER)
     except CellfeedError as error:
         raise _of_worker(error) from error
 
 
-_LOST_BY_A_WORKER = "a worker lost some, and said why on stderr; mend that, or use num_workers=0"
+_LOST_BY_A_WORKER = (
+    "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
+)
 
 
 def _of_worker(error: CellfeedError) -> CellfeedError:
-    """Return the error of a worker in the one line it had there; torch adds the traceback."""
+    """Return a worker's error with its original one-line message; torch adds the traceback."""
     last = str(error).rstrip().rpartition("\n")[2]
     return type(error)(last.partition(f"{type(error).__name__}: ")[2] or last)
 
 
 def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
-    """Return how many minibatches may wait for each worker in the memory that processes share.
+    """Return how many minibatches each worker may queue in shared memory.
 
     Parameters
     ----------
     minibatch_bytes
-        Size of one.
+        Size of a minibatch.
     n_workers
-        Worker processes of this one; others of the same training want as much.
+        Worker processes of this process; other ranks on this machine need as much.
     """
     if can_lend():
         free = usable_memory_bytes()
@@ -258,10 +260,10 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
 
 
 def context_without_threads() -> BaseContext:
-    """Return how worker processes start that must have none of the threads of this process.
+    """Return a multiprocessing context for workers that must not inherit this process's threads.
 
     They are forked from a server that has imported what they need, once for all of them, and has
-    begun nothing. On macOS, code of the system that torch loads may not be forked safely.
+    started no threads. On macOS, system code that torch loads cannot be forked safely.
     """
     context = multiprocessing.get_context("forkserver")
     imported = "cellfeed" if sys.platform == "darwin" else "cellfeed._dataset"
@@ -270,22 +272,22 @@ def context_without_threads() -> BaseContext:
 
 
 def as_it_is(minibatch: Any) -> Any:
-    """Return a minibatch: a ``collate_fn`` that makes no tensors of NumPy arrays."""
+    """Return a minibatch unchanged: a ``collate_fn`` that keeps NumPy arrays."""
     return minibatch
 
 
 def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Return a ``collate_fn`` after which nothing can go wrong in a worker.
+    """Return a ``collate_fn`` that pickles its result, so that errors of pickling are raised.
 
-    The queue from a worker pickles in a thread of its own, which can but print an error and go
-    on, with the next minibatch. What `collate` returns (the minibatch itself if it is None) is
-    therefore pickled before; unpickled, it is what it was.
+    The queue of a worker pickles in a background thread, which only prints an error and continues
+    with the next minibatch. The result of `collate` (the minibatch itself if it is None) is
+    therefore pickled earlier; unpickling restores it.
     """
     return _SentWhole(default_convert if collate is None else collate)
 
 
 def errors_that_travel(minibatches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Pass minibatches on in a worker, and errors in a form that can be pickled."""
+    """Yield minibatches in a worker, and make its errors picklable."""
     with _only_errors_that_travel():
         yield from minibatches
 
@@ -309,7 +311,7 @@ class _SentWhole:
 
     @property
     def is_own(self) -> bool:
-        """Whether no function of the user's gets to see a minibatch, which it might keep."""
+        """Whether no function of the user gets a minibatch, which it might keep."""
         return self.collate in (default_convert, as_it_is)
 
     def __call__(self, minibatch: Any) -> Any:
@@ -326,7 +328,7 @@ class _SentWhole:
 
 @dataclass(frozen=True, slots=True)
 class _Pickled:
-    """Unpickled, it is what was pickled."""
+    """A pickled object that is unpickled to the original."""
 
     content: bytes
 
@@ -342,9 +344,10 @@ def _pickle(minibatch: Any) -> bytes:
             raise
     size = shutil.disk_usage(_SHARED_MEMORY).total
     warnings.warn(
-        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so that minibatches come from "
-        "workers through a pipe, slower; enlarge it (docker run --shm-size=2g), keep fewer "
-        "minibatches, or use fewer workers, a smaller `prefetch_factor` or num_workers=0",
+        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so workers send minibatches "
+        "through a pipe, which is slower; enlarge it (docker run --shm-size=2g), keep "
+        "fewer minibatches, or use fewer workers, a smaller `prefetch_factor` or "
+        "num_workers=0",
         stacklevel=2,
     )
     return pickle.dumps(minibatch)

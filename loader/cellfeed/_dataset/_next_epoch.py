@@ -1,4 +1,4 @@
-"""Where what was read of the next epoch waits until that begins, or another does."""
+"""Fetches of the next epoch that were read ahead, kept until that or another epoch begins."""
 
 import os
 from collections import deque
@@ -13,7 +13,7 @@ __all__ = ["NextEpoch", "are_same"]
 
 
 class ReadAhead(Protocol):
-    """Fetches that are under way, by threads that end where the generator is closed."""
+    """Fetches in progress, read by threads that stop when the generator is closed."""
 
     @property
     def groups(self) -> Generator[Any, None, None]: ...
@@ -23,38 +23,38 @@ F = TypeVar("F", bound=ReadAhead)
 
 
 class NextEpoch(Generic[F]):
-    """Keeps fetches that were read ahead of their epoch: of one data set, and of one epoch.
+    """Keeps fetches of one epoch of one data set that were read ahead.
 
-    They are closed where they are not what is wanted next, and where this is dropped, by a thread,
-    since no Python code may run there. Pickled copies and forked processes have none.
+    They are closed if other fetches are needed next, or if this is dropped; a thread closes them,
+    since no Python code may run then. Pickled copies and forked processes have none.
     """
 
     def __init__(self) -> None:
         self._kept = deque["_Kept[F]"]()  # whose methods are atomic: any thread may begin an epoch
 
     def keep(self, fetches: F, share: Share, settings: tuple[object, ...]) -> None:
-        """Keep fetches, and give up those from before.
+        """Keep fetches, and discard earlier ones.
 
         Parameters
         ----------
         fetches
-            They refer to nothing that refers to this.
+            The fetches, which must not refer to this object, even indirectly.
         share
-            What they begin with.
+            The share that they begin with.
         settings
-            What they were read with.
+            The settings that they were read with.
         """
         self.let_go()
         waiting = Iteration(fetches.groups, begun=True)
         self._kept.append(_Kept(os.getpid(), fetches, share, settings, waiting))
 
     def take(self, share: Share, settings: tuple[object, ...]) -> F | None:
-        """Return fetches that begin with a share, if there are any, and give up all others.
+        """Return fetches that begin with a share, if there are any, and discard all others.
 
         Parameters
         ----------
         share, settings
-            See `keep`; settings are the same if they are the same objects.
+            See `keep`; settings are compared by identity.
         """
         found = self._pop()
         if found is None or found.process != os.getpid():
@@ -66,7 +66,7 @@ class NextEpoch(Generic[F]):
         return None
 
     def let_go(self, *, unless: int | None = None) -> None:
-        """Give up what is kept, unless it is of this epoch, and wait until that has ended."""
+        """Discard the kept fetches, unless they are of this epoch, and wait for their end."""
         found = self._pop()
         if found is not None and found.share.plan.epoch == unless:
             self._kept.append(found)
@@ -93,7 +93,7 @@ class _Kept(Generic[F]):
 
 
 def are_same(one: Share, other: Share) -> bool:
-    """Return whether shares are the same; strategies hold arrays, and are if they are identical."""
+    """Return whether shares are equal; strategies, which have arrays, are compared by identity."""
     return one.plan.strategy is other.plan.strategy and _sizes(one) == _sizes(other)
 
 

@@ -22,12 +22,12 @@ __all__ = ["PlannedDataset"]
 
 
 class PlannedDataset(ResumableDataset[Share]):
-    """Delivers the minibatches of planned epochs; how they come about is said by subclasses.
+    """Delivers the minibatches of planned epochs; subclasses read and make them.
 
     Parameters
     ----------
     collection, n_rows
-        What is read, and how many rows it has.
+        The collection, and the number of its rows.
     strategy, batch_size, fetch_factor, drop_last, rank, world_size, device_mesh, seed, \
     prefetch_next_epoch
         See `CellDataset`.
@@ -70,39 +70,39 @@ class PlannedDataset(ResumableDataset[Share]):
         self._plan(*self._ranks.look())  # which refuses what cannot be
 
     def _values(self) -> dict[str, Any]:
-        """Return what else values depend on, as JSON values."""
+        """Return the other parameters that values depend on, as JSON values."""
         return {}
 
     def __len__(self) -> int:
         """Return the number of minibatches that an epoch delivers to this rank.
 
-        While an epoch goes on that was stopped, those from before count too, so that a loop that
-        counts on from there comes out right.
+        In an epoch that was resumed, this includes the minibatches delivered before, so that a
+        loop that continues its count ends with this number.
         """
         return max(self.n_minibatches, self._run.n_of_epoch)
 
     @property
     def n_minibatches(self) -> int:
-        """The number of minibatches of a whole epoch on this rank."""
+        """Number of minibatches in a whole epoch on this rank."""
         return self._plan(*self._ranks.now()).n_minibatches
 
     @property
     def rank(self) -> int:
-        """Number of this process among those that train together, now."""
+        """The current rank of this process."""
         return self._ranks.look()[0]
 
     @property
     def world_size(self) -> int:
-        """The number of processes that train together, now."""
+        """The current number of processes that train together."""
         return self._ranks.look()[1]
 
     @property
     def seed(self) -> int:
-        """What fixes the order of all epochs."""
+        """The seed, which determines the order of all epochs."""
         return self._seed.use(self.world_size)
 
     def plan(self, *, epoch: int) -> EpochPlan:
-        """Return the plan of an epoch: which rows come when, on this rank.
+        """Return the plan of an epoch: which rows this rank delivers, and in which order.
 
         Raises
         ------
@@ -140,14 +140,14 @@ class PlannedDataset(ResumableDataset[Share]):
         )
         if plan.n_minibatches == 0 and not after:
             msg = (
-                f"nothing is left of {self._n_rows:,} rows, since `drop_last` drops what does not "
-                "fill a minibatch or a block; use smaller sizes, or keep what is left over"
+                f"none of {self._n_rows:,} rows is left, since `drop_last` leaves out rows that "
+                "do not fill a minibatch or a block; use smaller sizes, or drop_last=False"
             )
             raise ParameterError(msg)
         return plan
 
     def _following(self) -> Callable[[Share], Share | None]:
-        """Return what returns the share to read ahead after another, and keeps nothing alive."""
+        """Return a function that returns the share to read ahead next, and keeps nothing alive."""
         itself = weakref.ref(self)
 
         def following(share: Share) -> Share | None:
@@ -171,7 +171,7 @@ class PlannedDataset(ResumableDataset[Share]):
         self._next_epoch.let_go(unless=unless)
 
     def _meet(self) -> None:
-        """Agree with other ranks, which all come here when an epoch begins."""
+        """Agree with other ranks, all of which call this when an epoch begins."""
         _, world_size = self._ranks.now()
         self._seed.agree(world_size)
         seed = self._seed.use(world_size)

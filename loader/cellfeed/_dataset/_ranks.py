@@ -1,8 +1,8 @@
-"""Which of the processes that train together this one is, and the seed that they share.
+"""The rank of this process, the number of ranks, and the seed that they share.
 
-A data set is often made before these processes meet: Lightning starts the other ranks, and
-initialises torch.distributed, in ``fit``. So both are asked for when an epoch begins, or a plan
-is asked for, and not when a data set is made.
+A data set is often made before the ranks meet: Lightning starts the other ranks, and
+initialises torch.distributed, in ``fit``. Ranks and seed are therefore determined when an epoch
+begins or a plan is requested, not when a data set is made.
 """
 
 import itertools
@@ -26,10 +26,10 @@ Rank = tuple[int, int]  # rank, and the number of ranks
 
 
 class Ranks:
-    """The rank of this process, and the number of ranks, at any moment.
+    """The current rank of this process, and the number of ranks.
 
-    What was given holds; else what torch.distributed says, where it is initialised; else this
-    process is by itself. A worker process that was not forked is told by the process that
+    They are the given ones; else those of torch.distributed, if it is initialised; else this
+    process is the only one. A worker process that was not forked gets them from the process that
     started it.
 
     Parameters
@@ -37,13 +37,13 @@ class Ranks:
     rank, world_size
         Both, or neither.
     device_mesh
-        The dimension of a mesh that they are of, in place of both.
+        A dimension of a device mesh, in place of both.
 
     Raises
     ------
     ParameterError
-        One is given without the other, or ``rank`` is outside [0, world_size); or a mesh has
-        several dimensions, or is not of this process.
+        One is given without the other, ``rank`` is outside [0, world_size), or a mesh has several
+        dimensions or does not contain this process.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Ranks:
         if device_mesh is not None:
             if rank is not None or world_size is not None:
                 msg = (
-                    "`device_mesh` says rank and world size, but got "
-                    f"{rank=}, {world_size=} with it; leave these out"
+                    f"`device_mesh` determines rank and world size, but got also {rank=}, "
+                    f"{world_size=}; leave these out"
                 )
                 raise ParameterError(msg)
             self._given = _of_mesh(device_mesh)
@@ -66,8 +66,8 @@ class Ranks:
             return
         if rank is None or world_size is None:
             msg = (
-                f"`rank` and `world_size` go together, but got {rank=}, {world_size=}; give both, "
-                "or neither, and torch.distributed is asked"
+                f"`rank` and `world_size` must be given together, but got {rank=}, {world_size=}; "
+                "give both, or neither to use torch.distributed"
             )
             raise ParameterError(msg)
         rank, world_size = require_integer("rank", rank), require_positive("world_size", world_size)
@@ -78,26 +78,26 @@ class Ranks:
 
     @property
     def are_asked_for(self) -> bool:
-        """Whether they are those of torch.distributed, or of a mesh of it."""
+        """Whether they come from torch.distributed, or from a device mesh."""
         return self._given is None or self._is_of_mesh
 
     @property
     def n_with_one_seed(self) -> int:
-        """The number of processes that share a seed: also those that see the same data."""
+        """Number of processes that share a seed, including those that get the same data."""
         return dist.get_world_size() if self._is_of_mesh and _is_in_group() else self.look()[1]
 
     def now(self) -> Rank:
-        """Return rank and number of ranks; see `look` for one that says nothing.
+        """Return rank and number of ranks; see `look` for a version without a warning.
 
         Raises
         ------
         ParameterError
-            What was given cannot be, as torch.distributed has it.
+            The given values contradict torch.distributed.
 
         Warns
         -----
         UserWarning
-            Once, if ``WORLD_SIZE`` says that there are others, whom this process has not met.
+            Once, if ``WORLD_SIZE`` names other ranks that this process has not met.
         """
         expected, worker = os.environ.get("WORLD_SIZE", ""), get_worker_info()
         is_alone = self._given is None and self.look() == (0, 1) and not _is_in_group()
@@ -105,7 +105,7 @@ class Ranks:
         if is_alone and is_first and expected.isdecimal() and int(expected) > 1:
             self._has_warned = True
             warnings.warn(
-                f"WORLD_SIZE={expected}, but torch.distributed is not initialised, so that this "
+                f"WORLD_SIZE={expected}, but torch.distributed is not initialised, so this "
                 "process reads all rows; initialise it first, or give `rank` and `world_size`",
                 UserWarning,
                 stacklevel=4,
@@ -123,14 +123,14 @@ class Ranks:
         return 0, 1
 
     def _checked(self, rank: int, world_size: int) -> Rank:
-        """Return what was given, if it can be: processes may train in several groups alike."""
+        """Return the given values, if they are possible: there may be several equal groups."""
         if _is_in_group():
             rank_there, size_there = dist.get_rank(), dist.get_world_size()
             is_another = world_size == size_there and rank != rank_there
             if is_another or size_there % world_size:
                 msg = (
                     f"{rank=} and {world_size=} were given, but torch.distributed has rank "
-                    f"{rank_there} of {size_there}; leave both out, and it is asked"
+                    f"{rank_there} of {size_there}; leave both out to use torch.distributed"
                 )
                 raise ParameterError(msg)
         return rank, world_size
@@ -151,8 +151,7 @@ class CommonSeed:
     Parameters
     ----------
     seed
-        The seed; if None, one is drawn, and the first rank's is used by all as soon as they have
-        met.
+        The seed. If None, one is drawn, and all ranks use that of the first once they have met.
 
     Raises
     ------
@@ -166,7 +165,7 @@ class CommonSeed:
         self._is_used = False
 
     def agree(self, world_size: int) -> None:
-        """Take the first rank's seed. All ranks have to come here.
+        """Take the first rank's seed. All ranks must call this.
 
         Raises
         ------
@@ -177,14 +176,14 @@ class CommonSeed:
             return
         if not _is_in_group():
             msg = (
-                f"`seed` must be given with {world_size=}, so that all ranks have one order; "
-                "or initialise torch.distributed first, and one is shared"
+                f"`seed` must be given with {world_size=}, so that all ranks use the same order; "
+                "or initialise torch.distributed first, which shares one"
             )
             raise ParameterError(msg)
         if self._is_used:
             msg = (
-                "the seed was drawn by this process alone and has been used, but there are "
-                f"{world_size} ranks now, which need one seed; give `seed`"
+                "this process has already used a seed that it drew for itself, but there are "
+                f"{world_size} ranks now, which need a common seed; give `seed`"
             )
             raise ParameterError(msg)
         drawn = [self._seed]
@@ -192,12 +191,12 @@ class CommonSeed:
         self._seed, self._is_common = drawn[0], True
 
     def take(self, seed: int) -> None:
-        """Use the seed of a run that goes on, on all ranks.
+        """Use the seed of a resumed run, on all ranks.
 
         Raises
         ------
         StateError
-            Another was given.
+            Another seed was given.
         """
         if self._is_given and seed != self._seed:
             msg = (
@@ -208,17 +207,18 @@ class CommonSeed:
         self._seed, self._is_common = seed, True
 
     def use(self, world_size: int) -> int:
-        """Return the seed, which must not change from now on.
+        """Return the seed, which cannot change from now on.
 
         Raises
         ------
         ParameterError
-            Ranks have not agreed on it.
+            The ranks have not agreed on a seed.
         """
         if world_size > 1 and not self._is_common:
             msg = (
-                f"`seed` was drawn by this process alone, but there are {world_size} ranks now; "
-                "give `seed`, or iterate over `dataset.loader()`, where all ranks take the first's"
+                f"this process drew `seed` for itself, but there are {world_size} ranks now; give "
+                "`seed`, or iterate over `dataset.loader()`, where all ranks take that of the "
+                "first"
             )
             raise ParameterError(msg)
         self._is_used = True
@@ -226,16 +226,16 @@ class CommonSeed:
 
 
 class RanksCompared:
-    """Compares what ranks read when they begin, so that a rank that differs is found there.
+    """Compares what ranks read when they begin, to find a rank that differs.
 
-    Nobody waits: each rank says what it reads, and looks at what others have said by then, so that
-    the last one sees all. Data sets are told apart by the order in which they are made, which is
-    the same on all ranks.
+    No rank waits: each publishes what it reads, and compares it with what others have published by
+    then, so the last one sees all. Data sets are identified by the order in which they are made,
+    which is the same on all ranks.
 
     Parameters
     ----------
     are_asked_for
-        Whether ranks are those of torch.distributed. Others are not compared.
+        Whether ranks come from torch.distributed. Other ranks are not compared.
     """
 
     _numbers = itertools.count()
@@ -245,11 +245,11 @@ class RanksCompared:
 
     @property
     def is_due(self) -> bool:
-        """Whether ranks have met, and were not compared yet."""
+        """Whether ranks have met, and have not been compared yet."""
         return self._number is not None and _is_in_group() and dist.get_world_size() > 1
 
     def compare(self, identity: Mapping[str, Any]) -> None:
-        """Compare; once, when it is due.
+        """Compare the ranks, once, when it is due.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class RanksCompared:
 
 
 def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:
-    """Return in one line what two ranks read that is not the same."""
+    """Return the difference between what two ranks read, in one line."""
     differing = (
         "; ".join(
             f"{name}={value!r} on rank {rank}, {name}={its[part].get(name)!r} on rank {other}"
@@ -281,11 +281,11 @@ def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str
             for name, value in mine[part].items()
             if its[part].get(name) != value
         )
-        or "they have other parameters"
+        or "their parameters differ"
     )
     return (
-        f"ranks read different things, and would wait for each other for ever: {differing}; give "
-        "all ranks the same files and parameters"
+        f"ranks read different data, and would wait for each other forever: {differing}; "
+        "give all ranks the same files and parameters"
     )
 
 
@@ -299,8 +299,10 @@ def _of_mesh(mesh: "DeviceMesh") -> Rank:
         )
         raise ParameterError(msg)
     if mesh.get_coordinate() is None:
-        msg = f"`device_mesh` must hold this process, rank {dist.get_rank()}, but got {mesh!r}"
-        raise ParameterError(f"{msg}; leave it out, or make the data set in those of the mesh")
+        msg = f"`device_mesh` must contain this process, rank {dist.get_rank()}, but got {mesh!r}"
+        raise ParameterError(
+            f"{msg}; leave it out, or make the data set only in processes of the mesh"
+        )
     return mesh.get_local_rank(), mesh.size()
 
 

@@ -1,4 +1,4 @@
-"""What the data set takes from a result of ``autotune``."""
+"""The settings of a data set from a result of ``autotune``."""
 
 import json
 import math
@@ -50,22 +50,22 @@ _STRATEGIES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The settings that ``autotune`` chose, and what they were measured with.
+    """The settings that ``autotune`` chose, and the conditions of its measurements.
 
     Parameters
     ----------
     block_size, fetch_factor, num_workers, batch_size
         The settings.
     dataset, machine
-        What the result says of the collection and of the machine.
+        The result's description of the collection and of the machine.
     name
-        What the result is called.
+        Name of the result.
     strategy
-        What the result says of the strategy that was searched; None if it was shuffled blocks.
+        The result's description of the tuned strategy; None for shuffled blocks.
     prefetch, num_threads
-        As of `CellDataset`; None if they were not searched.
+        See `CellDataset`; None if they were not tuned.
     align
-        As of `BlockShuffling`.
+        See `BlockShuffling`.
     """
 
     block_size: int
@@ -92,19 +92,19 @@ class Recommendation:
             raise ParameterError(msg)
 
     def strategy_of(self, indices: ArrayLike | None) -> SamplingStrategy:
-        """Return the strategy that was searched, with the recommended block size.
+        """Return the tuned strategy, with the recommended block size.
 
         Parameters
         ----------
         indices
-            The rows to visit; all of them if None.
+            The rows to visit; all rows if None.
 
         Raises
         ------
         ParameterError
-            The result does not hold all of the strategy's parameters, or it is none of cellfeed's.
+            The result lacks parameters of the strategy, or the strategy is not from cellfeed.
         FormatError
-            They are garbled.
+            The parameters are damaged.
         """
         if self.strategy is None:
             return BlockShuffling(block_size=self.block_size, indices=indices, align=self.align)
@@ -113,7 +113,7 @@ class Recommendation:
         if kind is None or missing:
             what = f"the {' and '.join(missing)}" if kind else "the parameters"
             msg = (
-                f"{self.name}: is of {name}, {what} of which it does not hold; give "
+                f"{self.name}: is of {name}, but does not contain {what} of it; give "
                 f"strategy={name}(..., block_size={self.block_size})"
             )
             raise ParameterError(msg)
@@ -126,21 +126,21 @@ class Recommendation:
         try:
             strategy: SamplingStrategy = kind(**parameters, indices=indices)
         except TypeError as error:
-            msg = f"{self.name}: garbles the strategy {name} ({error}); run autotune again"
+            msg = f"{self.name}: the strategy {name} in it is damaged ({error}); run autotune again"
             raise FormatError(msg) from error
         return strategy
 
     def warn_of_differences(
         self, collection: Any, batch_size: int, strategy: SamplingStrategy
     ) -> None:
-        """Warn where what is read, how, or the machine, is not what was measured.
+        """Warn if the collection, its parameters or the machine differ from those measured.
 
-        What the result does not say is not compared.
+        Properties that the result does not contain are not compared.
         """
         differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
         searched = (self.strategy or {}).get("name")
         if searched not in (None, type(strategy).__name__):
-            differences.append(f"{searched}, which is {type(strategy).__name__} here")
+            differences.append(f"{searched}, but it is {type(strategy).__name__} here")
         if differences:
             warnings.warn(
                 f"{self.name}: was measured with {'; '.join(differences)}; its settings may be "
@@ -161,26 +161,26 @@ class Recommendation:
         for name, value in here.items():
             measured = self.dataset.get(name)
             if None not in (measured, value) and measured != value:
-                yield f"{name}={measured}, which is {value} here"
+                yield f"{name}={measured}, but it is {value} here"
 
     def _of_machine(self) -> Iterator[str]:
         cpu, memory = self.machine.get("cpu", {}), self.machine.get("memory", {})
         there = self.machine.get("platform", {}).get("architecture")
         if isinstance(there, str) and there not in ("unknown", platform.machine()):
-            yield f"a processor of type {there}, which is {platform.machine()} here"
+            yield f"a processor of type {there}, but it is {platform.machine()} here"
         cores, n_bytes = cpu.get("usable_cores"), memory.get("total_bytes")
         if _differ(cores, usable_cores()):
-            yield f"{cores:g} usable cores, of which there are {usable_cores():g} here"
+            yield f"{cores:g} usable cores, but there are {usable_cores():g} here"
         total = psutil.virtual_memory().total
         if _differ(n_bytes, total):
-            yield f"{n_bytes / 1e9:.3g} GB of memory, of which there are {total / 1e9:.3g} GB here"
+            yield f"{n_bytes / 1e9:.3g} GB of memory, but there are {total / 1e9:.3g} GB here"
 
 
 class Recommending(Protocol):
-    """A result of ``autotune`` that is in memory."""
+    """A result of ``autotune`` in memory."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what an ``autotune.json`` has."""
+        """Return the text of an ``autotune.json``."""
 
 
 def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recommendation:
@@ -228,22 +228,27 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 align=sizes.get("align"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = "no JSON" if isinstance(error, ValueError) else f"lacks or garbles {error}"
+        why = "no JSON" if isinstance(error, ValueError) else f"{error} is missing or invalid"
         msg = f"{name}: not a result of autotune ({why}); give the file that it wrote"
         raise FormatError(msg) from error
     if schema not in {SCHEMA, _BEFORE}:
-        msg = f"{name}: has schema {schema!r}, but {SCHEMA!r} is read; run autotune again"
+        msg = (
+            f"{name}: has schema {schema!r}, but this cellfeed reads {SCHEMA!r}; run autotune again"
+        )
     elif loader:
-        msg = f"{name}: is of {loader}, whose settings say nothing of this one; run autotune again"
+        msg = (
+            f"{name}: is of {loader}, whose settings do not apply to this loader; run "
+            "autotune again"
+        )
     elif fault is not None:
-        msg = f"{name}: recommends nothing, since what was delivered was wrong: {fault}"
+        msg = f"{name}: recommends nothing, since wrong data were delivered: {fault}"
     else:
         msg = f"{name}: recommends nothing, since no configuration was feasible; run autotune again"
     raise FormatError(msg)
 
 
 def _machine(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the result says of its machine, by subject."""
+    """Return the result's description of the machine, by subject."""
     said = result.get("machine")
     return {
         name: each
@@ -261,5 +266,5 @@ def _strategy(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _differ(measured: Any, here: float) -> bool:
-    """Whether a size is another one, by more than what a system keeps for itself."""
+    """Whether sizes differ by more than the memory that a system reserves."""
     return isinstance(measured, int | float) and not math.isclose(measured, here, rel_tol=0.05)

@@ -1,4 +1,4 @@
-"""Epochs that are counted as they are consumed, can be stopped, and go on."""
+"""Epochs that are counted as they are consumed, and can be stopped and resumed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=ShareLike)
 
 
 class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
-    """Delivers epochs, of which each process of a training has a share."""
+    """Delivers epochs that the processes of a training divide among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     @property
     def n_resumed(self) -> int:
-        """How often a state was loaded; worker processes from before know nothing of it."""
+        """How often a state was loaded; workers started earlier do not know of it."""
         return self._run.n_resumed
 
     @property
@@ -41,32 +41,32 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Number of this process among those that train together, now."""
+        """The current rank of this process."""
 
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """The number of processes that train together, now."""
+        """The current number of processes that train together."""
 
     @abstractmethod
     def _meet(self) -> None:
-        """Agree with other ranks, which all come here when an epoch begins."""
+        """Agree with other ranks, all of which call this when an epoch begins."""
 
     @abstractmethod
     def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> Divided[S]:
-        """Return the plan of an epoch on this rank, or of what is left of it."""
+        """Return the plan of an epoch on this rank, or of the rest of it."""
 
     @abstractmethod
     def _minibatches(self, share: S) -> Generator[Any, None, None]:
-        """Deliver a share, with what this data set was given by now."""
+        """Deliver a share, with the current attributes of this data set."""
 
     @abstractmethod
     def _let_go(self, *, unless: int | None = None) -> None:
-        """Give up what was read ahead of the next epoch, unless it is this one."""
+        """Discard fetches that were read ahead, unless they are of this epoch."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
-        """Return the ``data`` and ``configuration`` that a state is of, as JSON values."""
+        """Return the ``data`` and ``configuration`` of a state, as JSON values."""
 
     @abstractmethod
     def _seed_values(self) -> Any:
@@ -74,7 +74,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     @abstractmethod
     def _take_seeds(self, seeds: Any) -> None:
-        """Use the seeds of a run that goes on; raise `StateError` where others were given."""
+        """Use the seeds of a resumed run; raise `StateError` if others were given."""
 
     def __iter__(self) -> Iteration[Any]:
         is_worker = get_worker_info() is not None
@@ -89,14 +89,14 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     @property
     def counters(self) -> Counters:
-        """What adds up what this and its copies in worker processes do; see `statistics`."""
+        """Counters of this data set and its copies in worker processes; see `statistics`."""
         return self._counters
 
     def statistics(self) -> Statistics:
-        """Return what was done since this was made, and how long each stage took.
+        """Return counts and times of all stages since this data set was made.
 
-        Fetches and minibatches of all epochs and of worker processes are counted. What a
-        training loop waits for shows in the difference of two.
+        They include all epochs and worker processes. Subtract two statistics for the work done
+        in between.
 
         Examples
         --------
@@ -114,17 +114,17 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.
 
-        Not needed as long as all ranks begin the same iterations: each is the next epoch by
-        itself, also after `load_state_dict`. An epoch that goes on where it was stopped goes on,
-        if it is this one.
+        This is not needed as long as all ranks begin the same iterations, since each iteration is
+        the next epoch, also after `load_state_dict`. If the given epoch is about to be resumed
+        from a state, it still is.
 
         Raises
         ------
         ParameterError
-            ``epoch`` is not an integer, negative or huge; or Accelerate calls this for a
-            DataLoader that it divides among ranks a second time.
+            ``epoch`` is not an integer, is negative or is too large; or Accelerate calls this for
+            a DataLoader that it divides among ranks a second time.
         StateError
-            Accelerate calls this with a count of its own, which drops the place in a state.
+            Accelerate calls this with its own count, which would discard the position in a state.
         """
         require_kept_whole(
             self,
@@ -135,44 +135,46 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         self._let_go(unless=epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the consumer is: all that is needed to go on from there.
+        """Return the position of the training loop, from which `load_state_dict` resumes.
 
-        It is exact after any minibatch, whatever has been read ahead. Ranks that are in step have
-        the same state, so that one of them saves it for all. The one of a loader with worker
-        processes is had from the loader.
+        The position is exact after any minibatch, whatever has been read ahead. Ranks that have
+        consumed the same number of minibatches have the same state, so one rank can save it for
+        all. With worker processes, call ``state_dict`` of the loader instead.
 
         Returns
         -------
-        A dictionary of JSON values, a few hundred bytes: format and version; what tells data,
-        parameters and seed from others; the epoch; how many minibatches each rank has had of it,
-        on how many ranks and workers; and a checksum.
+        A dictionary of JSON values, a few hundred bytes: format and version; identifiers of data,
+        parameters and seed; the epoch; how many minibatches of it each rank has delivered, with
+        the number of ranks and workers; and a checksum.
 
         Raises
         ------
         StateError
-            Minibatches were delivered by worker processes of a DataLoader that does not count.
+            The minibatches came from worker processes of a DataLoader that does not count them.
         ParameterError
-            Ranks have not agreed on a seed yet.
+            The ranks have not agreed on a seed yet.
         """
         return state_of(self._identity() | {"seed": self._seed_values()}, self._run.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a state: the next iteration delivers the rest of its epoch.
+        """Resume from a state: the next iteration delivers the rest of its epoch.
 
-        With as many ranks and workers as before, exactly the minibatches that would have come.
-        With others, the cells that are left are divided anew, as an epoch of their own: none is
-        missing and none comes twice, but for those that make ranks equal, which are repeated or,
-        with ``drop_last``, left out.
+        With the same number of ranks and workers, it delivers exactly the minibatches that
+        would have followed. With other numbers, the remaining cells are divided again, as an epoch
+        of their own: none is missing and none comes twice, except for the cells that are
+        repeated (or, with ``drop_last``, left out) to give all ranks the same number.
 
         Parameters
         ----------
         state
-            What `state_dict` returned, perhaps by way of JSON; the same on all ranks.
+            The dictionary that `state_dict` returned, or the same after a round trip through JSON;
+            the same on all ranks.
 
         Raises
         ------
         StateError
-            It is damaged, of a newer version, or of other data, parameters or another seed.
+            The state is damaged, has a newer version, or is of other data, parameters or another
+            seed.
         """
         place = place_of(state, self._identity())
         self._take_seeds(state["seed"])

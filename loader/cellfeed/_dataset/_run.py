@@ -1,4 +1,4 @@
-"""Which epoch comes next and from where, and how much of it the consumer has got."""
+"""The next epoch and its start, and how much of the current one the consumer has received."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -16,19 +16,19 @@ __all__ = ["Counted", "Divided", "Place", "Run", "ShareLike"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place in a run, at which it can be stopped and go on.
+    """A position in a run, at which it can be stopped and resumed.
 
     Parameters
     ----------
     epoch
-        Its epoch.
+        The epoch.
     after
-        How far the epoch had come each time that it was divided anew.
+        How far the epoch had come each time that it was divided again.
     progress
         How far it has come since.
     worker
-        The worker process that ``progress`` counts the minibatches of; None if it counts those of
-        all workers of a rank.
+        The worker process whose minibatches ``progress`` counts; None if it counts those of all
+        workers of a rank.
     """
 
     epoch: int = 0
@@ -38,16 +38,16 @@ class Place:
 
 
 class ShareLike(Protocol):
-    """What a worker delivers of an epoch."""
+    """A worker's share of an epoch."""
 
     @property
     def n_delivered(self) -> int:
-        """Minibatches that it has delivered before."""
+        """Number of minibatches that it has already delivered."""
         ...
 
     @property
     def n_minibatches(self) -> int:
-        """Minibatches that are left."""
+        """Number of remaining minibatches."""
         ...
 
 
@@ -56,7 +56,7 @@ S_co = TypeVar("S_co", bound=ShareLike, covariant=True)
 
 
 class Divided(Protocol[S_co]):
-    """An epoch on this rank, which workers divide; see `EpochPlan`."""
+    """An epoch on this rank, divided among workers; see `EpochPlan`."""
 
     @property
     def world_size(self) -> int: ...
@@ -66,11 +66,11 @@ class Divided(Protocol[S_co]):
     def n_minibatches(self) -> int: ...
 
     def share(self, *, worker: int, num_workers: int, n_delivered: int) -> S_co:
-        """Return what a worker delivers after so many minibatches of all of them."""
+        """Return the share of a worker after ``n_delivered`` minibatches of all workers."""
         ...
 
     def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int) -> S_co:
-        """Return what a worker delivers after so many minibatches of its own."""
+        """Return the share of a worker after ``n_delivered`` minibatches of its own."""
         ...
 
 
@@ -78,25 +78,25 @@ class PlanOf(Protocol[S_co]):
     """Makes the plan of an epoch on this rank."""
 
     def __call__(self, *, epoch: int, after: tuple[Progress, ...]) -> Divided[S_co]:
-        """Return it."""
+        """Return the plan."""
         ...
 
 
 class Counted:
-    """An iteration, of which the minibatches are counted that its consumer gets.
+    """An iteration that counts the minibatches its consumer receives.
 
     Parameters
     ----------
     place
-        Where it begins.
+        Position where it begins.
     n_left
-        Minibatches from there to the end of the epoch.
+        Number of minibatches from there to the end of the epoch.
     counters
-        What adds up minibatches, and who waits for whom.
+        Counters of minibatches and of waiting times.
     goes_on
         Whether it begins where the epoch was stopped.
     on_delivery
-        Called with this before each minibatch is handed over.
+        Called with this iteration before each minibatch is delivered.
     """
 
     def __init__(
@@ -118,17 +118,17 @@ class Counted:
 
     @property
     def epoch(self) -> int:
-        """Its epoch."""
+        """The epoch."""
         return self._begin.epoch
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody has asked for a minibatch of it."""
+        """Whether no minibatch of it has been requested."""
         return not self.n_delivered and not self.has_ended
 
     @property
     def place(self) -> Place:
-        """Where its consumer is; after the last minibatch, at the start of the next epoch."""
+        """Position of its consumer; after the last minibatch, the start of the next epoch."""
         if self._begin.worker is None and self.n_delivered == self.n_left:
             return Place(epoch=self.epoch + 1)
         progress = self._begin.progress
@@ -137,19 +137,19 @@ class Counted:
 
     @property
     def n_of_epoch(self) -> int:
-        """Minibatches of the epoch on this rank, with those from before it was stopped."""
+        """Number of minibatches of the epoch on this rank, including those before a stop."""
         parts = (*self._begin.after, self._begin.progress)
         return sum(each.n_minibatches for each in parts) + self.n_left
 
     def counting(
         self, minibatches: Iterator[Any], *, remedy: str = "please report this"
     ) -> Generator[Any, None, None]:
-        """Pass minibatches on, without keeping the last, and count who waits for whom.
+        """Yield minibatches without keeping the last, and measure waiting and training times.
 
         Raises
         ------
         DeliveryError
-            There were fewer than there are to be; says the remedy.
+            There were fewer minibatches than expected; the message names the remedy.
         """
         now = time.perf_counter_ns()
         try:
@@ -180,12 +180,12 @@ class Counted:
 
 
 class Run(Generic[S]):
-    """The epochs of a data set, one after the other, from wherever the first was stopped.
+    """The consecutive epochs of a data set, the first of which may be resumed.
 
     Parameters
     ----------
     counters
-        What adds up minibatches that are delivered, and who waits for whom.
+        Counters of delivered minibatches and of waiting times.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -199,28 +199,28 @@ class Run(Generic[S]):
 
     @property
     def n_resumed(self) -> int:
-        """How often it went on at a place."""
+        """How often it was resumed."""
         return self._n_resumed
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last minibatch of an iteration was delivered, and none since."""
+        """Whether the last minibatch of an iteration was delivered, and no other since."""
         return self._latest is not None and self._latest.n_delivered == self._latest.n_left
 
     def goes_on_elsewhere(self, epoch: int) -> bool:
-        """Whether the next iteration goes on where it was stopped, in another epoch."""
+        """Whether the next iteration resumes another epoch."""
         upcoming = self._counter.next
         return upcoming.goes_on and upcoming.epoch != epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration an epoch from its start.
+        """Make the next iteration the given epoch, from its start.
 
-        One that goes on goes on, if it is this one and nothing of it was delivered.
+        If this epoch is about to be resumed and none of it was delivered, it is still resumed.
 
         Raises
         ------
         ParameterError
-            ``epoch`` is not an integer, negative or huge.
+            ``epoch`` is not an integer, is negative or is too large.
         """
         is_next = self._counter.next == Claim(epoch, goes_on=True)
         if is_next or (self._goes_on_untouched and self._latest_epoch == epoch):
@@ -229,7 +229,7 @@ class Run(Generic[S]):
         self._set_next(Claim(epoch))
 
     def go_on(self, place: Place) -> None:
-        """Make the next iteration go on at a place."""
+        """Make the next iteration resume at a position."""
         self._latest, self._stopped = None, place
         self._n_resumed += 1
         claim = Claim(place.epoch, goes_on=True)
@@ -240,7 +240,7 @@ class Run(Generic[S]):
 
     @property
     def place(self) -> Place:
-        """Where the consumer is.
+        """Position of the consumer.
 
         Raises
         ------
@@ -249,8 +249,9 @@ class Run(Generic[S]):
         """
         if get_worker_info() is None and self._counter.next != self._next:
             msg = (
-                "minibatches came from a DataLoader that does not say how many were used; iterate "
-                "over `dataset.loader(...)`, or a torchdata StatefulDataLoader, and ask it"
+                "the minibatches came from a DataLoader that does not count them; iterate over "
+                "`dataset.loader(...)` or a torchdata StatefulDataLoader, and call its "
+                "`state_dict`"
             )
             raise StateError(msg)
         if self._latest is not None:
@@ -262,7 +263,7 @@ class Run(Generic[S]):
 
     @property
     def n_of_epoch(self) -> int:
-        """Minibatches on this rank of an epoch that went on; 0 if it was not stopped."""
+        """Number of minibatches on this rank of a resumed epoch; 0 if it was not resumed."""
         latest = self._latest
         return latest.n_of_epoch if latest is not None and latest.goes_on else 0
 
@@ -272,7 +273,7 @@ class Run(Generic[S]):
         Raises
         ------
         StateError
-            It goes on from the place of another worker process.
+            It would resume at the position of another worker process.
         """
         worker = get_worker_info()
         if worker is None:
@@ -306,7 +307,7 @@ class Run(Generic[S]):
     def _begun(
         self, claim: Claim, plan_of: PlanOf[S], worker: int | None, num_workers: int
     ) -> tuple[S, Counted]:
-        """Return what a worker delivers, and the count of it, or of all workers if it is None."""
+        """Return the share and the count of a worker, or of all workers if it is None."""
         stopped = self._stopped if claim.goes_on else None
         plan, n_before = self._plan(claim.epoch, stopped, plan_of, num_workers)
         if stopped is not None and stopped.worker is not None:
@@ -345,7 +346,7 @@ class Run(Generic[S]):
     def _plan(
         epoch: int, stopped: Place | None, plan_of: PlanOf[S], num_workers: int
     ) -> tuple[Divided[S], int]:
-        """Return the plan of an iteration, and how many of its minibatches came before."""
+        """Return the plan of an iteration, and the number of minibatches delivered before."""
         if stopped is None:
             return plan_of(epoch=epoch, after=()), 0
         plan, last = plan_of(epoch=epoch, after=stopped.after), stopped.progress
@@ -356,7 +357,7 @@ class Run(Generic[S]):
         return plan_of(epoch=epoch, after=(*stopped.after, last)), 0
 
     def _noting(self, n_resumed: int) -> Callable[[Counted], None]:
-        """Return what notes the latest iteration that delivers, unless the run went elsewhere."""
+        """Return a callback that records the delivering iteration, unless the run has moved on."""
 
         def note(counted: Counted) -> None:
             if n_resumed == self._n_resumed:
@@ -373,7 +374,7 @@ class Run(Generic[S]):
         return None if self._latest is None else self._latest.epoch
 
     def _again_if_untouched(self) -> None:
-        """Go on at the same place if nothing came of the iteration that went on there."""
+        """Resume at the same position again if the resumed iteration delivered nothing."""
         if self._goes_on_untouched and self._latest is not None:
             self._counter.set_next(Claim(self._latest.epoch, goes_on=True))
 

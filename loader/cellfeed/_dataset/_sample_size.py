@@ -1,4 +1,4 @@
-"""How much memory a cell takes, as it is delivered."""
+"""How much memory a delivered cell takes."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -30,19 +30,20 @@ def estimate_sample_size(
     batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
     batch_transform: Callable[[Any], Any] | None = None,
 ) -> int:
-    """Return how much memory a cell takes in a minibatch, in bytes.
+    """Return the mean memory of a cell in a minibatch, in bytes.
 
-    Of a `Collection` that no function changes, the mean over up to 10,000 row pointers; else that
-    of one minibatch that is read, of cells all over the collection.
+    For a `Collection` without functions that change its cells, this is the mean over up to 10,000
+    row pointers. Otherwise, one minibatch of cells from all over the collection is read and
+    measured.
 
     Parameters
     ----------
     collection
-        What is read; see `CellDataset`.
+        See `CellDataset`.
     n_samples
-        Cells of that minibatch; all there are if they are fewer.
+        Number of cells in that minibatch; all cells if there are fewer.
     fetch_callback, fetch_transform, batch_callback, batch_transform
-        Functions that the `CellDataset` will be given.
+        The functions that will be given to `CellDataset`.
 
     Raises
     ------
@@ -78,7 +79,7 @@ def estimate_sample_size(
 
 
 def _n_bytes(value: Any) -> int:
-    """Return how much memory the arrays and other values in something take."""
+    """Return the memory of all arrays and other values in a nested object, in bytes."""
     parts = _parts(value)
     if parts is not None:
         return sum(map(_n_bytes, parts))
@@ -90,7 +91,7 @@ def _n_bytes(value: Any) -> int:
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """Return what something consists of; None if it is one array or another value."""
+    """Return the parts of a nested object; None for a single array or another value."""
     parts: Iterable[Any] | None = None
     if isinstance(value, Cells | Minibatch):
         parts = value.elements, value.obs, value.rows

@@ -1,4 +1,4 @@
-"""A run's state as plain values: what it is of, and the place in it."""
+"""The state of a run as plain values: identifiers, and the position."""
 
 import hashlib
 import json
@@ -35,9 +35,9 @@ def state_of(identity: Mapping[str, Any], place: Place) -> dict[str, Any]:
     Parameters
     ----------
     identity
-        What it is of: ``data``, ``configuration`` and ``seed``, as JSON values.
+        Identifiers ``data``, ``configuration`` and ``seed``, as JSON values.
     place
-        Where the run is.
+        Position of the run.
     """
     state = {
         "format": _FORMAT,
@@ -52,23 +52,23 @@ def state_of(identity: Mapping[str, Any], place: Place) -> dict[str, Any]:
 
 
 def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
-    """Return the place that a state holds.
+    """Return the position in a state.
 
     Parameters
     ----------
     state
-        What `state_of` returned, perhaps by way of JSON.
+        The result of `state_of`, possibly after a round trip through JSON.
     identity
-        What it has to be of. Without ``seed``, any will do.
+        The identifiers that it must have. Without ``seed``, any seed is accepted.
 
     Raises
     ------
     StateError
-        It is damaged, of a newer version, or of something else.
+        It is damaged, of a newer version, or of another run.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        msg = f"the state must be what `state_dict` returned, but got {_shortened(state)}"
-        raise StateError(f"{msg}; load the one that was saved")
+        msg = f"the state must be a result of `state_dict`, but got {_shortened(state)}"
+        raise StateError(f"{msg}; load the saved state")
     if isinstance(state.get("version"), int) and state["version"] > _VERSION:
         msg = (
             f"the state has version {state['version']}, but this cellfeed knows up to {_VERSION}; "
@@ -94,12 +94,11 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
 
 
 def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
-    """Return what tells data from other data, wherever they lie.
+    """Return an identifier of data that does not depend on their location.
 
-    Of a collection, the names, cells and sizes of its files in their order; with what selects cells
-    of a source, and the version of one that is no file or object, which would keep its name and
-    size, as a database or an AnnData in memory. Of anything else, its type, length, shape and
-    dtype.
+    For a collection, it has the names, cells and sizes of its files in order, the selection of each
+    source's cells, and the version of sources that are not files or objects, such as databases and
+    AnnData in memory. For anything else, it has type, length, shape and dtype.
     """
     if not isinstance(collection, Collection):
         marks = [str(getattr(collection, name, None)) for name in ("shape", "dtype")]
@@ -118,21 +117,21 @@ def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
 
 
 def _version(source: Source) -> str | None:
-    """Return the version of a source; None of a file or object, whose copies have others."""
+    """Return the version of a source; None for a file or object, whose copies have other ones."""
     location = source.location
     is_copied = location.path is not None or location.scheme in SCHEMES
     return None if is_copied else source.version()
 
 
 def _as_known_before(there: Any, here: Any) -> Any:
-    """Return an identity without what a state of an older cellfeed says nothing of."""
+    """Return an identifier without the values that a state of an older cellfeed lacks."""
     if not isinstance(there, Mapping) or not isinstance(here, Mapping) or _CONTENTS in there:
         return here
     return {name: value for name, value in here.items() if name != _CONTENTS}
 
 
 def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
-    """Return the name of a strategy and its fields, of which arrays are hashed."""
+    """Return the name of a strategy and its fields, with arrays hashed."""
     return {"strategy": type(strategy).__qualname__} | _fields_of(strategy)
 
 
@@ -144,12 +143,12 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def _is_absent(value: Any, of: Field[Any]) -> bool:
-    """Return whether a state does not name a field; see `ABSENT_BY_DEFAULT`."""
+    """Return whether a state omits a field; see `ABSENT_BY_DEFAULT`."""
     return of.metadata == ABSENT_BY_DEFAULT and getattr(value, of.name) is of.default
 
 
 def as_json(value: Any) -> Any:
-    """Return a value of JSON that tells a value from others; arrays are hashed."""
+    """Return a JSON value that identifies a value; arrays are hashed."""
     if isinstance(value, np.generic):
         value = value.item()
     plain: Any = getattr(value, "__qualname__", type(value).__qualname__)

@@ -1,4 +1,4 @@
-"""What a data set has done so far, and how long each stage took."""
+"""Counts and times of a data set's work, stage by stage."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -15,47 +15,46 @@ __all__ = ["Statistics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What was done, and how long each stage took, in seconds.
+    """Counts of the work done, and the time of each stage in seconds.
 
-    The stages of reading are added up over all threads and processes that do them, side by side
-    with each other and with training. Whether training waits for them is said by
-    ``waiting`` and ``training``, which follow each other in the training loop.
+    The times of reading stages are sums over all threads and processes, which run concurrently with
+    each other and with training. ``waiting`` and ``training`` are times of the training loop, one
+    after the other, and show whether training waits for the loader.
 
     Parameters
     ----------
     n_fetches, n_minibatches, n_cells
-        Fetches that were planned, minibatches that the training loop has got, and cells that
+        Fetches that were planned, minibatches that the training loop received, and cells that
         were made into minibatches.
     n_chunks, bytes_read, bytes_decompressed, bytes_used
-        Chunks that were read, their bytes, those that came out of decompression, and those of
-        them that are used; the format's own library may read others.
+        Chunks that were read, their stored bytes, their bytes after decompression, and how many
+        of these were used. Chunks that the format's own library reads are not counted.
     planning
-        Which rows, from which chunks, to which places; processor time.
+        Choosing rows, chunks and their positions in minibatches; CPU time.
     reading
         Waiting for bytes, from storage or the page cache.
     decompressing
-        Of chunks, and undoing what else their values went through.
+        Decompressing chunks and undoing their filters.
     placing
-        Elements copied into minibatches, cast and transformed.
+        Copying elements into minibatches, with casts and transforms.
     library
-        Reading by the format's own library, by a source of another kind, or by your
-        ``fetch_callback``.
+        Reading by the format's own library, by a custom source, or by your ``fetch_callback``.
     densifying
-        Sparse rows made dense.
+        Making sparse rows dense.
     making_tensors
-        Tensors made over what was read.
+        Making tensors from the buffers that were read.
     functions
-        Your functions of fetches and minibatches.
+        Running your functions on fetches and minibatches.
     sending
-        Minibatches handed over by worker processes.
+        Sending minibatches from worker processes.
     waiting
-        The training loop waited for the next minibatch.
+        Time in which the training loop waited for the next minibatch.
     training
-        What the training loop did in between.
+        Time of the training loop between minibatches.
 
     Examples
     --------
-    ``after - before`` is what was done in between.
+    ``after - before`` gives the work done in between.
     """
 
     n_fetches: int
@@ -79,7 +78,7 @@ class Statistics:
 
     @classmethod
     def of(cls, counters: NDArray[np.int64]) -> Self:
-        """Return what `Counter` names, times in seconds."""
+        """Return the statistics of `Counter` values, with times in seconds."""
         counted = counters.tolist()
         n = Counter.PLANNING
         seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
@@ -94,7 +93,7 @@ class Statistics:
 
     @property
     def waiting_share(self) -> float:
-        """Share of the training loop's time in which it waited; NaN before the first minibatch."""
+        """Share of its time that the training loop waited; NaN before the first minibatch."""
         whole = self.waiting + self.training
         return self.waiting / whole if whole else float("nan")
 

@@ -1,4 +1,4 @@
-"""Settings to begin with, from the size of a cell and what the machine has; nothing is timed."""
+"""Initial settings, computed from the size of a cell and the machine; nothing is timed."""
 
 from collections.abc import Callable
 from typing import Any, TypedDict
@@ -19,7 +19,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 
 class SuggestedParameters(TypedDict):
-    """What `suggest_parameters` returns; sizes in MiB and GiB."""
+    """The dictionary that `suggest_parameters` returns; sizes in MiB and GiB."""
 
     num_workers: int
     fetch_factor: int
@@ -45,47 +45,47 @@ def suggest_parameters(
     batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
     batch_transform: Callable[[Any], Any] | None = None,
 ) -> SuggestedParameters:
-    """Suggest settings that fit into memory, at once and without measuring any speed.
+    """Suggest settings that fit into memory, without measuring speed.
 
-    For a first look at data; ``autotune`` measures what is fast on a disk and how well labels are
-    mixed, and chooses.
+    Use it for a first look at data; ``autotune`` measures speed on your disk and how well labels
+    are mixed, and chooses the settings.
 
     Parameters
     ----------
     collection
-        What is read; see `CellDataset`.
+        See `CellDataset`.
     batch_size
-        Rows of a minibatch.
+        Number of rows in a minibatch.
     target_ram_fraction
-        Share of the memory that is free now that fetches may take, in (0, 1].
+        Share of the currently free memory that fetches may take, in (0, 1].
     max_workers, min_workers
         Limits of the number of worker processes.
     verbose
         Whether to print the suggestion.
     fetch_callback, fetch_transform, batch_callback, batch_transform
-        Functions that the `CellDataset` will be given.
+        The functions that will be given to `CellDataset`.
 
     Returns
     -------
     A dictionary.
 
-    - ``num_workers``: ``min_workers`` where a `Collection` is read, which threads do; else half
+    - ``num_workers``: ``min_workers`` for a `Collection`, which threads read; otherwise half
       of the processors that this process may use.
-    - ``fetch_factor``: as large as memory allows, at most 256, and no more than gives each process
-      a fetch. In memory are two fetches, or three for each worker.
-    - ``block_size_conservative``, ``..._balanced``, ``..._aggressive``: a quarter, a half and the
-      whole of the fetch factor. Where every block is of one label, minibatches of them fall short
-      of the labels' entropy by 1.25, 1.5 and 2 times as much as random ones at most.
-    - ``prefetch_factor``: for the DataLoader, so that a fetch waits while the next is read; None
-      without workers. `CellDataset.loader` sets one by itself.
+    - ``fetch_factor``: as large as memory allows, at most 256, and small enough that each process
+      gets a fetch. Memory holds two fetches, or three per worker.
+    - ``block_size_conservative``, ``..._balanced``, ``..._aggressive``: a quarter, a half and all
+      of the fetch factor. If each block has a single label, minibatches fall short of the labels'
+      entropy by at most 1.25, 1.5 and 2 times as much as random minibatches do.
+    - ``prefetch_factor``: for the DataLoader, so that one fetch is queued while the next is read;
+      None without workers. `CellDataset.loader` sets its own.
     - ``estimated_memory_per_fetch_mb``, ``estimated_total_memory_mb``: in MiB.
-    - ``system_info``: ``available_ram_gb`` and ``cpu_count`` that this process may use, less what
-      other ranks of this machine take, and ``estimated_sample_size_bytes`` of a cell.
+    - ``system_info``: ``available_ram_gb`` and ``cpu_count`` for this process, without the shares
+      of other ranks on this machine, and ``estimated_sample_size_bytes``, the size of a cell.
 
     Raises
     ------
     ParameterError
-        A size is below what it may be, or the collection cannot be read by row numbers.
+        A parameter is out of range, or the collection cannot be read by row numbers.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def suggest_parameters(
 def _that_fit(
     *, n_rows: int, minibatch_bytes: int, batch_size: int, num_workers: int, memory_bytes: float
 ) -> SuggestedParameters:
-    """Return the largest fetches that fit into memory, and what follows from them."""
+    """Return the largest fetch factor that fits into memory, and the values derived from it."""
     n_processes = max(1, num_workers)
     n_fetches = n_processes * (3 if num_workers else 2)  # in memory at once
     n_fit = int(memory_bytes / n_fetches / minibatch_bytes)
@@ -164,11 +164,12 @@ def _in_words(suggested: SuggestedParameters) -> str:
     system = suggested["system_info"]
     sizes = [suggested["block_size_conservative"], suggested["block_size_balanced"]]
     return (
-        f"{system['cpu_count']:g} processors, {system['available_ram_gb']:.1f} GiB of free memory, "
-        f"{system['estimated_sample_size_bytes']:,.0f} bytes a cell\n"
-        f"num_workers={suggested['num_workers']}, fetch_factor={suggested['fetch_factor']}: "
-        f"{suggested['estimated_total_memory_mb']:,.0f} MiB\n"
-        f"block_size={sizes[0]} to {suggested['block_size_aggressive']}, such as {sizes[1]}: "
-        "larger ones read faster and mix less\n"
-        "Nothing was measured: `autotune` measures speed and mixing, and chooses."
+        f"{system['cpu_count']:g} processors, {system['available_ram_gb']:.1f} GiB of "
+        f"free memory, {system['estimated_sample_size_bytes']:,.0f} bytes per "
+        f"cell\nnum_workers={suggested['num_workers']}, "
+        f"fetch_factor={suggested['fetch_factor']}: "
+        f"{suggested['estimated_total_memory_mb']:,.0f} MiB\nblock_size={sizes[0]} to "
+        f"{suggested['block_size_aggressive']}, such as {sizes[1]}: larger blocks read "
+        "faster and mix less\nNothing was measured; `autotune` measures speed and "
+        "mixing, and chooses."
     )

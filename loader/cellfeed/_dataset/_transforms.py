@@ -1,4 +1,4 @@
-"""Which transforms the values of each element of a collection go through."""
+"""The transforms of each element of a collection."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -27,16 +27,16 @@ def transforms_of(
     Parameters
     ----------
     transform
-        As `CellDataset` takes them: those of the first element, or of some by name.
+        Transforms of the first element, or of some elements by name; see `CellDataset`.
     elements
-        The elements that are read.
+        The elements to read.
     are_made_dense
-        Whether sparse rows are made dense where they are read.
+        Whether sparse rows are made dense when they are read.
 
     Raises
     ------
     ParameterError
-        It holds something else, names an element that is not there, or does not fit one.
+        ``transform`` has something else, names a missing element, or does not fit an element.
     """
     if transform is None:
         return {}
@@ -56,8 +56,8 @@ def _sequence(transform: Any) -> tuple[Transform, ...]:
     for each in given:
         if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale):
             msg = (
-                "`transform` must be of `cellfeed.transforms`, such as Log1p(), but got "
-                f"{each!r}; give a function of your own as `batch_transform`"
+                "`transform` must be from `cellfeed.transforms`, such as Log1p(), but got "
+                f"{each!r}; pass a function of your own as `batch_transform`"
             )
             raise ParameterError(msg)
     return tuple(given)
@@ -66,35 +66,38 @@ def _sequence(transform: Any) -> tuple[Transform, ...]:
 def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:
     if transforms and (element.layout == "ragged" or element.dtype.names is not None):
         what = "rows of any length" if element.layout == "ragged" else "values with fields"
-        msg = f"{element.name!r} has {what}, which `transform` cannot take; use `batch_transform`"
+        msg = (
+            f"{element.name!r} has {what}, which `transform` does not support; use "
+            "`batch_transform`"
+        )
         raise ParameterError(msg)
     for each in transforms:
         if isinstance(each, Scale) and each.n_columns != element.n_columns:
             msg = (
-                f"`Scale` must have a mean and std of each column, but got {each.n_columns:,} for "
-                f"the {element.n_columns:,} columns of {element.name!r}; give those of the columns "
-                "that are delivered, in their order"
+                f"`Scale` must have a mean and std for each column, but got {each.n_columns:,} "
+                f"for the {element.n_columns:,} columns of {element.name!r}; give those of the "
+                "delivered columns, in their order"
             )
             raise ParameterError(msg)
     n_stored = len(as_stored(transforms, element.layout))
     if n_stored < len(transforms) and not is_made_dense:
         msg = (
-            f"{element.name!r} is sparse, and {transforms[n_stored]!r} makes its zeros other "
-            "numbers; use dense=True without `fetch_transform` and `batch_callback`, or, of a "
-            "Scale, zero_center=False"
+            f"{element.name!r} is sparse, and {transforms[n_stored]!r} changes its zeros; use "
+            "dense=True without `fetch_transform` and `batch_callback` or, for Scale, "
+            "zero_center=False"
         )
         raise ParameterError(msg)
 
 
 def float_dtypes(elements: Mapping[str, Element], dtype: Dtypes, transforms: Transforms) -> Dtypes:
-    """Return the dtypes that are read, where what is transformed is float32 or float64.
+    """Return the dtypes for reading, float32 or float64 for transformed elements.
 
-    Values that are stored as other numbers, such as counts, are read as float32.
+    Other stored values, such as integer counts, are read as float32.
 
     Raises
     ------
     ParameterError
-        Another dtype is asked for.
+        Another dtype is requested.
     """
     as_floats = dict[str, np.dtype[Any]]()
     for name in transforms:
@@ -102,7 +105,7 @@ def float_dtypes(elements: Mapping[str, Element], dtype: Dtypes, transforms: Tra
         if asked is not None and asked not in _FLOATS:
             msg = (
                 f"`dtype` must be float32 or float64 with a `transform`, but got {asked} for "
-                f"{name!r}; leave it out, which reads such values as float32"
+                f"{name!r}; leave it out to read such values as float32"
             )
             raise ParameterError(msg)
         if asked is None and elements[name].dtype not in _FLOATS:

@@ -1,4 +1,4 @@
-"""What else takes row numbers in brackets."""
+"""Data other than a `Collection` that can be indexed by rows."""
 
 from cellfeed._indexables._multi_indexable import MultiIndexable
 from cellfeed._indexables._rows import count_rows, in_memory

@@ -14,24 +14,24 @@ __all__ = ["MultiIndexable", "count_indexable_rows"]
 class MultiIndexable:
     """Several indexables of the same length, such as X and y, or RNA and protein.
 
-    ``multi[rows]`` indexes all of them and gives a `MultiIndexable` again; ``multi["X"]`` or
-    ``multi[0]`` gives one of them.
+    ``multi[rows]`` indexes all of them and returns a `MultiIndexable`; ``multi["X"]`` or
+    ``multi[0]`` returns one of them.
 
     Parameters
     ----------
     *indexables
-        Indexables of the same length, or one dictionary of them by name.
+        Indexables of the same length, or a single dictionary from names to indexables.
     names
-        Names of those given by place.
+        Names of the positional indexables.
     unstructured
-        What belongs to all rows, such as gene names; kept as it is when indexed.
+        Data that belong to all rows, such as gene names; indexing does not change them.
     **named_indexables
         Indexables by name.
 
     Raises
     ------
     ParameterError
-        There are none, their lengths differ, or the names do not fit.
+        There are no indexables, their lengths differ, or ``names`` does not match them.
 
     Examples
     --------
@@ -65,7 +65,10 @@ class MultiIndexable:
         self._indexables = tuple(by_name.values()) or indexables
         lengths = {count_indexable_rows(indexable) for indexable in self._indexables}
         if len(lengths) != 1:
-            msg = f"indexables must have one length, but got lengths {sorted(lengths) or 'of none'}"
+            msg = (
+                "indexables must have the same length, but got lengths "
+                f"{sorted(lengths) or 'of none'}"
+            )
             raise ParameterError(msg)
         (self._length,) = lengths
 
@@ -92,16 +95,16 @@ class MultiIndexable:
 
     @property
     def count(self) -> int:
-        """The number of indexables."""
+        """Number of indexables."""
         return len(self._indexables)
 
     @property
     def unstructured_keys(self) -> list[str]:
-        """The names of what is unstructured."""
+        """Names of the unstructured data."""
         return list(self.unstructured)
 
     def keys(self) -> list[Any]:
-        """Return the names of the indexables; without names, 0, 1, 2, ..."""
+        """Return the names of the indexables, or 0, 1, 2, ... if they have none."""
         return list(range(self.count) if self.names is None else self.names)
 
     def values(self) -> list[Any]:
@@ -109,7 +112,7 @@ class MultiIndexable:
         return list(self._indexables)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Iterate over (key, indexable)."""
+        """Iterate over pairs of key and indexable."""
         return zip(self.keys(), self._indexables, strict=True)
 
     def __repr__(self) -> str:
@@ -123,7 +126,7 @@ def count_indexable_rows(indexable: Any) -> int:
     Raises
     ------
     ParameterError
-        There are no rows to count.
+        The indexable has no length.
     """
     try:
         return int(indexable.shape[0]) if hasattr(indexable, "shape") else len(indexable)

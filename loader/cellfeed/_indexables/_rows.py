@@ -1,4 +1,4 @@
-"""What a data set needs of what it reads: a number of rows, and rows by their numbers."""
+"""Checks that a data set can count and index the rows of a collection."""
 
 import os
 from collections.abc import Mapping
@@ -11,26 +11,26 @@ __all__ = ["count_rows", "in_memory"]
 
 
 def count_rows(collection: Any, *, is_indexed: bool) -> int:
-    """Return the number of rows of what a data set reads.
+    """Return the number of rows of a collection.
 
     Parameters
     ----------
     collection
-        What is read.
+        A `Collection`, or another indexable.
     is_indexed
-        Whether it has to take row numbers in brackets.
+        Whether it will be indexed by row numbers.
 
     Raises
     ------
     ParameterError
-        It has no rows, or does not take their numbers.
+        It has no rows, or cannot be indexed by row numbers.
     """
     if isinstance(collection, str | os.PathLike):
         msg = f"`collection` is the path {str(collection)!r}; open it with `open_collection`"
         raise ParameterError(msg)
     n_rows = count_indexable_rows(collection)
     if n_rows < 1:
-        msg = "the collection has no rows; there is nothing to iterate over"
+        msg = "the collection has no rows; give one that has some"
         raise ParameterError(msg)
     if is_indexed:
         _require_indexable(collection)
@@ -38,7 +38,7 @@ def count_rows(collection: Any, *, is_indexed: bool) -> int:
 
 
 def in_memory(fetched: Any) -> Any:
-    """Read now what AnnData (backed) and AnnCollection would read again for each minibatch."""
+    """Read backed AnnData or AnnCollection now, which would be read again for each minibatch."""
     if isinstance(fetched, MultiIndexable):
         return MultiIndexable(
             *map(in_memory, fetched), names=fetched.names, unstructured=fetched.unstructured
@@ -50,12 +50,12 @@ def in_memory(fetched: Any) -> Any:
 
 
 def _require_indexable(indexable: Any) -> None:
-    """Check that something may take an array of row numbers in brackets.
+    """Check that an object is not one that is known to reject an array of row numbers.
 
     Raises
     ------
     ParameterError
-        It is known that it does not.
+        It cannot be indexed by an array of row numbers.
     """
     if isinstance(indexable, MultiIndexable):
         for each in indexable:
@@ -68,7 +68,7 @@ def _require_indexable(indexable: Any) -> None:
     )
     if is_of_names or not is_of_numbers:
         msg = (
-            f"a {type(indexable).__name__} does not take an array of row numbers in brackets; "
-            "make it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
+            f"a {type(indexable).__name__} cannot be indexed by an array of row numbers; make "
+            "it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
         )
         raise ParameterError(msg)

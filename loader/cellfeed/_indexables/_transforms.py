@@ -1,4 +1,4 @@
-"""Transforms of what AnnData and HuggingFace data sets give, named as scDataset names them."""
+"""Transforms of batches from AnnData and HuggingFace data sets, under scDataset's names."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,27 +19,27 @@ _GENES_OF_TAHOE = 62_713
 
 
 def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIndexable:
-    """Return the expression of AnnData, dense, with obs columns beside it.
+    """Return the dense expression matrix and obs columns of AnnData.
 
-    For ``fetch_transform`` over AnnData (in memory or backed) or an AnnCollection, with
-    ``functools.partial`` where columns are wanted. A `Collection` needs nothing like it, and is
-    read many times as fast.
+    Use it as ``fetch_transform`` for AnnData (in memory or backed) or an AnnCollection, with
+    ``functools.partial`` to choose columns. A `Collection` does not need it, and reads many times
+    as fast.
 
     Parameters
     ----------
     batch
-        What was read.
+        The AnnData of a fetch.
     columns
-        The obs columns; none if None.
+        Names of obs columns; no columns if None.
 
     Returns
     -------
-    ``X`` of shape (n_rows, n_vars), and each column by its name, in NumPy.
+    NumPy arrays: ``X`` of shape (n_rows, n_vars), and each column by its name.
 
     Raises
     ------
     ColumnError
-        There is no such column.
+        obs has no such column.
     ParameterError
         A column is called ``X``.
 
@@ -55,7 +55,7 @@ def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIn
         raise ParameterError(msg)
     names = list(columns or ())
     if "X" in names:
-        msg = "an obs column must not be named 'X', as the matrix is; rename it"
+        msg = "an obs column must not be named 'X', the name of the matrix; rename it"
         raise ParameterError(msg)
     read = in_memory(batch)
     X: Any = read.X
@@ -74,17 +74,17 @@ def hf_tahoe_to_tensor(
 ) -> "Tensor":
     """Return the expression of cells of a HuggingFace data set as a dense tensor.
 
-    For ``fetch_transform`` over a data set whose cells are two lists, numbers of genes and their
-    values, all of which are taken as they are. `HuggingFaceSource` reads such a data set as a
-    sparse matrix, and leaves out what is no gene.
+    Use it as ``fetch_transform`` for a data set in which each cell has two lists, gene numbers and
+    their values. All entries are used unchanged. `HuggingFaceSource` reads such a data set as a
+    sparse matrix, and leaves out entries that are not genes.
 
     Parameters
     ----------
     batch
-        Lists of lists by the names ``genes`` and ``expressions``, or a list of cells that have
-        both.
+        A dictionary with lists of lists under ``genes`` and ``expressions``, or a list of cells
+        that each have both.
     num_genes
-        Columns of the tensor; as many as Tahoe-100M has if not given.
+        Number of columns of the tensor; by default, the number of genes of Tahoe-100M.
 
     Returns
     -------
@@ -93,9 +93,9 @@ def hf_tahoe_to_tensor(
     Raises
     ------
     ParameterError
-        It is something else.
+        ``batch`` is something else.
     FormatError
-        Lists of a cell differ in length, or a gene's number is not below ``num_genes``.
+        The lists of a cell differ in length, or a gene number is not below ``num_genes``.
 
     Examples
     --------
@@ -119,13 +119,13 @@ def hf_tahoe_to_tensor(
         raise ParameterError(msg)
     lengths = np.array([len(each) for each in genes], np.int64)
     if lengths.tolist() != [len(each) for each in values]:
-        msg = "lists 'genes' and 'expressions' of a cell differ in length; they belong together"
+        msg = "the lists 'genes' and 'expressions' of a cell differ in length; leave out such cells"
         raise FormatError(msg)
     columns = _joined(genes, np.dtype(np.int64))
     if columns.size and not 0 <= columns.min() <= columns.max() < width:
         msg = (
-            f"genes are numbered from {columns.min()} to {columns.max()}, which does not fit "
-            f"num_genes={width}; give as many"
+            f"gene numbers are from {columns.min()} to {columns.max()}, which does not fit "
+            f"num_genes={width}; give a larger `num_genes`"
         )
         raise FormatError(msg)
     dense = np.zeros((lengths.size, width), np.float32)

@@ -53,6 +53,6 @@ __all__ = [
 ]
 
 Group = CsrGroup | DenseGroup | RaggedGroup
-"""Rows that leave together, in memory."""
+"""Rows in memory that are delivered together."""
 
 RowTarget = CsrTarget | DenseTarget | RaggedTarget

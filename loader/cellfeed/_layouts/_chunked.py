@@ -1,4 +1,4 @@
-"""How rows are stored in chunks that are decoded here."""
+"""Rows in chunked arrays that cellfeed decodes."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ class CsrChunks:
     Parameters
     ----------
     indptr
-        Where each row begins, ascending, int64, shape (n_rows + 1,).
+        Row pointers, ascending, int64, shape (n_rows + 1,).
     indices, data
-        Column indices and values of all elements, of one dimension.
+        Column indices and values of all elements, one-dimensional.
     n_columns
         Number of columns.
     row_pieces
-        Where the arrays lie in pieces that hold whole rows; None if they are in one piece.
+        Pieces of the arrays, each with whole rows; None if the arrays are in one piece.
     n_skipped
-        How many elements each row begins with that are left out.
+        Number of elements at the beginning of each row that are left out.
     """
 
     indptr: NDArray[np.int64]
@@ -38,12 +38,12 @@ class CsrChunks:
     n_skipped: int = 0
 
     def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where rows begin in the arrays, and how many elements each has.
+        """Return the starts of rows in the arrays, and the number of elements in each.
 
         Parameters
         ----------
         rows
-            Their numbers, int64, shape (n,).
+            Row numbers, int64, shape (n,).
         """
         starts = self.indptr[rows]
         lengths = self.indptr[rows + 1] - starts
@@ -56,21 +56,21 @@ class CsrChunks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPieces:
-    """Which rows the pieces of an array hold; int64 arrays of shape (n_pieces,).
+    """The rows of each piece of an array; int64 arrays of shape (n_pieces,).
 
     Parameters
     ----------
     first_rows
         First row of each piece, ascending.
     skipped
-        Elements that are numbered, but not there, before each piece.
+        Number of elements before each piece that are numbered but not stored.
     """
 
     first_rows: NDArray[np.int64]
     skipped: NDArray[np.int64]
 
     def gaps(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many numbers are skipped before each row."""
+        """Return how many element numbers are skipped before each row."""
         return self.skipped[np.searchsorted(self.first_rows, rows, side="right") - 1]
 
 
@@ -81,7 +81,7 @@ class DenseChunks:
     Parameters
     ----------
     values
-        Shape (n_rows, n_columns), or the same in C order in one dimension.
+        Array of shape (n_rows, n_columns), or the same values in C order in one dimension.
     n_columns
         Number of columns.
     """
@@ -91,7 +91,7 @@ class DenseChunks:
 
 
 class RaggedChunks(ABC):
-    """Rows of any length, whose lengths are known before they are read."""
+    """Ragged rows, whose lengths are known before they are read."""
 
     @property
     @abstractmethod
@@ -100,25 +100,25 @@ class RaggedChunks(ABC):
 
     @abstractmethod
     def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many values each of these rows has, int64, shape (n,)."""
+        """Return the number of values in each of these rows, int64, shape (n,)."""
 
     @abstractmethod
     def reads_of_rows(
         self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
     ) -> ChunkReads:
-        """Return what to read so that rows, which ascend, come to destinations as a dtype."""
+        """Return the reads of ascending rows to destinations, as a dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedRuns(RaggedChunks):
-    """Rows that lie one after the other in an array of chunks.
+    """Rows that are concatenated in a chunked array.
 
     Parameters
     ----------
     indptr
-        Where each row begins, ascending, int64, shape (n_rows + 1,).
+        Start of each row, and end of the last; ascending, int64, shape (n_rows + 1,).
     values
-        Values of all rows, of one dimension.
+        Values of all rows, one-dimensional.
     """
 
     indptr: NDArray[np.int64]
@@ -143,7 +143,7 @@ class RaggedRuns(RaggedChunks):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedRanges(RaggedChunks):
-    """Rows that each lie in byte ranges of plain files.
+    """Rows that are each stored in byte ranges of plain files.
 
     Parameters
     ----------

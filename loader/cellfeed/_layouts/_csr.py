@@ -1,7 +1,7 @@
-"""Sparse rows in memory: where each row goes, and what comes of it.
+"""Sparse rows in memory: the destination of each row, and the resulting groups.
 
-Where rows go follows from their lengths and the order of delivery alone: no memory is taken, and
-nothing is read.
+Destinations depend only on the lengths of rows and the order of delivery, so they are computed
+without allocating memory or reading.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ class CsrTarget:
     Parameters
     ----------
     lengths
-        Elements of each row, int64, shape (n_rows,).
+        Number of elements in each row, int64, shape (n_rows,).
     index_destinations, data_destinations
-        Where the column indices and the values of each row begin, int64: destinations, or addresses
-        once the target is bound.
+        Start of the column indices and of the values of each row, int64, shape (n_rows,):
+        destinations, or addresses once the target is bound.
     index_dtype, dtype
-        Dtypes there: int32 or int64, and that of the values.
+        Dtypes of column indices, int32 or int64, and of values.
     """
 
     lengths: NDArray[np.int64]
@@ -73,18 +73,18 @@ class CsrTarget:
         column_map: NDArray[np.int32] | None,
         steps: ValueSteps | None = None,
     ) -> list[ChunkReads]:
-        """Return what to read so that rows come here.
+        """Return the reads of rows to this target.
 
         Parameters
         ----------
         stored
-            Where they are stored, with values that can be cast to the dtype here.
+            The chunks of the rows, with values that can be cast to this dtype.
         starts
-            Where each begins in the stored arrays, ascending, int64, shape (n_rows,).
+            Start of each row in the stored arrays, ascending, int64, shape (n_rows,).
         column_map
-            What each stored column becomes, none of which is left out; None if they stay.
+            New index of each stored column, none of which is left out; None if they do not change.
         steps
-            What values of rows that lie in one chunk go through.
+            Transforms of the values of rows that are in one chunk.
         """
         return [
             stored.indices.reads_of_ranges(
@@ -101,15 +101,15 @@ class CsrTarget:
         ]
 
     def put(self, rows: CsrRows, column_map: NDArray[np.int32] | None = None) -> bool:
-        """Place all rows; the target has to be bound.
+        """Place all rows; the target must be bound.
 
         Parameters
         ----------
         rows
-            Rows of the lengths stated, with indices and values of any numeric dtype. Values are
-            cast as NumPy does.
+            Rows of the stated lengths, with indices and values of any numeric dtype. Values are
+            cast as by NumPy.
         column_map
-            As of `reads_from`.
+            See `reads_from`.
 
         Returns
         -------
@@ -118,7 +118,7 @@ class CsrTarget:
         Raises
         ------
         ValueError
-            A column index is out of bounds, or the sizes are not those stated.
+            A column index is out of bounds, or the sizes differ from the stated ones.
         """
         starts = np.cumsum(self.lengths) - self.lengths
         ascending = place_elements(
@@ -136,14 +136,14 @@ class CsrTarget:
 
 @dataclass(frozen=True, slots=True)
 class CsrGroup:
-    """Sparse rows: column indices, and after them values.
+    """The memory layout of sparse rows: column indices, followed by values.
 
     Parameters
     ----------
     indptr
-        Row pointer, shape (n_rows + 1,); int32, or int64 where that does not suffice.
+        Row pointers, shape (n_rows + 1,); int32, or int64 if needed.
     n_elements, data_start
-        How many elements there are, and where values begin, in bytes.
+        Number of elements, and start of the values in bytes.
     dtype
         Dtype of the values.
     n_vars
@@ -158,20 +158,20 @@ class CsrGroup:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that is needed."""
+        """Size of the memory in bytes."""
         return self.data_start + self.n_elements * self.dtype.itemsize
 
     def sort(self, buffer: Buffer) -> bool:
-        """Let the columns of each row ascend, as torch takes them to do.
+        """Sort the columns of each row, as torch requires.
 
         Parameters
         ----------
         buffer
-            Memory that holds the rows.
+            Memory of the rows.
 
         Returns
         -------
-        Whether they are distinct; if not, see `over`.
+        Whether the columns of each row are distinct; if not, see `over`.
         """
         if self.n_vars > np.iinfo(np.int32).max:
             return False  # left to SciPy
@@ -180,21 +180,20 @@ class CsrGroup:
         return bool(sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
 
     def over(self, buffer: Buffer, *, distinct: bool = True) -> CsrRows:
-        """Return the rows that memory holds, whose columns ascend.
+        """Return the rows in memory, whose columns ascend.
 
         Parameters
         ----------
         buffer
-            At least `n_bytes`.
+            Memory of at least `n_bytes`.
         distinct
-            Whether the columns of each row are distinct. If not, values of the same column are
-            added up.
+            Whether the columns of each row are distinct. If not, duplicates are summed.
         """
         rows = self._rows(buffer)
         return rows if distinct else _summed(rows)
 
     def located(self, buffer: Buffer) -> RowGroup:
-        """Return where the rows lie that memory holds."""
+        """Return the addresses of the rows in memory."""
         return RowGroup(
             n_rows=len(self.indptr) - 1,
             values=buffer.address + self.data_start,
@@ -231,19 +230,19 @@ def csr_groups(
     Parameters
     ----------
     lengths
-        Elements of each distinct row, int64, shape (n_distinct,).
+        Number of elements in each distinct row, int64, shape (n_distinct,).
     order
-        Which of them is delivered at each position, shape (n_delivered,); each at least once.
+        The row that is delivered at each position, shape (n_delivered,); each at least once.
     bounds
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
     n_vars, dtype
         Number of genes, and dtype of the values.
     first_number
-        Number of the first group among all that memory is taken for.
+        Number of the first group among all groups of the fetch.
 
     Returns
     -------
-    The groups; where the distinct rows go; and what is to be copied after.
+    The groups; the destinations of the distinct rows; and the copies to make afterwards.
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.

@@ -1,4 +1,4 @@
-"""Dense rows in memory: where each row goes, and what comes of it."""
+"""Dense rows in memory: the destination of each row, and the resulting groups."""
 
 import math
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ class DenseTarget:
     Parameters
     ----------
     n_vars
-        Number of genes: elements of a row, which lie together.
+        Number of genes: values in a row, which are contiguous.
     destinations
-        Where each row begins, int64, shape (n_rows,): destinations, or addresses once the target is
+        Start of each row, int64, shape (n_rows,): destinations, or addresses once the target is
         bound.
     dtype
-        Dtype there.
+        Dtype of the values.
     """
 
     n_vars: int
@@ -51,18 +51,18 @@ class DenseTarget:
     def reads_from(
         self, stored: DenseChunks, runs: Runs, column_map: NDArray[np.int32] | None
     ) -> ChunkReads | None:
-        """Return what to read so that rows come here.
+        """Return the reads of rows to this target.
 
         Parameters
         ----------
         stored, runs
-            Where they are stored, and which they are.
+            The chunks of the stored rows, and the runs of rows to read.
         column_map
-            Where each stored column goes, -1 if it is left out; None if they stay.
+            New index of each stored column, -1 to leave it out; None if they do not change.
 
         Returns
         -------
-        None if the values cannot be cast to the dtype here.
+        None if the values cannot be cast to this dtype.
         """
         values, rows = stored.values, expand(runs)
         if not can_cast(values.dtype, self.dtype):
@@ -78,24 +78,24 @@ class DenseTarget:
         )
 
     def put(self, rows: NDArray[Any], column_map: NDArray[np.int32] | None = None) -> bool:
-        """Place all rows; the target has to be bound.
+        """Place all rows; the target must be bound.
 
         Parameters
         ----------
         rows
-            Shape (n_rows, n_columns), or of more dimensions, of any numeric dtype; cast as NumPy
-            does.
+            Values of shape (n_rows, n_columns), or with more dimensions, of any numeric dtype; cast
+            as by NumPy.
         column_map
-            As of `reads_from`; columns that no other becomes are set to zero.
+            See `reads_from`; columns without a source are set to zero.
 
         Returns
         -------
-        True, as nothing can be out of order.
+        True, since dense rows are always in order.
 
         Raises
         ------
         ValueError
-            There are other rows, or more columns, than the target has.
+            The numbers of rows or columns do not fit the target.
         """
         rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
         if column_map is not None:
@@ -105,7 +105,7 @@ class DenseTarget:
             rows = joined
         n_columns = rows.shape[1]
         if len(rows) != len(self) or n_columns > self.n_vars:
-            msg = f"rows of shape {(len(self), self.n_vars)} expected, but got {rows.shape}"
+            msg = f"expected rows of shape {(len(self), self.n_vars)}, but got {rows.shape}"
             raise ValueError(msg)
         lengths = np.full(len(self), n_columns, np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -114,12 +114,12 @@ class DenseTarget:
 
 @dataclass(frozen=True, slots=True)
 class DenseGroup:
-    """Dense rows, one after the other.
+    """The memory layout of dense rows, in C order.
 
     Parameters
     ----------
     n_rows, row_shape
-        Cells, and the shape of what each has: the number of genes, or several numbers.
+        Number of cells, and the shape of a row: the number of genes, or several numbers.
     dtype
         Dtype of the values.
     """
@@ -130,17 +130,17 @@ class DenseGroup:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that is needed."""
+        """Size of the memory in bytes."""
         return self.n_rows * math.prod(self.row_shape) * self.dtype.itemsize
 
     def located(self, buffer: Buffer) -> RowGroup:
-        """Return where the rows lie that memory holds."""
+        """Return the addresses of the rows in memory."""
         return RowGroup(
             n_rows=self.n_rows, values=buffer.address, row_length=math.prod(self.row_shape)
         )
 
     def over(self, buffer: Buffer) -> NDArray[Any]:
-        """Return the rows that memory of at least `n_bytes` holds."""
+        """Return the rows in memory of at least `n_bytes`."""
         shape = (self.n_rows, *self.row_shape)
         return buffer.array(self.dtype, math.prod(shape)).reshape(shape)
 

@@ -1,4 +1,4 @@
-"""Elements: the arrays that are aligned with the cells of a collection."""
+"""Elements: arrays with a row for each cell of a collection."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ __all__ = ["ColumnNames", "Dtypes", "Element", "Layout", "dtypes_of"]
 Layout = Literal["csr", "dense", "ragged"]
 
 Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
-"""One dtype for all elements, or some by name; those that are not named stay as they are."""
+"""One dtype for all elements, or dtypes by name; other elements keep their dtype."""
 
 
 class ColumnNames:
-    """Names of columns, of which there may be many millions: read when they are asked for.
+    """Names of columns, which may be many millions, and are read on demand.
 
     Parameters
     ----------
     read
-        Returns them, str, shape (n_columns,).
+        Returns the names, str, shape (n_columns,).
     """
 
     def __init__(self, read: Callable[[], NDArray[np.object_]]) -> None:
@@ -44,25 +44,25 @@ class ColumnNames:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Element:
-    """One array that has a row for each cell of a collection, over all its files.
+    """An array with a row for each cell of a collection, over all its files.
 
     Parameters
     ----------
     name
-        Such as ``"X"``, ``"layers/counts"``, ``"raw/X"`` or ``"obsm/X_pca"``.
+        Name such as ``"X"``, ``"layers/counts"``, ``"raw/X"`` or ``"obsm/X_pca"``.
     dtype
-        Dtype of the values: one that holds those of every file.
+        Dtype of the values, which can hold those of every file.
     layout
-        How rows are read: "csr" if any file is stored so, else "dense"; or "ragged".
+        Layout for reading: "csr" if any file stores it so, else "dense"; or "ragged".
     row_shape
-        Shape of a row: the number of columns, or, of an array of three and more dimensions such as
-        images, several numbers; of ragged rows, which have none, ``()``.
+        Shape of a row: the number of columns, or several numbers for arrays with three or more
+        dimensions, such as images; ``()`` for ragged rows, which have no columns.
     names
         Returns `column_names`.
     stored_as
         Its path in each file of the collection.
     column_maps
-        Where the columns of each file are among these; None if they are the same everywhere.
+        Position of each file's columns among these; None if they are the same in all files.
     """
 
     name: str
@@ -75,14 +75,14 @@ class Element:
 
     @property
     def n_columns(self) -> int:
-        """Number of columns: of values in a dense row."""
+        """Number of columns, the values in a dense row."""
         return math.prod(self.row_shape)
 
     @property
     def column_names(self) -> NDArray[np.object_]:
-        """What columns stand for, str: genes, or, of an array that names none, their numbers.
+        """Names of the columns, str: genes, or numbers if the array has no names.
 
-        Of an array of three and more dimensions, what the second of them stands for.
+        For an array with three or more dimensions, these are names along the second one.
         """
         return self.names()
 
@@ -93,12 +93,12 @@ class Element:
 
 
 def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dtype[Any]]:
-    """Return the dtype that each element is read as.
+    """Return the dtype for reading each element.
 
     Raises
     ------
     ParameterError
-        A dtype is given for an element that is not there, or whose values have fields.
+        A dtype is given for a missing element, or for one whose values have fields.
     """
     if isinstance(dtype, Mapping):
         for name in dtype:
@@ -114,7 +114,7 @@ def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dt
             fields = ", ".join(map(repr, each.dtype.names))
             msg = (
                 f"`dtype` must leave out {name!r}, whose values have fields ({fields}); give "
-                "dtypes of other elements by name, and cast fields by `batch_transform`"
+                "dtypes of other elements by name, and cast fields in `batch_transform`"
             )
             raise ParameterError(msg)
     return dtypes

@@ -1,4 +1,4 @@
-"""Rows of any length in memory: where each row goes, and what comes of it."""
+"""Ragged rows in memory: the destination of each row, and the resulting groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ __all__ = ["RaggedGroup", "RaggedTarget", "ragged_groups"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedTarget:
-    """Destinations of rows of any length.
+    """Destinations of ragged rows.
 
     ``target[first:stop]`` or ``target[numbers]`` are the destinations of some of the rows.
 
     Parameters
     ----------
     lengths
-        Values of each row, int64, shape (n_rows,).
+        Number of values in each row, int64, shape (n_rows,).
     destinations
-        Where each row begins, int64, shape (n_rows,): destinations, or addresses once the target is
+        Start of each row, int64, shape (n_rows,): destinations, or addresses once the target is
         bound.
     dtype
-        Dtype there.
+        Dtype of the values.
     """
 
     lengths: NDArray[np.int64]
@@ -48,42 +48,42 @@ class RaggedTarget:
         return replace(self, destinations=bind(self.destinations, bases))
 
     def reads_from(self, stored: RaggedChunks, rows: NDArray[np.int64]) -> ChunkReads:
-        """Return what to read so that stored rows, which ascend, come here."""
+        """Return the reads of ascending stored rows to this target."""
         return stored.reads_of_rows(rows, self.destinations, self.dtype)
 
     def put(self, rows: RaggedRows, column_map: NDArray[np.int32] | None = None) -> bool:  # noqa: ARG002 - as of others
-        """Place all rows; the target has to be bound.
+        """Place all rows; the target must be bound.
 
         Parameters
         ----------
         rows
-            Rows of the lengths stated, of any numeric dtype; cast as NumPy does.
+            Rows of the stated lengths, of any numeric dtype; cast as by NumPy.
         column_map
-            None, as there are no columns.
+            None, since there are no columns.
 
         Returns
         -------
-        True, as nothing can be out of order.
+        True, since ragged rows are always in order.
 
         Raises
         ------
         ValueError
-            The sizes are not those stated.
+            The sizes differ from the stated ones.
         """
         if not np.array_equal(rows.lengths, self.lengths):
-            raise ValueError("rows have other lengths than were stated")
+            raise ValueError("the lengths of rows differ from the stated ones")
         starts = np.cumsum(self.lengths) - self.lengths
         return place_elements(rows.values, starts, self.lengths, self.destinations, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedGroup:
-    """Rows of any length, one after the other.
+    """The memory layout of ragged rows, which are concatenated.
 
     Parameters
     ----------
     offsets
-        Where each row begins, int64, shape (n_rows + 1,).
+        Start of each row, and end of the last; int64, shape (n_rows + 1,).
     dtype
         Dtype of the values.
     """
@@ -93,11 +93,11 @@ class RaggedGroup:
 
     @property
     def n_bytes(self) -> int:
-        """Memory that is needed."""
+        """Size of the memory in bytes."""
         return int(self.offsets[-1]) * self.dtype.itemsize
 
     def over(self, buffer: Buffer) -> RaggedRows:
-        """Return the rows that memory of at least `n_bytes` holds."""
+        """Return the rows in memory of at least `n_bytes`."""
         return RaggedRows(self.offsets, buffer.array(self.dtype, int(self.offsets[-1])))
 
 
@@ -109,7 +109,7 @@ def ragged_groups(
     dtype: np.dtype[Any],
     first_number: int = 0,
 ) -> tuple[Sequence[RaggedGroup], RaggedTarget, Sequence[Copies]]:
-    """Lay out rows of any length; see `csr_groups`."""
+    """Lay out ragged rows; see `csr_groups`."""
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     groups = [
         RaggedGroup(ends[first : stop + 1] - ends[first], dtype)

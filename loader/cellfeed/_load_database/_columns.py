@@ -1,4 +1,4 @@
-"""How obs columns of pandas become columns of a table."""
+"""Converting obs columns of pandas to columns of a database table."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ _TYPES = {**_INTEGERS, **_FLOATS, "bool": "boolean", "boolean": "boolean", "text
 
 
 def described(name: str, column: str, values: "pd.Series[Any]") -> ObsColumn:
-    """Return how the table of cells has an obs column.
+    """Return the description of an obs column in the table of cells.
 
     Parameters
     ----------
     name, column
-        In obs, and in the table.
+        Its names in obs and in the table.
     values
-        Some of it, whose dtype is that of all.
+        Some of its values, in the dtype of all.
     """
     dtype = values.dtype
     if isinstance(dtype, pd.CategoricalDtype):
@@ -41,7 +41,7 @@ def described(name: str, column: str, values: "pd.Series[Any]") -> ObsColumn:
 
 
 def sql_type(column: ObsColumn) -> str:
-    """Return the type of a column in PostgreSQL."""
+    """Return the PostgreSQL type of a column."""
     if column.dtype != "category":
         return _TYPES[column.dtype.lower()]
     kinds = {type(each).__name__ for each in column.categories or ()}
@@ -50,7 +50,7 @@ def sql_type(column: ObsColumn) -> str:
 
 
 def python_values(column: ObsColumn, values: "pd.Series[Any]") -> list[Any]:
-    """Return values as psycopg takes them; None for those that are missing."""
+    """Return values for psycopg, with None for missing values."""
     if column.dtype == "category":
         categories = np.array([*(column.categories or ()), None], object)
         found: list[Any] = categories[values.cat.codes.to_numpy()].tolist()
@@ -65,7 +65,7 @@ def python_values(column: ObsColumn, values: "pd.Series[Any]") -> list[Any]:
 
 
 def _categories(index: "pd.Index[Any]") -> list[Any]:
-    """Return categories as JSON has them: numbers, or text."""
+    """Return categories as JSON values: numbers, or text."""
     values = index.tolist()
     if len({type(each) for each in values}) == 1 and isinstance(values[0], bool | int | float):
         return values

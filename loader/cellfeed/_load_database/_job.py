@@ -1,4 +1,4 @@
-"""What is to be written, as a value that every process has."""
+"""The job as a value that all processes share."""
 
 import hashlib
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ class Job:
     Parameters
     ----------
     database, schema
-        Where to.
+        The target database and schema.
     collection, obs
-        What is written.
+        The collection, and its obs.
     obs_columns, elements
-        How the tables have it.
+        Descriptions of obs columns and elements in the tables.
     cells_per_part
-        Cells that are written in one transaction.
+        Number of cells that are written in one transaction.
     digest
-        Tells it from other jobs; empty if nothing does, as of cells in memory.
+        Identifier of the job; empty if there is none, as for cells in memory.
     """
 
     database: Database
@@ -73,21 +73,21 @@ class Job:
 def describe_job(
     collection: Collection, database: Database, schema: str, obs: Sequence[str] | None
 ) -> Job:
-    """Return what is to be done with a collection.
+    """Return the job for a collection.
 
     Parameters
     ----------
     collection
-        With the elements that are written.
+        The collection, with the elements to write.
     database, schema
-        Where to.
+        The target database and schema.
     obs
-        Which obs columns; all if None.
+        Names of the obs columns; all columns if None.
 
     Raises
     ------
     ParameterError
-        There is no such column, or no such name can be given.
+        There is no such column, or the name of the schema is invalid.
     """
     if not schema or schema.startswith("pg_") or len(schema.encode()) > 63:  # noqa: PLR2004
         msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
@@ -141,7 +141,7 @@ def describe_job(
 
 
 def _identity(source: Source, elements: Sequence[str]) -> str:
-    """Return what tells the cells of a source from others; empty if nothing does."""
+    """Return an identifier of the cells of a source; empty if there is none."""
     if isinstance(source, AnnDataObjectSource):  # obs is in memory, that of a backed one too
         return ""
     version, files = source.version(), source.files()

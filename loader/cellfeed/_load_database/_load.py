@@ -29,16 +29,16 @@ _writer: PartWriter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was written.
+    """A collection that was loaded into a database.
 
     Parameters
     ----------
     url
-        What `open_collection` takes, without a password.
+        URL for `open_collection`, without a password.
     n_cells, n_parts, n_parts_written
-        Cells, parts, and those of these that this call has written.
+        Number of cells, of parts, and of parts that this call wrote.
     seconds
-        What it took.
+        Duration of this call.
     """
 
     url: str
@@ -61,40 +61,41 @@ def load_database(
 ) -> Loaded:
     """Write a collection into a PostgreSQL database, from which `open_collection` reads it.
 
-    docs/how-to/postgres.md states what is written. A load that was stopped or killed is taken up by
-    the same call: parts of some thousand cells are each written in one transaction, and only those
-    that are missing are written. Cells in memory, and others of which nothing tells whether they
-    are the same, are not taken up.
+    docs/how-to/postgres.md describes the tables. Parts of some thousand cells are each written in
+    one transaction. To resume a load that was stopped or killed, repeat the same call: only missing
+    parts are written. A load of cells in memory, or of other cells that cannot be identified,
+    cannot be resumed.
 
     Parameters
     ----------
     paths
-        As for `open_collection`; genes are those that it joins.
+        As for `open_collection`, with its default join of genes.
     url
-        The database, as libpq takes it: ``postgresql://user@host/db``.
+        URL of the database, as libpq takes it: ``postgresql://user@host/db``.
     name
-        What the collection is called there; a schema of this name is made.
+        Name of the collection in the database; a schema of this name is created.
     elements
-        Which arrays.
+        Names of the elements to write.
     obs
-        Which obs columns; all if None. With several files, where a cell is from is added.
+        Names of the obs columns to write; all if None. With several files, a column with the file
+        of each cell is added.
     processes
-        How many write at once, each over a connection of its own.
+        Number of processes that write, each over its own connection.
     database_options
-        What libpq takes besides, such as ``password``. Shown nowhere.
+        Other options of libpq, such as ``password``. They never appear in messages.
     on_progress
-        Called with the number of cells that are there, and that there will be.
+        Called with the number of cells in the database, and the total number.
 
     Raises
     ------
     RemoteError
         The server cannot be reached, or refuses.
     ParameterError
-        There is something else of this name, another process loads it, or a column is not there.
+        The name is used for something else, another process is loading it, or a column is missing.
     DeliveryError
         A process died.
     CellfeedError
-        As of `open_collection`.
+        See `open_collection`.
 
     Examples
     --------
@@ -105,7 +106,7 @@ def load_database(
     processes = require_positive("processes", processes)
     location = Location.of(url).with_options(StorageOptions(dict(database_options or {})))
     if location.scheme not in ("postgresql", "postgres"):
-        msg = f"{location.shown}: is no database; give postgresql://user@host/database"
+        msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
         raise ParameterError(msg)
     database = Database(location, "database_options")
     with closing(database.connect(for_writing=True)) as connection:
@@ -137,7 +138,7 @@ def _failures_named(database: Database) -> Iterator[None]:
     try:
         yield
     except library.DataError as error:
-        msg = f"{database.location}: PostgreSQL cannot have a name or category ({one_line(error)})"
+        msg = f"{database.location}: PostgreSQL cannot store a name or category ({one_line(error)})"
         raise FormatError(f"{msg}; correct it in the files") from None
     except library.Error as error:
         raise database.failure(error) from None
@@ -153,7 +154,7 @@ def _url_of(location: Location, name: str) -> str:
 
 
 def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
-    """Write parts; yield the number of each once it is there."""
+    """Write parts; yield the number of each part once it is written."""
     if processes == 1 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
         with closing(PartWriter(job)) as writer:
             for number in numbers:
@@ -169,8 +170,8 @@ def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
         try:
             yield from executor.map(_write, numbers)
         except BrokenExecutor as error:
-            msg = f"{job.location}: a process died while it wrote, perhaps for lack of memory"
-            raise DeliveryError(f"{msg}; run the same again with fewer `processes`") from error
+            msg = f"{job.location}: a writing process died, perhaps for lack of memory"
+            raise DeliveryError(f"{msg}; repeat the call with fewer `processes`") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise

@@ -18,12 +18,12 @@ __all__ = ["PartWriter"]
 
 
 class PartWriter:
-    """Writes parts over one connection, which is opened again where it was dropped.
+    """Writes parts over one connection, which is reopened if it was dropped.
 
     Parameters
     ----------
     job
-        What is written.
+        The job.
     """
 
     def __init__(self, job: Job) -> None:
@@ -31,14 +31,14 @@ class PartWriter:
         self._connection: Any = None
 
     def write(self, number: int) -> None:
-        """Write a part, unless it is there.
+        """Write a part, unless it exists.
 
         Raises
         ------
         RemoteError
-            The server does not take it.
+            The server refuses it.
         FormatError
-            A file is damaged, or has text that PostgreSQL cannot have.
+            A file is damaged, or has text that PostgreSQL cannot store.
         """
         job, library = self._job, psycopg(self._job.location)
         rows = job.rows(number)
@@ -66,7 +66,9 @@ class PartWriter:
             except library.errors.UniqueViolation:
                 pass  # another process wrote it meanwhile, of a run that was killed
             except library.DataError as error:
-                msg = f"{job.location}: PostgreSQL cannot have obs of cells {rows[0]} to {rows[-1]}"
+                msg = (
+                    f"{job.location}: PostgreSQL cannot store obs of cells {rows[0]} to {rows[-1]}"
+                )
                 raise FormatError(f"{msg} ({one_line(error)}); correct it in the files") from None
 
         job.database.retried(attempt)

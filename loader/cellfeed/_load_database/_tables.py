@@ -1,4 +1,4 @@
-"""The tables of a collection: made, taken up, and finished."""
+"""The tables of a collection: creating, resuming and finishing them."""
 
 import json
 import uuid
@@ -16,12 +16,12 @@ __all__ = ["begin", "finish", "hold"]
 
 
 def hold(connection: Any, job: Job) -> None:
-    """Keep others from loading the same collection, as long as the connection is open.
+    """Lock the collection against other loads, as long as the connection is open.
 
     Raises
     ------
     ParameterError
-        Another process loads it.
+        Another process is loading it.
     """
     query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 17))"
     if not connection.execute(query, (f"cellfeed {job.schema}",)).fetchone()[0]:
@@ -30,16 +30,16 @@ def hold(connection: Any, job: Job) -> None:
 
 
 def begin(connection: Any, job: Job) -> Sequence[int] | None:
-    """Make the tables, or take up what was begun.
+    """Create the tables, or resume an earlier load.
 
     Returns
     -------
-    The parts that are missing; None if it is finished.
+    The missing parts; None if the load is finished.
 
     Raises
     ------
     ParameterError
-        The schema has something else.
+        The schema contains something else.
     """
     schema = quoted(job.schema)
     found = connection.execute(
@@ -49,12 +49,12 @@ def begin(connection: Any, job: Job) -> Sequence[int] | None:
     if found == (False, False):
         _make(connection, job)
     elif found == (True, False):
-        msg = f"{job.location}: there is a schema {job.schema} that is no collection"
+        msg = f"{job.location}: the schema {job.schema} exists, but is not a collection"
         raise ParameterError(f"{msg}; give another `name`")
     elif not job.digest:
-        msg = f"{job.location}: {job.schema} was begun, and nothing tells whether with these cells"
+        msg = f"{job.location}: {job.schema} was begun, but its cells cannot be identified"
         remedy = f"give another `name`, or DROP SCHEMA {schema} CASCADE"
-        raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be taken up")
+        raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be resumed")
     rows = connection.execute(
         f"SELECT key, value FROM {schema}.cellfeed WHERE key IN ('digest', 'is_complete')"  # noqa: S608
     ).fetchall()
@@ -69,7 +69,7 @@ def begin(connection: Any, job: Job) -> Sequence[int] | None:
 
 
 def finish(connection: Any, job: Job) -> None:
-    """Say that all parts are there, and how many bytes they have."""
+    """Record that all parts are written, and their sizes in bytes."""
     schema = quoted(job.schema)
     with connection.transaction():
         sizes = connection.execute(f"SELECT sizes FROM {schema}.parts").fetchall()  # noqa: S608
@@ -106,7 +106,7 @@ def _make(connection: Any, job: Job) -> None:
             connection.execute(f"ALTER TABLE {schema}.packed {not_compressed}")
             _put(connection, job, _metadata(job))
     except library.errors.InsufficientPrivilege as error:
-        msg = f"{job.location}: its user may not make a schema in this database"
+        msg = f"{job.location}: its user may not create a schema in this database"
         raise ParameterError(f"{msg}; GRANT CREATE ON DATABASE to it") from error
 
 

@@ -1,7 +1,7 @@
-"""Writing a collection anew: shuffled, in zarr, in groups as annbatch has them.
+"""Writing a shuffled copy of a collection as a zarr store, in groups as annbatch has them.
 
-``_job`` says what is to be done, as a pure value; ``_folder`` keeps it, and what is done of it,
-in the output; ``_part`` writes one part, in any process; ``_check`` reads the result.
+``_job`` describes the job as a pure value; ``_folder`` records it, and the finished parts, in the
+output; ``_part`` writes one part, in any process; ``_check`` verifies the result.
 """
 
 from cellfeed._preshuffle._preshuffle import Preshuffled, preshuffle

@@ -1,4 +1,4 @@
-"""Reading the result: every cell once, as many elements as there were, and a sample by value."""
+"""Checking the result: every cell once, the numbers of elements, and a sample of values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,21 +25,22 @@ _SAMPLED_CELLS = 128
 def check_store(
     folder: OutputFolder, job: Job, inputs: Inputs, on_part: Callable[[int], object]
 ) -> None:
-    """Check what was written against the inputs, and read little.
+    """Check the written store against the inputs, reading only part of it.
 
-    Of every part, the provenance of each cell and the row pointer; of a sample of cells, all.
+    For every part, the provenance of each cell and the row pointers are checked; for a sample of
+    cells, everything.
 
     Parameters
     ----------
     folder, job, inputs
-        What to check, and against what.
+        The output, and the job and inputs that it must match.
     on_part
-        Called with how many parts have been checked.
+        Called with the number of parts that have been checked.
 
     Raises
     ------
     FormatError
-        A part is damaged; names it, and the remedy.
+        A part is damaged; the message names it, and the remedy.
     """
     expect_numcodecs()
     seen = np.zeros(job.n_cells, dtype=bool)
@@ -64,14 +65,14 @@ def check_store(
         on_part(number + 1)
     if not seen.all():  # parts do not overlap, nor leave out any: a mistake in the plan
         msg = (
-            f"{folder.path}: {job.n_cells - int(seen.sum())} cells are missing; "
-            "remove it, and report this to cellfeed"
+            f"{folder.path}: {job.n_cells - int(seen.sum())} cells are missing; remove it, "
+            "and report this as a bug of cellfeed"
         )
         raise FormatError(msg)
 
 
 def _rows(group: Any, inputs: Inputs) -> NDArray[np.int64]:
-    """Return where each cell of a part is from, by its provenance."""
+    """Return the input row of each cell of a part, from its provenance."""
     source_file, source_row = inputs.obs.provenance
     codes = group["obs"][source_file]["codes"][:].astype(np.int64)
     rows: NDArray[np.int64] = inputs.obs.starts[codes] + group["obs"][source_row][:]
@@ -81,23 +82,25 @@ def _rows(group: Any, inputs: Inputs) -> NDArray[np.int64]:
 def _check_matrix(
     path: Path, group: Any, job: Job, rows: NDArray[np.int64], inputs: Inputs
 ) -> NDArray[np.intp]:
-    """Check shape, and how many elements each cell has.
+    """Check the shape, and the number of elements of each cell.
 
     Returns
     -------
-    Cells of the part that have fewer than the file, which is right only where the file stores a
-    gene of a cell several times: reading adds those up.
+    Cells of the part with fewer elements than in the file, which is correct only if the file has
+    duplicates, since reading sums them.
     """
     X = group["X"]
     if job.n_elements is None:
-        _require(path, X.shape == (rows.size, job.n_vars), f"the shape {X.shape}")
+        _require(path, X.shape == (rows.size, job.n_vars), f"it has shape {X.shape}")
         return np.empty(0, dtype=np.intp)
     lengths = np.diff(X["indptr"][:].astype(np.int64))
-    _require(path, lengths.size == rows.size, f"{lengths.size} rows in place of {rows.size}")
+    _require(
+        path, lengths.size == rows.size, f"it has {lengths.size} rows, but {rows.size} expected"
+    )
     complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
-    _require(path, complete, "other numbers of elements than its row pointers say")
+    _require(path, complete, "its numbers of elements do not match its row pointers")
     stored = _stored_lengths(rows, job, inputs)
-    _require(path, bool(np.all(lengths <= stored)), "more elements than the input")
+    _require(path, bool(np.all(lengths <= stored)), "it has more elements than the input")
     return np.flatnonzero(lengths < stored)
 
 
@@ -115,16 +118,16 @@ def _check_cells(
     rows: NDArray[np.int64],
     chosen: NDArray[np.intp],
 ) -> None:
-    """Compare some cells with the input, value by value."""
+    """Compare the given cells with the input, value by value."""
     order = np.argsort(rows[chosen])
     wanted, places = rows[chosen][order], chosen[order]
     written = group["X"] if hasattr(group["X"], "dtype") else sparse_dataset(group["X"])
     found = _dense(written[chosen])[order]
     _require(path, np.array_equal(found, _dense(inputs.collection[wanted].X), equal_nan=True),
-             "other values than the input")  # fmt: skip
+             "its values differ from the input")  # fmt: skip
     obs: pd.DataFrame = read_elem(group["obs"])
     same = obs.iloc[places].astype(object).equals(inputs.obs.read(wanted).astype(object))
-    _require(path, same, "another obs than the input")
+    _require(path, same, "its obs differs from the input")
 
 
 def _dense(matrix: Any) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The same parts, written by the workers of a Dask cluster."""
+"""Writing parts on the workers of a Dask cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,20 +30,20 @@ def write_parts_on_dask(
     Parameters
     ----------
     address
-        Of the scheduler.
+        Address of the scheduler.
     path, token
-        The output, as every worker sees it, and what tells that it is the same.
+        Path of the output on every worker, and a token that identifies it.
     memory
-        Bytes of the buffers that each worker needs.
+        Bytes for buffers that each worker needs.
     numbers
-        The parts.
+        Numbers of the parts.
     on_part
-        Called with the number of each part that is complete, and the worker's peak memory.
+        Called with the number of each completed part, and the worker's peak memory.
 
     Raises
     ------
     ParameterError
-        Dask is not installed, there is no scheduler, or a worker may not use enough memory.
+        Dask is not installed, there is no scheduler, or the memory limit of a worker is too low.
     PathError
         A worker does not see the files.
     """
@@ -70,7 +70,10 @@ def _client(distributed: Any, address: str) -> Iterator[Any]:
         try:
             yield client
         except distributed.KilledWorker as error:
-            msg = "several Dask workers died of the same part; give less `memory`, or them more"
+            msg = (
+                "several Dask workers died while writing the same part; give less `memory`, or "
+                "give the workers more"
+            )
             raise ParameterError(msg) from error
 
 
@@ -92,6 +95,6 @@ def _check_workers(client: Any, memory: int) -> None:
         if limit and limit < memory:
             msg = (
                 f"the Dask worker {address} may use {format_bytes(limit)}, less than the "
-                f"{format_bytes(memory)} of `memory`; give less, or the workers more"
+                f"{format_bytes(memory)} of `memory`; give less `memory`, or give the workers more"
             )
             raise ParameterError(msg)

@@ -36,7 +36,7 @@ OnShare = Callable[[float], object]
 
 @contextmanager
 def _threaded_codecs() -> Iterator[None]:
-    """Let zarrs encode and decode the chunks of a shard in threads, without the GIL."""
+    """Make zarrs encode and decode the chunks of a shard in threads, without the GIL."""
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
         yield
 
@@ -55,13 +55,13 @@ def write_dataset(
     Parameters
     ----------
     folder
-        Where there is nothing yet.
+        A folder that does not exist yet.
     job
-        It decides chunks and shards.
+        The job, which determines chunks and shards.
     matrix, obs, var
-        The part.
+        Contents of the part.
     on_share
-        Called with which share of the matrix is written.
+        Called with the share of the matrix that is written.
     """
     expect_numcodecs()
     with _settings(), os_errors(folder):

@@ -39,7 +39,7 @@ def _copy(source: Any, firsts: Any, pointer: Any, start: Any, out: Any) -> None:
 
 
 def _are_counts(values: NDArray[np.floating[Any]]) -> bool:
-    """Return whether values from 0 to 65,535 are integers, none of which is -0."""
+    """Return whether values from 0 to 65,535 are integers without -0."""
     counts = values.astype(np.uint16)
     return bool((counts == values).all() and not np.signbit(values).any())
 
@@ -58,7 +58,7 @@ def _largest_count(values: NDArray[Any]) -> int | None:
 
 
 def _widen(values: NDArray[Any], n: int) -> None:
-    """Make n counts at the front of the memory of ``values`` values of its dtype, in place."""
+    """Convert n counts at the start of the memory of ``values`` to its dtype, in place."""
     counts = values.view(_COUNTS)
     for stop in range(n, 0, -_PIECE):  # backwards: a value lies where its count did, or behind it
         start = max(0, stop - _PIECE)
@@ -71,14 +71,14 @@ class CsrPart:
     Parameters
     ----------
     n_rows
-        Rows of the part.
+        Number of rows in the part.
     n_elements
-        Elements that it is likely to have. More fit, at the price of a copy.
+        Estimated number of elements. More fit, at the cost of a copy.
     dtype, index_dtype
-        Of values and of column numbers.
+        Dtypes of values and of column indices.
     counts
-        Whether to find out if values are whole numbers from 0 to 65,535. As long as all are, they
-        are held as uint16, at the front of the memory that they might need.
+        Whether to detect values that are whole numbers from 0 to 65,535. As long as all are, they
+        are kept as uint16, at the start of the memory that they might need.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class CsrPart:
             self._arrays[name] = room
 
     def _held(self) -> dict[str, NDArray[Any]]:
-        """Return the elements as they are held."""
+        """Return the elements in the dtype in which they are kept."""
         data = self._arrays["data"]
         return {**self._arrays, "data": data.view(_COUNTS) if self._is_narrow else data}
 
@@ -139,7 +139,7 @@ class CsrPart:
 
 
 class ShuffledCsr:
-    """Sparse rows in another order than they lie in memory."""
+    """Sparse rows in another order than in memory."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class ShuffledCsr:
         return int(self.pointer[-1])
 
     def dtype(self, name: str) -> "np.dtype[Any]":
-        """Return the dtype of ``data`` or ``indices``; counts may be held as narrower ones."""
+        """Return the dtype of ``data`` or ``indices``; counts may be kept in a narrower one."""
         return self._dtypes[name]
 
     def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
@@ -180,7 +180,7 @@ class DensePart:
     Parameters
     ----------
     shape, dtype
-        Of the part.
+        Shape and dtype of the part.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: "np.dtype[Any]") -> None:
@@ -198,7 +198,7 @@ class DensePart:
 
 
 class ShuffledDense:
-    """Dense rows in another order than they lie in memory."""
+    """Dense rows in another order than in memory."""
 
     def __init__(self, rows: NDArray[Any], order: NDArray[np.intp]) -> None:
         self._rows, self._order = rows, order

@@ -1,9 +1,9 @@
-"""The output folder: whose it is, what of it is done, and what is left of a run that was killed.
+"""The output folder: its job, its finished parts, and leftovers of a run that was killed.
 
-While it is being written, ``.cellfeed/job.json`` says what is being done; a part is written in
-``.cellfeed`` and renamed to ``dataset_<number>`` when it is complete, so that whatever bears
-that name is complete. At the end the record moves into the attributes of the group, which mark
-the store as finished, and ``.cellfeed`` goes.
+While it is being written, ``.cellfeed/job.json`` describes the job. A part is written in
+``.cellfeed`` and renamed to ``dataset_<number>`` when it is complete, so folders with that name are
+always complete. At the end, the description moves into the attributes of the group, which mark the
+store as finished, and ``.cellfeed`` is removed.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ class OutputFolder:
         self._work = path / _WORK
 
     def begun(self) -> Job | None:
-        """Return what was begun here, None if nothing was.
+        """Return the job that was begun here; None if there is none.
 
         Raises
         ------
         ParameterError
-            The folder holds something else.
+            The folder contains something else.
         FormatError
-            It is of another version of cellfeed.
+            The job is of another version of cellfeed.
         """
         if self.is_finished():
             return Job.from_json(self._root()["attributes"][_OWN_ATTRIBUTE])
@@ -62,7 +62,7 @@ class OutputFolder:
         if record.exists():
             return Job.from_json(record.read_text())
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            msg = f"{self.path}: holds something else; give an output that does not exist yet"
+            msg = f"{self.path}: contains something else; give an output that does not exist yet"
             raise ParameterError(msg)
         return None
 
@@ -71,17 +71,17 @@ class OutputFolder:
         return _OWN_ATTRIBUTE in self._root().get("attributes", {})
 
     def begin(self, job: Job) -> None:
-        """Note what is to be done here."""
+        """Record the job."""
         self._work.mkdir(parents=True, exist_ok=True)
         _write_whole(self._work / _RECORD, job.to_json())
 
     def part(self, number: int) -> Path:
-        """Return where a part is once it is complete."""
+        """Return the path of a complete part."""
         return self.path / f"dataset_{number}"
 
     @contextmanager
     def new_part(self, number: int) -> Iterator[Path]:
-        """Give a place to write a part to, which becomes the part if nothing fails."""
+        """Provide a path for writing a part, which becomes the part if nothing fails."""
         place = self._work / f"part-{number}-{uuid.uuid4().hex}"
         place.mkdir()
         # A run that resumes removes what it finds, and zarr would make folders anew for whoever
@@ -96,7 +96,7 @@ class OutputFolder:
             shutil.rmtree(place, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Remove what a run that was killed had not completed."""
+        """Remove incomplete parts of a run that was killed."""
         for place in self._work.glob("part-*"):
             doomed = place.with_name(f"removed-{uuid.uuid4().hex}")
             with contextlib.suppress(FileNotFoundError):
@@ -106,12 +106,12 @@ class OutputFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs from writing to the same output at the same time.
+        """Lock the output against other runs.
 
         Raises
         ------
         ParameterError
-            Another run does.
+            Another run is writing to it.
         """
         with (self._work / "lock").open("w") as lock:
             try:
@@ -136,7 +136,7 @@ class OutputFolder:
         _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
 
     def remove_work(self) -> None:
-        """Remove what was needed while the store was being written."""
+        """Remove the files that were needed only while the store was being written."""
         shutil.rmtree(self._work, ignore_errors=True)
 
     def n_bytes(self) -> int:

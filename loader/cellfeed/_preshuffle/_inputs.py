@@ -1,4 +1,4 @@
-"""The inputs: what tells that they are the same as before, and what they are called."""
+"""The inputs: checks that they have not changed, and their short names."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ __all__ = ["InputFile", "file_labels"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file, and what changes when it does.
+    """An input file, with its size and modification time.
 
     Parameters
     ----------
     path
-        Absolute, or a URL.
+        Absolute path, or a URL.
     n_bytes
-        Its size; of a folder (a zarr store) that of its metadata.
+        Size in bytes; for a folder (a zarr store), the size of its metadata.
     modified_ns
-        When it was last written to, in nanoseconds; of a folder, its metadata.
+        Modification time in nanoseconds; for a folder, that of its metadata.
     """
 
     path: str
@@ -28,12 +28,12 @@ class InputFile:
 
     @classmethod
     def of(cls, location: Location) -> "InputFile":
-        """Describe an input as it is now; of one that is elsewhere, only its URL is known.
+        """Describe the current state of an input; for a remote one, only its URL.
 
         Raises
         ------
         PathError
-            There is none.
+            There is no such file.
         """
         if location.path is None:
             return cls(path=str(location), n_bytes=0, modified_ns=0)
@@ -50,25 +50,25 @@ class InputFile:
         return cls(path=str(absolute), n_bytes=n_bytes, modified_ns=modified_ns)
 
     def check(self) -> None:
-        """Check that the file is what it was.
+        """Check that the file has not changed.
 
         Raises
         ------
         PathError
             There is no such file.
         MismatchError
-            It has changed.
+            The file has changed.
         """
         if InputFile.of(Location(self.path)) != self:
             msg = (
-                f"{self.path}: has changed since its cells began to be shuffled; "
-                "remove the output, or choose another, and begin anew"
+                f"{self.path}: has changed since shuffling began; remove the output, or give "
+                "another, and start over"
             )
             raise MismatchError(msg)
 
 
 def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return short names of files: without the folder, if that tells them apart.
+    """Return short names of files, without the folder if these are unique.
 
     Examples
     --------

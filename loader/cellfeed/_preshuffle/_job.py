@@ -1,4 +1,4 @@
-"""What is to be done, as a value: from it follows every byte of the output."""
+"""The job as a value, which determines every byte of the output."""
 
 import json
 from collections.abc import Callable
@@ -48,17 +48,17 @@ class Job:
     element
         Name of the matrix in the files.
     seed, block_size
-        Of the plan.
+        Seed and block size of the plan.
     memory
-        Bytes of the buffers of one process; the size of parts and shards follows.
+        Bytes for the buffers of one process, which determine the sizes of parts and shards.
     codec, cells_per_chunk
-        How sparse rows are encoded, and cells of a chunk, on average if they are sparse.
+        Encoding of sparse rows, and number of cells in a chunk, a mean if they are sparse.
     n_cells, n_vars
         Shape of the collection.
     n_elements
-        Stored elements of the collection, or about as many; None if it is dense.
+        Approximate number of stored elements of the collection; None if it is dense.
     dtype
-        Of the values.
+        Dtype of the values.
     """
 
     inputs: tuple[InputFile, ...]
@@ -75,12 +75,12 @@ class Job:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files."""
+        """Paths of the files."""
         return tuple(file.path for file in self.inputs)
 
     @property
     def index_dtype(self) -> np.dtype[np.unsignedinteger]:
-        """The smallest dtype that holds column numbers, as annbatch writes them."""
+        """The smallest dtype that can hold column indices, as annbatch writes them."""
         return np.dtype(np.min_scalar_type(max(self.n_vars - 1, 0)))
 
     @property
@@ -90,18 +90,18 @@ class Job:
 
     @property
     def elements_per_chunk(self) -> int:
-        """Elements of a chunk of sparse rows."""
+        """Number of elements in a chunk of sparse rows."""
         return max(1, round(self.cells_per_chunk * self.elements_per_cell))
 
     @property
     def cells_per_part(self) -> int:
-        """Cells of every part but the last, which may have fewer."""
+        """Number of cells in every part except the last, which may have fewer."""
         most = _cells_per_part(self)
         return -(-self.n_cells // -(-self.n_cells // most))
 
     @property
     def cells_per_piece(self) -> int:
-        """Cells that are read at once."""
+        """Number of cells that are read together."""
         itemsize = np.dtype(self.dtype).itemsize
         if self.n_elements is not None:
             itemsize += np.dtype(np.int32).itemsize  # as they are read
@@ -109,13 +109,13 @@ class Job:
         return max(1, int(min(self.memory * _SHARE_OF_PIECE, _LARGEST_PIECE) / bytes_per_cell))
 
     def chunks_per_shard(self, dtype: "np.dtype[Any]") -> int:
-        """Return how many chunks of an array make a shard."""
+        """Return the number of chunks of an array in a shard."""
         shard = min(self.memory * _SHARE_OF_PIECE, _LARGEST_SHARD)
         return max(1, int(shard // (self.elements_per_chunk * dtype.itemsize)))
 
     @property
     def plan(self) -> EpochPlan:
-        """Which cells are in which part, and in which order."""
+        """The plan, which assigns cells to parts and orders them."""
         return EpochPlan(
             strategy=BlockShuffling(block_size=self.block_size),
             n_rows=self.n_cells,
@@ -130,7 +130,7 @@ class Job:
         return self.plan.n_fetches
 
     def part(self, number: int) -> Fetch:
-        """Return the cells of a part, and their order."""
+        """Return the cells of a part, and their order in it."""
         return self.plan.fetch(number)
 
     def part_size(self, number: int) -> int:
@@ -143,12 +143,12 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the job that a text describes.
+        """Return the job from its text.
 
         Raises
         ------
         FormatError
-            It describes none, or one of another version of cellfeed.
+            The text is damaged, or of another version of cellfeed.
         """
         try:
             values = json.loads(text)
@@ -157,18 +157,16 @@ class Job:
                 files = tuple(InputFile(**file) for file in values.pop("inputs"))
                 return cls(inputs=files, **values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            msg = (
-                "the record of what is to be shuffled is damaged; remove the output and begin anew"
-            )
+            msg = "the record of the job is damaged; remove the output and start over"
             raise FormatError(msg) from error
         msg = (
-            f"it was begun by another version of cellfeed ({found}, here {FORMAT}); "
-            "remove it and begin anew, or use that version"
+            f"it was begun by another version of cellfeed ({found}, here {FORMAT}); remove it "
+            "and start over, or use that version"
         )
         raise FormatError(msg)
 
     def difference(self, begun: "Job") -> str | None:
-        """Return in words where this job differs from one that was begun, None if nowhere."""
+        """Return as text how this job differs from one that was begun; None if it does not."""
         if self.paths != begun.paths:
             return f"of other files: {_first_unlike(self.paths, begun.paths)}"
         for file, then in zip(self.inputs, begun.inputs, strict=True):
@@ -207,13 +205,13 @@ def describe_job(
     codec: str,
     cells_per_chunk: int,
 ) -> Job:
-    """Return what is to be done with a collection.
+    """Return the job for a collection.
 
     Raises
     ------
     ParameterError
         ``memory``, ``block_size`` or ``cells_per_chunk`` is below 1, ``seed`` is not an integer,
-        there is no such codec, or the collection is not of one matrix with the genes of ``var``.
+        there is no such codec, or the collection is not one matrix with the genes of ``var``.
     """
     if codec not in CODECS:
         msg = f"`codec` must be one of {', '.join(map(repr, CODECS))}, but got {codec!r}"
@@ -228,14 +226,14 @@ def describe_job(
     row_shape = collection.elements[element].row_shape
     if collection.layout == "ragged" or collection.dtype.names is not None:
         msg = (
-            f"`element` must be a matrix of numbers, but {element!r} has rows of any length or "
-            "values with fields; it can be read as it is, without shuffling it first"
+            f"`element` must be a matrix of numbers, but {element!r} has rows of any length "
+            "or values with fields; read it without preshuffling"
         )
         raise ParameterError(msg)
     if len(row_shape) > 1:
         msg = (
             f"`element` must have two dimensions, cells x genes, but {element!r} has "
-            f"{1 + len(row_shape)}; it can be read as it is, without shuffling it first"
+            f"{1 + len(row_shape)}; read it without preshuffling"
         )
         raise ParameterError(msg)
     job = Job(
@@ -252,7 +250,7 @@ def describe_job(
         dtype=collection.dtype.name,
     )
     if job.n_vars == 0:
-        msg = f"{collection.locations[0]}: there are no genes in it; give files that have some"
+        msg = f"{collection.locations[0]}: has no genes; give files that have some"
         raise ParameterError(msg)
     if collection.layout == "csr":
         n_elements = round(collection.mean_row_lengths[element] * len(collection))

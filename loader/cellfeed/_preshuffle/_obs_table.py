@@ -23,15 +23,15 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 class ObsTable:
     """obs of a collection with the provenance of each cell, read by rows.
 
-    Columns are those of all files, in order of first appearance; where a file lacks one, its
-    cells have it missing. Categories are the union over the files.
+    The columns are those of all files, in order of first appearance; if a file lacks a column, its
+    cells have missing values. Categories are the union over the files.
 
     Parameters
     ----------
     sources, names
-        The sources of the collection, and what they are called.
+        The sources of the collection, and their names.
     chosen
-        Which columns; all if None.
+        Names of the columns; all columns if None.
 
     Raises
     ------
@@ -64,12 +64,12 @@ class ObsTable:
         return zip(self._sources, self._names, strict=True)
 
     def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return the obs of some cells, with their provenance.
+        """Return the obs of cells, with their provenance.
 
         Parameters
         ----------
         rows
-            Ascending rows of the collection.
+            Ascending rows of the collection, int64, shape (n,).
         """
         pieces = [(k, expand(runs)) for k, runs in split_at(merge_consecutive(rows), self.starts)]
         read = [self._read_source(k, local) for k, local in pieces]
@@ -86,13 +86,13 @@ class ObsTable:
         return table
 
     def _read_source(self, number: int, rows: NDArray[np.int64]) -> "tuple[Any, dict[str, Any]]":
-        """Return the names of some cells of a source, and all columns."""
+        """Return the names of cells of a source, and all columns."""
         source, names = self._sources[number], self._names[number]
         table = source.read_obs_rows(names, rows)
         if len(table) != rows.size:
             msg = (
-                f"{source.location}: obs has {len(table)} rows in place of {rows.size}; "
-                "write the file anew"
+                f"{source.location}: obs has {len(table)} rows, but {rows.size} expected; write "
+                "the file again"
             )
             raise FormatError(msg)
         columns = dict[str, Any]()
@@ -117,7 +117,7 @@ class ObsTable:
 def _common_dtype(
     name: str, columns: "Sequence[tuple[Location, pd.Series[Any]]]", *, everywhere: bool
 ) -> Any:
-    """Return a dtype that holds a column of all files, and what is missing in some."""
+    """Return a dtype that can hold a column of all files, with missing values if needed."""
     dtypes = [column.dtype for _, column in columns]
     first, joint = dtypes[0], join_column(name, columns)
     same = all(dtype == first for dtype in dtypes)

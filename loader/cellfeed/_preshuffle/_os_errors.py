@@ -1,4 +1,4 @@
-"""What the system says, such as that a disk is full, in the form that Python gives it."""
+"""Errors of the system, such as a full disk, as Python's `OSError`."""
 
 import os
 import re
@@ -11,7 +11,7 @@ __all__ = ["os_errors"]
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Add the place to errors of zarr, and turn those of zarrs into an `OSError`."""
+    """Add the path to errors of zarr, and convert those of zarrs to `OSError`."""
     try:
         yield
     except OSError as error:

@@ -39,7 +39,7 @@ class Inputs:
 
     @classmethod
     def open(cls, job: Job, collection: Collection | None = None) -> "Inputs":
-        """Open the files of a job, which must be what they were when it began."""
+        """Open the files of a job, which must not have changed since it began."""
         for file in job.inputs:
             file.check()
         if collection is None:
@@ -55,16 +55,16 @@ def write_part(
     number: int,
     on_share: Callable[[float], object],
 ) -> None:
-    """Write a part, unless it is there.
+    """Write a part, unless it exists.
 
     Parameters
     ----------
     folder, job, inputs
-        Where to, what, and from where.
+        The output, the job and its inputs.
     number
-        Of the part.
+        Number of the part.
     on_share
-        Called now and then with the share of the work that is done.
+        Called from time to time with the share of the work that is done.
     """
     if folder.part(number).exists():
         return
@@ -85,7 +85,7 @@ def write_part(
 def write_part_of(path: str, token: str, number: int) -> int:
     """Write a part of the job that is recorded in an output folder; return `peak_memory`.
 
-    What a Dask worker is told is small, and it finds out that it does not see the same files.
+    A Dask worker gets few arguments, and checks that it sees the same files.
     """
     with _ONE_AT_A_TIME:
         folder, job, inputs = _opened(path, token)
@@ -94,12 +94,12 @@ def write_part_of(path: str, token: str, number: int) -> int:
 
 
 def token_of(job: Job) -> str:
-    """Return a short text that tells jobs apart."""
+    """Return a short identifier of a job."""
     return hashlib.sha256(job.to_json().encode()).hexdigest()
 
 
 def peak_memory() -> int:
-    """Return the most memory that this process has held so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -109,7 +109,7 @@ def _opened(path: str, token: str) -> tuple[OutputFolder, Job, Inputs]:
     folder = OutputFolder(Path(path))
     job = folder.begun()
     if job is None or token_of(job) != token:
-        msg = f"{path}: a Dask worker does not see it; give an output that all machines share"
+        msg = f"{path}: is not visible to a Dask worker; give an output that all machines share"
         raise PathError(msg)
     return folder, job, Inputs.open(job)
 

@@ -1,4 +1,4 @@
-"""The whole of it: begin or resume, write the parts, check, finish."""
+"""`preshuffle`: begin or resume, write the parts, check, finish."""
 
 import os
 import time
@@ -28,19 +28,19 @@ class Preshuffled:
     Attributes
     ----------
     path
-        The zarr store.
+        Path of the zarr store.
     n_cells, n_parts
-        Cells, and AnnData groups that they are divided among.
+        Number of cells, and of the AnnData groups that they are divided into.
     n_parts_written
-        Parts that this run wrote; the others were there.
+        Number of parts that this run wrote; the others existed already.
     n_bytes
-        Size on disk.
+        Size on disk, in bytes.
     seconds
-        Time that this run took.
+        Duration of this run.
     peak_memory_bytes
-        The most memory that this process, or a Dask worker, held so far.
+        Peak memory of this process, or of a Dask worker.
     provenance
-        Names of the two obs columns that say which file a cell is from, and which row of it.
+        Names of the two obs columns with the file of each cell, and its row in that file.
     """
 
     path: Path
@@ -68,66 +68,69 @@ def preshuffle(
 ) -> Preshuffled:
     """Write a shuffled copy of a collection, as a zarr store of AnnData groups.
 
-    Blocks of cells are assigned to parts at random, and the cells of a part are shuffled. Each
+    Blocks of cells are assigned to parts at random, and the cells of each part are shuffled. Each
     part is an AnnData group ``dataset_<number>`` of the store. ``obs`` has the columns of all
-    files, with categories unioned and names as they are (they need not be distinct; where a
-    cell comes from is), ``var`` is the first file's, ``X`` has the values as they are; nothing
-    else is kept.
+    files, with the union of their categories and unchanged cell names (which need not be unique;
+    the provenance columns are). ``var`` is from the first file, and ``X`` has unchanged values.
+    Nothing else is written.
 
-    A run that was stopped or killed is taken up by the same call: only parts that are missing
-    are written. The content depends on the files and on the parameters but ``scheduler``, not
-    on who writes it, nor on how often that was interrupted.
+    To resume a run that was stopped or killed, repeat the same call: only missing parts are
+    written. The content depends on the files and on all parameters except ``scheduler``, but not on
+    the writing processes or on interruptions.
 
     Parameters
     ----------
     paths
         Paths and URLs, as for `open_collection`; all must have the same genes.
     out
-        The store, by custom ending in ``.zarr``. It must not exist, unless this call began it.
+        Path of the store, usually ending in ``.zarr``. It must not exist, unless this call began
+        it.
     element
-        What becomes ``X``: ``"X"`` or ``"layers/NAME"``.
+        The element to write as ``X``: ``"X"`` or ``"layers/NAME"``.
     seed
-        The order follows from it.
+        Seed of the random order.
     block_size
-        Cells that are read together. Smaller ones mix better and take longer. By default, the
-        power of two that is at least 8 chunks of the files long, so that reading parts of
-        chunks costs an eighth at most, and 64 at least, unless a part would hold fewer than 64
-        blocks.
+        Number of cells that are read together. Smaller blocks mix better and take longer. The
+        default is the smallest power of two that spans at least 8 chunks of the files, so that
+        partially used chunks cost at most an eighth, and at least 64; it is smaller if a part would
+        otherwise have fewer than 64 blocks.
     memory
-        Bytes of the buffers of one process, to which come some 0.4 GB of libraries. A part
+        Bytes for the buffers of one process, in addition to about 0.4 GB for libraries. A part
         takes three quarters of it, so more memory makes fewer parts, which mix better.
     codec
-        How sparse rows are encoded. ``"delta"``: column indices as differences and counts as
-        narrow integers, by filters of numcodecs: half the size, and twice as fast to read here.
-        zarr, anndata and annbatch read it too, in Python and so slower. ``"annbatch"``: as
-        annbatch writes them, which it reads with compiled codecs.
+        Encoding of sparse rows. ``"delta"`` stores column indices as differences and counts as
+        narrow integers, with filters of numcodecs: half the size, and twice as fast to read
+        with cellfeed. zarr, anndata and annbatch also read it, in Python and therefore slower.
+        ``"annbatch"`` stores them as annbatch does, which reads them with compiled codecs.
     cells_per_chunk
-        What is read at least is a chunk, of so many cells on average. Few make single cells
-        fast to read, and the store larger.
+        Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
+        cells faster to read, and the store larger.
     scheduler
-        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``: its workers then write
-        the parts, one at a time on each. They must see ``paths`` and ``out`` as this process
-        does.
+        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``. Its workers then write
+        the parts, one at a time each. They must see ``paths`` and ``out`` under the same paths as
+        this process.
     on_progress
-        Called with "write" and numbers of cells, then with "check" and numbers of parts.
+        Called with "write" and numbers of cells (done and in total), then with "check" and numbers
+        of parts.
 
     Returns
     -------
-    A `Preshuffled`: size, time, memory.
+    A `Preshuffled` with size, time and memory.
 
     Raises
     ------
     PathError
         A file is missing, or a Dask worker does not see it.
     FormatError
-        A file is damaged, or something was found to be wrong with what was written.
+        A file is damaged, or the check of the written store failed.
     MismatchError
-        The files do not belong to one collection, or changed meanwhile.
+        The files cannot form one collection, or changed during the run.
     ParameterError
-        What is given is no path, ``out`` holds something else or was begun with other
-        parameters, a number is out of range, or there is no Dask, scheduler or worker.
+        ``paths`` has something other than paths, ``out`` contains something else or was begun with
+        other parameters, a number is out of range, or Dask, its scheduler or its workers are
+        missing.
     OSError
-        The disk is full, or may not be written to.
+        The disk is full or not writable.
 
     Examples
     --------
@@ -193,7 +196,7 @@ def _write(
     scheduler: str | None,
     tell: Progress,
 ) -> int:
-    """Write what is missing; return the most memory that a Dask worker held."""
+    """Write missing parts; return the peak memory of a Dask worker."""
     done = job.n_cells - sum(map(job.part_size, missing))
     tell("write", done, job.n_cells)
     peak = 0
@@ -229,7 +232,7 @@ def _write(
 def _check_same(out: Path, job: Job, begun: Job) -> None:
     difference = job.difference(begun)
     if difference is not None:
-        msg = f"{out}: was begun {difference}; do the same again, or give another output"
+        msg = f"{out}: was begun {difference}; repeat the same call, or give another output"
         raise ParameterError(msg)
 
 
@@ -240,17 +243,17 @@ def _listed(paths: Any) -> list[PathLike]:
         if not isinstance(each, str | os.PathLike):
             msg = f"`preshuffle` takes paths, but got `{type(each).__name__}`"
             raise ParameterError(
-                f"{msg}; give the path of what it reads, or write it with `AnnData.write_h5ad`"
+                f"{msg}; give the path of its file, or write it with `AnnData.write_h5ad`"
             )
     return given
 
 
 def _check_apart(out: Path, paths: list[PathLike]) -> None:
-    """Refuse an output that would be among the inputs when the run is taken up."""
+    """Refuse an output that would be among the inputs when the run is resumed."""
     folders = [Path(path).expanduser().resolve() for path in paths]
     for folder in (out.resolve(), out.resolve().parent):
         if folder in folders and (folder.is_dir() or folder == out.resolve()):
-            msg = f"{out}: lies among the inputs; give an output outside of the folder"
+            msg = f"{out}: is among the inputs; give an output outside of the folder"
             raise ParameterError(msg)
 
 

@@ -1,4 +1,4 @@
-"""One array of sparse rows as shards of chunks, which threads encode side by side."""
+"""An array of sparse rows as shards of chunks, which threads encode concurrently."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -31,18 +31,18 @@ _SHUFFLES: dict[Literal["shuffle", "bitshuffle"], int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How chunks of elements are encoded: by filters of numcodecs, and blosc.
+    """The encoding of chunks of elements: filters of numcodecs, and blosc.
 
     Parameters
     ----------
     dtype
-        Of the array.
+        Dtype of the array.
     stored
-        Dtype that elements are narrowed to, which holds all of them.
+        Dtype to which elements are narrowed, which can hold all of them.
     delta
-        Whether each element of a chunk is stored as what is added to the one before it.
+        Whether each element of a chunk is stored as its difference from the previous one.
     compressor, level, shuffle
-        Of blosc.
+        Parameters of blosc.
     """
 
     dtype: np.dtype[Any]
@@ -54,7 +54,7 @@ class Encoding:
 
     @property
     def filters(self) -> list[Any]:
-        """What zarr decodes with after blosc."""
+        """The filters that zarr decodes after blosc."""
         filters: list[Any] = []
         if self.stored != self.dtype:
             filters.append(AsType(encode_dtype=self.stored.str, decode_dtype=self.dtype.str))
@@ -64,7 +64,7 @@ class Encoding:
 
     @property
     def blosc(self) -> BloscCodec:
-        """What zarr decodes with first."""
+        """The blosc codec, which zarr decodes first."""
         return BloscCodec(
             cname=self.compressor,
             clevel=self.level,
@@ -73,7 +73,7 @@ class Encoding:
         )
 
     def encode(self, elements: NDArray[Any], chunk: int) -> list[bytes]:
-        """Return the chunks that elements make, the last of which is filled with zeros."""
+        """Return the encoded chunks of elements; the last chunk is filled with zeros."""
         n_chunks = -(-elements.size // chunk)
         stored = np.zeros((n_chunks, chunk), self.stored)
         stored.reshape(-1)[: elements.size] = elements
@@ -85,22 +85,22 @@ class Encoding:
         return [blosc.compress(row, name, self.level, _SHUFFLES[self.shuffle]) for row in stored]
 
     def _is_compressed_here(self, chunk: int) -> bool:
-        """Return whether it takes a third of LZ4HC's time here, to the same size or less."""
+        """Return whether our compressor takes a third of LZ4HC's time, for at most its size."""
         return self.stored.str in ("|u1", "<u2") and chunk >= _LEAST_COMPRESSED_HERE
 
 
 def plain_encoding(dtype: np.dtype[Any]) -> Encoding:
-    """Return annbatch's: about as small as gzip 1, and several times as fast to read and write."""
+    """Return annbatch's encoding: about as small as gzip 1, and several times as fast."""
     return Encoding(dtype=dtype, stored=dtype, delta=False, compressor="lz4", level=3)
 
 
 def sums_encoding(dtype: np.dtype[Any]) -> Encoding:
-    """Return that of column indices, which ascend; see ``docs/explanation/codecs.md``."""
+    """Return the encoding of ascending column indices; see ``docs/explanation/codecs.md``."""
     return Encoding(dtype=dtype, stored=dtype, delta=True, compressor="lz4", level=5)
 
 
 def counts_encoding(dtype: np.dtype[Any], stored: np.dtype[Any]) -> Encoding:
-    """Return that of counts, which repeat each other; see ``docs/explanation/codecs.md``."""
+    """Return the encoding of repetitive counts; see ``docs/explanation/codecs.md``."""
     return Encoding(dtype=dtype, stored=stored, delta=False, compressor="lz4hc", level=7)
 
 
@@ -122,19 +122,19 @@ def write_array(
     Parameters
     ----------
     group, folder
-        Where it belongs, and the folder of that group.
+        The group of the array, and its folder.
     name, encoding
-        Of the array.
+        Name and encoding of the array.
     elements
-        Returns elements from a first one up to a last one; called by threads.
+        Returns elements ``[start, stop)``; called by threads.
     n_elements
-        How many there are.
+        Number of elements.
     chunk, chunks_per_shard
-        Elements of a chunk, and chunks of a shard.
+        Number of elements in a chunk, and of chunks in a shard.
     threads
-        Who encodes.
+        Threads that encode.
     on_written
-        Called with how many elements have been written.
+        Called with the number of elements that have been written.
     """
     chunk = max(1, min(chunk, n_elements))
     shard = chunk * min(chunks_per_shard, max(1, -(-n_elements // chunk)))
@@ -165,7 +165,7 @@ def write_array(
 
 
 def _write_shard(path: Path, chunks: Iterator[bytes], n_chunks: int) -> None:
-    """Write chunks one after the other, and the index of where they lie."""
+    """Write chunks one after another, and the index of their positions."""
     index = np.full((n_chunks, 2), _ABSENT, "<u8")
     filled = 0
     with path.open("wb") as file:

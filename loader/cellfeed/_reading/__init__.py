@@ -1,4 +1,4 @@
-"""Reading a fetch: planned, read ahead, laid out."""
+"""Reading fetches: planning, reading ahead, laying out rows in memory."""
 
 from cellfeed._reading._byte_budget import ByteBudget
 from cellfeed._reading._load_tables import load_tables

@@ -1,4 +1,4 @@
-"""What of a fetch is brought before it is read: by stores of bytes, and by sources."""
+"""Requests for a fetch before it is read, to byte stores and to sources."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ __all__ = ["Ahead"]
 
 
 class Ahead:
-    """What is brought for a fetch: asked for when it begins, given up when it is let go.
+    """Requests for a fetch, which start with `begin` and are cancelled with `let_go`.
 
     Parameters
     ----------
     reads
-        Chunks that stores bring.
+        Chunks to request from byte stores.
     parts
-        Rows that sources bring; those of others are left out.
+        Rows to request from sources; sources without requests are left out.
     """
 
     def __init__(self, reads: Sequence[ChunkReads], parts: Sequence[Part]) -> None:
@@ -26,14 +26,14 @@ class Ahead:
         self._coming = list[object]()
         chunks = 0 if self._reads is None else self._reads.brought_bytes
         self.n_bytes = chunks + sum(part.expected_bytes for part in self._parts)
-        """Bytes of all, compressed; at most, where a chunk is all of its file."""
+        """Number of compressed bytes; an upper bound for files of one chunk."""
 
     def begin(self) -> None:
-        """Tell stores and sources, which do not wait for it."""
+        """Start the requests, without waiting."""
         if self._reads is not None:
             self._coming += self._reads.readahead()
         self._coming += [part.stored.expect(part.runs) for part in self._parts]
 
     def let_go(self) -> None:
-        """Give up what nobody has read by now."""
+        """Cancel requests that have not been read."""
         self._coming = []

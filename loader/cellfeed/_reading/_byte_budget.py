@@ -1,4 +1,4 @@
-"""How many bytes of fetches to come may be on their way at once."""
+"""A limit for the bytes of coming fetches that are requested concurrently."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,15 +12,16 @@ _Begun = TypeVar("_Begun")
 
 
 class ByteBudget:
-    """Begins one thing after the other, as soon as its bytes fit beside those under way.
+    """Starts requests in order, each as soon as its bytes fit into the budget.
 
-    One always goes on, however large it is. No thread waits here, so that none has to be woken
-    when Python ends. A context manager, on leaving which nothing begins any more.
+    A request always starts if nothing else is in flight, however large it is. No thread waits
+    here, so none has to be woken when Python exits. This is a context manager; after it exits,
+    nothing starts.
 
     Parameters
     ----------
     n_bytes
-        How many bytes may be under way.
+        Maximum number of bytes in flight.
 
     Examples
     --------
@@ -51,18 +52,18 @@ class ByteBudget:
             self._waiting.clear()
 
     def begin(self, n_bytes: int, begin: Callable[[], _Begun]) -> Future[_Begun]:
-        """Call a function that returns at once, now or when there is room.
+        """Call a function that returns immediately, now or when the budget allows it.
 
         Parameters
         ----------
         n_bytes
-            Bytes that are under way from then on, until they are given back.
+            Bytes in flight from then on, until they are given back.
         begin
-            The function; called by whoever makes room, in the order in which they were given.
+            The function. The thread that gives back bytes calls it; functions are called in order.
 
         Returns
         -------
-        What it will have returned.
+        A future with its result.
         """
         future = Future[_Begun]()
         with self._lock:
@@ -74,7 +75,7 @@ class ByteBudget:
         return future
 
     def give_back(self, n_bytes: int) -> None:
-        """Say that so many bytes are under way no more."""
+        """Return bytes to the budget that are no longer in flight."""
         with self._lock:
             self._under_way -= n_bytes
             self._begin_waiting()

@@ -18,14 +18,14 @@ _PIECE_BYTES = 1 << 25  # of dense rows that a thread has at once
 
 
 def dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
-    """Read dense rows, and return their elements that are not zero.
+    """Read dense rows, and return their non-zero elements.
 
     Parameters
     ----------
     part
         Rows of an element of dense layout.
     decoder
-        Who decodes.
+        The decoder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Sparse rows of minibatches are made dense, some minibatches ahead of their use."""
+"""Making sparse rows of minibatches dense, some minibatches ahead of their use."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,18 +16,18 @@ __all__ = ["Densifier"]
 
 
 class Densifier:
-    """Makes rows dense, with threads of its own, which need not wait for what is decoded.
+    """Makes rows dense, in its own threads, which do not wait for decoding.
 
     Parameters
     ----------
     n_threads
-        How many, and how many groups they make ahead.
+        Number of threads, and of groups that they make ahead.
     pool
-        Where memory comes from.
+        Pool for the memory of dense rows.
     transforms
-        What rows go through once they are dense, by element.
+        Transforms of dense rows, by element.
     counters
-        What adds up the time that it takes.
+        Counters of time.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Densifier:
         self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-dense")
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def groups(self, groups: Iterator[Cells], *, first_alone: bool) -> Iterator[Cells]:
@@ -51,9 +51,9 @@ class Densifier:
         Parameters
         ----------
         groups
-            With rows of any layout.
+            Groups with rows of any layout.
         first_alone
-            Whether the first is there before any other can be had.
+            Whether the first group arrives before any other group is available.
         """
         if first_alone:
             yield from map(self._made_dense, islice(groups, 1))

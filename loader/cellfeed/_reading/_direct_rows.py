@@ -1,4 +1,4 @@
-"""Sparse rows that a library decodes to where they go, in threads of ours."""
+"""Sparse rows that a library decodes directly into minibatches, in our threads."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ _FEW = 8  # rows that lie together, below which they are decoded elsewhere, and 
 
 @dataclass(frozen=True)
 class DirectRows:
-    """Rows of a source of which nothing is left out.
+    """Rows of a source, with all columns.
 
     Parameters
     ----------
     part, stored
-        Whose they are.
+        The part, and the element of its source.
     target
-        Where they go.
+        Destinations of the rows.
     """
 
     part: Part
@@ -43,11 +43,11 @@ class DirectRows:
 
     @cached_property
     def announced(self) -> ChunkReads:
-        """The bytes that they take in storage."""
+        """The byte ranges of the rows in storage."""
         return self.stored.stored_rows(expand(self.part.runs))
 
     def jobs(self, bases: NDArray[np.int64]) -> list["_Job"]:
-        """Return what there is to do, bound to memory whose groups begin at ``bases``."""
+        """Return the decoding jobs, bound to memory whose groups begin at ``bases``."""
         target, rows = self.target.bound(bases), expand(self.part.runs)
         if not rows.size:
             return []
@@ -71,14 +71,14 @@ class DirectRows:
 
 @dataclass(frozen=True, slots=True)
 class _InPlace:
-    """Rows that lie together where they go, in the order given."""
+    """Rows whose destinations are contiguous, in the given order."""
 
     of: DirectRows
     rows: NDArray[np.int64]
     target: CsrTarget
 
     def do(self, scratch: "_Scratch") -> bool:  # noqa: ARG002 - of a job
-        """Decode them; return whether the columns of each ascend strictly."""
+        """Decode the rows; return whether the columns of each row ascend strictly."""
         target, n = self.target, int(self.target.lengths.sum())
         indices = array_at(int(target.index_destinations[0]), target.index_dtype, n)
         data = array_at(int(target.data_destinations[0]), target.dtype, n)
@@ -88,14 +88,14 @@ class _InPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """Rows that lie anywhere, or whose columns or values become others."""
+    """Rows with scattered destinations, or whose columns or values change."""
 
     of: DirectRows
     rows: NDArray[np.int64]
     target: CsrTarget
 
     def do(self, scratch: "_Scratch") -> bool:
-        """Decode and copy them; return whether the columns of each ascend strictly."""
+        """Decode and copy the rows; return whether the columns of each row ascend strictly."""
         stored, part = self.of.stored, self.of.part
         indptr = np.concatenate([[0], np.cumsum(self.target.lengths)])
         indices, data = scratch.of(int(indptr[-1]), stored.dtype)
@@ -111,7 +111,7 @@ _Job = _InPlace | _Copied
 
 
 class _Scratch:
-    """Memory of one thread."""
+    """Scratch memory of one thread."""
 
     def __init__(self) -> None:
         self._indices = np.empty(0, np.int32)
@@ -126,16 +126,16 @@ class _Scratch:
 
 
 def decode(rows: Iterable[DirectRows], bases: NDArray[np.int64], decoder: Decoder) -> bool:
-    """Decode rows to where they go; return whether the columns of each ascend strictly.
+    """Decode rows to their destinations; return whether the columns of each row ascend strictly.
 
     Parameters
     ----------
     rows
-        What is decoded, all of it side by side.
+        The rows, all of which are decoded concurrently.
     bases
-        Where the groups of memory begin that they go to.
+        Addresses of the groups of the destinations.
     decoder
-        Who decodes.
+        The decoder.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def decode(rows: Iterable[DirectRows], bases: NDArray[np.int64], decoder: Decode
 
 
 def read_in_threads(part: Part, stored: DirectCsr, decoder: Decoder) -> CsrRows:
-    """Read the rows of a part as they are stored.
+    """Read the rows of a part, with values as stored.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def read_in_threads(part: Part, stored: DirectCsr, decoder: Decoder) -> CsrRows:
 
 
 def _stretches(target: CsrTarget) -> NDArray[np.intp]:
-    """Return where rows begin, and end, that lie together in memory; they are in its order."""
+    """Return the bounds of runs of rows that are contiguous in memory; rows are in its order."""
     goes_on = np.ones(max(0, len(target) - 1), np.bool_)
     for starts, dtype in (
         (target.index_destinations, target.index_dtype),

@@ -1,7 +1,7 @@
-"""What one fetch reads of one element, laid out before it is read or once lengths have arrived.
+"""The layout of a fetch's rows of one element, before reading or once their lengths are known.
 
-Where rows go follows from their lengths. Those of dense rows are known, and those of sparse rows
-if they have a row pointer and no column is left out. Else a first reading tells them.
+The destinations of rows depend on their lengths. These are known for dense rows, and for sparse
+rows that have row pointers and keep all columns. Otherwise they are found by a first read.
 """
 
 import math
@@ -57,20 +57,20 @@ class LaidOut:
     Parameters
     ----------
     groups
-        What comes of them.
+        The groups of rows that result.
     reads
-        Chunks that are to be decoded.
+        Chunks to decode.
     placed
-        Rows that are not placed by that.
+        Rows that are placed in another way.
     direct
-        Rows that a library decodes to where they go.
+        Rows that a library decodes to their destinations.
     copies
         Rows that are delivered again.
     is_zeroed
-        Whether memory has to be zero before.
+        Whether the memory must be zero before.
     as_stored
-        Positions in the order of delivery of rows that did not go through the plan's steps, shape
-        (n,); all of them if None.
+        Positions, in the order of delivery, of rows to which the plan's steps were not applied,
+        shape (n,); all positions if None.
     """
 
     groups: Sequence[Group]
@@ -83,7 +83,7 @@ class LaidOut:
 
     @property
     def went_through(self) -> bool:
-        """Whether all rows went through the plan's steps on their way."""
+        """Whether the plan's steps were applied to all rows while they were placed."""
         return self.as_stored is not None and self.as_stored.size == 0
 
     @property
@@ -107,30 +107,30 @@ class LaidOut:
 
 
 class ElementRead(Protocol):
-    """What a fetch reads of an element."""
+    """The read of an element for a fetch."""
 
     @property
     def chunks(self) -> Sequence[ChunkReads]:
-        """Chunks that it may take, which can be read and decompressed without being placed."""
+        """Chunks that it may need, to be read and decompressed without being placed."""
         ...
 
     @property
     def is_decoded_here(self) -> bool:
-        """Whether these are all."""
+        """Whether these chunks are all that is read."""
         ...
 
     @property
     def arriving_parts(self) -> Sequence[Part]:
-        """Rows that are still to be read by their sources."""
+        """Rows that their sources still have to read."""
         ...
 
     def lay_out(self, decoder: Decoder) -> LaidOut:
-        """Read what lengths follow from, if they are not known, and lay the rows out.
+        """Find the lengths of rows, by reading if needed, and lay the rows out.
 
         Parameters
         ----------
         decoder
-            Who decodes.
+            The decoder.
 
         Raises
         ------
@@ -144,22 +144,22 @@ class ElementRead(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ElementPlan:
-    """How the rows of an element leave.
+    """How the rows of an element are delivered.
 
     Parameters
     ----------
     n_distinct
-        Distinct rows of the fetch.
+        Number of distinct rows in the fetch.
     order
-        Which of them is delivered at each position, shape (n_delivered,); each at least once.
+        The row that is delivered at each position, shape (n_delivered,); each at least once.
     bounds
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
     row_shape, dtype
-        Shape of a row in the collection, and dtype that values are cast to.
+        Shape of a row in the collection, and dtype to which values are cast.
     first_number
-        Number of the first group among all that memory is taken for.
+        Number of the first group among all groups of the fetch.
     steps
-        What values of sparse rows go through on their way where that can be.
+        Transforms of sparse values, applied while they are placed if possible.
     """
 
     n_distinct: int
@@ -172,7 +172,7 @@ class ElementPlan:
 
     @property
     def n_columns(self) -> int:
-        """Values of a dense row."""
+        """Number of values in a dense row."""
         return math.prod(self.row_shape)
 
     def dense(self, parts: Sequence[Part]) -> ElementRead:
@@ -181,12 +181,12 @@ class ElementPlan:
         Parameters
         ----------
         parts
-            The rows, in their order.
+            The rows, in order.
 
         Raises
         ------
         FormatError
-            A file is damaged, or is not the one that was opened.
+            A file is damaged, or was replaced since it was opened.
         ParameterError
             The rows are larger than the machine's memory.
         """
@@ -233,7 +233,7 @@ class ElementPlan:
         return self.laid_out(known)
 
     def laid_out(self, rows: Sequence[SparseRows]) -> LaidOut:
-        """Lay out sparse rows, in whatever order they are given."""
+        """Lay out sparse rows, given in any order."""
         lengths = np.empty(self.n_distinct, np.int64)
         for each in rows:
             lengths[each.part.rows] = each.lengths
@@ -274,7 +274,7 @@ class ElementPlan:
         return _ArrivingRagged(self, known, arriving) if arriving else self.laid_out_ragged(known)
 
     def laid_out_ragged(self, rows: Sequence[RaggedPart]) -> LaidOut:
-        """Lay out rows of any length, in whatever order they are given."""
+        """Lay out rows of any length, given in any order."""
         lengths = np.empty(self.n_distinct, np.int64)
         for each in rows:
             lengths[each.part.rows] = each.lengths
@@ -292,20 +292,20 @@ class ElementPlan:
         return LaidOut(groups=groups, reads=reads, placed=placed, copies=copies)
 
     def _check_fit(self, n_values: float) -> None:
-        """Check that rows are not larger than all memory, before destinations are computed."""
+        """Check that rows fit into the machine's memory, before computing destinations."""
         n_bytes = n_values * self.dtype.itemsize
         if n_bytes > _all_memory():
             msg = (
                 f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
-                "bytes of memory; read fewer at once or, if they should be small, copy the files "
-                "again"
+                "bytes of memory; read fewer at a time or, if they should be small, copy the "
+                "files again"
             )
             raise ParameterError(msg)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arriving:
-    """Sparse rows, of which some are to be read before they can be laid out."""
+    """Sparse rows, some of which must be read before they can be laid out."""
 
     plan: ElementPlan
     known: Sequence[_Known]
@@ -345,7 +345,7 @@ class _Arriving:
         return self.plan.laid_out(rows)
 
     def _batch_bounds(self) -> list[int]:
-        """Return where those that are selected together begin and end."""
+        """Return the bounds of batches that are selected together."""
         bounds, n_elements = [0], 0
         for k, each in enumerate(self.selected):
             n = int(each.stored_lengths.sum())
@@ -358,7 +358,7 @@ class _Arriving:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ArrivingRagged:
-    """Rows of any length, of which some are to be read before they can be laid out."""
+    """Rows of any length, some of which must be read before they can be laid out."""
 
     plan: ElementPlan
     known: Sequence[KnownRagged]

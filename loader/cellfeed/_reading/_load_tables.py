@@ -1,4 +1,4 @@
-"""Row pointers and chunk tables of many matrices, read side by side."""
+"""Reading row pointers and chunk tables of many matrices concurrently."""
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
@@ -16,21 +16,21 @@ _AT_ONCE = 16
 
 
 def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) -> None:
-    """Have each element read its tables, some at a time; see `StoredElement.load_tables`.
+    """Make each element read its tables, several concurrently; see `StoredElement.load_tables`.
 
-    Progress is shown on the terminal from two seconds on.
+    After two seconds, progress is shown on the terminal.
 
     Parameters
     ----------
     elements
-        Of any sources.
+        Elements of any sources.
     are_remote
-        Whether reading them takes round trips rather than a processor.
+        Whether reading them is limited by latency, not by the processor.
 
     Raises
     ------
     FormatError
-        One is damaged; the first of those that were found.
+        A table is damaged; the first one that was found.
     """
     if not elements:
         return
@@ -48,7 +48,9 @@ def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) 
                     if job in ended:
                         job.result()
                 n_left = len(left)
-                line.show(f"Reading where rows lie: {len(ended)} of {len(jobs)} matrices")
+                line.show(
+                    f"Reading row pointers and chunk tables: {len(ended)} of {len(jobs)} matrices"
+                )
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise

@@ -1,4 +1,4 @@
-"""Rows of one source among those of a fetch, and what is placed by itself of them."""
+"""The rows of one source in a fetch, and rows that are not placed by decoding threads."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,18 +18,18 @@ __all__ = ["Part", "PlacedRows", "RowsInMemory", "StoredRows"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Part:
-    """Rows of an element that one source has.
+    """The rows of an element that come from one source.
 
     Parameters
     ----------
     location, stored
-        The source, for messages, and the element there.
+        The location of the source, for messages, and its element.
     runs
-        Which of its rows, ascending.
+        Ascending runs of its rows.
     rows
-        Which of the distinct rows of the fetch these are: a range, or numbers.
+        Positions of these rows among the distinct rows of the fetch: a range, or numbers.
     column_map
-        What its columns become; None if they are those of the collection.
+        New index of each column; None if its columns are those of the collection.
     """
 
     location: Location
@@ -39,7 +39,7 @@ class Part:
     column_map: ColumnMap | None
 
     def as_stored(self, first: int) -> "Part":
-        """Return rows of cells, which ascend from ``first``, as rows of the storage."""
+        """Return rows of cells, which ascend from ``first``, as stored rows."""
         row_order = self.stored.row_order
         if row_order is None:
             return self
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def columns(self) -> NDArray[np.int32] | None:
-        """What each column becomes; None if they stay what they are."""
+        """New index of each column; None if columns do not change."""
         return None if self.column_map is None or self.column_map.stays else self.column_map.columns
 
     @property
@@ -59,16 +59,16 @@ class Part:
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that the source brings if it is told to `expect` these rows."""
+        """Number of bytes that the source requests if these rows are expected."""
         return round(self.stored.expected_row_bytes * count_rows(self.runs))
 
     def read_rows(self) -> Any:
-        """Return the rows, as the source reads them by itself: as their layout has them.
+        """Return the rows that the source reads itself, in the type of their layout.
 
         Raises
         ------
         FormatError
-            The storage is damaged, or they are not the rows that were asked for.
+            The storage is damaged, or the source returned other rows.
         """
         rows, layout = self.stored.read_rows(self.runs), self.stored.layout
         if not isinstance(rows, _TYPES[layout]):
@@ -77,11 +77,11 @@ class Part:
         if self.stored.stored_columns is not None:
             expected = (expected[0], self.stored.stored_columns.size)
         if rows.shape != expected:
-            raise self.wrong(f"shape {rows.shape} in place of {expected}")
+            raise self.wrong(f"shape {rows.shape}, but {expected} expected")
         return rows
 
     def wrong(self, what: object) -> FormatError:
-        """Return the error for rows that are not what the source says."""
+        """Return the error for rows that do not match the source's description."""
         msg = (
             f"{self.location}: `{type(self.stored).__name__}.read_rows` returned wrong rows: "
             f"{what}; the storage may be damaged"
@@ -93,10 +93,10 @@ _TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
 
 
 class PlacedRows(Protocol):
-    """Rows that are placed by themselves, and not by the threads that decode."""
+    """Rows that are not placed by the decoding threads."""
 
     def place(self, bases: NDArray[np.int64]) -> bool:
-        """Place them in memory whose groups begin at ``bases``.
+        """Place the rows in memory whose groups begin at ``bases``.
 
         Returns
         -------
@@ -112,7 +112,7 @@ class PlacedRows(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRows:
-    """Rows that their source reads by itself, when they are placed."""
+    """Rows that their source reads when they are placed."""
 
     part: Part
     target: RowTarget
@@ -130,9 +130,9 @@ class RowsInMemory:
     Parameters
     ----------
     part, rows, target
-        Whose they are, themselves, and where they go.
+        The part, its rows, and their destinations.
     columns
-        What their columns become; None if they are those of the collection.
+        New index of each column; None if these are the columns of the collection.
     """
 
     part: Part

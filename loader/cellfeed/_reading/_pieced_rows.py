@@ -1,4 +1,4 @@
-"""Sparse rows of one source that lie in several ranges each."""
+"""Sparse rows of one source that are each stored in several ranges."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ __all__ = ["PiecedRows", "SelectedPieces"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PiecedRows:
-    """Rows of which nothing is left out.
+    """Rows with all columns.
 
     Parameters
     ----------
     part, chunked
-        Whose they are, and where they lie.
+        The part, and the chunks of its rows.
     """
 
     part: Part
@@ -34,7 +34,7 @@ class PiecedRows:
     go_through = False
 
     def chunks(self) -> list[ChunkReads]:
-        """Return the chunks that they take, of which nothing can be placed."""
+        """Return the chunks of the rows, for reading without placing."""
         return self.chunked.chunks()
 
     def to(
@@ -48,14 +48,14 @@ class PiecedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedPieces:
-    """Rows whose column indices are to be read first, since some are left out.
+    """Rows whose column indices must be read first, since some columns are left out.
 
     Parameters
     ----------
     part, pieces
-        Whose they are, and where they lie.
+        The part, and the pieces of its rows.
     indices
-        What is to be read for `with_kept`, by `ChunkReads.select`.
+        The reads for `with_kept`, through `ChunkReads.select`.
     """
 
     part: Part
@@ -64,28 +64,28 @@ class SelectedPieces:
 
     @property
     def stored_lengths(self) -> NDArray[np.int64]:
-        """Stored elements of each piece."""
+        """Number of stored elements in each piece."""
         return self.pieces.counts
 
     def chunks(self) -> list[ChunkReads]:
-        """Return the chunks that they may take, of which nothing can be placed."""
+        """Return the chunks that the rows may need, for reading without placing."""
         return self.pieces.chunks()
 
     def with_kept(self, kept: KeptElements) -> "KeptPieces":
-        """Return the rows, of whose pieces these elements are kept."""
+        """Return the rows with the given kept elements of their pieces."""
         return KeptPieces(self.part, self.pieces, kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPieces:
-    """Rows whose columns are in memory, and whose values are still to be read.
+    """Rows whose columns are in memory, and whose values must still be read.
 
     Parameters
     ----------
     part, pieces
-        Whose they are, and where they lie.
+        The part, and the pieces of its rows.
     kept
-        What is kept of each piece.
+        The kept elements of each piece.
     """
 
     part: Part
@@ -124,7 +124,7 @@ class KeptPieces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KeptColumns:
-    """The columns of `KeptPieces`, on their way to where they go."""
+    """The columns of `KeptPieces`, to be placed."""
 
     kept: KeptElements
     rows: NDArray[np.int64]

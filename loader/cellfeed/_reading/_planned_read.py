@@ -1,4 +1,4 @@
-"""What one fetch reads, before there is memory for it."""
+"""The reads of a fetch, before memory is allocated for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ __all__ = ["PlannedRead"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRead:
-    """What one fetch reads, before there is memory for it.
+    """The reads of a fetch, before memory is allocated for it.
 
     Parameters
     ----------
     elements
-        What is read of each element.
+        The read of each element.
     rows, obs, bounds
-        Rows in the order of delivery, their obs columns, and where groups begin and end in them.
+        Rows in the order of delivery, their obs columns, and the bounds of groups.
     ahead
-        What is brought for it, once that was found out.
+        The requests for it, once they are computed.
     """
 
     elements: Mapping[str, ElementRead]
@@ -37,21 +37,21 @@ class PlannedRead:
 
     @property
     def chunks(self) -> ChunkReads:
-        """Chunks of all elements, which can be read and decompressed without being placed."""
+        """Chunks of all elements, for reading and decompressing without placing."""
         return ChunkReads.concatenate(self._reads)
 
     @property
     def is_decoded_here(self) -> bool:
-        """Whether these are all that is read."""
+        """Whether these chunks are all that is read."""
         return all(each.is_decoded_here for each in self.elements.values())
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that are brought for it, compressed; 0 before it is `advised`."""
+        """Number of compressed bytes that are requested for it; 0 before it is `advised`."""
         return 0 if self.ahead is None else self.ahead.n_bytes
 
     def advised(self) -> "PlannedRead":
-        """Tell the system what will be read soon; return the same read, with what is brought."""
+        """Announce the reads to the system; return the same read with its requests."""
         reads = self._reads
         are_brought = [each.are_brought for each in reads]
         own = [each for each, is_brought in zip(reads, are_brought, strict=True) if not is_brought]
@@ -62,22 +62,22 @@ class PlannedRead:
         return replace(self, ahead=Ahead(brought, arriving))
 
     def begun(self) -> "PlannedRead":
-        """Tell stores and sources what will be read soon; return this, which keeps it coming."""
+        """Start the requests to stores and sources; return this, which keeps them alive."""
         if self.ahead is not None:
             self.ahead.begin()
         return self
 
     def readahead(self) -> "PlannedRead":
-        """Tell system, stores and sources what will be read soon, so that it is there when it is.
+        """Announce the reads to the system, and start the requests to stores and sources.
 
         Returns
         -------
-        The same read, which keeps the bytes coming; read it in place of this one.
+        The same read, which keeps the requests alive; read it in place of this one.
         """
         return self.advised().begun()
 
     def let_go(self) -> None:
-        """Give up what is brought and nobody has read."""
+        """Cancel requests that have not been read."""
         if self.ahead is not None:
             self.ahead.let_go()
 

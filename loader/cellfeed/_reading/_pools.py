@@ -1,4 +1,4 @@
-"""Where the memory of rows comes from."""
+"""Pools for the memory of rows."""
 
 from dataclasses import dataclass, field
 
@@ -9,17 +9,17 @@ __all__ = ["Pools"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pools:
-    """Pools of memory, for what is read and for what is made of it.
+    """Memory pools for rows that are read, and for rows that are made dense.
 
     Parameters
     ----------
     sparse
-        For sparse rows.
+        Pool for sparse rows.
     others
-        For rows of other layouts.
+        Pool for rows of other layouts.
     dense
-        For sparse rows that are made dense: pieces of one size, which others would take the
-        place of.
+        Pool for sparse rows that are made dense, whose buffers have equal sizes and would be
+        displaced by others.
     """
 
     sparse: BufferPool = field(default_factory=BufferPool)
@@ -27,13 +27,13 @@ class Pools:
     dense: BufferPool = field(default_factory=BufferPool)
 
     def lending(self, shared: SharedPool, *, dense: bool) -> "Pools":
-        """Return the same, where rows that leave lie in memory that is lent.
+        """Return the same pools, except that delivered rows are in shared memory.
 
         Parameters
         ----------
         shared
-            Where that comes from.
+            The pool of shared memory.
         dense
-            Whether sparse rows are made dense, so that they do not leave.
+            Whether sparse rows are made dense, so that they are not delivered themselves.
         """
         return Pools(self.sparse if dense else shared, shared, shared)

@@ -1,4 +1,4 @@
-"""What comes next, under way while this one is used."""
+"""Preparing the next items while the current one is used."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -19,14 +19,14 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is done with each item, in a thread of its own.
+    """A step that is applied to each item, in its own thread.
 
     Parameters
     ----------
     make
-        Makes of an item what the next stage takes.
+        Function from an item to the input of the next stage.
     n_ahead
-        How many items are done, or under way, beyond the one that the next stage has taken.
+        Number of items that are done or in progress beyond the one that the next stage has taken.
     """
 
     make: Callable[[Any], Any]
@@ -35,11 +35,11 @@ class Stage:
 
 @contextmanager
 def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterator[Any]]:
-    """Iterate over what the stages make of items, one after the other, each in a thread.
+    """Iterate over the results of applying the stages to items, each stage in its own thread.
 
-    Whoever iterates waits for nothing but the result that is due, and errors come in its place. On
-    leaving, what has not begun is given up, as is what a server has not sent, and what else is
-    under way is waited for.
+    The consumer waits only for the next result, and an error is raised in its place. At exit,
+    steps that have not begun and requests that a server has not answered are cancelled, and other
+    steps in progress are waited for.
 
     Examples
     --------
@@ -75,15 +75,15 @@ def ahead(
     threads: ThreadPoolExecutor,
     n_ahead: int,
 ) -> Generator[_Made, None, None]:
-    """Iterate over ``make(item)``, of which the next ``n_ahead`` are made by ``threads``.
+    """Iterate over ``make(item)``; ``threads`` make the next ``n_ahead`` results.
 
-    Where an item cannot be had, what was made of those before it still comes first.
+    If iterating over items fails, the results of earlier items still come first.
     """
     return _results(_submitted(make, items, threads), n_ahead)
 
 
 def _results(futures: Iterator[Future[_Made]], n_ahead: int) -> Generator[_Made, None, None]:
-    """Iterate over results, of which the next ``n_ahead`` are under way."""
+    """Iterate over results, while the next ``n_ahead`` are in progress."""
     pending = deque(islice(futures, n_ahead))
     try:
         while pending:
@@ -100,7 +100,7 @@ def _results(futures: Iterator[Future[_Made]], n_ahead: int) -> Generator[_Made,
 def _kept_ahead(
     futures: Iterator[Future[_Made]], n_ahead: int
 ) -> Generator[Future[_Made], None, None]:
-    """Pass futures on, of which ``n_ahead`` more have begun; keep none of those."""
+    """Yield futures after ``n_ahead`` more have begun; keep no reference to yielded ones."""
     pending = deque(islice(futures, n_ahead))
     while True:
         pending.extend(islice(futures, 1))

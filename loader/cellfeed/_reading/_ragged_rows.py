@@ -1,4 +1,4 @@
-"""Rows of any length of one source: known by their lengths, or read to learn them."""
+"""Ragged rows of one source, whose lengths are known or must be found by reading."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,16 +20,16 @@ class RaggedPart(Protocol):
 
     @property
     def part(self) -> Part:
-        """Whose they are."""
+        """The part."""
         ...
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many values each has, shape (n_rows,)."""
+        """Number of values in each row, int64, shape (n_rows,)."""
         ...
 
     def to(self, target: RaggedTarget) -> ChunkReads | PlacedRows:
-        """Return what is to be read, or placed, so that they come there."""
+        """Return the reads, or the placed rows, for the given destinations."""
         ...
 
 
@@ -40,9 +40,9 @@ class KnownRagged:
     Parameters
     ----------
     part, lengths
-        Whose they are, and how many values each has, int64, shape (n_rows,).
+        The part, and the number of values in each row, int64, shape (n_rows,).
     chunked
-        Where they lie; None if they are not decoded here.
+        The chunks of the rows; None if cellfeed does not decode them.
     """
 
     part: Part
@@ -50,7 +50,7 @@ class KnownRagged:
     chunked: RaggedChunks | None = None
 
     def chunks(self) -> list[ChunkReads]:
-        """Return the chunks that they take, of which nothing can be placed."""
+        """Return the chunks of the rows, for reading without placing."""
         if self.chunked is None:
             return []
         rows = expand(self.part.runs)
@@ -65,12 +65,12 @@ class KnownRagged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrivingRagged:
-    """Rows that are to be read first, since nothing is known of their lengths."""
+    """Rows that must be read first, since their lengths are unknown."""
 
     part: Part
 
     def read(self) -> "ArrivedRagged":
-        """Read them.
+        """Read the rows.
 
         Raises
         ------
@@ -98,14 +98,14 @@ class ArrivedRagged:
 
 
 def ragged_part(part: Part, dtype: np.dtype[Any]) -> KnownRagged | ArrivingRagged:
-    """Return the rows of a part, by what is known of them.
+    """Return the rows of a part, as a class that depends on whether their lengths are known.
 
     Parameters
     ----------
     part
-        Whose they are.
+        The part.
     dtype
-        What values are cast to.
+        Dtype to which values are cast.
     """
     chunked = part.stored.chunked()
     if isinstance(chunked, RaggedChunks) and can_cast(chunked.dtype, dtype):

@@ -1,4 +1,4 @@
-"""Reading rows of a collection straight into the order and the pieces in which they leave."""
+"""Reading rows of a collection directly into minibatches, in the order of delivery."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = ["Reader"]
 
 
 class Readable(Protocol):
-    """What a `Reader` asks of a collection."""
+    """The collection that a `Reader` needs."""
 
     @property
     def elements(self) -> Mapping[str, Element]: ...
@@ -47,28 +47,29 @@ class Readable(Protocol):
 
 
 class Reader:
-    """Reads rows of one collection, with threads of its own.
+    """Reads rows of one collection, with its own threads.
 
-    Rows go from decoded chunks straight to their destination among those that leave together. Each
-    such group of rows has memory of its own, of each element, which is used again once nobody
-    refers to it.
+    Rows are copied from decoded chunks directly to their destinations in groups of rows that are
+    delivered together, such as minibatches. Each group has its own memory for each element, which
+    is reused when nothing refers to it any longer.
 
     Parameters
     ----------
     collection
-        Where rows come from.
+        The collection.
     dtype
-        Dtype of the values of all elements, or of some by name; those of the collection if None.
+        Dtype of all elements, or dtypes of some by name; those of the collection if None.
     num_threads
-        Threads that read and decode; as many as the process may use processors if None.
+        Number of threads that read and decode. If None, the number of processors available to this
+        process.
     pools
-        Where memory comes from; pools of its own if None.
+        Pools for memory; the reader's own if None.
     transforms
-        What values of some elements go through, which are read as float32 or float64.
+        Transforms by element; these elements are read as float32 or float64.
     verify
         How often chunks are checked; see `Decoder`.
     counters
-        What adds up what is done, and for how long.
+        Counters of work and time.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Let the threads go; what was read stays valid."""
+        """Stop the threads; rows that were read stay valid."""
         self._rest_thread.shutdown(wait=True, cancel_futures=True)  # which waits for the others
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._densifier.close()
@@ -126,7 +127,7 @@ class Reader:
         rows
             Distinct rows, ascending, within the collection.
         order
-            ``rows[order]`` are the cells that are returned; all of them, ascending, if None.
+            ``rows[order]`` are the returned cells; all rows, ascending, if None.
 
         Raises
         ------
@@ -145,7 +146,7 @@ class Reader:
     def plan(
         self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
     ) -> PlannedRead:
-        """Plan to read rows as groups of equal size, such as minibatches; the last may be smaller.
+        """Plan reading rows as groups of equal size, such as minibatches; the last may be smaller.
 
         Parameters
         ----------
@@ -154,12 +155,12 @@ class Reader:
         order
             ``rows[order]`` are the cells in the order of delivery.
         group_size
-            Cells of a group.
+            Number of cells in a group.
 
         Raises
         ------
         FormatError
-            A file is damaged, or is not the one that was opened.
+            A file is damaged, or was replaced since it was opened.
         ParameterError
             The rows are larger than the machine's memory.
         """
@@ -188,10 +189,10 @@ class Reader:
         )
 
     def laid_out(self, planned: PlannedRead) -> PlannedRead:
-        """Return the same read, where chunks that lengths follow from have been read already.
+        """Return the same read, after reading the chunks that determine the lengths of rows.
 
-        That is done while the read before is still under way. Rows that a source reads by itself
-        are left to `read_planned`, since a source is asked from one thread at a time.
+        This runs while the previous read is still in progress. Rows that a source reads itself
+        are left to `read_planned`, since sources are called from one thread at a time.
 
         Raises
         ------
@@ -210,15 +211,15 @@ class Reader:
         return replace(planned, elements=elements)
 
     def read_planned(self, planned: PlannedRead, *, first_alone: bool = False) -> Iterator[Cells]:
-        """Read what was planned, and return its groups in the order of delivery.
+        """Execute a planned read, and return its groups in the order of delivery.
 
         Parameters
         ----------
         planned
-            What is read.
+            The planned read.
         first_alone
-            Whether to return as soon as the first group is there, if chunks of local files are all
-            that is read; the others are waited for, and their errors raised, where they are due.
+            Whether to return as soon as the first group is ready, if only chunks of local files are
+            read; other groups are waited for, and their errors raised, when they are due.
 
         Raises
         ------
@@ -263,7 +264,7 @@ class Reader:
         return self._groups_of(planned, groups, buffers, distinct)
 
     def _are_chunks(self, laid_out: Mapping[str, LaidOut], reads: ChunkReads) -> bool:
-        """Whether rows come from chunks of local files alone, each of them once."""
+        """Whether all rows come from chunks of local files, each row once."""
         are_decoded = all(each.is_decoded_here for each in laid_out.values())
         are_copied = any(some.sizes.size for each in laid_out.values() for some in each.copies)
         return are_decoded and not (are_copied or reads.are_brought)
@@ -276,7 +277,7 @@ class Reader:
         bases: NDArray[np.int64],
         reads: ChunkReads,
     ) -> Iterator[Cells]:
-        """Read the chunks of the first group, and the others while that is used."""
+        """Read the chunks of the first group, and the others while the first is used."""
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
         # Values are transformed where they lie: a row that is in chunks of both parts would be
@@ -311,7 +312,7 @@ class Reader:
         bases: NDArray[np.int64],
         reads: ChunkReads,
     ) -> Mapping[str, Sequence[bool]]:
-        """Fill memory; return for each group whether columns are distinct, nothing if all are."""
+        """Fill memory; return whether each group has distinct columns, or nothing if all have."""
         ordered = reads.run(bases, self._decoder).ascending
         direct = [rows for each in laid_out.values() for rows in each.direct]
         ordered &= decode(direct, bases, self._decoder)
@@ -330,7 +331,7 @@ class Reader:
         buffers: Mapping[str, Sequence[Buffer]],
         distinct: Mapping[str, Sequence[bool]],
     ) -> None:
-        """Transform values, except for groups whose columns are to be added up before."""
+        """Transform values, except in groups whose duplicate columns must be summed first."""
         for name, transforms in self._transforms.items():
             if laid_out[name].went_through:
                 continue
@@ -398,15 +399,15 @@ class Reader:
         return buffer
 
     def read_bytes(self, planned: PlannedRead) -> int:
-        """Read the bytes of the chunks of a fetch, and do nothing with them; return how many."""
+        """Read the bytes of the chunks of a fetch and discard them; return how many there are."""
         return planned.chunks.without_decoding().decompress(self._decoder).n_bytes
 
     def decompress(self, planned: PlannedRead) -> None:
-        """Read and decompress the chunks of a fetch, and place nothing."""
+        """Read and decompress the chunks of a fetch, without placing rows."""
         planned.chunks.decompress(self._decoder)
 
     def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
-        """Iterate over groups with dense elements, some of them made dense ahead."""
+        """Iterate over groups with dense elements, making some of them dense ahead of time."""
         return self._densifier.groups(groups, first_alone=self._rest is not None)
 
 

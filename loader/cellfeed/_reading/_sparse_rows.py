@@ -1,7 +1,7 @@
-"""Sparse rows of one source: known by their lengths, or still to be read for them.
+"""Sparse rows of one source, whose lengths are known or must be found by reading.
 
-Lengths are known of what has a row pointer, as long as no column is left out. Else column indices
-are read first, or, of what is not decoded here, rows.
+Lengths are known if rows have row pointers and no column is left out. Otherwise, column indices
+are read first or, if cellfeed does not decode them, rows.
 """
 
 from dataclasses import dataclass
@@ -38,40 +38,40 @@ class SparseRows(Protocol):
 
     @property
     def part(self) -> Part:
-        """Whose they are."""
+        """The part."""
         ...
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many elements each has in the collection, shape (n_rows,)."""
+        """Number of elements in each row of the collection, int64, shape (n_rows,)."""
         ...
 
     def to(
         self, target: CsrTarget, steps: ValueSteps | None
     ) -> tuple[list[ChunkReads], list[PlacedRows | DirectRows]]:
-        """Return what is to be decoded, and what is to be placed, so that they come there.
+        """Return the chunk reads and the placed rows for the given destinations.
 
-        Values go through steps on their way if they `go_through`.
+        Steps are applied to values while they are placed if `go_through`.
         """
         ...
 
     @property
     def go_through(self) -> bool:
-        """Whether values go through steps on their way."""
+        """Whether steps are applied to values while they are placed."""
         ...
 
 
 def sparse_rows(
     part: Part, dtype: np.dtype[Any]
 ) -> "KnownRows | PiecedRows | SelectedRows | SelectedPieces | ArrivingRows":
-    """Return the rows of a part, by what is known of them.
+    """Return the rows of a part, as a class that depends on whether their lengths are known.
 
     Parameters
     ----------
     part
-        Whose they are.
+        The part.
     dtype
-        What values are cast to.
+        Dtype to which values are cast.
     """
     chunked = part.stored.chunked()
     if isinstance(chunked, CsrChunks) and can_cast(chunked.data.dtype, dtype):
@@ -91,14 +91,15 @@ def sparse_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRows:
-    """Rows of which nothing is left out.
+    """Rows with all columns.
 
     Parameters
     ----------
     part, lengths
-        Whose they are, and how many elements each has, int64, shape (n_rows,).
+        The part, and the number of elements in each row, int64, shape (n_rows,).
     chunked, starts
-        Where they are stored, and where each begins there; None if they are not decoded here.
+        The chunks of the rows, and the start of each row in them; None if cellfeed does not decode
+        them.
     """
 
     part: Part
@@ -107,7 +108,7 @@ class KnownRows:
     starts: NDArray[np.int64] | None = None
 
     def chunks(self) -> list[ChunkReads]:
-        """Return the chunks that they take, of which nothing can be placed."""
+        """Return the chunks of the rows, for reading without placing."""
         if self.chunked is None or self.starts is None:
             return _announced(self.part)
         arrays = (self.chunked.indices, self.chunked.data)
@@ -132,16 +133,17 @@ class KnownRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedRows:
-    """Rows whose column indices are to be read first, since some are left out.
+    """Rows whose column indices must be read first, since some columns are left out.
 
     Parameters
     ----------
     part, chunked
-        Whose they are, and where they are stored.
+        The part, and the chunks of its rows.
     starts, stored_lengths
-        Where each begins there, and with how many elements, int64, shape (n_rows,).
+        Start of each row in the stored arrays, and its number of stored elements, int64, shape
+        (n_rows,).
     indices
-        What is to be read for `with_kept`, by `ChunkReads.select`.
+        The reads for `with_kept`, through `ChunkReads.select`.
     """
 
     part: Part
@@ -151,17 +153,17 @@ class SelectedRows:
     indices: ChunkReads
 
     def chunks(self) -> list[ChunkReads]:
-        """Return the chunks that they may take, of which nothing can be placed."""
+        """Return the chunks that the rows may need, for reading without placing."""
         return [self.indices, _chunks(self.chunked.data, self.starts, self.stored_lengths)]
 
     def with_kept(self, kept: KeptElements) -> SparseRows:
-        """Return the rows, of which these elements are kept."""
+        """Return the rows with the given kept elements."""
         return _KeptRows(self.part, self.chunked, self.starts, kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KeptRows:
-    """Rows whose columns are in memory, and whose values are still to be read."""
+    """Rows whose columns are in memory, and whose values must still be read."""
 
     part: Part
     chunked: CsrChunks
@@ -190,7 +192,7 @@ class _KeptRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KeptColumns:
-    """The columns of `_KeptRows`, on their way to where they go."""
+    """The columns of `_KeptRows`, to be placed."""
 
     kept: KeptElements
     target: CsrTarget
@@ -210,23 +212,23 @@ class _KeptColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrivingRows:
-    """Rows that are to be read first, since nothing is known of their lengths."""
+    """Rows that must be read first, since their lengths are unknown."""
 
     part: Part
 
     def chunks(self) -> list[ChunkReads]:
-        """Return the bytes that they take, where these are known."""
+        """Return the byte ranges of the rows, if known."""
         return _announced(self.part)
 
     def read(self, n_columns: int, decoder: Decoder) -> SparseRows:
-        """Read them.
+        """Read the rows.
 
         Parameters
         ----------
         n_columns
-            Columns of the collection.
+            Number of columns in the collection.
         decoder
-            Who decodes.
+            The decoder.
 
         Raises
         ------

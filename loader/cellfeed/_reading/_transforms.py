@@ -1,4 +1,4 @@
-"""Transforms of one element: of rows as they are stored, and of sparse rows made dense."""
+"""Transforms of one element, before and after sparse rows are made dense."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ Transforms = Mapping[str, Sequence[Transform]]
 
 
 def as_stored(transforms: Sequence[Transform], layout: Layout) -> Sequence[Transform]:
-    """Return the first ones, which rows go through as they are stored.
+    """Return the first transforms, which apply to rows in their stored layout.
 
-    Those after them take sparse rows that were made dense.
+    The remaining ones apply to sparse rows after they are made dense.
 
     Examples
     --------
@@ -40,9 +40,9 @@ class ElementTransforms:
     Parameters
     ----------
     stored
-        What rows go through as they are stored.
+        Transforms of rows in their stored layout.
     dense
-        What sparse rows go through after that, once they are dense.
+        Further transforms of sparse rows, after they are made dense.
     """
 
     stored: ValueSteps
@@ -50,7 +50,7 @@ class ElementTransforms:
 
     @classmethod
     def of(cls, transforms: Sequence[Transform], layout: Layout, dtype: np.dtype[Any]) -> Self:
-        """Return what is done with rows of a layout and of a dtype, float32 or float64."""
+        """Return the compiled transforms for rows of a layout and dtype, float32 or float64."""
         stored = as_stored(transforms, layout)
         dense = transforms[len(stored) :]
         return cls(ValueSteps(stored, dtype), ValueSteps(dense, dtype))

@@ -231,7 +231,7 @@ class DiskCache:
             latest = time.monotonic() + (_LOCK_SECONDS if seconds is None else seconds)
             while not _lock(descriptor):
                 if time.monotonic() >= latest:
-                    raise TimeoutError(errno.ETIMEDOUT, "others are writing to the cache")
+                    raise TimeoutError(errno.ETIMEDOUT, "other processes are writing to the cache")
                 time.sleep(0.001)
             try:
                 yield
@@ -245,7 +245,7 @@ class DiskCache:
             self._busy_until = time.monotonic() + _BUSY_SECONDS
         elif not self._is_off:
             self._is_off = True
-            _logger.info("remote bytes are not kept on disk: %s", error)
+            _logger.info("bytes from servers are not cached on disk: %s", error)
 
 
 class KeptObject:

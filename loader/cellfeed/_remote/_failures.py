@@ -19,16 +19,20 @@ __all__ = [
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:Code|code|error)\": *\"(\w+)\"")
 _CAUSES = {  # in what obstore adds for developers
-    "TimedOut": "no answer in time; give more in `client_options` (`read_timeout`, `timeout`)",
-    "kind: Timeout": "no answer in time; give more in `client_options` (`read_timeout`, `timeout`)",
-    "dns error": "its name is not known",
+    "TimedOut": (
+        "no answer in time; raise the limit in `client_options` (`read_timeout`, `timeout`)"
+    ),
+    "kind: Timeout": (
+        "no answer in time; raise the limit in `client_options` (`read_timeout`, `timeout`)"
+    ),
+    "dns error": "its host name is unknown",
     "ConnectionRefused": "the connection is refused",
     "ConnectionReset": "the connection was reset",
     "UnexpectedEof": "the connection was closed in the middle of the answer",
     "IncompleteMessage": "the connection was closed before an answer",
     "TooManyRedirects": "it redirects in a circle",
     "InvalidContentType": "it does not speak TLS; is the URL `http://`?",
-    "BadScheme": "it redirects to what is not encrypted",
+    "BadScheme": "it redirects to an unencrypted URL",
     "invalid peer certificate": "its certificate is not valid",
 }
 _OVERLOADED = (429, 503)
@@ -121,20 +125,22 @@ def failure(
     elif kind == "NotSupportedError" and first is not None:
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
     elif isinstance(error, ShortError):
-        what = "the server returned fewer bytes than it has"
+        what = "the server returned fewer bytes than the object has"
         remedy = "upload it again if that goes on"
     elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"
     else:
-        what = f"the server does not give it ({_said(error)})"
+        what = f"the server does not return it ({_said(error)})"
         remedy = "check that it can be reached, and try again"
     return RemoteError(f"{where}: {what}; {remedy}")
 
 
 def given_up(location: Location) -> RemoteError:
     """Return what is raised where reading is given up."""
-    return RemoteError(f"{location}: reading was given up, as nobody waits for it; read it again")
+    return RemoteError(
+        f"{location}: reading was cancelled, since nothing waits for it; read it again"
+    )
 
 
 def _said(error: BaseException) -> str:

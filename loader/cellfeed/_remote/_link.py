@@ -105,14 +105,14 @@ class Window:
 
 
 def begin_with_requests(n: int) -> None:
-    """Begin with so many requests under way at servers that this process has asked for nothing yet.
+    """Set the initial number of concurrent requests to servers that this process has not used yet.
 
-    For short-lived processes, which would be over before they have found out how many a link bears:
-    take what `requests_under_way` returned in another one.
+    Use it in short-lived processes, which would end before they have found how many requests a link
+    sustains: pass the result of `requests_under_way` from an earlier process.
 
     Parameters
     ----------
     n
-        How many; within 4 and 256.
+        Number of requests, clipped to [4, 256].
     """
     Window.first = max(_LEAST, min(n, _MOST))

@@ -47,13 +47,13 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
     if location.scheme in _WEB:
         if pattern is None:
             return [replace(location, text=text)]  # whatever it is called
-        msg = f"{location}: a web server lists nothing; give the URL of each file"
+        msg = f"{location}: a web server cannot list files; give the URL of each file"
         raise PathError(msg)
     if pattern is None:
         found = _in_folder(replace(location, text=text), suffixes)
         if not found:
             names = ", ".join(suffixes)
-            msg = f"{location}: holds nothing that can be opened ({names}); check the URL"
+            msg = f"{location}: has nothing that can be opened ({names}); check the URL"
             raise PathError(msg)
         return found
     found = _matches(replace(location, text=text), pattern.start())

@@ -122,9 +122,10 @@ def stores_of(location: Location) -> tuple[Stores, str]:
         check_process()
     except ForkedError:
         msg = (
-            f"{location}: this process was forked from one that reads from servers, which no fork "
-            "survives; take minibatches from `dataset.loader(num_workers=...)`, or give a "
-            "DataLoader multiprocessing_context='forkserver'"
+            f"{location}: this process was forked from one that reads from servers, and its "
+            "connections do not survive a fork; take minibatches from "
+            "`dataset.loader(num_workers=...)`, or give the DataLoader "
+            "multiprocessing_context='forkserver'"
         )
         raise DeliveryError(msg) from None
     root, path = _parted(location)
@@ -158,7 +159,7 @@ def _parted(location: Location) -> tuple[str, str]:
     """Return the root of the store, and the path of the object in it."""
     parts = urlsplit(location.text)
     if "@" in parts.netloc and location.scheme in (*_WEB, "s3", "gs"):
-        msg = f"{location.shown}: URLs hold no credentials here; give them in `storage_options`"
+        msg = f"{location.shown}: URLs must not contain credentials; give them in `storage_options`"
         raise PathError(msg)
     is_web = location.scheme in _WEB
     # A key, and a pattern, may have a question mark; a signature has an equals sign, too.

@@ -243,7 +243,7 @@ _lock = threading.Lock()
 
 
 def requests_under_way() -> int:
-    """Return how many requests may be under way by now, at the server with most; 0 if at none."""
+    """Return the current limit of concurrent requests, the largest of any server; 0 without one."""
     with _lock:
         return max((each.limit for each in _schedulers.values()), default=0)
 

@@ -1,4 +1,4 @@
-"""Where rows come from: one protocol, one file per storage."""
+"""Sources of rows: one protocol, one folder per storage."""
 
 from cellfeed._sources._anndata import ANNDATA, open_sources
 from cellfeed._sources._base import (

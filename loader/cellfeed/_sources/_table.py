@@ -1,6 +1,6 @@
-"""The table of what can be opened, as docs/reference/opening.md has it: made from the registry.
+"""The table of storages in docs/reference/opening.md, generated from the registry.
 
-``python -m cellfeed._sources._table docs/reference/opening.md`` writes it anew into a page.
+``python -m cellfeed._sources._table docs/reference/opening.md`` updates it in a page.
 """
 
 import sys
@@ -25,7 +25,7 @@ def table_of_storages(storages: Iterable[Storage]) -> str:
 
 
 def with_table(page: str) -> str:
-    """Return a page whose table is that of the storages that are registered."""
+    """Return a page with its table replaced by that of the registered storages."""
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}{table_of_storages(built_in())}{_END}{after}"

@@ -1,4 +1,4 @@
-"""Which part each row gets: rows one by one, within strata, or groups as a whole."""
+"""Assigning rows to parts: one by one, within strata, or as whole groups."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ from cellfeed.sampling import derive_key, random_words
 __all__ = ["best_parts_of_groups", "independent_parts", "parts_of_rows"]
 
 N_DRAWS = 64
-"""Draws of groups of which the best is taken."""
+"""Number of random orders of groups, the best of which is used."""
 
 
 # Rows that are dealt with at once, so that what is made on the way takes little memory.
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 20
 
 
 def independent_parts(n: int, weights: Sequence[int], key: int) -> NDArray[np.unsignedinteger]:
-    """Draw a part for each of ``n`` rows or groups by itself."""
+    """Draw a part for each of ``n`` rows or groups independently."""
     whole, ahead = sum(weights), np.cumsum(np.array(weights, object))[:-1]
     bounds = np.array([(int(each) << 64) // whole for each in ahead], np.uint64)
     parts = np.empty(n, np.min_scalar_type(len(weights)))
@@ -34,19 +34,19 @@ def independent_parts(n: int, weights: Sequence[int], key: int) -> NDArray[np.un
 def parts_of_rows(
     sizes: NDArray[np.int64], strata: NDArray[np.integer] | None, key: int
 ) -> NDArray[np.unsignedinteger]:
-    """Draw rows of each stratum for each part, as many as it is to have.
+    """Draw the given number of rows of each stratum for each part.
 
-    Rows are ordered by stratum, and within it by random words: the first get into the first part,
-    and so on. It takes 8 bytes a row, however many strata there are.
+    Rows are sorted by stratum, and within a stratum by random words: the first rows get into the
+    first part, and so on. This takes 8 bytes a row, whatever the number of strata.
 
     Parameters
     ----------
     sizes
-        Rows of each stratum in each part, shape (n_strata, n_parts).
+        Number of rows of each stratum in each part, shape (n_strata, n_parts).
     strata
-        Stratum of each row, shape (n_rows,); None if there is one only.
+        Stratum of each row, shape (n_rows,); None if there is only one.
     key
-        Draws the rows.
+        Random key.
 
     Returns
     -------
@@ -67,14 +67,14 @@ def parts_of_rows(
 
 
 class _RandomOrder:
-    """Rows by stratum, and at random within it: a word for each, of which the stratum is the head.
+    """Random order of rows within strata, by a word per row whose upper bits are the stratum.
 
     Parameters
     ----------
     key
-        Draws the order.
+        Random key.
     strata, n_strata
-        Stratum of each row, None if there is one only; and how many there are.
+        Stratum of each row, None if there is only one; and the number of strata.
     """
 
     def __init__(self, key: int, strata: NDArray[np.integer] | None, n_strata: int) -> None:
@@ -82,7 +82,7 @@ class _RandomOrder:
         self._head_bits = np.uint64(0 if strata is None else (n_strata - 1).bit_length())
 
     def words(self, rows: slice) -> NDArray[np.uint64]:
-        """Return the words of some rows."""
+        """Return the words of the given rows."""
         words = random_words(self._key, np.arange(rows.start, rows.stop))
         if self._strata is None or not self._head_bits:
             return words
@@ -91,12 +91,12 @@ class _RandomOrder:
         return joint
 
     def bounds(self, sizes: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return the words that each stratum's parts, but for the first, begin with.
+        """Return the first word of each part of each stratum, except for the first part.
 
         Returns
         -------
-        Shape (n_strata, n_parts - 1); None if the rows on both sides of one have the same word,
-        which of 10 million rows happens less than once in 10,000 orders.
+        Shape (n_strata, n_parts - 1); None if the rows on both sides of a bound have the same word,
+        which happens in less than one of 10,000 orders of 10 million rows.
         """
         words = np.empty(int(sizes.sum()), np.uint64)
         for rows in _slices(words.size):
@@ -113,7 +113,7 @@ class _RandomOrder:
 
 
 def _slices(n: int) -> Iterator[slice]:
-    """Yield all rows, some at a time."""
+    """Yield all rows, in slices."""
     for start in range(0, n, _AT_ONCE):
         yield slice(start, min(start + _AT_ONCE, n))
 
@@ -123,9 +123,9 @@ def best_parts_of_groups(
 ) -> NDArray[np.unsignedinteger]:
     """Draw a part for each group, several times, and return the best.
 
-    Each draw puts the groups into random order and divides it where the parts' shares of the rows
-    are nearest to their fractions. The best is that of which the fewest rows are in another part
-    than they should be, as a share of all rows and, on average, of each stratum.
+    Each draw puts the groups into random order and cuts it where the parts' shares of the rows
+    are nearest to their fractions. The best draw has the fewest misplaced rows, as a share of all
+    rows and, on average, of each stratum.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def best_parts_of_groups(
     weights
         The fractions.
     key
-        Draws the orders.
+        Random key.
 
     Returns
     -------
@@ -147,8 +147,8 @@ def best_parts_of_groups(
     """
     if len(groups) < len(weights):
         msg = (
-            f"{len(weights)} parts need as many groups, but there are {len(groups)} of "
-            f"{groups.name}; ask for fewer parts"
+            f"{len(weights)} parts need at least as many groups, but there are {len(groups)} "
+            f"of {groups.name}; give fewer parts"
         )
         raise ParameterError(msg)
     fractions = np.array([each / sum(weights) for each in weights])
@@ -172,14 +172,14 @@ def best_parts_of_groups(
 def misplaced_share(
     table: NDArray[np.floating] | NDArray[np.int64], fractions: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the share of each stratum's rows that are in another part than they should be."""
+    """Return the share of misplaced rows of each stratum."""
     reached = table / table.sum(axis=1, keepdims=True)
     shares: NDArray[np.float64] = np.abs(reached - fractions).sum(axis=1) / 2
     return shares
 
 
 def _cuts(sizes: NDArray[np.int64], fractions: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return how many groups come before each bound, nearest to the fractions; none is empty."""
+    """Return the number of groups before each bound, nearest to the fractions; no part is empty."""
     ahead = np.append(0, np.cumsum(sizes))
     n_groups, n_parts = sizes.size, fractions.size
     cuts = np.empty(n_parts - 1, np.intp)
@@ -194,7 +194,7 @@ def _cuts(sizes: NDArray[np.int64], fractions: NDArray[np.float64]) -> NDArray[n
 
 
 class _Pairs:
-    """How many rows of each stratum each group has, where it has some."""
+    """Number of rows of each stratum in each group, for pairs that occur."""
 
     def __init__(self, groups: Labels, strata: Labels) -> None:
         joint = groups.codes.astype(np.int64) * len(strata) + strata.codes
@@ -204,7 +204,7 @@ class _Pairs:
         self._counts = np.bincount(codes)
 
     def table(self, parts: NDArray[np.intp], n_parts: int) -> NDArray[np.float64]:
-        """Return rows of each stratum in each part, shape (n_strata, n_parts)."""
+        """Return the number of rows of each stratum in each part, shape (n_strata, n_parts)."""
         places = self._strata * n_parts + parts[self._groups]
         flat = np.bincount(places, weights=self._counts, minlength=self._n_strata * n_parts)
         return flat.reshape(self._n_strata, n_parts).astype(np.float64)

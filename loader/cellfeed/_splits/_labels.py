@@ -1,4 +1,4 @@
-"""Labels that rows are divided by: obs columns by name, or arrays."""
+"""Labels for splits: obs columns by name, or arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ LabelsLike = str | Sequence[str] | ArrayLike
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Labels:
-    """A label for each of some rows.
+    """Labels of rows.
 
     Parameters
     ----------
     name
-        What the labels are called in messages.
+        Name of the labels in messages.
     codes
-        Number of each row's label in [0, n), shape (n_rows,).
+        Code of each row's label in [0, n), shape (n_rows,).
     labels
-        The labels by their numbers, each of which occurs, shape (n,); None where it is missing,
-        and tuples of several columns.
+        The labels by code, each of which occurs, shape (n,); None for missing labels, and tuples
+        for several columns.
     counts
-        How often each occurs, shape (n,).
+        Number of rows with each label, shape (n,).
     """
 
     name: str
@@ -46,28 +46,28 @@ class Labels:
 def labels_of(
     collection: Any, given: LabelsLike, parameter: str, rows: slice | NDArray[np.int64], n_rows: int
 ) -> Labels:
-    """Return the labels of some rows; those that are missing are one label more.
+    """Return the labels of the given rows; missing labels count as one more label.
 
     Parameters
     ----------
     collection
-        What has the columns.
+        The collection with the columns.
     given
         The name of an obs column, several names (whose combinations are the labels), or an array
         with a label for each row of the collection.
     parameter
-        The parameter that ``given`` was given for, for messages.
+        Name of the parameter, for messages.
     rows
         The rows.
     n_rows
-        Rows of the collection.
+        Number of rows of the collection.
 
     Raises
     ------
     ColumnError
-        There is no such column.
+        obs has no such column.
     ParameterError
-        The array has another number of labels, or the collection has no obs.
+        The number of labels is not the number of rows, or the collection has no obs.
     """
     if isinstance(given, str):
         names = [given]
@@ -126,7 +126,7 @@ def _compact(
     values: Sequence[Any],
     rows: slice | NDArray[np.int64],
 ) -> Labels:
-    """Keep the labels that occur in some rows, those that are missing at last."""
+    """Keep only labels that occur in the given rows, with missing labels last."""
     codes = codes[rows]
     known = codes[codes >= 0] if codes.size and codes.min() < 0 else codes
     counts = np.bincount(known, minlength=len(values))

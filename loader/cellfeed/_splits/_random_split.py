@@ -1,4 +1,4 @@
-"""Dividing rows at random."""
+"""Random splits and folds."""
 
 import warnings
 from collections.abc import Sequence
@@ -43,50 +43,51 @@ def random_split(
     group: LabelsLike | None = None,
     indices: ArrayLike | None = None,
 ) -> Split:
-    """Divide the rows of a collection at random, such as for training, validation and test.
+    """Split the rows of a collection at random, for example into training, validation and test.
 
     Parameters
     ----------
     collection
-        A `Collection`, anything else that has a length, or a number of rows.
+        A `Collection`, any other object with a length, or a number of rows.
     fractions
-        Share of the rows for each part, which sum to 1.
+        Share of the rows for each part; they must sum to 1.
     seed
         The same seed gives the same parts, with any version of NumPy.
     method
-        How many rows a part gets, as in TileDB-SOMA-ML: "deterministic", always the same number,
-        the share rounded to the nearest integer; "stochastic_rounding", one of the two integers
-        next to the share, so that its expectation is the share; "multinomial", a part drawn for
-        each row (or group) by itself, so that sizes vary.
+        How many rows a part gets, as in TileDB-SOMA-ML. "deterministic": always its share, rounded
+        to the nearest integer. "stochastic_rounding": one of the two integers next to its share, at
+        random, so that the expected number is the share. "multinomial": the part of each row (or
+        group) is drawn independently, so sizes vary.
     stratify
-        The name of an obs column, several, or an array with a label for each row: of each label's
-        rows, each part gets its share, rounded up or down. Rows without a label are one label
-        more. Columns that a `Collection` was opened without are read.
+        The name of an obs column, a list of names, or an array with a label for each row. Each part
+        gets its share of the rows of each label, rounded up or down. Rows without a label count as
+        one more label. Columns that a `Collection` was not opened with are read.
     group
-        Likewise, a label whose rows all get into one part, such as the donor. Rows
-        without one stay together. Unless each group is drawn by itself ("multinomial"), the best
-        of 64 random orders of the groups is taken: that which comes nearest to the fractions, and,
-        if ``stratify`` is given, to these within each label, on average.
+        Labels such as the donor, given like ``stratify``: all rows of a label get into the same
+        part, and rows without a label stay together. Unless groups are drawn independently
+        ("multinomial"), the best of 64 random orders of the groups is used: the one nearest to the
+        fractions and, with ``stratify``, to the fractions within each label, on average.
     indices
-        The rows to divide, distinct; all of them if None.
+        The distinct rows to split; all rows if None.
 
     Returns
     -------
-    The rows of each part, which also says what was reached: ``train, test = random_split(...)``.
+    A sequence with the rows of each part, ``train, test = random_split(...)``, which also reports
+    the sizes that were reached.
 
     Raises
     ------
     ParameterError
-        A fraction is not above 0, they do not sum to 1, a part would be empty, labels are not as
-        many as rows, there are fewer groups than parts, or "multinomial" is asked for with
-        ``stratify``.
+        A fraction is not above 0, the fractions do not sum to 1, a part would be empty, the number
+        of labels is not the number of rows, there are fewer groups than parts, or "multinomial" is
+        combined with ``stratify``.
     ColumnError
-        There is no such column, or hardly two rows have the same label to stratify by.
+        obs has no such column, or almost all rows have different labels to stratify by.
 
     Warns
     -----
     UserWarning
-        Parts of whole groups are far from what was asked for.
+        The parts of whole groups are far from the requested fractions.
 
     Examples
     --------
@@ -110,28 +111,28 @@ def k_folds(
     group: LabelsLike | None = None,
     indices: ArrayLike | None = None,
 ) -> Folds:
-    """Divide the rows of a collection into ``k`` folds, each of which validates once.
+    """Split the rows of a collection into ``k`` folds, each of which is used once for validation.
 
     Parameters
     ----------
     collection, seed, stratify, group, indices
-        As of `random_split`.
+        See `random_split`.
     k
-        How many folds, at least 2; their sizes differ by one row at most, unless by groups.
+        Number of folds, at least 2. Their sizes differ by at most one row, except with ``group``.
 
     Returns
     -------
-    Pairs of rows, to train with and to validate with, made as they are asked for.
+    A sequence of pairs of training rows and validation rows, each computed when accessed.
 
     Raises
     ------
     ParameterError, ColumnError
-        As of `random_split`; or ``k`` is below 2.
+        See `random_split`; or ``k`` is below 2.
 
     Warns
     -----
     UserWarning
-        As of `random_split`.
+        See `random_split`.
 
     Examples
     --------
@@ -160,7 +161,7 @@ def _divided(
         msg = f"`method` must be one of {', '.join(get_args(Method))}, but got {method!r}"
         raise ParameterError(msg)
     if method == "multinomial" and stratify is not None:
-        msg = "method='multinomial' draws rows one by one, which balances nothing; leave out "
+        msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
         raise ParameterError(msg + "`stratify`, or choose another method")
     seed = require_integer("seed", seed)
     n_rows = _n_rows(collection)
@@ -232,11 +233,11 @@ def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
         raise ParameterError(msg)
     rows = np.sort(given)
     if rows[0] < 0 or rows[-1] >= n_rows:
-        msg = f"`0 <= indices < {n_rows}` must hold, but they are from {rows[0]} to {rows[-1]}"
+        msg = f"`0 <= indices < {n_rows}` must hold, but got indices from {rows[0]} to {rows[-1]}"
         raise ParameterError(msg)
     twice = rows[1:][rows[1:] == rows[:-1]]
     if twice.size:
-        msg = f"`indices` hold row {twice[0]} twice, which could get into two parts; give it once"
+        msg = f"`indices` have row {twice[0]} twice, which could get into two parts; give it once"
         raise ParameterError(msg)
     return rows.astype(np.int64)
 
@@ -244,9 +245,9 @@ def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
 def _require_few(strata: Labels) -> None:
     if len(strata) > 1 and strata.codes.size < _LEAST_ROWS_PER_STRATUM * len(strata):
         msg = (
-            f"{strata.name}: {len(strata):,} labels in {strata.codes.size:,} rows, so that hardly "
-            "two have the same and there is nothing to balance; choose a label such as the cell "
-            "type, or make bins (pandas.cut)"
+            f"{strata.name}: {len(strata):,} labels in {strata.codes.size:,} rows, so almost "
+            "all rows differ and there is nothing to balance; choose a label such as the "
+            "cell type, or make bins (pandas.cut)"
         )
         raise ColumnError(msg)
 
@@ -256,8 +257,8 @@ def _require_none_empty(found: Parts, weights: Sequence[int]) -> None:
     if empty.size:
         fraction = weights[empty[0]] / sum(weights)
         msg = (
-            f"part {empty[0]} (fraction {fraction:.3g}) gets none of {found.sizes.sum():,} rows; "
-            "ask for fewer parts, or for larger fractions"
+            f"part {empty[0]} (fraction {fraction:.3g}) gets none of {found.sizes.sum():,} "
+            "rows; give fewer parts, or larger fractions"
         )
         raise ParameterError(msg)
 
@@ -273,12 +274,12 @@ def _warn_if_far_off(found: Parts, weights: Sequence[int], groups: Labels) -> No
         misplaced = float(misplaced_share(found.strata.to_numpy(), asked).mean())
         if misplaced > _MOST_MISPLACED:
             said.append(
-                f"hold {misplaced:.0%} of a label's rows, on average, that belong into another "
+                f"have {misplaced:.0%} of a label's rows, on average, that belong in another "
                 f"part, most of {found.worst_stratum()[0]!r}"
             )
     if said:
         warnings.warn(
-            f"{len(groups):,} groups of {groups.name} were kept whole, so that parts "
+            f"{len(groups):,} groups of {groups.name} were kept whole, so parts "
             f"{', and '.join(said)}; see `describe()`, and try another seed or other fractions",
             UserWarning,
             stacklevel=4,

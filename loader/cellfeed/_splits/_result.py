@@ -1,4 +1,4 @@
-"""What a split gives: rows of each part, and how near it came to what was asked for."""
+"""The result of a split: rows of each part, and the shares that were reached."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -22,15 +22,15 @@ class Parts:
     Parameters
     ----------
     rows
-        The rows that were divided, ascending, shape (n_rows,); all of them if None.
+        The rows that were split, ascending, shape (n_rows,); all rows if None.
     parts
-        Part of each, shape (n_rows,).
+        Part of each row, shape (n_rows,).
     fractions
-        What was asked for.
+        The requested fractions.
     strata
-        The labels that were balanced, if any were.
+        The labels of ``stratify``, if given.
     n_groups
-        How many groups were kept whole, if any were.
+        Number of groups that were kept whole, if any.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Parts:
             self._table = pd.DataFrame(counts.reshape(-1, n_parts), index=labels)
 
     def rows_where(self, is_in: NDArray[np.bool_]) -> Rows:
-        """Return the rows of a mask of those that were divided, ascending."""
+        """Return the rows that a mask of the split rows selects, ascending."""
         places = np.flatnonzero(is_in)
         return places if self._rows is None else self._rows[places]
 
@@ -72,16 +72,16 @@ class Parts:
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """Share of the rows that each part has."""
+        """Share of the rows in each part."""
         return tuple((self.sizes / self.sizes.sum()).tolist())
 
     @property
     def strata(self) -> pd.DataFrame | None:
-        """Rows of each stratum in each part; None if nothing was balanced."""
+        """Number of rows of each stratum in each part; None without ``stratify``."""
         return self._table
 
     def describe(self) -> pd.DataFrame:
-        """Return the number of rows and the share of each part, of all and of each stratum."""
+        """Return the number of rows and the shares of the parts, in total and for each stratum."""
         every = pd.DataFrame(self.sizes[None], index=pd.Index(["all rows"], dtype=object))
         table = every if self._table is None else pd.concat([every, self._table])
         n_rows = table.sum(axis=1)
@@ -101,7 +101,7 @@ class Parts:
         return text
 
     def worst_stratum(self) -> tuple[Any, float]:
-        """Return the stratum with a part whose share is furthest from its fraction, and how far."""
+        """Return the stratum in which a share is furthest from its fraction, and the distance."""
         assert self._table is not None  # noqa: S101 - for type checkers
         counts = self._table.to_numpy()
         off = np.abs(counts / counts.sum(axis=1, keepdims=True) - self._asked).max(axis=1)
@@ -110,9 +110,9 @@ class Parts:
 
 
 class Split(Sequence[Rows]):
-    """Rows of each part of a collection, as `random_split` divides it.
+    """The rows of each part of a collection, as `random_split` returns them.
 
-    A sequence of arrays, int64, ascending: ``train, validation, test = split``.
+    This is a sequence of arrays, int64, ascending: ``train, validation, test = split``.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -137,25 +137,25 @@ class Split(Sequence[Rows]):
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """Share of the rows that each part has."""
+        """Share of the rows in each part."""
         return self._parts.fractions
 
     def describe(self) -> pd.DataFrame:
-        """Return what was reached.
+        """Return the sizes and shares that were reached.
 
         Returns
         -------
-        A row for all rows, and one for each label of ``stratify``, with the number of rows,
-        ``n_rows``, and the share of them that is in each part, numbered from 0.
+        A data frame with a row for all rows, and one for each label of ``stratify``. The columns
+        are the number of rows, ``n_rows``, and the share of them in each part, numbered from 0.
         """
         return self._parts.describe()
 
 
 class Folds(Sequence[tuple[Rows, Rows]]):
-    """The folds of a cross-validation, as `k_folds` makes them.
+    """The folds of a cross-validation, as `k_folds` returns them.
 
-    A sequence of pairs, made when they are asked for: rows to train with and to validate with,
-    int64, ascending. Takes a byte for each row.
+    This is a sequence of pairs of training rows and validation rows, int64, ascending, each
+    computed when accessed. It takes one byte for each row.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -182,11 +182,11 @@ class Folds(Sequence[tuple[Rows, Rows]]):
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """Share of the rows that each fold validates with."""
+        """Share of the rows in the validation set of each fold."""
         return self._parts.fractions
 
     def describe(self) -> pd.DataFrame:
-        """Return what was reached, by the rows to validate with; see `Split.describe`."""
+        """Return the sizes and shares of the validation sets; see `Split.describe`."""
         return self._parts.describe()
 
 

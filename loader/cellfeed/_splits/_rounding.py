@@ -1,7 +1,7 @@
-"""Whole numbers of rows from fractions, without bias.
+"""Unbiased rounding of fractions to whole numbers of rows.
 
-Fractions are held as integers ``weights`` over their sum, so that nothing here is rounded by
-floating point.
+Fractions are represented by integers, ``weights / sum(weights)``, so nothing is rounded in floating
+point.
 """
 
 from collections import Counter
@@ -28,14 +28,14 @@ _Entry = tuple[int, int]
 
 
 def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
-    """Return the fractions as integers that are to each other as these are.
+    """Return integers in the same proportions as the fractions.
 
-    0.7 is taken for 7/10, and the float that is nearest to 1/3 for 1/3.
+    0.7 becomes 7/10, and the float nearest to 1/3 becomes 1/3.
 
     Raises
     ------
     ParameterError
-        There is none, one is not above 0, or they do not sum to 1.
+        There are none, one is not above 0, or they do not sum to 1.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
         )
         raise ParameterError(msg) from error
     if not given or not all(each > 0 for each in given):
-        msg = f"each of `fractions` must be above 0, and there must be some, but got {given}"
+        msg = f"`fractions` must be numbers above 0, at least one, but got {given}"
         raise ParameterError(msg)
     if not isclose(sum(given), 1, abs_tol=_TOLERANCE):
         msg = f"`fractions` must sum to 1, but {given} sum to {sum(given):g}"
@@ -66,18 +66,18 @@ def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
 def sizes_of_parts(n: int, weights: Sequence[int], key: int | None) -> NDArray[np.int64]:
     """Divide ``n`` rows by fractions; each part gets one of the two integers next to its share.
 
-    The bounds between parts are rounded together: all go up from the same fractional part u on,
-    by which the expected sizes are the exact shares if u is random (systematic sampling, Madow
-    1949, of the parts that are rounded up).
+    The bounds between parts are rounded together: a bound is rounded up if its fractional part is
+    at least 1 - u, with the same u for all. With random u, the expected sizes are the exact shares
+    (systematic sampling, Madow 1949, of the parts that are rounded up).
 
     Parameters
     ----------
     n
-        Rows.
+        Number of rows.
     weights
         The fractions; see `as_weights`.
     key
-        Draws u; if None, it is 1/2, so that bounds are rounded to the nearest integer.
+        Random key for u; if None, u is 1/2, so bounds are rounded to the nearest integer.
 
     Returns
     -------
@@ -98,26 +98,26 @@ def controlled_rounding(
 ) -> NDArray[np.int64]:
     """Divide each of several strata by the same fractions.
 
-    Every size is one of the two integers next to the stratum's share, and so is every part's
-    sum. If it is random, the expected size is the share: the unbiased controlled rounding of Cox,
-    "A constructive procedure for unbiased controlled rounding" (JASA 82, 1987), taken one
-    stratum after the other. Along a closed path of entries that are not integers yet, these go up
-    and down in turn, either way by as much as makes one of them an integer, with
-    probabilities that keep the expectation.
+    Every size is one of the two integers next to the stratum's share, and every part's sum is one
+    of the two integers next to its share. With a key, the expected size is the share: this is the
+    unbiased controlled rounding of Cox, "A constructive procedure for unbiased controlled rounding"
+    (JASA 82, 1987), applied to one stratum after another. The entries along a closed path of
+    non-integers are raised and lowered in turn, in one direction or the other, until one of them is
+    an integer, with probabilities that preserve the expectation.
 
-    Of many strata, most are divided at once. Let fractions be multiples of 1 / w. Of w strata with
-    as many rows modulo w, one is rounded up from each multiple of 1 / w on (see
-    `sizes_of_parts`), which at random: their parts' sums are then integers, whatever the others
-    get.
+    If there are many strata, most are divided together. Let the fractions be multiples of 1 / w.
+    Among w strata with the same number of rows modulo w, each gets another multiple of 1 / w as u
+    (see `sizes_of_parts`), at random: the sums of their parts are then integers, independent of the
+    other strata.
 
     Parameters
     ----------
     counts
-        Rows of each stratum.
+        Number of rows of each stratum.
     weights
         The fractions; see `as_weights`.
     key
-        Draws which way; if None, it is the shorter one.
+        Random key for the directions; if None, the shorter direction is taken.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def controlled_rounding(
 def _divide_alike(
     counts: NDArray[np.int64], weights: Sequence[int], key: int | None, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Divide strata of which as many are alike as make whole sums; return the others."""
+    """Divide sets of equal strata whose parts have integer sums; return the other strata."""
     whole, numbers = sum(weights), np.arange(counts.size)
     if whole > counts.size or whole * int(counts.max()) > np.iinfo(np.int64).max // 2:
         return numbers
@@ -171,14 +171,14 @@ def _one_by_one(
 
 
 class _Above:
-    """What shares are above the integers below them, until they are rounded.
+    """Fractional parts of the shares, until they are rounded.
 
     Parameters
     ----------
     whole
-        What stands for 1.
+        The integer that represents 1.
     key
-        As of `controlled_rounding`.
+        See `controlled_rounding`.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ class _Above:
         self.rounded_up = list[_Entry]()
 
     def add(self, stratum: int, left: Sequence[int]) -> None:
-        """Add a stratum, whose sum is a multiple of the whole, and round what can be rounded."""
+        """Add a stratum, whose sum is a multiple of ``whole``, and round entries if possible."""
         self._left |= {(stratum, part): each for part, each in enumerate(left) if each}
         while path := _closed_path(self._left):
             self._change(path[::2], path[1::2])
@@ -219,7 +219,7 @@ class _Above:
 
 
 def _closed_path(entries: dict[_Entry, int]) -> list[_Entry]:
-    """Return entries, each in the row or the column of the one before, in turn; [] if none is."""
+    """Return a closed path of entries, alternately in the same row and column; [] if none."""
     open_ends = set(entries)
     while True:
         in_row = Counter(row for row, _ in open_ends)

@@ -57,17 +57,17 @@ def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
         raise ValueError("a file of tables is too short")
     mark, checksum, n_described = _HEAD.unpack(content[: _HEAD.size].tobytes())
     if mark != _MARK or zlib.crc32(content[_CHECKED_FROM:].data) != checksum:
-        raise ValueError("a file of tables does not have its checksum")
+        raise ValueError("the checksum of a file of tables does not match")
     described = json.loads(content[_HEAD.size : _HEAD.size + n_described].tobytes())
     if described["key"] != key.decode():
-        raise ValueError("a file of tables is of something else")
+        raise ValueError("a file of tables belongs to other data")
     tables, first = dict[str, NDArray[Any]](), _padded(_HEAD.size + n_described)
     for name, dtype, size in described["tables"]:
         n_bytes = size * np.dtype(dtype).itemsize
         tables[name] = content[first : first + n_bytes].view(dtype)
         first += _padded(n_bytes)
     if first != content.size:
-        raise ValueError("a file of tables has another size than its tables")
+        raise ValueError("the size of a file of tables does not match its tables")
     return tables
 
 

@@ -105,5 +105,5 @@ def _or_none(step: Callable[[], Any]) -> Any:
     try:
         return step()
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError) as error:
-        _logger.info("tables are not kept from one opening to the next: %s", error)
+        _logger.info("tables cannot be cached for later openings: %s", error)
         return None

@@ -88,8 +88,8 @@ class Arrivals:
                 os.close(descriptor)
         except (OSError, ValueError) as error:  # there is none where none can be opened
             msg = (
-                f"memory of a worker cannot be taken ({error}); allow more open files "
-                "(ulimit -n), keep fewer minibatches, or use num_workers=0"
+                f"memory of a worker cannot be received ({error}); allow more open files (ulimit "
+                "-n), keep fewer minibatches, or use num_workers=0"
             )
             raise DeliveryError(msg) from error
         self._segments[worker, number] = segment

@@ -9,7 +9,7 @@ from typing import NamedTuple
 __all__ = ["ANNOUNCED", "Lent", "as_socket", "can_lend", "connected"]
 
 ANNOUNCED = struct.Struct("4q")
-"""Worker, number of the segment, bytes of a piece, and number of pieces."""
+"""Worker, number of the segment, size of a piece in bytes, and number of pieces."""
 
 
 class Lent(NamedTuple):

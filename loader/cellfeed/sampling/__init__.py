@@ -1,8 +1,8 @@
-"""Which rows come when: strategies, the plan of an epoch, and what a strategy is written with.
+"""Sampling strategies, the plan of an epoch, and building blocks for strategies of your own.
 
 A `SamplingStrategy` maps the positions of an epoch to rows; an `EpochPlan` divides the positions
-among ranks, fetches and minibatches. All that is random is counter-based: it follows from a key
-and a number, with no state between.
+among ranks, fetches and minibatches. Randomness is counter-based: each draw depends only on a key
+and a number, without state.
 """
 
 from cellfeed.sampling._base import ABSENT_BY_DEFAULT, EpochOrder, SamplingStrategy

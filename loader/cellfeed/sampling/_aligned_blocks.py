@@ -1,4 +1,4 @@
-"""Blocks that begin where chunks do, in random order; imported where they are asked for."""
+"""Blocks that begin at chunk boundaries, in random order; imported only when needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,18 +25,18 @@ __all__ = ["AlignedBlocks"]
 
 @dataclass(frozen=True, eq=False)
 class AlignedBlocks:
-    """Blocks of one size, of which each gives way to the next row that begins a chunk.
+    """Blocks of equal size, each shifted to the next row that begins a chunk.
 
     Parameters
     ----------
     files
         The rows of each file.
     indices
-        The rows to visit, ascending int64; empty if all are.
+        The rows to visit, ascending int64; empty for all rows.
     n
-        How many they are.
+        The number of rows to visit.
     block_size
-        Rows of a block, were it not aligned.
+        Rows in a block before alignment.
     """
 
     files: Sequence[ChunkedRows]
@@ -46,7 +46,7 @@ class AlignedBlocks:
     _table: NDArray[np.int64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Note where the rows of each file begin, in `files`, which keeps that memory."""
+        """Record the first row of each file, and keep `files`, which owns the memory."""
         firsts = np.cumsum([0, *(each.n_rows for each in self.files)])
         table = np.zeros((len(self.files) + 1, N_COLUMNS), np.int64)
         table[:, FIRST_ROW] = firsts
@@ -57,18 +57,18 @@ class AlignedBlocks:
 
     @property
     def n_blocks(self) -> int:
-        """How many blocks there are, those among them that have no rows."""
+        """Number of blocks, including empty ones."""
         return -(-self.n // self.block_size)
 
     def sizes(self) -> BlockSizes:
-        """Return how many rows blocks have."""
+        """Return the sizes of the blocks."""
         n_blocks, largest, squares = moments(self._table, self.indices, self.n, self.block_size)
         return BlockSizes(
             n_blocks=n_blocks, mean=self.n / n_blocks, largest=largest, effective=squares / self.n
         )
 
     def in_random_order(self, key: int) -> EpochOrder:
-        """Return the numbers of the rows below ``n``, block after block in random order."""
+        """Return the row numbers below ``n``, with the blocks in random order."""
         keys = np.array(Permutation(self.n_blocks, key).round_keys, np.uint64)
         sizes = group_sizes(self._table, self.indices, self.n, self.block_size, keys)
         group_ends = np.cumsum(sizes)

@@ -1,4 +1,4 @@
-"""What a sampling strategy is."""
+"""`SamplingStrategy`, the base class of sampling strategies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 __all__ = ["ABSENT_BY_DEFAULT", "EpochOrder", "SamplingStrategy"]
 
 ABSENT_BY_DEFAULT: Mapping[str, bool] = MappingProxyType({"absent by default": True})
-"""Metadata of a dataclass field that states do not name while it has its default.
+"""Metadata of a dataclass field that states omit while it has its default value.
 
-States that were saved before there was such a field can be read then.
+States that were saved before the field was added can then still be loaded.
 """
 
 
 class EpochOrder(Protocol):
-    """The rows of one epoch, by their positions; any function that maps one to the other."""
+    """A function from the positions of one epoch to its rows."""
 
     def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Return the rows at the given positions of the epoch.
 
-        Depends on the positions alone, not on what was asked for before: any process asks for
-        any of them, at any time, in any order, and from several threads.
+        The result depends only on the positions, not on earlier calls: any process may request any
+        positions, at any time, in any order, and from several threads.
 
         Parameters
         ----------
         positions
-            Values in [0, n_positions), int64, of one or more dimensions. Not to be written into.
+            Values in [0, n_positions), int64, with one or more dimensions. Must not be modified.
 
         Returns
         -------
@@ -39,15 +39,15 @@ class EpochOrder(Protocol):
 
 
 class SamplingStrategy(ABC):
-    """Which rows an epoch visits, and in which order; derive from it to write another.
+    """Base class of strategies, which choose the rows that an epoch visits, and their order.
 
-    A strategy numbers the *positions* of an epoch, 0 .. n_positions - 1, and maps any of them to
-    a row. It has no state and draws nothing from a generator: all that is random follows from a
-    key (`derive_key`, `random_words`, `random_below`, `Permutation`). Ranks, worker processes,
-    fetches and minibatches are the plan's business (`EpochPlan`), which divides the positions.
+    A strategy numbers the *positions* of an epoch, 0 .. n_positions - 1, and maps each of them to
+    a row. It has no state and no random generator: all randomness is computed from a key
+    (`derive_key`, `random_words`, `random_below`, `Permutation`). The `EpochPlan` divides the
+    positions among ranks, worker processes, fetches and minibatches.
 
-    It has to be picklable, since worker processes get a copy. Whether it fulfils what is asked
-    here is tested by `cellfeed.testing.StrategyConformance`.
+    A strategy must be picklable, since worker processes get a copy. The tests of
+    `cellfeed.testing.StrategyConformance` check that a subclass fulfils this contract.
 
     Examples
     --------
@@ -68,57 +68,56 @@ class SamplingStrategy(ABC):
     @property
     @abstractmethod
     def shuffles_fetch(self) -> bool:
-        """Whether the rows of one fetch leave in random order."""
+        """Whether the rows of a fetch are delivered in random order."""
 
     @property
     def n_together(self) -> int:
-        """How many consecutive positions are delivered together and in order.
+        """Number of consecutive positions that are delivered together and in order.
 
-        Neither the shuffling of a fetch nor the end of a minibatch separates them, so that
-        ``n_positions`` and ``batch_size`` have to be multiples of it. 1 unless a strategy says
-        otherwise.
+        Neither the shuffling of a fetch nor the end of a minibatch separates them, so
+        ``n_positions`` and ``batch_size`` must be multiples of this number. The default is 1.
         """
         return 1
 
     @abstractmethod
     def n_positions(self, n_rows: int) -> int:
-        """Return the number of rows that an epoch over ``n_rows`` rows visits.
+        """Return the number of rows that an epoch visits in a collection of ``n_rows`` rows.
 
-        It is the same in every epoch, and cheap: lengths are asked for before anything is read.
+        It must be the same in every epoch, and cheap, since it is needed before anything is read.
 
         Raises
         ------
         ParameterError
-            The strategy does not fit so many rows, such as one that asks for rows beyond.
+            The strategy does not fit this number of rows; for example, it visits rows beyond.
         """
 
     @abstractmethod
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Prepare an epoch, and return what maps its positions to rows.
+        """Prepare an epoch, and return the function that maps its positions to rows.
 
-        A pure function: the same arguments give the same order, in any process. An `EpochPlan`
-        calls it at its first fetch and keeps what is returned as long as it lives, so what is
-        worth doing once an epoch is done here (such as summing weights) and what every fetch
-        needs anew in the function that is returned.
+        This must be a pure function: the same arguments give the same order, in any process. An
+        `EpochPlan` calls it at the first fetch and keeps the returned function for the whole
+        epoch. Compute here what is needed once per epoch, such as sums of weights, and in the
+        returned function what is needed for each fetch.
 
         Parameters
         ----------
         n_rows
             Number of rows of the collection.
         epoch_key
-            64 bits that stand for (seed, epoch).
+            64-bit key derived from the seed and the epoch.
         """
 
     def bound_to(self, collection: Any) -> "SamplingStrategy":  # noqa: ARG002 - for subclasses
-        """Return this strategy with what it is to take from the collection, such as labels.
+        """Return this strategy with the data that it needs from the collection, such as labels.
 
-        A `CellDataset` calls it once, when it is made. What it returns has everything that fixes
-        the order in its fields; the strategy itself unless a subclass says otherwise.
+        A `CellDataset` calls this once, when it is made. The fields of the returned strategy must
+        determine the order completely. By default, this is the strategy itself.
 
         Parameters
         ----------
         collection
-            What is read.
+            The collection to be read.
 
         Raises
         ------
@@ -128,9 +127,9 @@ class SamplingStrategy(ABC):
         return self
 
     def prepared_bytes(self, n_rows: int) -> int:  # noqa: ARG002 - for subclasses
-        """Return how much memory an `epoch_order` takes while it is kept, in bytes.
+        """Return how much memory the result of `epoch_order` takes, in bytes.
 
-        Every process that reads keeps one for each epoch under way. What does not grow with
-        ``n_rows`` need not be counted; 0 unless a strategy says otherwise.
+        Every reading process keeps one for each epoch in progress. Memory that does not grow with
+        ``n_rows`` need not be counted. The default is 0.
         """
         return 0

@@ -28,45 +28,45 @@ _BLOCK_ORDER, _SHORT_BLOCK, _GRID_OFFSET = range(3)
 class BlockShuffling(SamplingStrategy):
     """Visit contiguous blocks of rows in random order, and shuffle within each fetch.
 
-    The block sampling of scDataset: large blocks read fast, small blocks mix well, and a
-    fetch of many minibatches makes up for large blocks.
+    This is the block sampling of scDataset: large blocks read faster, small blocks mix better, and
+    a larger fetch factor makes up for large blocks.
 
     Parameters
     ----------
     block_size
-        Rows in a block.
+        Number of rows in a block.
     indices
         The rows to visit, one-dimensional integers; all rows if None. They are sorted, with
         a warning if they were not. Blocks are contiguous in ``indices``.
     drop_last
-        Whether to leave out the rows that do not fill a block. Which ones are left out, at
+        Whether to leave out the rows that do not fill a block. Which rows are left out, at
         the start and at the end, differs from epoch to epoch. If they are kept, they form one
         short block at a random place.
     align
-        If "chunks", blocks begin where chunks of storage do, so that over an epoch each chunk is
-        decompressed about once. Block k begins with the first row, from row ``k * block_size``
-        on, that begins in another chunk than the row before it, or in another file; it ends where
-        block k + 1 begins. The chunks are those of the first element of the collection: of a
-        sparse one, the larger of those of its two arrays. Among ``indices``, rows and the rows
-        before them are those of ``indices``.
+        If "chunks", blocks begin at boundaries of stored chunks, so that each chunk is decompressed
+        about once per epoch. Block k begins with the first row, from row ``k * block_size`` on,
+        that begins in another chunk or file than the row before it; it ends where block k + 1
+        begins. The chunks are those of the first element of the collection; for a sparse
+        element, those of whichever of its two arrays has larger chunks. With ``indices``, row k is
+        the k-th index, and the row before it is the index before it.
 
-        Blocks then differ in size; `block_sizes` tells. Where fewer than ``block_size`` rows
-        begin in a chunk, blocks have ``block_size`` on average, and less than one chunk's rows
-        more at most; where more do, each chunk is a block. Read for a block are the
-        chunks that its rows begin in, each of which is in one block alone, and the head of one
-        more that its last row may go on in.
+        Blocks then differ in size; see `block_sizes`. If fewer than ``block_size`` rows begin in a
+        chunk, blocks have ``block_size`` rows on average, and exceed it by less than the rows of
+        one chunk; if more do, each chunk is a block. A block reads the chunks in which its rows
+        begin, which belong to no other block, and the head of one more chunk if its last row
+        continues there.
 
-        Rows that are not decompressed in chunks here (those of plain arrays, of a database, in
-        memory) may each begin a block; where that holds for all, the order is that without
-        ``align``. With ``drop_last``, as many rows are left out as without: the last of the
-        epoch's order.
+        Rows that cellfeed does not decompress in chunks (rows of uncompressed arrays, of a
+        database, or in memory) may each begin a block; if this holds for all rows, the order is
+        the same as without ``align``. With ``drop_last``, the same number of rows is left out as
+        without ``align``, at the end of the epoch's order.
 
     Raises
     ------
     ParameterError
         ``block_size`` is below one, ``indices`` cannot be used, or ``align`` is something else.
-        When the strategy is given to a `CellDataset` with ``align="chunks"``: what is read is no
-        `Collection`.
+        When a strategy with ``align="chunks"`` is passed to a `CellDataset`: the collection is
+        not a `Collection`.
 
     Examples
     --------
@@ -111,18 +111,18 @@ class BlockShuffling(SamplingStrategy):
         return among(self.indices, order)
 
     def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory an epoch takes, in bytes: of aligned blocks, 8 for each 1,024."""
+        """Return how much memory an epoch takes, in bytes: 8 per 1,024 aligned blocks."""
         if self.align is None:
             return 0
         return 8 * -(-n_available(self.indices, n_rows) // (1024 * self.block_size))
 
     def bound_to(self, collection: Any) -> "BlockShuffling":
-        """Return the strategy with the chunks of the collection, if blocks are aligned to them."""
+        """Return the strategy with the chunks of the collection if ``align="chunks"``."""
         if self.align is None:
             return self
         if not hasattr(collection, "chunk_starts"):
             msg = (
-                'align="chunks" needs a collection that `open_collection` has opened, but got a '
+                "align='chunks' needs a collection from `open_collection`, but got a "
                 f"{type(collection).__name__}; leave `align` out"
             )
             raise ParameterError(msg)
@@ -132,18 +132,18 @@ class BlockShuffling(SamplingStrategy):
         return changed(self, align=starts if starts.is_chunked else None)
 
     def block_sizes(self, n_rows: int) -> BlockSizes:
-        """Return how many rows blocks have; those that ``drop_last`` leaves out are counted.
+        """Return the sizes of blocks, including rows that ``drop_last`` leaves out.
 
         Parameters
         ----------
         n_rows
-            Rows of the collection.
+            Number of rows of the collection.
 
         Raises
         ------
         ParameterError
-            ``n_rows`` is below one, or ``align`` is "chunks" and the chunks are not known yet: call
-            ``bound_to(collection)``.
+            ``n_rows`` is below one, or ``align`` is "chunks" and the chunks are not known yet; call
+            ``bound_to(collection)`` first.
 
         Examples
         --------
@@ -165,19 +165,19 @@ class BlockShuffling(SamplingStrategy):
         )
 
     def _aligned(self, n_rows: int) -> "AlignedBlocks | None":
-        """Return blocks that are aligned; None if these are not."""
+        """Return the aligned blocks; None without ``align``."""
         if self.align is None:
             return None
         if not isinstance(self.align, ChunkStarts):
             msg = (
-                'where chunks begin is not known yet to align="chunks"; give the strategy to a '
+                "align='chunks' does not know the chunks yet; pass the strategy to a "
                 "CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
         if self.align.n_rows != n_rows:
             msg = (
-                f"`align` is bound to a collection of {self.align.n_rows:,} rows, but this one has "
-                f'{n_rows:,}; give the strategy anew with align="chunks"'
+                f"`align` is bound to a collection of {self.align.n_rows:,} rows, but this one "
+                f"has {n_rows:,}; make a new strategy with align='chunks'"
             )
             raise ParameterError(msg)
         indices = None if self.indices is None else np.asarray(self.indices)
@@ -192,7 +192,7 @@ def _is_alignment(given: Any) -> bool:
 def shuffled_blocks(
     n: int, block_size: int, epoch_key: int, *, drop_last: bool = False
 ) -> EpochOrder:
-    """Return the numbers below ``n`` in contiguous blocks in random order; see `BlockShuffling`."""
+    """Return the numbers below ``n`` as contiguous blocks in random order; see `BlockShuffling`."""
     n_blocks, n_left = divmod(n, block_size)
     has_short = n_left > 0 and not drop_last
     slot = random_below(derive_key(epoch_key, _SHORT_BLOCK), n_blocks + 1)

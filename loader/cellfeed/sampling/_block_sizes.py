@@ -1,4 +1,4 @@
-"""How many rows blocks have."""
+"""The sizes of blocks."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,13 @@ class BlockSizes:
     Parameters
     ----------
     n_blocks
-        How many blocks there are.
+        Number of blocks.
     mean, largest
-        Mean size, and size of the largest.
+        Mean and largest size.
     effective
-        Mean size of the block that a row is in: ``E[s^2] / E[s]`` of sizes s. Blocks of this one
-        size would mix as these do; see `cellfeed_tuner.theory.lower_bound_bits`.
+        Mean size, over rows, of the block that a row is in: ``E[s^2] / E[s]`` for block sizes s.
+        Blocks of this one size would mix equally well; see
+        `cellfeed_tuner.theory.lower_bound_bits`.
     """
 
     n_blocks: int

@@ -17,16 +17,16 @@ __all__ = ["ChunkStarts"]
 
 @dataclass(frozen=True, eq=False)
 class ChunkStarts:
-    """Which rows of a collection are the first to begin in a chunk, found when it is asked.
+    """Which rows of a collection are the first to begin in a chunk, computed on demand.
 
-    What a `BlockShuffling` has in ``align`` once it is bound to a collection. Nothing is kept but
-    the row pointers, which are those that reading uses.
+    This is ``align`` of a `BlockShuffling` that is bound to a collection. Only the row pointers are
+    kept, in the memory that reading uses.
 
     Parameters
     ----------
     read
         Returns the rows of each file, in the order of the collection. Called once in each process
-        that a pickled copy comes to.
+        that gets a pickled copy.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class ChunkStarts:
     chunks: NDArray[np.int64] = field(init=False, repr=False)  # tell storage from other storage
 
     def __post_init__(self, read: Callable[[], Sequence[ChunkedRows]]) -> None:
-        """Read where rows begin."""
+        """Read the positions of the rows."""
         object.__setattr__(self, "_read", read)
         of_files = [(each.n_rows, each.chunk_size, each.n_elements) for each in self._files()]
         object.__setattr__(self, "chunks", np.array(of_files, np.int64).reshape(-1, 3))
@@ -49,16 +49,16 @@ class ChunkStarts:
 
     @property
     def n_rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows in all files."""
         return int(self.chunks[:, 0].sum())
 
     @property
     def is_chunked(self) -> bool:
-        """Whether any row lies in a chunk that is decompressed as a whole."""
+        """Whether any row is in a chunk that is decompressed as a whole."""
         return bool(self.chunks[:, 1].any())
 
     def blocks(self, indices: NDArray[np.int64] | None, block_size: int) -> "AlignedBlocks":
-        """Return the blocks of all rows, or of some, ascending."""
+        """Return the aligned blocks of all rows, or of the given ascending rows."""
         # It needs numba, which only those wait for who ask for it.
         from cellfeed.sampling._aligned_blocks import AlignedBlocks  # noqa: PLC0415
 

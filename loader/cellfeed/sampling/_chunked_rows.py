@@ -1,4 +1,4 @@
-"""The rows of a file, as far as chunks of storage hold several of them."""
+"""How the rows of a file are divided into chunks."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ __all__ = ["ChunkedRows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedRows:
-    """The rows of one file, one after the other in chunks that are decompressed as a whole.
+    """The rows of one file, stored consecutively in chunks that are decompressed as a whole.
 
     Parameters
     ----------
     n_rows
-        How many there are.
+        Number of rows.
     chunk_size
-        Elements of a chunk; 0 where rows are not in such chunks, so that any may begin a block.
+        Elements in a chunk; 0 if rows are not in such chunks, so that any row may begin a block.
     row_size
-        Elements of each row, where all have as many.
+        Elements in each row, if all rows have equally many.
     pointer
-        Where each row begins, ascending, int64, shape (n_rows + 1,), where they have not.
+        Otherwise, the first element of each row, ascending, int64, shape (n_rows + 1,).
     """
 
     n_rows: int
@@ -32,20 +32,20 @@ class ChunkedRows:
     pointer: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        """Let the row pointer be what compiled code takes it for."""
+        """Check the row pointers, and convert them for compiled code."""
         if self.pointer is not None:
             pointer = np.ascontiguousarray(self.pointer, np.int64)
             object.__setattr__(self, "pointer", pointer)
             if pointer.shape != (self.n_rows + 1,):
                 msg = (
-                    f"`pointer` must have {self.n_rows + 1} values, one more than rows, but has "
+                    f"`pointer` must have {self.n_rows + 1} values, one more than rows, but got "
                     f"shape {pointer.shape}"
                 )
                 raise ParameterError(msg)
 
     @property
     def n_elements(self) -> int:
-        """Elements of all rows."""
+        """Number of elements in all rows."""
         if self.pointer is None:
             return self.n_rows * self.row_size
         return int(self.pointer[-1])

@@ -21,33 +21,35 @@ __all__ = ["ClassBalancedSampling"]
 class ClassBalancedSampling(WeightedBlocks):
     """Draw cells so that every class is equally frequent, in contiguous blocks.
 
-    It is `BlockWeightedSampling` with the weight 1 / (cells of its class) for each cell; see there
-    for how cells are drawn. Of 3 classes, each has a third of the draws on average over epochs,
-    and nearly so in each.
+    This is `BlockWeightedSampling` with the weight 1 / (number of cells of the class) for each
+    cell; see there for how cells are drawn. With 3 classes, for example, each class gets a third of
+    the draws on average over epochs, and nearly a third in each epoch.
 
     Parameters
     ----------
     labels
-        The class of each cell: integers, text or categories. Cells without one (NaN, None, -1)
-        are never drawn. As many as the collection has rows, so that classes are counted in the
-        whole collection; or as many as ``indices``, so that they are counted among these. Or the
-        name of an obs column of the collection, of which the ``indices`` are counted.
+        The class of each cell: integers, text or categories. Cells without a class (NaN, None, -1)
+        are never drawn. Give one label for each row of the collection, and classes are counted in
+        the whole collection; one for each of ``indices``, and they are counted among these; or
+        the name of an obs column of the collection, and they are counted among ``indices``.
     block_size
-        Draws in a block.
+        Number of draws in a block.
     indices
         The rows to draw from; all rows if None. They are sorted, with a warning if they were not.
     total_size, replace, sampling_size
-        As in `BlockWeightedSampling`. Without replacement, a class of few cells is drawn as a
-        whole, and the rest is divided among the others.
+        See `BlockWeightedSampling`. Without replacement, all cells of a small class are drawn,
+        and the remaining draws are divided among the other classes.
 
     Raises
     ------
     ParameterError
-        A size is below one, labels cannot be used, or there are too few to draw none twice.
+        A size is below one, labels cannot be used, or there are too few cells with labels to draw
+        none twice.
 
     Notes
     -----
-    Labels take as much as their codes, an eighth of what weights would where classes are few.
+    Labels take the memory of their codes, an eighth of the memory of weights if there are few
+    classes.
 
     Examples
     --------
@@ -78,7 +80,7 @@ class ClassBalancedSampling(WeightedBlocks):
         self._prepare_masses(require_some(weights, "labels"))
 
     def bound_to(self, collection: Any) -> "ClassBalancedSampling":
-        """Return the strategy with the labels that ``labels`` names."""
+        """Return the strategy with the labels of the obs column that ``labels`` names."""
         if not isinstance(self.labels, str):
             return self
         codes = codes_of_columns(collection, (self.labels,))
@@ -88,11 +90,11 @@ class ClassBalancedSampling(WeightedBlocks):
         return changed(self, labels=codes)
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return the draws of one epoch; keeps nothing that grows."""
+        """Return the draws of one epoch, without memory that grows with rows."""
         if isinstance(self.labels, str):
             msg = (
-                f"`labels` is the name {self.labels!r}, and what it holds is not known yet; "
-                "give the strategy to a CellDataset, or call bound_to(collection)"
+                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
+                "strategy to a CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
         return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)

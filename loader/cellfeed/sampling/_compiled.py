@@ -1,4 +1,4 @@
-"""What is compiled, if somebody has imported it already."""
+"""Compiled functions, if they have been imported already."""
 
 import sys
 from collections.abc import Callable
@@ -8,9 +8,10 @@ __all__ = ["compiled"]
 
 
 def compiled(module: str, name: str) -> Callable[..., Any] | None:
-    """Return a function of a module of `_kernels`; None where that was not imported.
+    """Return a function of a module of `_kernels`; None if the module was not imported.
 
-    Whoever reads cells has imported it; for a plan alone it would take longer than it saves.
+    Processes that read cells have imported it; for a plan alone, the import would take longer than
+    it saves.
     """
     function: Callable[..., Any] | None = getattr(
         sys.modules.get(f"cellfeed.sampling._kernels.{module}"), name, None

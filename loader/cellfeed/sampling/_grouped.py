@@ -1,4 +1,4 @@
-"""Sets of cells of one group."""
+"""Sets of cells that share a group."""
 
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -31,49 +31,51 @@ _SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER, _FIRST_LEFT = range(5)
 class GroupedSampling(SamplingStrategy):
     """Visit sets of cells that share a group, such as a perturbation in a cell line, or a donor.
 
-    Each ``set_size`` consecutive cells of a minibatch are of one group, whatever the number of
-    ranks and workers; ``batch_size`` is a multiple of it. Sets come in random order, and which
-    cells of a group form a set differs from epoch to epoch.
+    Each ``set_size`` consecutive cells of a minibatch form a set of one group, whatever the number
+    of ranks and workers; ``batch_size`` must be a multiple of ``set_size``. Sets come in random
+    order, and the cells of a group form other sets in each epoch.
 
     Parameters
     ----------
     labels
-        The group of each cell: integers, text or categories; cells without one (NaN, None, -1)
-        are not visited. As many as the collection has rows, or as ``indices``. Or the name of an
-        obs column of the collection, or a tuple of several, each combination of which is a group.
+        The group of each cell: integers, text or categories; cells without a group (NaN, None, -1)
+        are not visited. Give one label for each row of the collection, or for each of ``indices``;
+        or the name of an obs column of the collection; or a tuple of several names, so that each
+        combination of values is a group.
     set_size
-        Cells of a set.
+        Number of cells in a set.
     block_size
-        Cells of a set that are neighbours among those of their group, in the order of storage;
-        ``set_size`` is a multiple of it. Larger ones read faster where cells of a group lie
-        scattered.
+        Number of cells in a set that are neighbours, in storage order, among the cells of their
+        group; ``set_size`` must be a multiple of it. Larger blocks read faster if the cells of a
+        group are scattered.
     indices
         The rows to visit; all rows if None. They are sorted, with a warning if they were not.
     leftover
-        What happens where the cells of a group do not fill sets: "drop" leaves some out, others
-        in each epoch, and with them groups of fewer than ``set_size``; "pad" repeats cells of the
-        group until the last set is full, none of them in a set that it is in already, if the group
-        has ``set_size`` cells; "smaller" makes smaller sets of them, which follow each other:
-        of ``set_size`` consecutive cells, some then are of several groups, and one group's end in
-        the next where they do not fit. Fewer than ``set_size`` cells are left out in all, others
-        in each epoch.
+        What to do if the cells of a group do not fill its last set. "drop" leaves them out, other
+        cells in each epoch, and with them all groups with fewer than ``set_size`` cells. "pad"
+        repeats cells of the group until the last set is full, and no cell comes twice in a set if
+        the group has at least ``set_size`` cells. "smaller" puts them into smaller sets, one after
+        another: some ``set_size`` consecutive cells are then of several groups, and a smaller set
+        that does not fit continues in the next ``set_size`` cells. In total, fewer than
+        ``set_size`` cells are left out, other cells in each epoch.
     weights
-        How often groups come: as their cells do if None, each as often as its cells fill sets;
-        "equal" often; or in proportion to the sum of their cells' weights, given as in
-        `BlockWeightedSampling`. A group that comes more often than its cells fill sets begins
-        anew, in other sets.
+        How often groups come. If None, each group comes as often as its cells fill sets. If
+        "equal", all groups come equally often. Weights of cells, given as in
+        `BlockWeightedSampling`, make groups come in proportion to the sum of their cells' weights.
+        A group that comes more often than its cells fill sets starts over, with other sets.
     n_sets
-        Sets of an epoch; as many as the cells fill if None. Needs ``weights``.
+        Number of sets in an epoch; as many as the cells fill if None. Requires ``weights``.
 
     Raises
     ------
     ParameterError
-        A size is below one or no multiple, labels or weights cannot be used, or no group fills a
-        set.
+        A size is below one or not a multiple, labels or weights cannot be used, or no group fills
+        a set.
 
     Notes
     -----
-    The rows of each group take 8 bytes a row, 4 in a collection of less than 2^31.
+    The rows of all groups are kept, at 8 bytes a row, or 4 bytes in a collection of less than 2^31
+    rows.
 
     Examples
     --------
@@ -113,11 +115,11 @@ class GroupedSampling(SamplingStrategy):
 
     @property
     def n_together(self) -> int:
-        """Cells of a set."""
+        """Number of cells in a set."""
         return self.set_size
 
     def n_positions(self, n_rows: int) -> int:
-        """Return the number of cells that an epoch visits, those that are repeated among them."""
+        """Return the number of cells that an epoch visits, including repeated ones."""
         n_available(self.indices, n_rows)
         groups = self._known_groups()
         require_length("labels", np.size(self.labels), self.indices, n_rows)
@@ -126,7 +128,7 @@ class GroupedSampling(SamplingStrategy):
         return (self.n_sets or groups.n_sets_of_all) * self.set_size
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return the sets of one epoch; keeps a number for each group."""
+        """Return the sets of one epoch, which keep a number for each group."""
         n_sets = self.n_positions(n_rows) // self.set_size
         groups = self._known_groups()
         counts = groups.n_sets
@@ -147,7 +149,7 @@ class GroupedSampling(SamplingStrategy):
         return 8 * (self._known_groups().n_sets.size + 1)
 
     def bound_to(self, collection: Any) -> "GroupedSampling":
-        """Return the strategy with the labels that ``labels`` names."""
+        """Return the strategy with the labels of the obs columns that ``labels`` names."""
         names = _names(self.labels)
         if not names:
             return self
@@ -171,14 +173,14 @@ class GroupedSampling(SamplingStrategy):
             raise ParameterError(msg)
         if self.leftover == "smaller" and self.weights is not None:
             msg = (
-                "leftover='smaller' visits each cell once, which `weights` do not; leave one of "
+                "leftover='smaller' visits each cell once, but `weights` do not; leave one of "
                 "them out"
             )
             raise ParameterError(msg)
         if self.n_sets is not None and self.weights is None:
             msg = (
                 f"n_sets={self.n_sets} needs `weights`, since without them each cell comes once; "
-                'give weights="equal", or leave out `n_sets`'
+                "give weights='equal', or leave out `n_sets`"
             )
             raise ParameterError(msg)
 
@@ -187,7 +189,10 @@ class GroupedSampling(SamplingStrategy):
         codes = _of_cells(codes, self.indices, "labels")
         members = _by_code(codes)[np.count_nonzero(codes < 0) :]
         if not members.size:
-            msg = f"`labels` leave nothing to visit: none of {codes.size:,} cells has a label"
+            msg = (
+                f"`labels` leave nothing to visit, since none of {codes.size:,} cells has a "
+                "label; give some labels"
+            )
             raise ParameterError(msg)
         sizes = np.bincount(codes[members])
         n_sets = sizes // self.set_size
@@ -232,21 +237,21 @@ class GroupedSampling(SamplingStrategy):
         groups: _Groups | None = self.__dict__["_groups"]
         if groups is None:
             msg = (
-                f"`labels` is the name {self.labels!r}, and what it holds is not known yet; "
-                "give the strategy to a CellDataset, or call bound_to(collection)"
+                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
+                "strategy to a CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
         return groups
 
 
 def _of_cells(values: NDArray[Any], indices: ArrayLike | None, name: str) -> NDArray[Any]:
-    """Return the values of the cells to visit, of those of all rows or of these cells."""
+    """Return the values of the cells to visit, given those of all rows or of these cells."""
     rows = rows_of(indices, values.size, name)
     return values if rows is None else values[rows]
 
 
 def _by_code(codes: Codes) -> NDArray[np.intp]:
-    """Return the cells in the order of their codes: digits of 16 bits are sorted fast."""
+    """Return the cells sorted by code, 16 bits at a time, which NumPy sorts fast."""
     shifted = codes.astype(np.int64) + 1  # of which none is negative
     order = np.argsort(shifted.astype(np.uint16), kind="stable")
     for shift in range(16, int(shifted.max()).bit_length(), 16):
@@ -260,7 +265,7 @@ def _is_equal(weights: ArrayLike | str) -> bool:
 
 
 def _names(labels: Any) -> tuple[str, ...]:
-    """Return the obs columns that are named; none if labels are given."""
+    """Return the names of obs columns; none if the labels themselves are given."""
     if isinstance(labels, str):
         return (labels,)
     is_names = isinstance(labels, tuple) and all(isinstance(each, str) for each in labels)
@@ -268,23 +273,22 @@ def _names(labels: Any) -> tuple[str, ...]:
 
 
 class _Groups(NamedTuple):
-    """The rows of groups.
+    """The rows of all groups.
 
     Parameters
     ----------
     rows
-        Rows, group after group, each in the order of storage.
+        Rows, group after group, each group in storage order.
     starts
-        Where those of each group start, shape (n_groups + 1,).
+        Start of each group in ``rows``, shape (n_groups + 1,).
     n_sets
-        How many sets they fill, shape (n_groups,).
+        Number of sets that each group fills, shape (n_groups,).
     n_sets_of_all
-        The sum of these, and of those that smaller sets fill together.
+        Sum of ``n_sets``, plus the sets that smaller sets fill together.
     left_ends
-        Where the cells of each group end that smaller sets are made of, after those of all groups
-        before it, shape (n_groups,).
+        Cumulative number of cells for smaller sets, shape (n_groups,).
     weights
-        How often each comes; None if as often as its cells fill sets.
+        Weight of each group; None if groups come as often as they fill sets.
     """
 
     rows: Rows
@@ -309,15 +313,15 @@ class _SetOrder:
     Parameters
     ----------
     set_size, block_size
-        Cells of a set, and how many of them are neighbours in their group.
+        Number of cells in a set, and how many of them are neighbours in their group.
     groups
         The rows of groups.
     bounds
-        Numbers of the first set of each group, before they are permuted, shape (n_groups + 1,).
+        Number of the first set of each group before permutation, shape (n_groups + 1,).
     permute
         Order of the sets.
     key
-        Stands for (seed, epoch).
+        Key derived from the seed and the epoch.
     """
 
     set_size: int
@@ -344,7 +348,7 @@ class _SetOrder:
         return rows.astype(np.int64).reshape(positions.shape)
 
     def _in_sets(self, sets: Integers, place: NDArray[np.intp], within: Integers) -> Rows:
-        """Return rows of whole sets: of which of ``sets``, and where in it."""
+        """Return rows of whole sets, from the number of the set and the place in it."""
         groups = np.searchsorted(self.bounds[:-1], sets, side="right") - 1
         n_sets = np.maximum(self.groups.n_sets[groups], 1)
         # A group that has come as often as its cells fill sets begins anew.
@@ -375,7 +379,7 @@ class _SetOrder:
         return rows
 
     def _left(self, numbers: Integers) -> Rows:
-        """Return rows of smaller sets, by their numbers among all that whole sets leave."""
+        """Return rows of smaller sets, from their numbers among all rows not in whole sets."""
         ends = self.groups.left_ends
         start = random_below(derive_key(self.key, _FIRST_LEFT), int(ends[-1]))
         numbers = (numbers + start) % ends[-1]
@@ -389,6 +393,6 @@ class _SetOrder:
         return rows
 
     def _firsts(self, keys: NDArray[np.uint64], sizes: Integers) -> Integers:
-        """Return the cell of each group that its first block begins with."""
+        """Return the first cell of each group's first block."""
         firsts = random_words(derive_key(self.key, _FIRST_CELL), keys) % sizes.astype(np.uint64)
         return firsts.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The rows that a strategy may visit: all of them, or those it was given."""
+"""The rows that a strategy may visit: all rows, or the given indices."""
 
 import warnings
 from typing import Any
@@ -13,19 +13,19 @@ __all__ = ["among", "n_available", "sorted_indices", "sorted_with"]
 
 
 def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
-    """Return the rows to visit in storage order, checked; None stands for all rows.
+    """Return the rows to visit, checked and in storage order; None for all rows.
 
-    Called by ``__post_init__``, whose caller's caller a warning points to.
+    ``__post_init__`` of a strategy calls this, and warnings point to the caller of its caller.
 
     Raises
     ------
     ParameterError
-        They are not one-dimensional integers from 0 on, at least one.
+        The indices are not one-dimensional non-negative integers, or there are none.
 
     Warns
     -----
     UserWarning
-        They were not sorted.
+        The indices were not sorted.
     """
     if indices is None:
         return None
@@ -39,7 +39,10 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
     rows = given.astype(np.int64)
     if np.any(rows[1:] < rows[:-1]):
         warnings.warn(
-            "`indices` were not sorted; they are visited in sorted order, as storage is read",
+            (
+                "`indices` were not sorted; they are read in sorted order, so sort them to "
+                "silence this warning"
+            ),
             UserWarning,
             stacklevel=4,
         )
@@ -51,7 +54,7 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
 
 
 def sorted_with(indices: ArrayLike | None, values: NDArray[Any]) -> NDArray[Any]:
-    """Return one value for each index in the order of `sorted_indices`; others as they are."""
+    """Return values in the order of `sorted_indices` if there is one for each index."""
     given = None if indices is None else np.asarray(indices)
     if given is None or given.shape != values.shape or not np.any(given[1:] < given[:-1]):
         return values
@@ -77,7 +80,7 @@ def n_available(indices: ArrayLike | None, n_rows: int) -> int:
 
 
 def among(indices: ArrayLike | None, order: EpochOrder) -> EpochOrder:
-    """Return the order of the rows of which ``order`` gives the numbers among ``indices``."""
+    """Return an order of rows, from an order of their numbers among ``indices``."""
     if indices is None:
         return order
     rows: NDArray[np.int64] = np.asarray(indices)

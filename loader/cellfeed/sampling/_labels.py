@@ -17,18 +17,18 @@ Codes = NDArray[np.signedinteger[Any]]
 
 
 def label_codes(labels: Any) -> Codes:
-    """Return a number for each cell's label, -1 where it is missing.
+    """Return a code for each cell's label, -1 if missing.
 
     Parameters
     ----------
     labels
-        One for each cell: integers (-1 where it is missing), text, categories, anything that
-        pandas tells apart; or a column of a collection.
+        One label for each cell: integers (-1 if missing), text, categories or anything else that
+        pandas can factorize; or a column of a collection.
 
     Raises
     ------
     ParameterError
-        They are not a line of labels, or all of them are missing.
+        They are not one-dimensional, or all of them are missing.
     """
     categorical = _categorical(labels)
     if categorical is None:
@@ -36,18 +36,18 @@ def label_codes(labels: Any) -> Codes:
     else:
         codes = np.asarray(categorical.codes)
     if codes.size and codes.max() < 0:
-        msg = f"`labels` of all {codes.size:,} cells are missing; give some that are there"
+        msg = f"`labels` of all {codes.size:,} cells are missing; give some labels"
         raise ParameterError(msg)
     return codes
 
 
 def factorized(labels: Any) -> tuple[Codes, list[Any]]:
-    """Return a number for each cell's label, -1 where it is missing, and the labels by number.
+    """Return a code for each cell's label, -1 if missing, and the labels by code.
 
     Parameters
     ----------
     labels
-        As of `label_codes`, but integers are labels like any other.
+        See `label_codes`, except that integers are labels like any other.
     """
     categorical = _categorical(labels)
     if categorical is not None:
@@ -60,7 +60,7 @@ def factorized(labels: Any) -> tuple[Codes, list[Any]]:
 
 
 def _categorical(labels: Any) -> Any:
-    """Return what has codes and categories; None if labels are not categorical."""
+    """Return an object with codes and categories; None if labels are not categorical."""
     given = labels.cat if hasattr(labels, "cat") else labels
     return given if hasattr(given, "codes") else None
 
@@ -85,33 +85,35 @@ def _numbered(labels: ArrayLike) -> Codes:
 
 
 def codes_of_columns(collection: Any, names: tuple[str, ...]) -> Codes:
-    """Return a number for each combination of what some obs columns hold, -1 where one is missing.
+    """Return a code for each combination of values of obs columns, -1 if one is missing.
 
     Parameters
     ----------
     collection
-        Anything with ``obs``, which gives a column for a name.
+        Any object with ``obs``, which returns columns by name.
     names
         Names of columns, at least one.
 
     Raises
     ------
     ColumnError
-        There is no such column.
+        obs has no such column.
     """
     return combined([label_codes(_column(collection, name)) for name in names])
 
 
 def combined(columns: list[Codes]) -> Codes:
-    """Return a number for each combination of codes, -1 where one is missing.
+    """Return a code for each combination of codes, -1 if one is missing.
 
     Raises
     ------
     ParameterError
-        There are not as many of each.
+        Their lengths differ.
     """
     if len({each.size for each in columns}) > 1:
-        msg = f"`labels` must all be as many, but got {[each.size for each in columns]}"
+        msg = (
+            f"`labels` must have the same length, but got lengths {[each.size for each in columns]}"
+        )
         raise ParameterError(msg)
     joint, *others = columns
     is_missing = joint < 0
@@ -131,8 +133,8 @@ def _column(collection: Any, name: str) -> Any:
         raise ColumnError(msg)
     if name not in columns:
         msg = (
-            f"there is no obs column {name!r} in the collection, which has {list(columns)}; "
-            f"open it with obs=[{name!r}]"
+            f"the collection has no obs column {name!r}, only {list(columns)}; open it with "
+            f"obs=[{name!r}]"
         )
         raise ColumnError(msg)
     return columns[name]

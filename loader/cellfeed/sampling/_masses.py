@@ -1,8 +1,8 @@
-"""How often each cell is to be drawn, in integers, whose sums are exact in any order.
+"""Weights as integers, whose sums are exact in any order.
 
 Weights become *masses*: integers in proportion to them, whose total is just below 2^62. The cells
-lie side by side on a line, each as long as its mass, and whoever draws asks which cell lies at a
-point. A float could not say that of 10^9 cells: it has 53 bits, and its sums depend on the order
+are intervals on a line, each as long as its mass, and a draw looks up the cell at a point.
+Floats could not do that for 10^9 cells: they have 53 bits, and their sums depend on the order
 of additions, which differs between processors.
 """
 
@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 
 
 class Located(NamedTuple):
-    """The cells at some points of the line, and where these begin and end."""
+    """The cells at given points of the line, and where these cells begin and end."""
 
     cells: Integers
     starts: Integers
@@ -33,7 +33,7 @@ class Located(NamedTuple):
 
 
 class Masses(Protocol):
-    """Cells side by side on a line, each as long as its mass."""
+    """Cells as consecutive intervals on a line, each as long as its mass."""
 
     @property
     def total(self) -> int:
@@ -41,17 +41,17 @@ class Masses(Protocol):
         ...
 
     def locate(self, points: Integers) -> Located:
-        """Return the cells at some points in [0, total), shape (n,)."""
+        """Return the cells at points in [0, total), shape (n,)."""
         ...
 
     def largest(self, starts: Integers, ends: Integers) -> Integers:
-        """Return the largest mass in each of some parts of the line, or what is not below it."""
+        """Return an upper bound of the masses in each of the given parts of the line."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EvenMasses:
-    """Cells of equal weight, of which nothing has to be kept.
+    """Cells of equal weight, which need no memory.
 
     Parameters
     ----------
@@ -71,30 +71,30 @@ class EvenMasses:
         return 1 << (_N_BITS - self.n.bit_length())
 
     def locate(self, points: Integers) -> Located:
-        """Return the cells at some points, and where these begin and end."""
+        """Return the cells at given points, and where these cells begin and end."""
         cells = points // self._each
         starts = cells * self._each
         return Located(cells, starts, starts + self._each)
 
     def largest(self, starts: Integers, ends: Integers) -> Integers:
-        """Return the largest mass in each of some parts of the line."""
+        """Return the largest mass in each of the given parts of the line."""
         del ends
         return np.full(starts.shape, self._each)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellWeights:
-    """The weights of cells, as they were given.
+    """The given weights of cells.
 
     Parameters
     ----------
     values
-        Weights, finite and not negative, of any float dtype: of each cell, or of each class, with
-        0 at the end for cells without one.
+        Weights, finite and not negative, of any float dtype: one per cell; or one per class,
+        followed by a 0 for cells without a class.
     codes
-        The class of each cell, -1 without one; None if ``values`` are those of the cells.
+        The class of each cell, -1 without a class; None if ``values`` are the weights of cells.
     indices
-        The numbers of the cells in ``codes`` or ``values``; all of them in their order if None.
+        Positions of the cells in ``codes`` or ``values``; all positions in order if None.
     """
 
     values: NDArray[np.floating]
@@ -109,7 +109,7 @@ class CellWeights:
         return self.values.size if self.codes is None else self.codes.size
 
     def at(self, cells: slice | Integers) -> NDArray[np.float64]:
-        """Return the weights of some cells."""
+        """Return the weights of the given cells."""
         at: slice | NDArray[np.signedinteger] = cells
         if self.indices is not None:
             at = self.indices[at]
@@ -131,7 +131,7 @@ class CellWeights:
         return sum(int(np.count_nonzero(self.at(part))) for part in self.parts())
 
     def parts(self) -> list[slice]:
-        """Return all cells, as many at once as are worked on together."""
+        """Return all cells in parts that are processed one at a time."""
         starts = range(0, self.n, _CELLS_AT_ONCE)
         return [slice(start, min(start + _CELLS_AT_ONCE, self.n)) for start in starts]
 
@@ -140,7 +140,7 @@ class CellWeights:
 class _Rounded:
     """Weights as integers: ``min(weight / unit, 1) * 2^bits``, rounded up, and at most ``cap``.
 
-    Rounded up, every weight above 0 has a mass.
+    Rounding up gives every weight above 0 a positive mass.
     """
 
     weights: CellWeights
@@ -149,7 +149,7 @@ class _Rounded:
     cap: int
 
     def at(self, cells: slice | Integers) -> Integers:
-        """Return the masses of some cells."""
+        """Return the masses of the given cells."""
         shares = np.minimum(self.weights.at(cells), self.unit)
         shares /= self.unit
         shares *= 2.0**self.bits
@@ -161,7 +161,7 @@ class _Rounded:
         return sum(int(self.at(part).sum()) for part in self.weights.parts())
 
     def below(self, cap: int) -> tuple[int, int]:
-        """Return the sum of masses below ``cap``, and how many cells have one that is not."""
+        """Return the sum of masses below ``cap``, and the number of cells with other masses."""
         total = n_capped = 0
         for part in self.weights.parts():
             masses = self.at(part)
@@ -172,7 +172,7 @@ class _Rounded:
 
 
 def _rounded(weights: CellWeights, unit: float) -> _Rounded:
-    """Return weights of at most ``unit`` as integers, as large as the total allows."""
+    """Return weights up to ``unit`` as integers, as large as the total allows."""
     bits = _N_BITS - weights.n.bit_length()
     rounded = _Rounded(weights, unit, bits, cap=1 << bits)
     # Most cells may weigh less than the largest: that many more bits, and rounding up fits, too.
@@ -181,15 +181,15 @@ def _rounded(weights: CellWeights, unit: float) -> _Rounded:
 
 
 def masses_of(weights: CellWeights) -> "CellMasses":
-    """Return masses in proportion to weights, of which at least one is above 0."""
+    """Return masses in proportion to weights, at least one of which is above 0."""
     return CellMasses(_rounded(weights, weights.largest()))
 
 
 def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
-    """Return masses in proportion to weights, but none above the total / ``n_draws``.
+    """Return masses in proportion to weights, capped at the total / ``n_draws``.
 
-    The cap is the largest c at which ``sum(min(mass, c)) >= n_draws c``, found from above: each
-    step divides what is left to cells that are not capped among the draws that are left to them
+    The cap is the largest c with ``sum(min(mass, c)) >= n_draws c``. It is found from above: each
+    step divides the mass of the cells that are not capped by the number of draws left for them
     (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, section 3.6).
 
     Parameters
@@ -197,7 +197,7 @@ def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
     weights
         The weights, at least ``n_draws`` of them above 0.
     n_draws
-        How many cells are drawn, none of them twice.
+        Number of cells that are drawn, none of them twice.
     """
     unit = weights.largest()
     while True:
@@ -216,7 +216,7 @@ def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
 
 @dataclass(frozen=True, eq=False)
 class CellMasses:
-    """Masses of which only the sums over 128 cells are kept: n / 8 bytes of n cells.
+    """Masses, of which only sums over 128 cells are kept: n / 8 bytes for n cells.
 
     Parameters
     ----------
@@ -248,12 +248,12 @@ class CellMasses:
         return int(self._starts[-1])
 
     def bounds(self) -> Integers:
-        """Return where each cell begins, and where the last ends, shape (n + 1,)."""
+        """Return where each cell begins, and the end of the last, shape (n + 1,)."""
         masses = [self.rounded.at(part) for part in self.rounded.weights.parts()]
         return np.cumsum(np.concatenate([[0], *masses]))
 
     def locate(self, points: Integers) -> Located:
-        """Return the cells at some points, and where these begin and end."""
+        """Return the cells at given points, and where these cells begin and end."""
         located = Located(*(np.empty(points.size, np.int64) for _ in Located._fields))
         order = np.argsort(points)
         chunks, firsts = np.unique(self._chunks_at(points[order]), return_index=True)
@@ -274,7 +274,7 @@ class CellMasses:
         return Located(cells.ravel()[at], ends[at] - masses.ravel()[at], ends[at])
 
     def largest(self, starts: Integers, ends: Integers) -> Integers:
-        """Return the largest mass in each part of the line, or in the 128 cells around it."""
+        """Return the largest mass in each part of the line, or in its groups of 128 cells."""
         first, last = self._chunks_at(starts), self._chunks_at(ends - 1)
         if np.array_equal(first, last):
             return self._largest[first]

@@ -1,4 +1,4 @@
-"""A pseudorandom permutation of range(n) that needs no memory of its size."""
+"""A pseudorandom permutation of range(n) in constant memory."""
 
 from dataclasses import dataclass, field
 
@@ -20,22 +20,22 @@ _N_ROUNDS = 16
 class Permutation:
     """A bijection on range(n), evaluated element by element.
 
-    A Feistel network permutes the smallest power of two that holds ``n``; an image outside
-    range(n) is permuted again until it falls inside ("cycle walking", Black and Rogaway,
-    "Ciphers with arbitrary finite domains", CT-RSA 2002). At most half of the domain is
-    outside, so two evaluations are expected at the most.
+    A Feistel network permutes range(m), with m the smallest power of two that is at least ``n``. An
+    image outside range(n) is permuted again until it falls inside ("cycle walking", Black and
+    Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). At most half of the domain is
+    outside, so at most two evaluations are expected.
 
     Parameters
     ----------
     n
         Number of elements, 0 <= n < 2**62.
     key
-        Chooses the permutation, 0 <= key < 2**64; see `derive_key`.
+        Selects the permutation, 0 <= key < 2**64; see `derive_key`.
 
     Attributes
     ----------
     round_keys
-        What the rounds of the network are keyed with, in their order.
+        Keys of the rounds of the network, in order.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class Permutation:
         object.__setattr__(self, "round_keys", keys)
 
     def __call__(self, elements: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Return the images of some elements.
+        """Return the images of elements.
 
         Parameters
         ----------
@@ -103,16 +103,16 @@ class Permutation:
 def permute_within(
     elements: NDArray[np.int64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """Return the image of each element in a permutation of its own range; see `Permutation`.
+    """Return the image of each element under a permutation of its own range; see `Permutation`.
 
     Parameters
     ----------
     elements
-        Values in [0, size) of each.
+        Values in [0, size).
     sizes
-        Numbers of elements of the ranges, above 0.
+        Sizes of the ranges, above 0.
     keys
-        Choose the permutations.
+        Keys of the permutations.
     """
     images, outside = elements.astype(np.uint64), np.arange(elements.size)
     bits = np.maximum(2, np.ceil(np.log2(np.maximum(sizes, 2)))).astype(np.uint64)

@@ -1,13 +1,15 @@
 """The plan of an epoch: a pure function from a fetch's number to its rows.
 
-Terms: a *minibatch* is what the training loop gets; a *fetch* is ``fetch_factor`` minibatches
-read together; a *position* is a place in the epoch's order, before it is divided into fetches.
+Terms: a *minibatch* is one batch of the training loop; a *fetch* is ``fetch_factor`` minibatches
+that are read together; a *position* is an index into the epoch's order, before it is divided into
+fetches.
 
-Rows are permuted first and divided among ranks after. In round ``i``, rank ``r`` of ``R`` takes
-the fetch at positions ``[(i R + r) F, (i R + r + 1) F)``; in the last round all ranks take
-equally fewer. Every rank therefore delivers the same number of minibatches, of the same sizes.
+Rows are first permuted and then divided among ranks. In round ``i``, rank ``r`` of ``R`` takes
+the fetch of F rows at positions ``[(i R + r) F, (i R + r + 1) F)``; in the last round, all ranks
+take equally fewer rows. Every rank therefore delivers the same number of minibatches, of the same
+sizes.
 
-An epoch that was stopped goes on as a plan of what is left of it, on any number of ranks.
+An epoch that was stopped is resumed as a plan of its remaining rows, on any number of ranks.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -31,15 +33,15 @@ _STRATEGY, _WITHIN_FETCH = range(2)
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What to read at once, and the order in which it leaves.
+    """The rows of a fetch, and the order in which they are delivered.
 
     Parameters
     ----------
     rows
         The distinct rows to read, ascending, int64, shape (n_distinct,).
     order
-        ``rows[order]`` are the rows in the order of delivery, intp, shape (n_delivered,).
-        Longer than ``rows`` where a row is delivered twice.
+        ``rows[order]`` are the rows in the order of delivery, intp, shape (n_delivered,). It is
+        longer than ``rows`` if a row is delivered twice.
     """
 
     rows: NDArray[np.int64]
@@ -48,41 +50,42 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """One rank's share of one epoch, from which any fetch can be taken at any time.
+    """One rank's share of one epoch, with random access to its fetches.
 
-    Memory and start-up time do not depend on ``n_rows``, beyond what the strategy prepares for an
-    epoch. That is done at the first fetch and kept as long as the plan, so whoever wants many
-    fetches of one epoch takes them from one plan. It is not part of the plan's value: copies
-    that are pickled prepare anew, and give the same.
+    Memory and start-up time do not depend on ``n_rows``, except for the order that the strategy
+    prepares. It is prepared at the first fetch and kept as long as the plan, so take all fetches of
+    an epoch from one plan. The order is not part of the plan's value: pickled copies prepare it
+    again, and it is the same.
 
     Parameters
     ----------
     strategy
         Which rows are visited, and in which order.
     n_rows
-        Rows of the collection.
+        Number of rows of the collection.
     batch_size
-        Rows of a minibatch.
+        Number of rows in a minibatch.
     fetch_factor
-        Minibatches of a fetch.
+        Number of minibatches in a fetch.
     drop_last
-        What happens where rows do not divide evenly: if true, leave out rows until every rank
-        has the same number of full minibatches; if false, keep all rows, so that the last
-        minibatch may be short, and with several ranks repeat up to ``world_size - 1`` rows, or
-        as many sets of rows that stay together, so that all ranks have equally many.
+        What to do if rows do not divide evenly. If true, rows are left out so that every rank
+        has the same number of full minibatches. If false, all rows are kept, so the last minibatch
+        may be short; with several ranks, up to ``world_size - 1`` rows are repeated (or up to
+        ``world_size - 1`` sets, if the strategy keeps sets of rows together), so that all ranks
+        have equally many.
     seed, epoch
-        The order depends on these two alone.
+        Seed and number of the epoch, which alone determine the random order.
     rank, world_size
         This rank and the number of ranks.
     after
         How far the epoch had come, and how it was divided, each time that it was stopped and
-        divided anew. The plan is of what is left, as an epoch of its own.
+        divided again. The plan covers the remaining rows, as an epoch of its own.
 
     Raises
     ------
     ParameterError
-        A size or ``n_rows`` is below one, ``rank`` is outside [0, world_size), or minibatches
-        would tear apart what the strategy keeps together.
+        A size or ``n_rows`` is below one, ``rank`` is outside [0, world_size), or ``batch_size`` is
+        not a multiple of the number of rows that the strategy keeps together.
 
     Examples
     --------
@@ -128,12 +131,12 @@ class EpochPlan:
 
     @property
     def fetch_size(self) -> int:
-        """Rows of a whole fetch."""
+        """Number of rows in a whole fetch."""
         return self.batch_size * self.fetch_factor
 
     @property
     def n_positions(self) -> int:
-        """Positions that all ranks divide: those of the epoch, or what is left of them."""
+        """Number of positions that all ranks divide: those of the epoch, or the remaining ones."""
         if not self.after:
             return self.strategy.n_positions(self.n_rows)
         if self._n_left is None:
@@ -142,7 +145,7 @@ class EpochPlan:
 
     @property
     def n_delivered(self) -> int:
-        """Rows that this rank delivers in the epoch."""
+        """Number of rows that this rank delivers in the epoch."""
         if self.drop_last:
             per_rank = self.n_positions // self.world_size
             return per_rank - per_rank % self.batch_size
@@ -151,28 +154,28 @@ class EpochPlan:
 
     @property
     def n_minibatches(self) -> int:
-        """Minibatches that this rank delivers in the epoch."""
+        """Number of minibatches that this rank delivers in the epoch."""
         return -(-self.n_delivered // self.batch_size)
 
     @property
     def n_fetches(self) -> int:
-        """Fetches that this rank makes in the epoch; all but the last are whole."""
+        """Number of fetches of this rank in the epoch; all but the last are whole."""
         return -(-self.n_delivered // self.fetch_size)
 
     @property
     def n_whole_fetches(self) -> int:
-        """Fetches of exactly `fetch_size` rows."""
+        """Number of fetches of exactly `fetch_size` rows."""
         return self.n_delivered // self.fetch_size
 
     def fetch(self, number: int, *, first_minibatch: int = 0) -> Fetch:
-        """Return what to read for a fetch, and the order in which its rows leave.
+        """Return the rows of a fetch, and the order in which they are delivered.
 
         Parameters
         ----------
         number
-            Which fetch.
+            Number of the fetch.
         first_minibatch
-            The first of its minibatches that is wanted.
+            The first of its minibatches to deliver; earlier ones are left out.
 
         Raises
         ------
@@ -183,15 +186,16 @@ class EpochPlan:
         return Fetch(*distinct(delivered))
 
     def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
-        """Return what one of the workers of this rank delivers.
+        """Return the share of one worker of this rank.
 
         Parameters
         ----------
         worker, num_workers
-            Which of how many; each takes every n-th fetch. They are asked in turn from 0 on.
+            Number of the worker, and the number of workers. Each takes every n-th fetch, and they
+            deliver minibatches in turn, starting with worker 0.
         n_delivered
-            Minibatches that all of them together have delivered before. The worker whose turn it
-            was then is the first now.
+            Number of minibatches that all workers together have already delivered. The worker
+            whose turn was next then comes first.
         """
         totals = minibatches_by_worker(self.n_minibatches, self.fetch_factor, num_workers)
         done = delivered_by_worker(totals, n_delivered)
@@ -199,7 +203,7 @@ class EpochPlan:
         return Share(self, number, num_workers, int(done[number]))
 
     def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int = 0) -> "Share":
-        """Return what one of the workers of this rank delivers after so many of its own."""
+        """Return the share of one worker after ``n_delivered`` minibatches of its own."""
         return Share(self, worker, num_workers, n_delivered)
 
     def delivered_rows(self, first: int, n: int = 1) -> NDArray[np.int64]:
@@ -210,7 +214,7 @@ class EpochPlan:
         first
             Number of the first fetch.
         n
-            How many; more than one at a time only of whole fetches.
+            Number of fetches; more than one only if all of them are whole.
 
         Returns
         -------
@@ -219,13 +223,13 @@ class EpochPlan:
         Raises
         ------
         IndexError
-            A fetch is outside [0, n_fetches), or short and not asked for on its own.
+            A fetch is outside [0, n_fetches), or a short fetch is requested together with others.
         """
         size = min(self.fetch_size, self.n_delivered - first * self.fetch_size)
         if first < 0 or size <= 0 or (n > 1 and first + n > self.n_whole_fetches):
             msg = (
-                f"fetches {first} to {first + n - 1} asked for, "
-                f"but this epoch has {self.n_fetches}, of which {self.n_whole_fetches} are whole"
+                f"fetches {first} to {first + n - 1} were requested, but this epoch has "
+                f"{self.n_fetches} fetches, {self.n_whole_fetches} of them whole"
             )
             raise IndexError(msg)
         # Beyond the last position, rows are repeated so that ranks are equal.
@@ -235,7 +239,7 @@ class EpochPlan:
     def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
         """Return the positions of a rank's fetch in the order of delivery.
 
-        Those from ``n_positions`` on stand for rows that are repeated.
+        Positions from ``n_positions`` on stand for repeated rows.
         """
         size = min(self.fetch_size, self.n_delivered - number * self.fetch_size)
         places = self._places(number, 1, rank, size)
@@ -293,16 +297,16 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The fetches of one worker of a rank, from where it was stopped.
+    """The remaining fetches of one worker of a rank.
 
     Parameters
     ----------
     plan
-        The epoch of the rank.
+        The plan of the rank's epoch.
     worker, num_workers
-        Which of its workers, of how many.
+        Number of the worker, and the number of workers.
     n_delivered
-        Minibatches that this worker has delivered before.
+        Number of minibatches that this worker has already delivered.
     """
 
     plan: EpochPlan
@@ -312,28 +316,28 @@ class Share:
 
     @property
     def n_minibatches(self) -> int:
-        """Minibatches that are left."""
+        """Number of remaining minibatches."""
         plan = self.plan
         totals = minibatches_by_worker(plan.n_minibatches, plan.fetch_factor, self.num_workers)
         return max(0, int(totals[self.worker]) - self.n_delivered)
 
     @property
     def numbers(self) -> range:
-        """The fetches, by their number in the plan; the first may have begun."""
+        """Numbers of the fetches in the plan; part of the first may have been delivered."""
         if not self.n_minibatches:  # also where the last fetch, a short one, has been delivered
             return range(0)
         first = self.worker + self.num_workers * (self.n_delivered // self.plan.fetch_factor)
         return range(first, self.plan.n_fetches, self.num_workers)
 
     def fetch(self, number: int) -> Fetch:
-        """Return what is left of one of the fetches."""
+        """Return the remaining rows of a fetch."""
         return self.plan.fetch(number, first_minibatch=self._n_begun(number))
 
     def whole_fetch(self, number: int) -> Fetch:
-        """Return all rows of one of the fetches, and the order of those that are left."""
+        """Return all rows of a fetch, and the order of the remaining ones."""
         fetch = self.plan.fetch(number)
         return Fetch(fetch.rows, fetch.order[self._n_begun(number) * self.plan.batch_size :])
 
     def _n_begun(self, number: int) -> int:
-        """Return how many minibatches of a fetch were delivered before."""
+        """Return how many minibatches of a fetch have already been delivered."""
         return self.n_delivered % self.plan.fetch_factor if number == self.numbers.start else 0

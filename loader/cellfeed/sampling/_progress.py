@@ -1,4 +1,4 @@
-"""How far an epoch has come, on so many ranks with so many workers each."""
+"""How far an epoch has come, on given numbers of ranks and workers."""
 
 from dataclasses import dataclass
 
@@ -19,14 +19,14 @@ class Progress:
     world_size
         Number of ranks.
     num_workers
-        Worker processes of each rank, which take every n-th of its fetches; at least 1.
+        Number of workers of each rank, each of which takes every n-th fetch; at least 1.
     n_minibatches
-        Minibatches that each rank has delivered.
+        Number of minibatches that each rank has delivered.
 
     Raises
     ------
     ParameterError
-        A number is below what it may be.
+        ``world_size`` or ``num_workers`` is below one, or ``n_minibatches`` is negative.
     """
 
     world_size: int = 1
@@ -47,14 +47,14 @@ class Progress:
 def delivered_by_worker(totals: NDArray[np.int64], n_delivered: int) -> NDArray[np.int64]:
     """Return how many minibatches came from each worker.
 
-    A DataLoader takes one of each in turn, and passes over those that have no more.
+    A DataLoader takes one minibatch from each worker in turn, and skips workers that have no more.
 
     Parameters
     ----------
     totals
-        Minibatches of each worker in the epoch, int64, shape (n_workers,).
+        Number of minibatches of each worker in the epoch, int64, shape (n_workers,).
     n_delivered
-        Minibatches of all of them that were delivered; at most ``totals.sum()``.
+        Number of delivered minibatches of all workers; at most ``totals.sum()``.
 
     Returns
     -------
@@ -79,12 +79,12 @@ def delivered_by_worker(totals: NDArray[np.int64], n_delivered: int) -> NDArray[
 
 
 def next_worker(totals: NDArray[np.int64], delivered: NDArray[np.int64]) -> int:
-    """Return the worker whose turn it is; 0 if none has any left.
+    """Return the worker that delivers next; 0 if none has minibatches left.
 
     Parameters
     ----------
     totals, delivered
-        Minibatches of each worker, and how many of them were delivered, shape (n_workers,).
+        Number of minibatches of each worker, and of its delivered ones, shape (n_workers,).
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Counter-based randomness: any draw of any stream, at once, from its number alone.
+"""Counter-based randomness: any draw of any stream is computed directly from its number.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014): word number ``c`` of the stream ``key`` is ``mix(key + c * golden)``.
-Unlike a NumPy ``Generator`` it needs no state to be carried or advanced, and its output
-does not depend on NumPy's version.
+Unlike a NumPy ``Generator``, it has no state to carry or advance, and its output does not depend
+on NumPy's version.
 """
 
 import numpy as np
@@ -18,26 +18,26 @@ _MASK = (1 << 64) - 1
 
 
 def random_words(key: int, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Return the 64-bit words with the given numbers of the stream ``key``.
+    """Return 64-bit words of the stream ``key``, by their numbers.
 
     Parameters
     ----------
     key
         The stream, 0 <= key < 2**64; see `derive_key`.
     counters
-        Integers of any shape.
+        Numbers of the words, integers of any shape.
 
     Returns
     -------
     Words, uint64, in the shape of ``counters``. The bits of a word are independent of each other
-    and of those of other words.
+    and of the bits of other words.
 
     Examples
     --------
     >>> random_words(0, np.arange(2))
     array([16294208416658607535,  7960286522194355700], dtype=uint64)
 
-    In [0, 1), float64:
+    As floats in [0, 1):
 
     >>> (random_words(0, np.arange(2)) >> np.uint64(11)) * 2.0**-53
     array([0.88331081, 0.431528  ])
@@ -60,7 +60,7 @@ def derive_key(*parts: int) -> int:
     ----------
     parts
         Integers of any size and sign, such as (seed, epoch, purpose). A strategy that draws for
-        several purposes derives a key for each from its epoch's.
+        several purposes derives a key for each from its epoch's key.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def derive_key(*parts: int) -> int:
 
 
 def random_below(key: int, bound: int) -> int:
-    """Return one integer in [0, bound) that depends on ``key`` alone.
+    """Return an integer in [0, bound) that depends only on ``key``.
 
     The bias of the reduction is below bound / 2**64.
 
@@ -93,7 +93,7 @@ def random_below(key: int, bound: int) -> int:
     key
         A key that is used for nothing else; see `derive_key`.
     bound
-        Above 0.
+        The exclusive upper bound, above 0.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""What is left of an epoch that was stopped, as positions of an epoch of its own.
+"""The remaining rows of an epoch that was stopped, as positions of an epoch of their own.
 
-Of fetches that nothing was delivered of, positions are left as they were, so that blocks stay
-whole. Of those that were under way, one for each worker of each rank, the minibatches are left that
-were not delivered. Both are intervals, whose number depends on ranks and workers alone.
+Fetches that were not begun keep their positions, so that blocks stay whole. Fetches that were begun
+(one for each worker of each rank) leave their undelivered minibatches. Both are intervals, and
+their number depends only on the numbers of ranks and workers.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["Rest", "minibatches_by_worker"]
 
 
 class DividedEpoch(Protocol):
-    """An epoch, as it was divided among ranks; see `EpochPlan`."""
+    """An epoch that was divided among ranks; see `EpochPlan`."""
 
     @property
     def batch_size(self) -> int: ...
@@ -37,7 +37,7 @@ class DividedEpoch(Protocol):
     def fetch_size(self) -> int: ...
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows at positions, before they are divided into fetches."""
+        """Return the rows at positions of the undivided epoch."""
         ...
 
     def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
@@ -47,16 +47,16 @@ class DividedEpoch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Intervals:
-    """Intervals of what is left, in the order of their new positions.
+    """Intervals of the remaining rows, in the order of their new positions.
 
     Parameters
     ----------
     starts
-        Where each starts: a position, or of what was under way a place in its fetch, shape (n,).
+        Start of each interval: a position, or an index into a fetch that was begun, shape (n,).
     sizes
-        How many positions it has, above 0, shape (n,).
+        Number of positions in each interval, above 0, shape (n,).
     fetches, ranks
-        The fetch that was under way, and its rank; -1 for positions, shape (n,).
+        The fetch that was begun, and its rank; -1 for intervals of positions, shape (n,).
     """
 
     starts: NDArray[np.int64]
@@ -66,14 +66,14 @@ class _Intervals:
 
 
 class Rest:
-    """The rows that are left of an epoch, by their new positions 0 .. ``n`` - 1.
+    """The remaining rows of an epoch, by their new positions 0 .. ``n`` - 1.
 
     Parameters
     ----------
     plan
-        The epoch.
+        The plan of the epoch.
     progress
-        How far it has come.
+        How far the epoch has come.
     """
 
     def __init__(self, plan: DividedEpoch, progress: Progress) -> None:
@@ -97,7 +97,7 @@ class Rest:
 def minibatches_by_worker(
     n_minibatches: int, fetch_factor: int, num_workers: int
 ) -> NDArray[np.int64]:
-    """Return how many minibatches each worker of a rank has in an epoch, int64, (num_workers,)."""
+    """Return the number of minibatches of each worker of a rank, int64, shape (num_workers,)."""
     n_fetches = -(-n_minibatches // fetch_factor)
     workers = np.arange(num_workers, dtype=np.int64)
     totals = (n_fetches - workers + num_workers - 1) // num_workers * fetch_factor
@@ -133,7 +133,7 @@ def _intervals(plan: DividedEpoch, progress: Progress) -> _Intervals:
 
 
 def _of_round(plan: DividedEpoch, number: int, n_delivered: int) -> list[tuple[int, int, int, int]]:
-    """Return what is left of the fetches of a number, one of each rank."""
+    """Return the remaining intervals of the fetches with one number, one fetch per rank."""
     size = min(plan.fetch_size, plan.n_delivered - number * plan.fetch_size)
     begin = number * plan.fetch_size * plan.world_size
     done = min(max(0, n_delivered) * plan.batch_size, size)

@@ -1,4 +1,4 @@
-"""Sorting the numbers of a fetch: words that shuffle it, and the rows that it reads."""
+"""Fast sorting for a fetch: the random words that shuffle it, and the rows that it reads."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ def sorted_order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
     Parameters
     ----------
     words
-        Shape (n, size).
+        uint64, shape (n, size).
     """
     radix_order = compiled("_radix", "radix_order")
     order: NDArray[np.intp]

@@ -20,7 +20,7 @@ class Streaming(SamplingStrategy):
         The rows to visit, one-dimensional integers; all rows if None. They are sorted, with
         a warning if they were not.
     shuffle
-        Whether the rows within one fetch leave in random order (a shuffle buffer of
+        Whether the rows of a fetch are delivered in random order (a shuffle buffer of
         ``batch_size * fetch_factor`` rows).
 
     Examples
@@ -38,7 +38,7 @@ class Streaming(SamplingStrategy):
 
     @property
     def shuffles_fetch(self) -> bool:
-        """Whether the rows of one fetch leave in random order."""
+        """Whether the rows of a fetch are delivered in random order."""
         return self.shuffle
 
     def n_positions(self, n_rows: int) -> int:
@@ -46,6 +46,6 @@ class Streaming(SamplingStrategy):
         return n_available(self.indices, n_rows)
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return storage order, which is that of every epoch."""
+        """Return the storage order, which is the same in every epoch."""
         del n_rows, epoch_key
         return among(self.indices, lambda positions: positions)

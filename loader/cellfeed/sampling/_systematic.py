@@ -1,4 +1,4 @@
-"""Systematic sampling: as many draws as are asked for, each cell in proportion to its weight."""
+"""Systematic sampling: a fixed number of draws, each cell in proportion to its weight."""
 
 from dataclasses import dataclass
 
@@ -18,30 +18,30 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystematicDraws:
-    """Draws in the order of storage, by their numbers.
+    """Draws in storage order, by their numbers.
 
-    Cells lie side by side on a line, each as long as its weight, and points at equal distances,
-    from a random start, say which are drawn (Madow, "On the theory of systematic sampling, II",
-    Annals of Mathematical Statistics 20, 1949). A cell is drawn in exact proportion to its weight
-    on average over starts, and as often in each epoch as that says, rounded up or down.
+    Cells are consecutive intervals on a line, each as long as its weight, and equidistant points
+    from a random start choose the drawn cells (Madow, "On the theory of systematic sampling, II",
+    Annals of Mathematical Statistics 20, 1949). On average over starts, a cell is drawn in exact
+    proportion to its weight; in each epoch, that number is rounded up or down.
 
-    Where cells weigh little, such points lie far apart. The line is therefore cut between cells
+    If the weights are small, these points are far apart. The line is therefore cut between cells
     into stretches of ``block_size`` draws, and the points of a stretch move together: as close as
-    the heaviest of its cells allows without being drawn twice, and by an offset that is uniform
-    on the stretch as a circle, so that all that is said above remains. Draws that follow each
-    other are then neighbours in storage where cells of one stretch weigh the same. Where they
-    differ so much that this could draw a cell twice, points stay where they are.
+    possible without drawing its heaviest cell twice, and shifted by an offset that is uniform
+    on the stretch as a circle, so the properties above are preserved. Consecutive draws are then
+    neighbours in storage if the cells of a stretch have equal weights. If weights differ so
+    much that this could draw a cell twice, the points stay where they are.
 
     Parameters
     ----------
     masses
         The cells and their weights.
     n
-        Draws of a round.
+        Number of draws in a round.
     block_size
-        Draws that are to be neighbours in storage.
+        Number of draws that should be neighbours in storage.
     key
-        What is random follows from it and the number of the round.
+        Key from which, with the number of the round, all randomness is computed.
     """
 
     masses: Masses
@@ -50,14 +50,14 @@ class SystematicDraws:
     key: int
 
     def cells(self, rounds: Integers, draws: Integers) -> Integers:
-        """Return the cells that are drawn.
+        """Return the drawn cells.
 
         Parameters
         ----------
         rounds
-            Numbers of rounds, shape (n,); each has a start of its own.
+            Numbers of rounds, shape (n,); each has its own random start.
         draws
-            Which of a round's draws, values in [0, n), shape (n,).
+            Numbers of draws in their rounds, values in [0, n), shape (n,).
         """
         points = _Points.of(self, rounds)
         natural = points.at(draws)
@@ -80,29 +80,29 @@ class SystematicDraws:
         return self.masses.locate(np.where(is_moved, moved, natural)).cells
 
     def numbers_from(self, starts: Integers) -> Integers:
-        """Return how many points of the first round lie before each place on the line."""
+        """Return how many points of the first round are before each place on the line."""
         return _Points.of(self, np.zeros_like(starts)).first_from(starts)
 
     def _cuts(self, points: Integers) -> Integers:
-        """Return where the first cell begins that does not begin before each point."""
+        """Return, for each point, the start of the first cell that does not begin before it."""
         ends = self.masses.locate(np.clip(points, 1, self.masses.total) - 1).ends
         return np.where(points > 0, ends, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Points at equal distances on a circle, numbered from its beginning, in some rounds.
+    """Equidistant points on a circle, numbered from its beginning, in each of several rounds.
 
     Parameters
     ----------
     step
-        Distance between two.
+        Distance between neighbouring points.
     extra
-        By how much one distance is larger, since the circle is no multiple of the step.
+        Additional length of one distance, since the circle is not a multiple of the step.
     firsts
-        The first point of each round; less than 0 by ``extra`` if that comes before it.
+        The first point of each round, less ``extra`` if the longer distance comes before it.
     at_extra
-        Number of the point in each round before which ``extra`` comes.
+        Number of the point in each round that follows the longer distance.
     """
 
     step: int
@@ -124,7 +124,7 @@ class _Points:
         return cls(step, extra, firsts[place], at_extra[place])
 
     def at(self, numbers: Integers) -> Integers:
-        """Return the points with these numbers, one of each round."""
+        """Return the points with the given numbers, one per round."""
         return self.firsts + numbers * self.step + self.extra * (numbers >= self.at_extra)
 
     def first_from(self, starts: Integers) -> Integers:

@@ -29,9 +29,9 @@ _MOST_DRAWS = 1 << 40  # so that weights have 20 bits each
 
 
 class WeightedBlocks(SamplingStrategy):
-    """What strategies share that draw cells by weight.
+    """Base class of strategies that draw cells by weight.
 
-    When they are made, they call `_prepare_sizes`, and then `_prepare_masses`.
+    Subclasses call `_prepare_sizes`, and then `_prepare_masses`, in ``__post_init__``.
     """
 
     block_size: int
@@ -49,7 +49,7 @@ class WeightedBlocks(SamplingStrategy):
 
     @abstractmethod
     def _require_length(self, n_rows: int) -> None:
-        """Check that weights fit a collection of so many rows."""
+        """Check that the number of weights fits a collection of ``n_rows`` rows."""
 
     def n_positions(self, n_rows: int) -> int:
         """Return the number of cells that an epoch draws."""
@@ -59,7 +59,7 @@ class WeightedBlocks(SamplingStrategy):
         return self.total_size or n
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return the draws of one epoch; keeps nothing that grows."""
+        """Return the draws of one epoch, without memory that grows with rows."""
         n_draws = self.n_positions(n_rows)
         even = EvenMasses(n_available(self.indices, n_rows))
         whole, last = self._masses or (even, even)
@@ -86,19 +86,19 @@ class WeightedBlocks(SamplingStrategy):
             raise ParameterError(msg)
         if self.replace and self.sampling_size is not None:
             msg = (
-                "`sampling_size` is the size of a round without replacement, but got "
+                "`sampling_size` applies only without replacement, but got "
                 f"sampling_size={self.sampling_size} with replace=True; leave one of them out"
             )
             raise ParameterError(msg)
         if not self.replace and self.total_size is None and self.sampling_size is None:
             msg = (
                 "replace=False needs `total_size` or `sampling_size`: each cell is drawn at most "
-                "once, so that weights say nothing where as many are drawn as there are"
+                "once, so weights have no effect if all cells are drawn"
             )
             raise ParameterError(msg)
 
     def _prepare_masses(self, weights: CellWeights | None) -> None:
-        """Sum the weights, of which one is above 0."""
+        """Sum the weights, at least one of which is above 0."""
         rows = np.asarray([] if self.indices is None else self.indices)
         if not self.replace and np.any(rows[1:] == rows[:-1]):
             first = rows[1:][rows[1:] == rows[:-1]][0]
@@ -118,7 +118,7 @@ class WeightedBlocks(SamplingStrategy):
         object.__setattr__(self, "_masses", masses)
 
     def _require_enough(self, n: int) -> None:
-        """Check that so many cells suffice to draw none of them twice in a round."""
+        """Check that there are enough cells to draw none of them twice in a round."""
         if self.replace:
             return
         given = {name: getattr(self, name) for name in ("total_size", "sampling_size")}
@@ -136,33 +136,35 @@ class BlockWeightedSampling(WeightedBlocks):
     """Draw cells in proportion to weights, in contiguous blocks, and shuffle within each fetch.
 
     Draws are systematic (Madow 1949): on average over epochs, a cell is drawn exactly
-    ``total_size * weight / sum(weights)`` times, and in each epoch so often, rounded up or down.
-    Draws that follow each other in storage form a block, and blocks come in random order.
-    Neighbours of equal weight are read together: of a region of which one cell in ten is wanted,
-    a block of ten times as many rows is chosen from, and its cells lie side by side.
+    ``total_size * weight / sum(weights)`` times, and in each epoch that number, rounded up or down.
+    Draws that follow each other in storage form a block, and blocks come in random order. If
+    neighbours have equal weights, the cells of a block are contiguous: in a region with one draw
+    per ten cells, for example, each block is a run of ``block_size`` cells, at a random place among
+    ten times as many rows.
 
     Without replacement, a cell is drawn with a probability in proportion to its weight, but at
-    most 1: cells whose weight asks for more are drawn always, and the rest is divided among the
-    others (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, section 3.6).
+    most 1: cells whose weight would require more are always drawn, and the remaining draws are
+    divided among the others (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992,
+    section 3.6).
 
     Parameters
     ----------
     block_size
-        Draws in a block.
+        Number of draws in a block.
     indices
         The rows to draw from, one-dimensional integers; all rows if None. They are sorted, with
         a warning if they were not.
     weights
-        Weight of each row of the collection, or of each of the ``indices`` if there are as many:
-        finite, not negative, at least one above 0. They need not sum to 1. All alike if None.
+        Weight of each row of the collection, or of each of ``indices`` if there are as many:
+        finite, not negative, at least one above 0. They need not sum to 1. Equal weights if None.
     total_size
-        Draws of an epoch; as many as there are rows to draw from if None.
+        Number of draws in an epoch; by default, the number of rows to draw from.
     replace
-        Whether a cell may be drawn more than once in an epoch. If not, give ``total_size``, of
-        which no cell comes twice, or ``sampling_size``.
+        Whether a cell may be drawn more than once in an epoch. If false, give ``total_size``, so
+        that no cell comes twice among these draws, or ``sampling_size``.
     sampling_size
-        Without replacement: an epoch is made of rounds of so many draws, in each of which no cell
-        comes twice; the last may be shorter. One round if None.
+        Without replacement, an epoch consists of rounds of ``sampling_size`` draws, in each of
+        which no cell comes twice; the last round may be shorter. One round if None.
 
     Raises
     ------
@@ -171,9 +173,9 @@ class BlockWeightedSampling(WeightedBlocks):
 
     Notes
     -----
-    Weights take 8 bytes a row (4 if they are float32), and what is summed of them, once, another
-    eighth of a byte. Sums are those of integers, exact in any order: weights are rounded to 2^-61
-    of their sum.
+    Weights take 8 bytes a row (4 if they are float32), and their sums, computed once, another
+    eighth of a byte. The sums are of integers, and so exact in any order: weights are rounded to
+    2^-61 of their sum.
 
     Examples
     --------
@@ -210,9 +212,9 @@ class BlockWeightedSampling(WeightedBlocks):
 
 
 def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
-    """Return weights as float64, or float32 if that is what they are: a copy nobody writes to.
+    """Return weights as a read-only copy, float64, or float32 if they are float32.
 
-    What is such a copy already is returned itself.
+    A copy that this function made before is returned itself.
 
     Raises
     ------
@@ -238,35 +240,38 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
 
 
 def require_some(weights: CellWeights, name: str) -> CellWeights:
-    """Check that a cell may be drawn.
+    """Check that at least one cell can be drawn.
 
     Raises
     ------
     ParameterError
-        None may.
+        No weight is above 0.
     """
     if weights.largest() <= 0:
         what = "weight above 0" if name == "weights" else "label"
-        msg = f"`{name}` leave nothing to draw: none of {weights.n:,} cells has a {what}"
+        msg = (
+            f"`{name}` leave nothing to draw, since none of {weights.n:,} cells has a {what}; "
+            "give some"
+        )
         raise ParameterError(msg)
     return weights
 
 
 def rows_of(indices: ArrayLike | None, n: int, name: str) -> NDArray[np.int64] | None:
-    """Return which of ``n`` values are those of the cells; all of them in their order if None.
+    """Return the positions of the cells' values among ``n`` values; None for all, in order.
 
     Raises
     ------
     ParameterError
-        There are fewer than the largest index asks for.
+        There are fewer values than the largest index requires.
     """
     if indices is None or np.size(indices) == n:
         return None
     rows: NDArray[np.int64] = np.asarray(indices)
     if rows[-1] >= n:
         msg = (
-            f"`{name}` must be as many as the collection has rows, or as `indices` "
-            f"({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
+            f"`{name}` must have one value for each row of the collection, or for each of "
+            f"`indices` ({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
         )
         raise ParameterError(msg)
     return rows
@@ -278,13 +283,13 @@ def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) ->
     Raises
     ------
     ParameterError
-        There are not.
+        The numbers differ.
     """
     if n == n_rows or (indices is not None and np.size(indices) == n):
         return
-    among_them = "" if indices is None else f", or as `indices` ({np.size(indices):,})"
+    among_them = "" if indices is None else f", or for each of `indices` ({np.size(indices):,})"
     msg = (
-        f"`{name}` must be as many as the collection has rows ({n_rows:,}){among_them}, "
+        f"`{name}` must have one value for each row of the collection ({n_rows:,}){among_them}, "
         f"but got {n:,}"
     )
     raise ParameterError(msg)
@@ -297,9 +302,9 @@ class _DrawnBlocks:
     Parameters
     ----------
     blocks
-        The numbers of draws in their order.
+        The numbers of draws, in the order of delivery.
     whole, last
-        Draws of whole rounds, and of the last.
+        Draws of whole rounds, and of the last round.
     n_whole
         Number of whole rounds.
     """

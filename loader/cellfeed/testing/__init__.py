@@ -1,7 +1,7 @@
 """Conformance suites: tests that an extension of cellfeed inherits by supplying one fixture.
 
-`SourceConformance` holds any storage against NumPy in memory, `StrategyConformance` any sampling
-strategy against what it says of itself.
+`SourceConformance` compares any storage with NumPy in memory; `StrategyConformance` checks any
+sampling strategy against its declared properties.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Matrices that a suite has stored, and what is to come out: made from a few numbers and a seed."""
+"""Matrices for a suite to store, and the expected results, made from a few numbers and a seed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,32 +21,32 @@ PLATES = ("plate 1", "plate 2", "plate 3")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredCase:
-    """One matrix with its annotations, to be written to the storage that is tested.
+    """A matrix with its annotations, to be written to the tested storage.
 
     Parameters
     ----------
     layout
-        Whether it is stored as CSR, dense or ragged.
+        Layout of the stored matrix: CSR, dense or ragged.
     n_rows, n_vars
         Number of cells and of genes.
     dtype
-        Dtype that values are stored in, as NumPy names it, such as ``">f4"``.
+        Dtype of the stored values, as NumPy names it, such as ``">f4"``.
     index_dtype, pointer_dtype
-        Dtypes that ``indices`` and ``indptr`` are stored in.
+        Dtypes of the stored ``indices`` and ``indptr``.
     density
         Share of elements that are stored.
     columns
-        Whether the columns of a row ascend, lie in any order, or some of them are there twice.
+        Whether the columns of a row ascend, are in any order, or include duplicates.
     values
-        Small counts, or also the largest, smallest and oddest values of the dtype.
+        Whether values are small counts, or also include extreme and special values of the dtype.
     element
-        Which matrix: ``"X"``, ``"layers/counts"`` or ``"raw/X"``.
+        Name of the element: ``"X"``, ``"layers/counts"`` or ``"raw/X"``.
     further_shape
         Dimensions of a dense array after cells and genes.
     storage
-        How it is stored, as the suite's ``storages`` draws it.
+        Options of the storage, as the suite's ``storages`` draws them.
     seed
-        Of all that is random.
+        Seed of the random content.
 
     Examples
     --------
@@ -80,29 +80,29 @@ class StoredCase:
 
     @property
     def indptr(self) -> NDArray[Any]:
-        """Where each row of CSR, or ragged, begins, as it is to be stored, shape (n_rows + 1,)."""
+        """Row pointers of CSR or ragged rows, as they must be stored, shape (n_rows + 1,)."""
         return np.cumsum([0, *map(len, self._columns)]).astype(self.pointer_dtype)
 
     @property
     def indices(self) -> NDArray[Any]:
-        """Column of each element of CSR, as it is to be stored."""
+        """Column of each CSR element, as it must be stored, shape (n_elements,)."""
         return np.concatenate([np.empty(0, np.int64), *self._columns]).astype(self.index_dtype)
 
     @property
     def data(self) -> NDArray[Any]:
-        """Value of each element of CSR, or of all ragged rows, as it is to be stored."""
+        """Values of CSR elements or ragged rows, as they must be stored, shape (n_elements,)."""
         return self._values(sum(map(len, self._columns)))
 
     @property
     def dense(self) -> NDArray[Any]:
-        """The dense matrix, as it is to be stored, of `shape`."""
+        """The dense matrix, as it must be stored, of `shape`."""
         values = self._values(math.prod(self.shape)).reshape(self.shape)
         is_stored = self._random(1).random(values.shape) < self.density
         return np.where(is_stored, values, np.zeros((), values.dtype)).astype(self.dtype)
 
     @cached_property
     def obs(self) -> pd.DataFrame:
-        """The obs table: ``plate``, categorical, and ``number``; values are missing in both."""
+        """The obs table: ``plate``, categorical, and ``number``, both with missing values."""
         random = self._random(2)
         plates = random.integers(-1, len(PLATES), size=self.n_rows)
         numbers = np.where(random.random(self.n_rows) < 0.2, np.nan, np.arange(self.n_rows))  # noqa: PLR2004 - some
@@ -116,20 +116,20 @@ class StoredCase:
 
     @property
     def var(self) -> pd.DataFrame:
-        """The table of genes, which has names only; there are none of ragged rows."""
+        """The table of genes, which has only names; it is empty for ragged rows."""
         n_vars = 0 if self.layout == "ragged" else self.n_vars
         return pd.DataFrame(index=pd.Index([f"gene{k}" for k in range(n_vars)], dtype=object))
 
     @property
     def dtype_in_memory(self) -> np.dtype[Any]:
-        """Dtype that values are to have when they come out, unless another is asked for."""
+        """Expected dtype of the values that are read, unless another is requested."""
         native = np.dtype(self.dtype).newbyteorder("=")
         widened = self.layout == "csr" and native == np.float16  # SciPy has none of these
         return np.dtype(np.float32) if widened else native
 
     @property
     def row_lengths(self) -> NDArray[np.int64]:
-        """Number of elements that each row stores."""
+        """Number of stored elements in each row."""
         if self.layout == "dense":
             return np.full(self.n_rows, math.prod(self.shape[1:]), np.int64)
         return np.array([len(columns) for columns in self._columns], np.int64)
@@ -137,7 +137,7 @@ class StoredCase:
     def in_memory(self, dtype: np.dtype[Any] | None = None) -> Any:
         """Return the oracle: the dense matrix, of `shape`, or `RaggedRows`.
 
-        Values are cast as `numpy.ndarray.astype` does, and those of one column are added up.
+        Values are cast as by `numpy.ndarray.astype`, and duplicates are summed.
         """
         dtype = self.dtype_in_memory if dtype is None else dtype
         with np.errstate(over="ignore"):
@@ -191,14 +191,14 @@ def stored_cases(
     min_rows: int = 1,
     n_vars: int | None = None,
 ) -> st.SearchStrategy[StoredCase]:
-    """Return a strategy of cases; simple ones come first.
+    """Return a hypothesis strategy of cases, which shrinks to simple ones.
 
     Parameters
     ----------
     layouts, dtypes, index_dtypes, elements, further_shapes, storages
-        What there is to draw from; see `SourceConformance`.
+        Values to draw from; see `SourceConformance`.
     min_rows
-        Lowest number of rows.
+        Minimum number of rows.
     n_vars
         Number of genes, drawn if None.
     """

@@ -1,4 +1,4 @@
-"""Checks that a suite runs over what hypothesis draws."""
+"""Running the checks of a suite over examples that hypothesis draws."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,18 +12,18 @@ __all__ = ["for_all"]
 def for_all(
     check: Callable[..., None], *, max_examples: int, **drawn: st.SearchStrategy[Any]
 ) -> None:
-    """Call ``check`` with what is drawn, the same each time.
+    """Call ``check`` with drawn arguments, the same in each run.
 
-    Not a decorator of the tests, which do not know the subclass and what it draws from.
+    This is not a decorator of the tests, since they draw from attributes of the subclass.
 
     Parameters
     ----------
     check
-        Asserts what is to hold.
+        The function with assertions.
     max_examples
-        How often it is called at most; a profile of hypothesis may say less.
+        Maximum number of calls; a hypothesis profile may lower it.
     **drawn
-        Strategies of its arguments.
+        Strategies of the arguments.
     """
     configured = settings(
         max_examples=min(max_examples, settings().max_examples),

@@ -1,4 +1,4 @@
-"""Memory that tells who wrote beside it."""
+"""Memory that detects writes outside of its bounds."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,10 @@ _MARK = 0xA5
 
 
 class GuardedPool(BufferPool):
-    """A pool that lends no byte more than it was asked for, with marked bytes on both sides.
+    """A pool whose buffers have exactly the requested size, with marked bytes on both sides.
 
-    What it lends is marked as well, so that a byte that nobody wrote shows. Nothing is lent
-    twice.
+    The buffers are filled with marks as well, so unwritten bytes are visible. No buffer is
+    reused.
 
     Examples
     --------
@@ -37,12 +37,12 @@ class GuardedPool(BufferPool):
         return Buffer(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes])
 
     def check(self) -> None:
-        """Check that nothing was written beside what was lent.
+        """Check that nothing was written outside of the buffers.
 
         Raises
         ------
         AssertionError
-            Something was.
+            Bytes outside of a buffer were written.
         """
         for piece in self._pieces:
             sides = piece[:_GUARD_BYTES], piece[piece.size - _GUARD_BYTES :]

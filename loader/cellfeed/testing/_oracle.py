@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - a suite asserts
-"""What stored cases hold, in memory, and whether what was read is that."""
+"""The expected contents of stored cases, and their comparison with what was read."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ __all__ = ["Oracle"]
 
 
 class Oracle:
-    """Cases one after the other, as a collection of them is.
+    """The expected contents of a collection of cases.
 
     Parameters
     ----------
     cases
-        What was stored.
+        The stored cases.
     dtype
-        Dtype that it is read as; one that holds all if None.
+        Dtype for reading; one that can hold all values if None.
     obs
-        The obs columns of the collection, which say what codes stand for.
+        The obs columns of the collection, to decode categories.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Oracle:
         self._check_obs(cells.obs, rows)
 
     def check_minibatch(self, minibatch: Minibatch, *, dense: bool) -> None:
-        """Check that a minibatch holds the cells that it says."""
+        """Check that a minibatch has the cells of its ``rows``."""
         rows, X = minibatch.rows.numpy(), minibatch.X
         if isinstance(X, RaggedTensor):
             ragged = RaggedRows(X.offsets.numpy(), X.values.numpy())  # noqa: PD011 - no pandas
@@ -74,7 +74,7 @@ class Oracle:
         self._check_obs({name: part.numpy() for name, part in minibatch.obs.items()}, rows)
 
     def check_matrix(self, X: Any, rows: NDArray[np.int64]) -> None:
-        """Check values, dtype and, of a sparse matrix, its parts."""
+        """Check values, dtype and, for a sparse matrix, its parts."""
         expected = self._matrix[rows]
         if self._is_ragged:
             assert isinstance(X, RaggedRows)

@@ -1,4 +1,4 @@
-"""Rows of an element, read in one way or another into memory that is guarded."""
+"""Reading rows of an element into guarded memory, by chunks or through a library."""
 
 import math
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ __all__ = ["GuardedRead"]
 
 
 class GuardedRead:
-    """Memory for some rows of an element, in two groups.
+    """Memory for rows of an element, in two groups.
 
     Parameters
     ----------
     stored, rows
-        Distinct rows, ascending, of an element of a source.
+        An element of a source, and distinct, ascending rows of it.
     order
-        ``rows[order]`` is how they are delivered.
+        ``rows[order]`` is the order of delivery.
     dtype
         Dtype of the values.
     """
@@ -91,7 +91,7 @@ class GuardedRead:
         self._ordered = True
 
     def chunk_reads(self) -> ChunkReads | None:
-        """Return what to read by chunks, if the element is made of chunks that are known."""
+        """Return the chunk reads, if cellfeed can decode the chunks of the element."""
         target, runs = self._target[self._part.rows], self._part.runs
         chunked = self._part.stored.chunked()
         if chunked is None or not can_cast(_dtype(chunked), target.dtype):
@@ -122,7 +122,7 @@ class GuardedRead:
         self._ordered = target.put(self._part.read_rows())
 
     def groups(self) -> list[tuple[Any, NDArray[np.int64]]]:
-        """Return the matrix of each group, and its rows; check that none wrote beside memory."""
+        """Return the matrix of each group, and its rows; check for writes out of bounds."""
         self._pool.check()
         matrices = list[Any]()
         for group, buffer in zip(self._groups, self._buffers, strict=True):

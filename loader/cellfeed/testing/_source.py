@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - a suite asserts
-"""What holds for every source, whatever the storage."""
+"""Tests of the contract of sources, for any storage."""
 
 import math
 import pickle
@@ -43,25 +43,25 @@ Write = Callable[[StoredCase], Path | Source]
 
 
 class SourceConformance:
-    """Tests that every source passes; inherit them, and say how a case is stored.
+    """Tests that every source must pass; a subclass inherits them and stores the cases.
 
     A subclass supplies the fixture ``write``, which returns a function that stores a
-    `StoredCase` and returns either a path that `open_collection` takes, or an opened source.
-    Cases are drawn by hypothesis, the same ones each time. The other attributes and methods
-    may be replaced.
+    `StoredCase` and returns either a path that `open_collection` takes, or an open source.
+    hypothesis draws the cases, the same ones in each run. Other attributes and methods may be
+    overridden.
 
     Attributes
     ----------
     layouts
-        Layouts that the storage has; "ragged" goes with no other.
+        Layouts of the storage; "ragged" cannot be combined with others.
     dtypes, index_dtypes
-        Dtypes of values and of column indices that it can hold, as NumPy names them.
+        Dtypes of values and of column indices that it can store, as NumPy names them.
     elements
-        Arrays that it can hold.
+        Elements that it can store.
     further_shapes
         Dimensions that dense arrays can have after cells and genes; ``()`` for none.
     max_examples
-        Cases that each test tries, at most; a profile of hypothesis may say less.
+        Maximum number of cases that each test tries; a hypothesis profile may lower it.
 
     Examples
     --------
@@ -95,15 +95,15 @@ class SourceConformance:
     @pytest.fixture
     def write(self) -> Write:
         """Return a function that stores a case."""
-        msg = f"{type(self).__name__} has to have a fixture `write`, which stores a case"
+        msg = f"{type(self).__name__} must have a fixture `write`, which stores a case"
         raise NotImplementedError(msg)
 
     def storages(self, layout: Layout, dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:  # noqa: ARG002 - for subclasses
-        """Return a strategy for `StoredCase.storage`: compression, chunks, whatever there is."""
+        """Return a hypothesis strategy for `StoredCase.storage`, such as compression and chunks."""
         return st.none()
 
     def is_decoded_here(self, case: StoredCase) -> bool | None:  # noqa: ARG002 - for subclasses
-        """Return whether a case is to be read by chunks; None if either will do."""
+        """Return whether cellfeed must decode the chunks of a case; None if both are allowed."""
         return None
 
     def cases(
@@ -114,7 +114,7 @@ class SourceConformance:
         element: str | None = None,
         further_shape: tuple[int, ...] | None = None,
     ) -> st.SearchStrategy[StoredCase]:
-        """Return a strategy of what may be stored, as any element if None is given."""
+        """Return a hypothesis strategy of cases that can be stored; None allows any value."""
         return stored_cases(
             layouts=self.layouts,
             dtypes=self.dtypes,
@@ -229,9 +229,9 @@ class SourceConformance:
         self._try(check, data=st.data())
 
     def test_chunks_and_the_library_give_the_same(self, write: Write) -> None:
-        """Both ways to read fill the same bytes and no other, by however many threads.
+        """Reading by chunks or through the library gives the same bytes, with any threads.
 
-        What is not read by chunks although others are says why.
+        An element that is not read by chunks although others are gives a reason.
         """
 
         def check(case: StoredCase, data: st.DataObject) -> None:
@@ -265,7 +265,7 @@ class SourceConformance:
         self._try(check, case=self.cases(), data=st.data())
 
     def test_loaded_tables(self, write: Write) -> None:
-        """Rows are the same where tables are read first, once or again, here or in a copy."""
+        """Rows are the same after tables were loaded, once or twice, here or in a copy."""
 
         def check(case: StoredCase) -> None:
             source = _source(write(case), case)
@@ -278,7 +278,7 @@ class SourceConformance:
         self._try(check, case=self.cases(), max_examples=max(1, self.max_examples // 5))
 
     def test_pickled(self, write: Write) -> None:
-        """Copies read the same, whether it was read from before or not."""
+        """Copies read the same, before and after the original was read."""
 
         def check(case: StoredCase) -> None:
             collection = _collection(write, [case])
@@ -294,9 +294,9 @@ class SourceConformance:
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     @pytest.mark.parametrize("method", ["fork", "forkserver"])
     def test_in_worker_processes(self, write: Write, method: Literal["fork", "forkserver"]) -> None:
-        """Workers read the same, after the parent has read and while it does.
+        """Workers read the same, after the parent has read and while it reads.
 
-        Forked, they have all that the parent has; of the server, what was pickled alone.
+        Forked workers inherit the parent's state; those of a fork server get only pickled state.
         """
 
         def check(case: StoredCase) -> None:
@@ -323,7 +323,7 @@ class SourceConformance:
         self._try(check, case=self.cases(min_rows=24), max_examples=4)
 
     def _some_cases(self, data: st.DataObject) -> list[StoredCase]:
-        """Draw one to three cases of one element and its columns, which make a collection."""
+        """Draw one to three cases with the same element and columns, which form a collection."""
         n_vars, element = data.draw(st.integers(0, 12)), data.draw(st.sampled_from(self.elements))
         further_shape = data.draw(st.sampled_from(self.further_shapes))
         cases = self.cases(n_vars=n_vars, element=element, further_shape=further_shape)
@@ -353,7 +353,7 @@ def _collection(write: Write, cases: Sequence[StoredCase]) -> Collection:
 
 
 def _dataset(collection: Collection, strategy: BlockShuffling, **options: Any) -> CellDataset:
-    """Make a data set, which warns of slow reading exactly where there is some, and only once."""
+    """Make a data set, and check that it warns of slow reading once, only if there is any."""
     for expected in ([collection.slow_reading(options.get("dtype"))], [None]):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -371,7 +371,7 @@ def _distinct_rows(n_rows: int) -> st.SearchStrategy[NDArray[np.int64]]:
 
 
 def _drawn_dtype(data: st.DataObject, cases: Sequence[StoredCase]) -> np.dtype[Any] | None:
-    """Draw a dtype to read as; None stands for the stored one."""
+    """Draw a dtype for reading; None for the stored dtype."""
     name = data.draw(st.none() | st.sampled_from(_CAST_TO))
     if name is None:
         return None

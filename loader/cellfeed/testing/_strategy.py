@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - a suite asserts
-"""What holds for every sampling strategy."""
+"""Tests of the contract of sampling strategies."""
 
 import gc
 import pickle
@@ -31,21 +31,21 @@ _epochs = st.integers(0, 1 << 20)
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyCase:
-    """A strategy, and what is to come out of it.
+    """A strategy, and its expected results.
 
     Parameters
     ----------
     strategy
         The strategy.
     n_rows
-        Rows of the collection.
+        Number of rows of the collection.
     rows
         The rows that it may visit, int64, ascending; all if None.
     n_positions
-        How many rows an epoch visits; as many as it may visit if None.
+        Number of rows that an epoch visits; the number of allowed rows if None.
     is_repeating
         Whether an epoch may visit a row more than once. If not, and ``n_positions`` is None, it
-        visits every row exactly once.
+        visits every allowed row exactly once.
     is_random
         Whether epochs differ.
     """
@@ -59,12 +59,12 @@ class StrategyCase:
 
     @property
     def available(self) -> NDArray[np.int64]:
-        """The rows that may be visited, ascending."""
+        """The rows that may be visited, int64, ascending."""
         return np.arange(self.n_rows) if self.rows is None else self.rows
 
     @property
     def n_visited(self) -> int:
-        """How many rows an epoch is to visit."""
+        """Expected number of rows that an epoch visits."""
         return self.available.size if self.n_positions is None else self.n_positions
 
     def epoch(self, epoch_key: int) -> NDArray[np.int64]:
@@ -72,7 +72,7 @@ class StrategyCase:
         return self.rows_at(np.arange(self.strategy.n_positions(self.n_rows)), epoch_key)
 
     def rows_at(self, positions: NDArray[np.int64], epoch_key: int) -> NDArray[np.int64]:
-        """Return the rows at some positions of an epoch that is prepared anew."""
+        """Return the rows at the given positions of a newly prepared epoch."""
         return self.strategy.epoch_order(n_rows=self.n_rows, epoch_key=epoch_key)(positions)
 
 
@@ -80,15 +80,15 @@ Cases = Callable[[int], st.SearchStrategy[StrategyCase]]
 
 
 class StrategyConformance:
-    """Tests that every sampling strategy passes; inherit them, and say what is tested.
+    """Tests that every sampling strategy must pass; a subclass inherits them and supplies cases.
 
-    A subclass supplies the fixture ``cases``, which returns a function: of a number of rows, it
-    makes a hypothesis strategy of `StrategyCase`. Cases are drawn, the same ones each time.
+    A subclass supplies the fixture ``cases``, which returns a function from a number of rows to a
+    hypothesis strategy of `StrategyCase`. The same cases are drawn in each run.
 
     Attributes
     ----------
     max_examples
-        Cases that each test tries, at most; a profile of hypothesis may say less.
+        Maximum number of cases that each test tries; a hypothesis profile may lower it.
 
     Examples
     --------
@@ -108,12 +108,12 @@ class StrategyConformance:
 
     @pytest.fixture
     def cases(self) -> Cases:
-        """Return a function from a number of rows to a strategy of cases."""
-        msg = f"{type(self).__name__} has to have a fixture `cases`, which draws strategies"
+        """Return a function from a number of rows to a hypothesis strategy of cases."""
+        msg = f"{type(self).__name__} must have a fixture `cases`, which draws strategies"
         raise NotImplementedError(msg)
 
     def test_every_row_as_often_as_declared(self, cases: Cases) -> None:
-        """Exactly once, unless the case says that rows are left out or come again."""
+        """Every row comes once, unless the case allows rows to be left out or repeated."""
 
         def check(case: StrategyCase, epoch_key: int) -> None:
             n_positions = case.strategy.n_positions(case.n_rows)
@@ -128,7 +128,7 @@ class StrategyConformance:
         self._try(check, case=_small(cases), epoch_key=_keys)
 
     def test_any_positions_at_any_time(self, cases: Cases) -> None:
-        """In any shape, order and portions, prepared before or not."""
+        """Positions may be requested in any shape, order and number, in any prepared epoch."""
 
         def check(case: StrategyCase, epoch_key: int, data: st.DataObject) -> None:
             every = case.epoch(epoch_key)
@@ -140,14 +140,14 @@ class StrategyConformance:
                     positions = positions[: positions.size // 2 * 2].reshape(2, -1)
                 before, expected = positions.tolist(), every[positions].tolist()
                 for rows in (prepared(positions), case.rows_at(positions, epoch_key)):
-                    assert positions.tolist() == before, "positions were written into"
+                    assert positions.tolist() == before, "positions were modified"
                     assert rows.dtype == np.int64
                     assert rows.tolist() == expected
 
         self._try(check, case=_small(cases), epoch_key=_keys, data=st.data())
 
     def test_the_order_depends_on_seed_and_epoch_alone(self, cases: Cases) -> None:
-        """The same for the same, another for others, unless the case says that it is not random."""
+        """The same seed and epoch give the same order; others differ, if the case is random."""
 
         def check(case: StrategyCase, seed: int, epoch: int) -> None:
             plan = _plan(case, batch_size=8, fetch_factor=8, seed=seed, epoch=epoch)
@@ -164,7 +164,7 @@ class StrategyConformance:
         self._try(check, case=_small(cases, least=60), seed=_seeds, epoch=_epochs)
 
     def test_ranks(self, cases: Cases) -> None:
-        """Equal numbers of minibatches of equal sizes; disjoint, since divided after permuting."""
+        """Ranks get disjoint rows, in equal numbers of minibatches of equal sizes."""
 
         def check(plan: EpochPlan) -> None:
             n_ranks, together = plan.world_size, plan.strategy.n_together
@@ -189,7 +189,7 @@ class StrategyConformance:
         self._try_plans(cases, check)
 
     def test_what_stays_together(self, cases: Cases) -> None:
-        """Rows that a strategy keeps together, whatever the fetches and ranks."""
+        """Rows that a strategy keeps together stay together, for any fetches and ranks."""
 
         def check(plan: EpochPlan) -> None:
             together = plan.strategy.n_together
@@ -207,7 +207,7 @@ class StrategyConformance:
         self._try_plans(cases, check)
 
     def test_fetches(self, cases: Cases) -> None:
-        """Any fetch at any time, by a plan that was used or not, alone or with others."""
+        """Any fetch may be taken at any time, from a new or used plan, alone or with others."""
 
         def check(plan: EpochPlan, data: st.DataObject) -> None:
             every = [plan.delivered_rows(number)[0] for number in range(plan.n_fetches)]
@@ -228,7 +228,7 @@ class StrategyConformance:
         self._try_plans(cases, check, data=st.data())
 
     def test_pickled(self, cases: Cases) -> None:
-        """Copies of the strategy and of a plan, used or not, give the same."""
+        """Pickled copies of the strategy and of a new or used plan give the same rows."""
 
         def check(case: StrategyCase, seed: int) -> None:
             plan = _plan(case, batch_size=5, fetch_factor=2, seed=seed)
@@ -242,7 +242,7 @@ class StrategyConformance:
         self._try(check, case=_small(cases), seed=st.integers(0, 999))
 
     def test_memory(self, cases: Cases) -> None:
-        """No Python object for each row; what an epoch keeps is no more than it says."""
+        """No Python object per row; an epoch keeps no more memory than `prepared_bytes`."""
 
         def check(case: StrategyCase) -> None:
             plan = _plan(case, batch_size=16, fetch_factor=8)
@@ -260,16 +260,16 @@ class StrategyConformance:
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-            assert held <= stated + _SMALL_BYTES, "more than `prepared_bytes` says"
+            assert held <= stated + _SMALL_BYTES, "an epoch keeps more than `prepared_bytes`"
             assert n_objects < _SMALL_OBJECTS, "Python objects that grow with rows"
-            assert peak - held < _SMALL_BYTES, "what a fetch takes grows with rows"
+            assert peak - held < _SMALL_BYTES, "the memory of a fetch grows with rows"
 
         gc.collect()
         # Tracing makes Python slow.
         for_all(check, max_examples=min(5, self.max_examples), case=cases(_N_OF_LARGE))
 
     def test_rows_that_are_not_there(self, cases: Cases) -> None:
-        """A collection with fewer rows than are asked for is refused, in one line."""
+        """A collection with fewer rows than the strategy visits is refused, in one line."""
 
         def check(case: StrategyCase) -> None:
             if case.rows is None or case.rows[-1] == 0:

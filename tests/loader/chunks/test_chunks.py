@@ -291,7 +291,9 @@ class TestReads:
         array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240], name="y")
         with (tmp_path / "y.bin").open("r+b") as file:
             file.truncate(300)
-        expected = r"y\.bin: `y`, elements 30 to 40 \(bytes 240 to 320\): the file ends before them"
+        expected = (
+            r"y\.bin: `y`, elements 30 to 40 \(bytes 240 to 320\): are beyond the end of the file"
+        )
         with pytest.raises(FormatError, match=expected):
             read(array, [(0, 40)], n_threads=n_threads)
         assert read(array, [(0, 30)])[0].tolist() == list(range(30))
@@ -336,7 +338,7 @@ class TestIndices:
         array = stored(values, 2, [0, 16, 32])
         assert read(array, [(0, 6)], out, index_limit=10)[0].tolist() == values.tolist()
         limits = np.iinfo(dtype)
-        expected = "elements 4 to 6 .*: hold a column index outside of the matrix"
+        expected = "elements 4 to 6 .*: have a column index outside of the matrix"
         for bad in (10, -1, 2**31 + 5, 2**32 + 5, 2**63 + 5):
             if limits.min <= bad <= limits.max:
                 damaged = values.copy()

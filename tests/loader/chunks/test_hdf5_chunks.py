@@ -74,7 +74,7 @@ def test_chunks_outside_of_the_grid_are_refused(new_folder, grid):
     with h5py.File(new_folder() / "a.h5", "w") as file:
         dataset = file.create_dataset("d", data=np.arange(30), chunks=(10,))
         file.flush()
-        with pytest.raises(ValueError, match="there is a chunk outside of"):
+        with pytest.raises(ValueError, match="it has a chunk outside of"):
             list_chunks(dataset, (10,), grid)
 
 

@@ -391,7 +391,7 @@ class TestPaths:
             ("missing/*.h5ad", "matches no file; check the path"),
             (
                 "empty",
-                r"the folder holds nothing that can be opened \(\.h5ad, \.h5mu, .*\); give the .*",
+                r"the folder has nothing that can be opened \(\.h5ad, \.h5mu, .*\); give the .*",
             ),
         ],
     )

@@ -15,7 +15,7 @@ from cellfeed import CellDataset, Streaming, open_collection
 
 COUNTS = np.random.default_rng(0).poisson(1.0, (40, 7)).astype(np.float32)
 REASON = "through h5py: filter fletcher32 is not supported"
-REMEDY = "write it anew with anndata and compression='gzip'"
+REMEDY = "write it again with anndata and compression='gzip'"
 
 
 def slowly(*names, replace):
@@ -106,8 +106,8 @@ class TestWarning:
         ("n_slow", "others"),
         [
             (1, ""),
-            (2, " (1 other is read slowly, too: see `collection.describe()`)"),
-            (4, " (3 others are read slowly, too: see `collection.describe()`)"),
+            (2, " (1 other is also read slowly: see `collection.describe()`)"),
+            (4, " (3 others are also read slowly: see `collection.describe()`)"),
         ],
     )
     def test_there_is_one_however_many_files_are_slow(self, make, n_slow, others):
@@ -141,6 +141,6 @@ class TestWarning:
             CellDataset(collection, Streaming(), 8, dtype={"layers/scaled": "float16"})
         (line,) = {str(each.message) for each in warned}
         assert line == (
-            f"{path}: `layers/scaled` is read slowly, through h5py: float64 is not converted to "
-            "float16 here; read it as float64, or write it as float16"
+            f"{path}: `layers/scaled` is read slowly, through h5py: cellfeed does not convert "
+            "float64 to float16; read it as float64, or write it as float16"
         )

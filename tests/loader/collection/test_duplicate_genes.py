@@ -86,7 +86,7 @@ def test_they_are_refused_where_their_names_matter_and_nowhere_else(write, join)
             with pytest.raises(MismatchError) as caught:
                 open_collection(paths, **options)
             said = str(caught.value)
-            assert said.startswith(f"{paths[refused]}: genes have the same name: ")
+            assert said.startswith(f"{paths[refused]}: several genes have the same name: ")
             assert [n for n in "abcd" if repr(n) in said] == sorted(twice[refused])
             return
         collection = open_collection(paths, **options)
@@ -112,11 +112,13 @@ def test_those_of_each_element_are_its_own(write):
     assert np.array_equal(
         open_collection(path, elements=["raw/X"], genes=["b"])[:].X[:, 0], [2, 5, 8]
     )
-    with pytest.raises(MismatchError, match=f"^{path}: genes have the same name: 'a', so that "):
+    with pytest.raises(
+        MismatchError, match=f"^{path}: several genes have the same name: 'a'; write "
+    ):
         open_collection(path, elements=["X", "raw/X"], genes=["a"])
 
 
 def test_many_are_shortened(write):
     path = write(2 * [f"g{k}" for k in range(9)])
-    with pytest.raises(MismatchError, match="'g0', 'g1', 'g2', 'g3', 'g4' and 4 others, so that"):
+    with pytest.raises(MismatchError, match="'g0', 'g1', 'g2', 'g3', 'g4' and 4 others; write"):
         open_collection(path, genes=[f"g{k}" for k in range(9)])

@@ -308,9 +308,9 @@ class TestRefused:
         ("elements", "words"),
         [
             ("X", r"list of names, but got the text 'X'; write \['X'\]"),
-            ([], r"some elements, each once, but got \[\]"),
-            (["X", "X"], r"some elements, each once, but got \['X', 'X'\]"),
-            (["counts"], r"'X', .*, but got 'counts'; name each as it lies in the file"),
+            ([], r"at least one element, each once, but got \[\]"),
+            (["X", "X"], r"at least one element, each once, but got \['X', 'X'\]"),
+            (["counts"], r"'X', .*, but got 'counts'; give its path in the file"),
             (["layers/"], "but got 'layers/'"),
             (["raw"], "but got 'raw'"),
             ([None], "but got None"),
@@ -333,7 +333,7 @@ class TestRefused:
             adata.obsm["X_pca"] = np.ones((4, n_columns))
             adata.write_h5ad(tmp_path / f"{n_columns}.h5ad")
         first, second = tmp_path / "2.h5ad", tmp_path / "3.h5ad"
-        expected = f"^{second}: `obsm/X_pca` has 3 columns, but 2 in {first}; write it with the sa"
+        expected = f"^{second}: `obsm/X_pca` has 3 columns, but 2 in {first}; write the sa"
         with pytest.raises(MismatchError, match=expected):
             open_collection(tmp_path, elements=["obsm/X_pca"])
         assert len(open_collection(tmp_path)) == 8

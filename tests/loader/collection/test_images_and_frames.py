@@ -117,7 +117,7 @@ class TestImages:
 
     def test_of_another_shape_in_another_file_are_refused(self, write):
         first, second = write(image=numbers((2, 4, 4))), write(image=numbers((3, 16)))
-        expected = f"^{second}: `obsm/image` has 16 columns, but 4 x 4 in {first}; write it with"
+        expected = f"^{second}: `obsm/image` has 16 columns, but 4 x 4 in {first}; write the same"
         with pytest.raises(MismatchError, match=expected):
             open_collection([first, second], elements=["obsm/image"])
 
@@ -127,10 +127,12 @@ class TestImages:
         collection = open_collection([path], elements=["layers/alleles", "X"])
         assert collection.var_names.tolist() == ["gene0", "gene1", "gene2"]
         assert np.array_equal(collection[[4, 1]].X, alleles[[4, 1]])
-        expected = f"^{path}: `layers/alleles` has 3 dimensions, and can be read only where all"
+        expected = f"^{path}: `layers/alleles` has 3 dimensions, which requires all"
         with pytest.raises(MismatchError, match=expected):
             open_collection(path, elements=["layers/alleles"], genes=["gene2"])
-        with pytest.raises(ParameterError, match=r"two dimensions, cells x genes, .* has 3; it"):
+        with pytest.raises(
+            ParameterError, match=r"two dimensions, cells x genes, .* has 3; read it"
+        ):
             preshuffle(path, tmp_path / "out.zarr", element="layers/alleles")
 
     def test_of_one_dimension_are_one_column(self, write):
@@ -201,11 +203,13 @@ class TestFrames:
         first = write(table=pd.DataFrame({"a": [1.0], "b": [2.0]}))
         second = write(table=pd.DataFrame({"a": [1.0], "c": [2.0]}))
         array = write(table=numbers((1, 2)))
-        expected = f"^{second}: the data frame `obsm/table` lacks 'b', which {first} has; write it"
+        expected = f"^{second}: the data frame `obsm/table` lacks 'b', which {first} has; write the"
         with pytest.raises(MismatchError, match=expected):
             open_collection([first, second], elements=["obsm/table"])
         for paths in ([first, array], [array, first]):
-            expected = f"^{array}: `obsm/table` is an array, but a data frame in {first}; write it"
+            expected = (
+                f"^{array}: `obsm/table` is an array, but a data frame in {first}; write the same"
+            )
             with pytest.raises(MismatchError, match=expected):
                 open_collection(paths, elements=["obsm/table"])
 

@@ -253,12 +253,16 @@ class TestRefused:
 
     def test_genes_that_a_file_lacks(self, store):
         (first, second), _ = store([simple(list("abc")), simple(list("abd"))])
-        with pytest.raises(MismatchError, match=f"^{second}: lacks 'c' of the `genes` asked for; "):
+        with pytest.raises(
+            MismatchError, match=f"^{second}: lacks 'c' of `genes`; leave out these genes, "
+        ):
             open_collection([first, second], genes=["a", "c"])
 
     def test_files_that_share_none(self, store):
         paths, _ = store([simple(list("ab")), simple(list("cd"))])
-        with pytest.raises(MismatchError, match=f"^{paths[0]}: no gene of it is in all other file"):
+        with pytest.raises(
+            MismatchError, match=f"^{paths[0]}: none of its genes is in all other file"
+        ):
             open_collection(paths, join_vars="inner")
 
     @pytest.mark.parametrize(
@@ -270,7 +274,7 @@ class TestRefused:
             ({"genes": ["a", "b", "a"]}, "`genes` names 'a' twice; give each gene once"),
             (
                 {"genes": ["a"], "join_vars": "outer"},
-                "`genes` says which genes are read; leave out join_vars='outer'",
+                "`genes` and `join_vars` cannot be combined; leave out join_vars='outer'",
             ),
         ],
     )

@@ -318,15 +318,18 @@ def test_what_is_no_text_is_refused(collection):
     [
         (
             "cell_type == @x",
-            r"^query 'cell_type == @x': @ is not allowed; write values as they are",
+            r"^query 'cell_type == @x': @ is not allowed; write literal values",
         ),
         (
             "tissue == 'lung'",
             "obs has no column 'tissue'; its columns are: cell_type, plate, n_cou",
         ),
-        ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot compare so: Unordered Categ"),
+        ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot evaluate it: Unordered Categ"),
         ("n_counts + 1", "gives values that are not true or false; compare them"),
-        ("abs(n_counts) > 3", r"'abs\(n_counts\)' is not allowed; columns, constants, comparisons"),
+        (
+            "abs(n_counts) > 3",
+            r"'abs\(n_counts\)' is not allowed; use columns, constants, comparisons",
+        ),
         ("cell_type in 'TB'", "`in` takes a list of constants"),
     ],
 )

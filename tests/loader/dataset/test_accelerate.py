@@ -78,9 +78,9 @@ def test_another_dataloader_is_not_divided_twice(ranks, dispatches):
     """Neither where the first rank reads for all, nor where each reads its part."""
     for rank in ranks:
         assert rank[f"plain {dispatches}"] == (
-            "Accelerate divides a DataLoader among 2 ranks that the data set is divided among "
-            "already, so that cells are missing; give `accelerator.prepare` a "
-            "`dataset.loader(...)`"
+            "Accelerate divides a DataLoader among 2 ranks, but the data set is already divided "
+            "among them, so cells would be missing; pass `dataset.loader(...)` to "
+            "`accelerator.prepare`"
         )
 
 
@@ -105,5 +105,5 @@ def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
         """,
     )
     assert_divided([found["alone"]], N_ROWS)
-    assert "drops the place that was loaded" in found["refused"]
+    assert "would discard the loaded state" in found["refused"]
     assert_divided([found["begun"] + found["rest"]], N_ROWS)

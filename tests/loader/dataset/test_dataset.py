@@ -342,8 +342,8 @@ BAD_PARAMETERS = [
         for value in (0, -1, 2.0, float("nan"), True, np.True_, "2", None, np.array([2]))
     ),
     *(({"seed": value}, "`seed` must be an integer") for value in (0.5, float("nan"), True, "1")),
-    ({"rank": 0}, "`rank` and `world_size` go together"),
-    ({"world_size": 2}, "`rank` and `world_size` go together"),
+    ({"rank": 0}, "`rank` and `world_size` must be given together"),
+    ({"world_size": 2}, "`rank` and `world_size` must be given together"),
     ({"rank": 0, "world_size": 0, "seed": 0}, "`world_size >= 1` must hold"),
     ({"rank": 2, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),
     ({"rank": -1, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),
@@ -359,7 +359,10 @@ BAD_PARAMETERS = [
     ({"collection": np.array(5)}, "must have a length, but got one of type ndarray; give it"),
     ({"collection": (row for row in range(9))}, "must have a length, .* of type generator; give"),
     *(
-        ({"collection": collection}, f"a {kind} does not take an array of row numbers .*; make it")
+        (
+            {"collection": collection},
+            f"a {kind} cannot be indexed by an array of row numbers; make it",
+        )
         for kind, collection in {
             "list": [1, 2, 3],
             "tuple": (1, 2, 3),
@@ -370,7 +373,10 @@ BAD_PARAMETERS = [
             "Series": pd.Series([1, 2], index=[1, 0]),
         }.items()
     ),
-    ({"collection": MultiIndexable(np.arange(3), [1, 2, 3])}, "a list does not take an array"),
+    (
+        {"collection": MultiIndexable(np.arange(3), [1, 2, 3])},
+        "a list cannot be indexed by an array",
+    ),
 ]
 
 
@@ -413,7 +419,7 @@ def test_a_path_is_not_a_collection(path):
     [(Streaming(), {"drop_last": True}), (BlockShuffling(16, drop_last=True), {})],
 )
 def test_an_epoch_without_minibatches_is_refused(strategy, options):
-    with pytest.raises(ParameterError, match="nothing is left of 10 rows"):
+    with pytest.raises(ParameterError, match="none of 10 rows is left"):
         CellDataset(np.arange(10), strategy, 12, **options)
 
 

@@ -86,9 +86,9 @@ def test_a_mesh_that_says_no_rank_is_refused(ranks):
     for number, rank in enumerate(ranks):
         assert "must be a DeviceMesh with one dimension" in rank["two dimensions"]
         assert "such as mesh['dp']" in rank["two dimensions"]
-        assert "`device_mesh` says rank and world size" in rank["both"]
+        assert "`device_mesh` determines rank and world size" in rank["both"]
         if number > 1:
-            assert f"must hold this process, rank {number}" in rank["part"]
+            assert f"must contain this process, rank {number}" in rank["part"]
 
 
 def test_something_else_is_refused():

@@ -261,7 +261,9 @@ def test_an_iterator_in_a_forked_process(path, n_workers, n_before):
     try:
         assert receiving.poll(120)
         message = receiving.recv()
-        assert message.startswith(f"an iterator goes on in the process that made it, {os.getpid()}")
+        assert message.startswith(
+            f"an iterator only works in the process that made it, {os.getpid()}"
+        )
         assert "\n" not in message
         assert receiving.poll(120)
         assert receiving.recv() == "dropped"

@@ -186,14 +186,14 @@ class TestASeedThatNobodyGave:
     @pytest.mark.parametrize("way", ["plan", "plain"])
     def test_is_refused_where_ranks_cannot_agree(self, seeds, way):
         for rank in seeds:
-            assert "`seed` was drawn by this process alone" in rank[way]
+            assert "this process drew `seed` for itself" in rank[way]
             assert "give `seed`, or iterate over `dataset.loader()`" in rank[way]
 
     @pytest.mark.parametrize("way", ["used", "looked at"])
     def test_is_refused_where_it_was_in_use(self, seeds, way):
         for rank in seeds:
             assert "\n" not in rank[way]
-            assert "was drawn by this process alone and has been used" in rank[way]
+            assert "has already used a seed that it drew for itself" in rank[way]
             assert rank[way].endswith("give `seed`")
 
 
@@ -279,20 +279,22 @@ class TestRanksThatAreGiven:
     def test_one_without_the_other(self):
         given: list[dict[str, Any]] = [{"rank": 0}, {"world_size": 1}]
         for parameters in given:
-            with pytest.raises(ParameterError, match=r"go together, .*; give both, or neither"):
+            with pytest.raises(
+                ParameterError, match=r"must be given together, .*; give both, or neither"
+            ):
                 CellDataset(np.arange(9), BlockShuffling(4), 8, **parameters)
 
 
 def test_ranks_that_leave_nothing_are_refused_though_met_late(others):
     for rank in others:
-        assert rank["too few"].startswith("nothing is left of 9 rows")
+        assert rank["too few"].startswith("none of 9 rows is left")
 
 
 def test_workers_that_persist_are_refused_where_ranks_met_since(others):
     for number, rank in enumerate(others):
         assert rank["persistent"] == (
-            "worker processes that persist were started by rank 0 of 1, "
-            f"which is rank {number} of 2 now; make another loader"
+            "persistent worker processes were started by rank 0 of 1, "
+            f"which is now rank {number} of 2; make a new loader"
         )
 
 

@@ -83,7 +83,7 @@ def test_a_strategy_may_be_given(path):
     dataset = CellDataset.from_autotune(ROWS, path, strategy=strategy)
     assert dataset.strategy is strategy
     assert (dataset.batch_size, dataset.fetch_factor, dataset.num_workers) == (32, 4, 2)
-    with pytest.raises(ParameterError, match="`indices` and `strategy` do not go together; give"):
+    with pytest.raises(ParameterError, match="`indices` and `strategy` cannot be combined; pass"):
         CellDataset.from_autotune(ROWS, path, strategy=strategy, indices=[3])
 
 
@@ -136,14 +136,14 @@ class TestWhatWasMeasured:
 
     def test_of_another_batch_size(self, make):
         (said,) = make(batch_size=8)
-        assert "was measured with batch_size=4, which is 8 here; " in said
+        assert "was measured with batch_size=4, but it is 8 here; " in said
 
     @pytest.mark.parametrize(
         ("machine", "expected"),
         [
-            ({"cpu": {"usable_cores": 1000.5}}, "with 1000.5 usable cores, of which there are"),
-            ({"memory": {"total_bytes": 10**15}}, r"with 1e\+06 GB of memory, of which there are"),
-            ({"platform": {"architecture": "vax"}}, "with a processor of type vax, which is"),
+            ({"cpu": {"usable_cores": 1000.5}}, "with 1000.5 usable cores, but there are"),
+            ({"memory": {"total_bytes": 10**15}}, r"with 1e\+06 GB of memory, but there are"),
+            ({"platform": {"architecture": "vax"}}, "with a processor of type vax, but it is"),
         ],
     )
     def test_on_another_machine(self, make, machine, expected):
@@ -208,7 +208,7 @@ def test_that_found_the_loader_wrong(path):
     for recommended in (None, RESULT["recommended"]):
         result = RESULT | {"recommended": recommended, "loader_fault": fault}
         path.write_text(json.dumps(result))
-        expected = f"{path}: recommends nothing, since what was delivered was wrong: {fault}"
+        expected = f"{path}: recommends nothing, since wrong data were delivered: {fault}"
         with pytest.raises(FormatError, match=f"^{re.escape(expected)}$"):
             CellDataset.from_autotune(ROWS, path)
     path.write_text(changed("loader_fault", value=None))

@@ -440,5 +440,5 @@ class TestState:
 
     @pytest.mark.parametrize("state", [None, {}, [], "text", {"format": "other"}])
     def test_something_else_is_refused(self, state):
-        with pytest.raises(StateError, match="must be what `state_dict` returned"):
+        with pytest.raises(StateError, match="must be a result of `state_dict`"):
             _dataset(40).load_state_dict(state)

@@ -97,7 +97,7 @@ class TestSampleSize:
     def test_what_cannot_be_read(self, table):
         with pytest.raises(ParameterError, match="`n_samples >= 1` must hold"):
             estimate_sample_size(table, n_samples=0)
-        with pytest.raises(ParameterError, match="does not take an array of row numbers"):
+        with pytest.raises(ParameterError, match="cannot be indexed by an array of row numbers"):
             estimate_sample_size([[1.0], [2.0]])
 
 
@@ -176,7 +176,7 @@ class TestSuggestion:
         suggested = suggest_parameters(table, 64)
         printed = capsys.readouterr().out
         assert f"fetch_factor={suggested['fetch_factor']}" in printed
-        assert "Nothing was measured: `autotune` measures" in printed
+        assert "Nothing was measured; `autotune` measures" in printed
         suggest(table)
         assert capsys.readouterr().out == ""
 

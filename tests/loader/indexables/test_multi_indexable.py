@@ -86,8 +86,8 @@ def test_takes_whatever_has_rows():
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (MultiIndexable, "must have one length, but got lengths of none"),
-        (lambda: MultiIndexable(X, Y[:3]), r"must have one length, but got lengths \[3, 4\]"),
+        (MultiIndexable, "must have the same length, but got lengths of none"),
+        (lambda: MultiIndexable(X, Y[:3]), r"must have the same length, but got lengths \[3, 4\]"),
         (lambda: MultiIndexable(X, y=Y), "must all be named or all be unnamed, but got both"),
         (lambda: MultiIndexable(X, Y, names=["X"]), "`names` must name each .* got 1 for 2"),
         (

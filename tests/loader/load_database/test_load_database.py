@@ -143,7 +143,7 @@ def test_a_load_that_is_killed_goes_on(
     url = f"{postgres_server.url}?collection={quote(name)}"
     n_there = postgres_server.ask(f'SELECT count(*) FROM "{name}".cells')[0][0]
     assert n_there >= 3 * 64
-    with pytest.raises(FormatError, match="is not complete"):
+    with pytest.raises(FormatError, match="is incomplete"):
         open_collection(url, storage_options=postgres_server.options)
     done = load_when_free(load, paths)
     assert done.n_parts_written <= done.n_parts - 3
@@ -171,7 +171,7 @@ def test_something_else_of_this_name(files, load, postgres_server, request):
     with pytest.raises(ParameterError, match="was begun with other files, elements or obs col"):
         load(paths[0], obs=["plate"])
     postgres_server.ask("CREATE SCHEMA theirs")
-    with pytest.raises(ParameterError, match="there is a schema theirs that is no collection"):
+    with pytest.raises(ParameterError, match="the schema theirs exists, but is not a collection"):
         load_database(
             paths, postgres_server.url, "theirs", database_options=postgres_server.options
         )
@@ -228,7 +228,7 @@ def test_text_that_postgresql_cannot_have(tmp_path, load, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of AnnData's own
         ad.AnnData(np.eye(3, dtype=np.float32), obs=obs).write_zarr(tmp_path / "nul.zarr")
-    with pytest.raises(FormatError, match=r"cannot have .*; correct it in the files") as raised:
+    with pytest.raises(FormatError, match=r"cannot store .*; correct it in the files") as raised:
         load(tmp_path / "nul.zarr")
     assert "\n" not in str(raised.value)
 
@@ -250,7 +250,7 @@ def test_the_command(files, postgres_server, request, monkeypatch):
     assert (missing.exit_code, missing.stdout) == (2, "")
     no_database = CliRunner().invoke(main, [*command[:3], "cells.db", "--name", name])
     assert no_database.exit_code == 2
-    assert "is no database; give postgresql://user@host/database" in no_database.stderr
+    assert "is not a database; give postgresql://user@host/database" in no_database.stderr
 
 
 def test_a_server_that_is_not_there(files):

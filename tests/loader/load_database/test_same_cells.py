@@ -68,7 +68,7 @@ def test_cells_in_memory(adata, load, postgres_server, request, monkeypatch, is_
         load(adata)
     adata.X = adata.X * 2
     with pytest.raises(
-        ParameterError, match=r"nothing tells .*; .* DROP SCHEMA .*\.h5ad"
+        ParameterError, match=r"its cells cannot be identified; .* DROP SCHEMA .*\.h5ad"
     ) as raised:
         load(adata)
     assert "\n" not in str(raised.value)
@@ -83,7 +83,7 @@ def test_obs_of_a_backed_object_is_in_memory(adata, load, tmp_path):
     backed = ad.read_h5ad(tmp_path / "cells.h5ad", backed="r")
     load(backed)
     backed.obs["half"] = backed.obs["half"].to_numpy()[::-1]
-    with pytest.raises(ParameterError, match="nothing tells"):
+    with pytest.raises(ParameterError, match="its cells cannot be identified"):
         load(backed)
     backed.file.close()
 

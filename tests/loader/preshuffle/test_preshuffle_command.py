@@ -40,7 +40,7 @@ def test_command_refuses_in_one_line(run, plates, out):
 def test_command_says_what_is_no_size(run, plates, out):
     result = run(*plates, out, "--memory", "much")
     assert result.exit_code == 2
-    assert "write it as 800MB or 8GiB" in result.stderr
+    assert "write 800MB or 8GiB" in result.stderr
 
 
 @pytest.mark.parametrize(("text", "n_bytes"), [("800MB", 8 * 10**8), ("1 GiB", 2**30), ("7", 7)])

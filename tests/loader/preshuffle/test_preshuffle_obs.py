@@ -115,7 +115,8 @@ def test_integers_of_obs_are_kept_or_refused(write_h5ad, out, tmp_path):
         ([signed, write("u8", 1 << 63)], [signed, write_h5ad(X, {"number": [0.5, 1.5]})])
     ):
         with pytest.raises(
-            ColumnError, match=r"'number' holds \d+, which (int|float)64 cannot hold"
+            ColumnError,
+            match=r"'number' has \d+, which (int|float)64, the common dtype of the files, cannot",
         ):
             preshuffle(paths, tmp_path / f"{k}.zarr")
 

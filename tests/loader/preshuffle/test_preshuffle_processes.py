@@ -136,7 +136,10 @@ def test_ctrl_c_says_how_to_go_on(plates, out):
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")
-    assert stderr.strip() == "Stopped; the same command goes on from the last complete part."
+    assert (
+        stderr.strip()
+        == "Stopped; run the same command again to resume after the last complete part."
+    )
     assert not list((out / ".cellfeed").glob("part-*"))
 
 

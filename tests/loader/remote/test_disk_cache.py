@@ -259,7 +259,7 @@ class TestWhereItDoesNotWork:
                 assert not any(found(cache, chunks(10)))
         (said,) = caplog.records
         assert said.levelno == logging.INFO
-        assert "are not kept" in said.getMessage()
+        assert "are not cached on disk" in said.getMessage()
 
     def test_the_last_of_a_disk_is_left_to_others(self, tmp_path, monkeypatch):
         usage = shutil.disk_usage(tmp_path)

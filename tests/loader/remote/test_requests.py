@@ -87,7 +87,7 @@ def test_who_leaves_takes_nothing_from_others(server):
     def leaving():
         until_left(left)
         came.set()
-        with pytest.raises(RemoteError, match="given up"):
+        with pytest.raises(RemoteError, match="was cancelled"):
             read(objects, (7, 10))
 
     with ThreadPoolExecutor(2) as threads:

@@ -252,7 +252,7 @@ class TestRefused:
         strategy = BlockShuffling(16, align="chunks")
         assert strategy.n_positions(100) == 100
         for ask in (strategy.block_sizes, lambda n: strategy.epoch_order(n_rows=n, epoch_key=0)):
-            with pytest.raises(ParameterError, match="give the strategy to a CellDataset"):
+            with pytest.raises(ParameterError, match="pass the strategy to a CellDataset"):
                 ask(100)
 
     def test_what_has_no_chunks(self):

@@ -259,7 +259,7 @@ class TestLabels:
             assert np.array_equal(sets, sets_of(by_name, 63))
 
     def test_are_needed(self, plates):
-        with pytest.raises(ParameterError, match="is not known yet"):
+        with pytest.raises(ParameterError, match="is not read yet"):
             GroupedSampling("plate", 3).n_positions(63)
         with pytest.raises(ColumnError, match="no obs column 'line'"):
             CellDataset(open_collection(plates, obs=["plate"]), GroupedSampling("line", 2), 8)
@@ -293,13 +293,17 @@ class TestBadParameters:
     def test_labels(self):
         with pytest.raises(ParameterError, match="none of 1 cells has a label"):
             GroupedSampling([0, -1], 1, indices=[1])
-        with pytest.raises(ParameterError, match=r"`labels` must be as many as .* but got 2"):
+        with pytest.raises(
+            ParameterError, match=r"`labels` must have one value for each row .* but got 2"
+        ):
             GroupedSampling([0, 0], 1).n_positions(3)
 
     def test_weights(self):
         with pytest.raises(ParameterError, match="`weights` leave nothing"):
             GroupedSampling([0, 0, 1], 2, weights=[0, 0, 1])
-        with pytest.raises(ParameterError, match=r"`weights` must be as many .* but got 2"):
+        with pytest.raises(
+            ParameterError, match=r"`weights` must have one value for each .* but got 2"
+        ):
             GroupedSampling([0, 0, 1], 2, weights=[0, 0])
         with pytest.raises(ParameterError, match="`weights` must be one-dimensional"):
             GroupedSampling([0, 0, 1], 2, weights="even")
@@ -308,7 +312,9 @@ class TestBadParameters:
     @pytest.mark.parametrize("labels", ["donor", np.repeat([0, 1], 5), np.array([0, 0])])
     def test_weights_of_other_cells(self, n, labels):
         cells = ad.AnnData(obs=pd.DataFrame({"donor": list("aaaaabbbbb")}, index=[*"0123456789"]))
-        with pytest.raises(ParameterError, match=f"`weights` must be as many .* but got {n}") as e:
+        with pytest.raises(
+            ParameterError, match=f"`weights` must have one value for each .* but got {n}"
+        ) as e:
             GroupedSampling(labels, 2, indices=[2, 4], weights=np.ones(n)).bound_to(
                 cells
             ).n_positions(10)

@@ -359,11 +359,15 @@ class TestBadParameters:
         ],
     )
     def test_lengths(self, make):
-        with pytest.raises(ParameterError, match=r"must be as many as .* rows \(11\), but got 10"):
+        with pytest.raises(
+            ParameterError, match=r"must have one value .* row .* \(11\), but got 10"
+        ):
             make(10).n_positions(11)
         assert make(10, indices=[3, 4]).n_positions(10) == 2
         assert make(2, indices=[3, 4]).n_positions(10) == 2
-        with pytest.raises(ParameterError, match=r"rows \(12\), or as `indices` \(2\), but got 10"):
+        with pytest.raises(
+            ParameterError, match=r"\(12\), or for each of `indices` \(2\), but got 10"
+        ):
             make(10, indices=[3, 4]).n_positions(12)
         with pytest.raises(ParameterError, match="but got 3 and an index 4"):
             make(3, indices=[3, 4])
@@ -391,7 +395,9 @@ class TestBadParameters:
             BlockWeightedSampling(weights=[1, 2], replace=False)
 
     def test_rounds_with_replacement(self):
-        with pytest.raises(ParameterError, match="`sampling_size` is the size of a round without"):
+        with pytest.raises(
+            ParameterError, match="`sampling_size` applies only without replacement"
+        ):
             BlockWeightedSampling(weights=[1, 2], sampling_size=1)
 
     def test_indices_that_repeat_without_replacement(self):

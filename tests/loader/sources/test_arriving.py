@@ -48,7 +48,10 @@ ONE = np.ones(1, np.float32)
     ("rows", "said"),
     [
         (np.ones((3, 4), np.float32), "ndarray for an element of layout 'csr'"),
-        (CsrRows(np.array([0, 0]), ONE[:0].astype(int), ONE[:0], 4), r"shape \(1, 4\) in place of"),
+        (
+            CsrRows(np.array([0, 0]), ONE[:0].astype(int), ONE[:0], 4),
+            r"shape \(1, 4\), but \(3, 4\)",
+        ),
         (CsrRows(np.array([0, 0, 0, 1]), np.array([4]), ONE, 4), r"column index is outside \[0, 4"),
     ],
 )

@@ -183,14 +183,16 @@ def test_a_damaged_archive(stored, tmp_path):
     whole[first : first + 4] = b"\xff\xff\xff\x7f"
     damaged.write_bytes(whole)
     collection = open_collection(damaged)
-    said = rf"^{re.escape(str(damaged))}: its cells \d+ to \d+ cannot be read by cellstream"
+    said = rf"^{re.escape(str(damaged))}: cellstream cannot read its cells \d+ to \d+"
     with pytest.raises(FormatError, match=said) as raised:
         collection[:]
     assert "\n" not in str(raised.value)
     with pytest.raises(FormatError, match=said):
         list(minibatches_of(collection))
     damaged.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FormatError, match=r"damaged.csad: its archive cannot be read") as raised:
+    with pytest.raises(
+        FormatError, match=r"damaged.csad: cellstream cannot read its archive"
+    ) as raised:
         open_collection(damaged)
     assert "\n" not in str(raised.value)
 
@@ -232,7 +234,7 @@ def test_without_cellstream(stored):
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
     expected = (
-        "an archive of cellstream is read with cellstream; "
+        "reading a cellstream archive requires cellstream; "
         "install it: pip install 'cellfeed[cellstream]'"
     )
     assert ran.stdout == f"{stored[0]}: {expected}\n"

@@ -62,7 +62,7 @@ def test_damage_is_told_alike(write, monkeypatch, verify, damage):
     assert direct == buffered
     if damage == "truncation":
         assert direct[-1].startswith(f"{path}: `X/data`, elements ")
-        assert "the file ends before them" in direct[-1]
+        assert "are beyond the end of the file" in direct[-1]
 
 
 def what_comes(collection, verify):

@@ -126,7 +126,7 @@ class TestChunks:
         assert last < stop
         flip(path, last + 1, 0x01)
         expected = (
-            rf"^{path}: `X/indices`, elements .*: hold a column index outside of the matrix; "
+            rf"^{path}: `X/indices`, elements .*: have a column index outside of the matrix; "
         )
         with pytest.raises(FormatError, match=expected):
             last_row_of(path, "X/indices")
@@ -170,7 +170,7 @@ class TestChunks:
         with pytest.raises(FormatError, match=f"^{path}: was replaced or written to"):
             collection[:]
         monkeypatch.setattr(LocalH5File, "check_unchanged", lambda self: None)  # just after it
-        expected = rf"^{path}: `{element}`, .* \(bytes {first} to {stop}\): the file ends before"
+        expected = rf"^{path}: `{element}`, .* \(bytes {first} to {stop}\): are beyond the end"
         with pytest.raises(FormatError, match=expected):
             collection[[59]]
 

@@ -41,21 +41,21 @@ class TestOtherFiles:
     def test_one_that_is_not_hdf5(self, tmp_path, content):
         path = tmp_path / "cells.h5ad"
         path.write_bytes(content)
-        with pytest.raises(FormatError, match=rf"^{path}: not an HDF5 file, .*; give the AnnData"):
+        with pytest.raises(FormatError, match=rf"^{path}: is not an HDF5 file, .*; give AnnData"):
             open_collection(path)
 
     def test_one_that_is_not_anndata(self, tmp_path):
         path = tmp_path / "cells.h5ad"
         with h5py.File(path, "w") as file:
             file["matrix"] = np.eye(3)
-        with pytest.raises(FormatError, match=f"^{path}: not an AnnData file: .*; write it with"):
+        with pytest.raises(
+            FormatError, match=f"^{path}: is not an AnnData file, since .*; write it with"
+        ):
             open_collection(path)
 
     def test_a_folder_among_the_matches(self, tmp_path, csr_file):
         (tmp_path / "folder.h5ad").mkdir()
-        with pytest.raises(
-            FormatError, match=r"folder\.h5ad: nothing is known that opens it; known"
-        ):
+        with pytest.raises(FormatError, match=r"folder\.h5ad: no storage opens it; known"):
             open_collection(f"{tmp_path}/*.h5ad")
 
     def test_one_that_vanishes_after_it_was_opened(self, csr_file):
@@ -66,7 +66,7 @@ class TestOtherFiles:
 
     def test_ones_without_cells(self, write_h5ad):
         path = write_h5ad(sp.csr_matrix(np.zeros((0, 3), np.float32)))
-        with pytest.raises(FormatError, match=f"^{path}: there are no cells in it; give files"):
+        with pytest.raises(FormatError, match=f"^{path}: has no cells; give files"):
             open_collection(path)
 
 
@@ -104,7 +104,9 @@ class TestMatrix:
 
     def test_dense_of_one_dimension_is_one_gene(self, write_h5ad, replace):
         path = write_h5ad(COUNTS, edit=lambda file: replace(file, "X", np.zeros(40)))
-        expected = f"^{path}: var has 30 rows, `X` 1 columns; write the file anew with anndata$"
+        expected = (
+            f"^{path}: var has 30 rows, but `X` has 1 columns; write the file again with anndata$"
+        )
         with pytest.raises(FormatError, match=expected):
             open_collection(path)
         path = write_h5ad(COUNTS[:, :1], edit=lambda file: replace(file, "X", np.arange(40.0)))

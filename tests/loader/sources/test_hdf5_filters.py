@@ -60,7 +60,7 @@ FILTERS = {
     "blosc2": hdf5plugin.Blosc2(),
     "bitshuffle": hdf5plugin.Bitshuffle(),
 }
-REMEDY = "which HDF5 reads with hdf5plugin; install it with `pip install hdf5plugin`"
+REMEDY = "which HDF5 only reads with hdf5plugin; install it with `pip install hdf5plugin`"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

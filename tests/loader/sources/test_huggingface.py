@@ -94,10 +94,12 @@ def test_markers_are_left_out(marked, rows, is_in_memory, seed):
 
 
 def test_markers_that_are_none(folder, marked):
-    with pytest.raises(ParameterError, match="is one of `gene_ids`, and no marker; leave"):
+    with pytest.raises(ParameterError, match="is one of `gene_ids`, not a marker; leave"):
         read(HuggingFaceSource(folder, gene_ids=range(N_VARS), n_markers=1))
     where, _ = marked
-    with pytest.raises(FormatError, match=r"gene that is none of .* larger `n_vars`, or all `ge"):
+    with pytest.raises(
+        FormatError, match=r"gene number that is not .* larger `n_vars`, or all `ge"
+    ):
         read(HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=1))
     with pytest.raises(ParameterError, match="`n_markers >= 0` must hold"):
         HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=-1)
@@ -148,7 +150,7 @@ def test_what_is_not_in_files_as_in_memory(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
     (tmp_path / "dataset_info.json").write_text("{}")
     collection = open_collection(tmp_path)
-    reason = "through pyarrow: it is not in files as it is in memory"
+    reason = "through pyarrow: its files do not have the layout of memory"
     assert collection.describe()["reason"].tolist() == [reason]
     assert np.array_equal(collection[[5, 3]].X.toarray(), COUNTS[[5, 3]])
 
@@ -172,16 +174,28 @@ def test_no_table_of_genes_is_needed(folder):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"values": "counts"}, ColumnError, "no column 'counts'; give .*, of: genes, expressions"),
+        (
+            {"values": "counts"},
+            ColumnError,
+            "no column 'counts'; give .*, from: genes, expressions",
+        ),
         ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
         ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
         ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),
         ({"n_markers": 1.0}, ParameterError, "`n_markers` must be"),
-        ({"gene_ids": [3, 1, 3]}, ParameterError, "`gene_ids` must be distinct integers"),
-        ({"gene_ids": [3, 1], "n_vars": 3}, ParameterError, "must be that of `gene_ids`, 2, but"),
-        ({"n_vars": 3, "var_names": ["a"]}, ParameterError, "must name 3 genes, but names 1"),
-        ({"values": "row"}, FormatError, "column 'row' is of type int64, and no list of numbers"),
-        ({"genes": "expressions"}, FormatError, "has float32, which are no numbers of genes"),
+        (
+            {"gene_ids": [3, 1, 3]},
+            ParameterError,
+            "`gene_ids` must be one-dimensional, distinct integers",
+        ),
+        (
+            {"gene_ids": [3, 1], "n_vars": 3},
+            ParameterError,
+            "must be the number of `gene_ids`, 2, but",
+        ),
+        ({"n_vars": 3, "var_names": ["a"]}, ParameterError, "must name 3 genes, but got 1 names"),
+        ({"values": "row"}, FormatError, "column 'row' is of type int64, not a list of numbers"),
+        ({"genes": "expressions"}, FormatError, "has float32, which are not gene numbers"),
     ],
 )
 def test_parameters_that_do_not_fit(folder, options, error, said):
@@ -195,8 +209,8 @@ def test_parameters_that_do_not_fit(folder, options, error, said):
     ("genes", "values", "message"),
     [
         ([[0, 1], [1]], [[1.0], [1.0, 2.0]], "the lists of a cell differ in length"),
-        ([[0, 3]], [[1.0, 2.0]], "column index|a gene that is none of the columns"),
-        ([[-2, 1]], [[1.0, 2.0]], "column index|a gene that is none of the columns"),
+        ([[0, 3]], [[1.0, 2.0]], "column index|a gene number that is not a column"),
+        ([[-2, 1]], [[1.0, 2.0]], "column index|a gene number that is not a column"),
         ([[0], None], [[1.0], [2.0]], "'genes': not every cell has a list"),
         ([[0]], [[None]], "'expressions'.* no"),
     ],
@@ -224,7 +238,7 @@ def test_what_is_no_data_set(folder, dataset, tmp_path):
     assert np.array_equal(read(tmp_path / "splits" / "test"), COUNTS[:9])
     for damaged in ("{", "[]", '{"splits": 3}', '{"splits": [3]}'):
         (tmp_path / "splits" / "dataset_dict.json").write_text(damaged)
-        with pytest.raises(FormatError, match=r"dataset_dict\.json does not tell the splits"):
+        with pytest.raises(FormatError, match=r"dataset_dict\.json does not list the splits"):
             open_collection(tmp_path / "splits")
     with pytest.raises(ParameterError, match=r"cannot be read by row; give a `datasets\.Dataset`"):
         open_collection(dataset.to_iterable_dataset())
@@ -267,6 +281,6 @@ def test_without_pyarrow(folder):
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
     install = (
-        "a table of Arrow is read with pyarrow; install it: pip install 'cellfeed[huggingface]'"
+        "reading an Arrow table requires pyarrow; install it: pip install 'cellfeed[huggingface]'"
     )
     assert ran.stdout == f"{folder}: {install}\n"

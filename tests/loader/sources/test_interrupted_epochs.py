@@ -166,7 +166,9 @@ class TestFilesThatChange:
             raise PermissionError
 
         monkeypatch.setattr(h5py, "File", refuse)
-        with pytest.raises(PathError, match=f"^{path}: may not be read; check its permissions"):
+        with pytest.raises(
+            PathError, match=f"^{path}: permission to read is denied; check its permissions"
+        ):
             pickle.loads(copy)[:]
 
 

@@ -63,7 +63,7 @@ class TestScdl:
         parts[0].concat([parts[1]])
         parts[0].save()
         where = tmp_path / "a"
-        with pytest.raises(FormatError, match="holds cells of 2 tables of genes; give the folder"):
+        with pytest.raises(FormatError, match="has cells of 2 tables of genes; give the folder"):
             MemoryMapSource(where)
         collection = open_collection(where, join_vars="outer", obs=["a", "b"], join_obs="outer")
         assert collection.cells_per_location == (N_ROWS, N_ROWS)
@@ -95,7 +95,9 @@ class TestScdl:
         whole = header.read_bytes()
         for damaged in (whole[:40], b"HDF5" + whole[4:], whole[:30] + struct.pack(">I", 77)):
             header.write_bytes(damaged)
-            with pytest.raises(FormatError, match=r"header\.sch: is no header of BioNeMo SCDL"):
+            with pytest.raises(
+                FormatError, match=r"header\.sch: is not a known header of BioNeMo SCDL"
+            ):
                 open_collection(where)
         header.write_bytes(whole)
         for name in ("obs_features", "var_features"):
@@ -111,24 +113,24 @@ class TestScdl:
                     open_collection(where, obs=["plate"])
                 assert "\n" not in str(said.value)
                 file.unlink()
-                with pytest.raises(FormatError, match=f"{name}.*(cannot be read|its 0 tables)"):
+                with pytest.raises(
+                    FormatError, match=f"{name}.*(cannot be read|has 0 tables, but)"
+                ):
                     open_collection(where, obs=["plate"])
                 file.write_bytes(before)
             np.save(index, [-1, N_ROWS - 1])
-            with pytest.raises(FormatError, match=r"index\.npy: is of 59 cells, and not 60"):
+            with pytest.raises(FormatError, match=r"index\.npy: is of 59 cells, not 60"):
                 open_collection(where, obs=["plate"])
             np.save(index, [-1, N_ROWS])
         obs_of(N_ROWS - 1).to_parquet(where / "obs_features" / "dataframe_0.parquet")
-        with pytest.raises(FormatError, match=r"_0\.parquet: has 59 rows, and not 60 as its index"):
+        with pytest.raises(FormatError, match=r"_0\.parquet: has 59 rows, but its index states 60"):
             open_collection(where, obs=["plate"])
         data = where / "data.npy"
         data.write_bytes(data.read_bytes()[:-4])
         with pytest.raises(FormatError, match="its arrays are not those of one CSR matrix"):
             open_collection(where)
         data.write_bytes(data.read_bytes()[:-3])
-        with pytest.raises(
-            FormatError, match=r"data\.npy: .* bytes are no whole number of float32"
-        ):
+        with pytest.raises(FormatError, match=r"data\.npy: .* bytes are not a multiple of float32"):
             open_collection(where)
 
     def test_tables_of_an_earlier_save_are_not_read(self, scdl, tmp_path):
@@ -156,7 +158,7 @@ class TestScdl:
         for name in ("obs_features", "var_features"):
             table = where / name / "dataframe_03.parquet"
             table.rename(tmp_path / table.name)
-            with pytest.raises(FormatError, match=rf"{name}: its .* tables are not the 11 that"):
+            with pytest.raises(FormatError, match=rf"{name}: has .* tables, but `.*` has 11"):
                 open_collection(where, obs=["plate"], join_vars="outer")
             (tmp_path / table.name).rename(table)
 
@@ -193,15 +195,15 @@ class TestNpyFolder:
     def test_files_that_are_missing_or_do_not_fit(self, tmp_path):
         with pytest.raises(PathError, match="there is no such folder"):
             MemoryMapSource(tmp_path / "nowhere")
-        with pytest.raises(PathError, match=r"data\.npy: is missing; unzip what"):
+        with pytest.raises(PathError, match=r"data\.npy: is missing; unzip a file that"):
             MemoryMapSource(tmp_path)
         where = write_npy(tmp_path / "cells", X)
         np.save(where / "format.npy", np.array(b"csr"))
         for name, values, said in (
             ("indptr", X.indptr[:-1], "are not those of one CSR matrix"),
             ("indptr", X.indptr[::-1].copy(), "are not those of one CSR matrix"),
-            ("indices", X.indices.astype(">i4"), "of another machine's byte order"),
-            ("data", X.data[None], "is no array of one dimension"),
+            ("indices", X.indices.astype(">i4"), "not in the byte order of this machine"),
+            ("data", X.data[None], "is not a one-dimensional array"),
             ("format", np.array(b"csc"), "are not those of one CSR matrix"),
         ):
             path = where / f"{name}.npy"
@@ -218,10 +220,10 @@ class TestNpyFolder:
             open_collection(where)[:]
         np.save(where / "indptr.npy", X.indptr)
         np.save(where / "indices.npy", X.indices + 1)
-        with pytest.raises(FormatError, match=r"indices\.npy.* hold a column index outside"):
+        with pytest.raises(FormatError, match=r"indices\.npy.* have a column index outside"):
             open_collection(where)[:]
         (where / "indptr.npy").write_bytes(before[:-8])
-        with pytest.raises(FormatError, match=r"indptr\.npy: is not a whole \.npy file"):
+        with pytest.raises(FormatError, match=r"indptr\.npy: is not a complete \.npy file"):
             open_collection(where)
 
     def test_tables_that_do_not_fit(self, tmp_path):
@@ -229,7 +231,7 @@ class TestNpyFolder:
         for table in ("obs", "var"):
             with pytest.raises(ParameterError, match=f"`{table}` must have .* rows, but has 2"):
                 MemoryMapSource(where, **{table: obs_of(2)})
-        with pytest.raises(ParameterError, match="`part` is of SCDL folders alone"):
+        with pytest.raises(ParameterError, match="`part` applies only to SCDL folders"):
             MemoryMapSource(where, part=0)
 
     def test_what_is_written_meanwhile_is_noticed(self, tmp_path):

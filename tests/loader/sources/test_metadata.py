@@ -148,7 +148,7 @@ class TestSizesOfChunks:
             file[name].id.write_direct_chunk((16,), bytes(8))
 
         path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
-        problem = f"^{path}: `{name}` cannot be read .there are chunks of another size than"
+        problem = f"^{path}: `{name}` cannot be read .it has chunks that are not"
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 
@@ -177,7 +177,9 @@ class TestSizesOfChunks:
         assert np.array_equal(open_collection(path)[:].X, COUNTS)
         chunk = path / "X/c/1/0"
         chunk.write_bytes(chunk.read_bytes() + bytes(n_bytes - 384))
-        problem = f"^{chunk}: `X`, rows 8 to 16.*: decompress to another size than the chunk's; "
+        problem = (
+            f"^{chunk}: `X`, rows 8 to 16.*: decompress to another size than that of the chunk; "
+        )
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[[9]]
 
@@ -189,7 +191,9 @@ class TestNumbers:
             replace(file, name, file[name][:].astype(np.float64))
 
         path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
-        with pytest.raises(FormatError, match=f"/{name} is not a list of integers, but has shape"):
+        with pytest.raises(
+            FormatError, match=f"/{name} is not an array of integers, but has shape"
+        ):
             open_collection(path)
 
     @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")
@@ -205,13 +209,13 @@ class TestNumbers:
         collection = open_collection(write_h5ad(X, edit=edit))
         sizes = {"batch_size": 40, "fetch_factor": 1, "dense": dense}
         problem = (
-            r"values are stored as float\d+, which torch does not have; give `dtype='float64'`"
+            r"values are stored as float\d+, which torch does not support; give `dtype='float64'`"
         )
         with pytest.raises(ParameterError, match=problem):
             CellDataset(collection, Streaming(), **sizes)
         with pytest.raises(ParameterError, match=problem):
             collection[:].to_torch(dense=dense)
-        with pytest.warns(UserWarning, match=r"is read slowly, .* is not converted to float64"):
+        with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
             dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
         (minibatch,) = dataset
         assert np.array_equal(minibatch.X.to_dense(), COUNTS)
@@ -244,5 +248,5 @@ class TestMemory:
 
     @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
     def test_that_the_system_refuses(self, n_bytes):
-        with pytest.raises(ParameterError, match=r"no [\d,]+ bytes of memory are to be had for ro"):
+        with pytest.raises(ParameterError, match=r"cannot allocate [\d,]+ bytes of memory for ro"):
             BufferPool().acquire(n_bytes)

@@ -224,7 +224,7 @@ def test_obs_columns_of_a_modality_are_missing_where_it_lacks_the_cell(two):
 def test_a_modality_that_lacks_cells_is_refused_with_a_remedy_that_helps(two):
     path, mdata = two
     expected = (
-        f"^{path}: modality 'rna' lacks 1 of 4 cells; write those that it has, "
+        f"^{path}: modality 'rna' lacks 1 of 4 cells; write only the cells that it has, "
         r"`mdata\[mdata.obsmap\['rna'\] > 0\].copy\(\)`, and read that file$"
     )
     with pytest.raises(FormatError, match=expected):
@@ -241,7 +241,7 @@ def test_a_modality_that_lacks_cells_is_refused_with_a_remedy_that_helps(two):
 @pytest.mark.parametrize(
     ("element", "words"),
     [
-        ("X", "is MuData, in which `X` is one of: `mod/protein/X`, `mod/rna/X`"),
+        ("X", "is MuData; give the modality of `X`, one of: `mod/protein/X`, `mod/rna/X`"),
         ("mod/atac/X", "has no modality 'atac'; its modalities are: protein, rna"),
         ("mod/protein/layers/other", "has no `mod/protein/layers/other`; its layers are: counts"),
         ("obsm/other", "has no `obsm/other`; its obsm has: protein, rna"),
@@ -265,7 +265,9 @@ def test_genes_are_of_the_first_modality(tmp_path):
 
 def test_a_modality_of_anndata_is_refused(write_h5ad):
     path = write_h5ad(np.eye(3, dtype=np.float32))
-    expected = f"^{path}: is AnnData, without modalities; read `layers/a`, not `mod/rna/layers/a`$"
+    expected = (
+        f"^{path}: is AnnData, which has no modalities; read `layers/a`, not `mod/rna/layers/a`$"
+    )
     with pytest.raises(FormatError, match=expected):
         open_collection(path, elements=["mod/rna/layers/a"])
 
@@ -280,7 +282,9 @@ def test_rows_that_are_of_no_known_cell_are_refused(tmp_path, obsmap):
         del file["obsmap/rna"]
         if obsmap is not None:
             file["obsmap/rna"] = np.array(obsmap, np.uint32)
-    with pytest.raises(FormatError, match=f"^{path}: .*`obsmap/rna`.*; write the file anew with m"):
+    with pytest.raises(
+        FormatError, match=f"^{path}: .*`obsmap/rna`.*; write the file again with m"
+    ):
         open_collection(path, elements=["mod/rna/X"])
 
 

@@ -89,7 +89,7 @@ def test_paths_in_arrays(path):
 
 
 def test_genes_of_elements_without_genes(adata):
-    with pytest.raises(ParameterError, match="`genes` are chosen, but 'obsm/pca' has none by name"):
+    with pytest.raises(ParameterError, match="`genes` are given, but 'obsm/pca' has no gene names"):
         open_collection(adata, elements=["obsm/pca"], genes=["no such gene"])
 
 
@@ -99,7 +99,7 @@ def test_a_backed_object_has_its_own_obs(path):
     collection = open_collection(backed, obs=["split"])
     assert collection.locations[0].path == path
     assert np.array_equal(collection[[2, 1]].X.toarray(), COUNTS[[2, 1]])
-    with pytest.raises(FormatError, match="is given as a view of a backed AnnData; give it whole"):
+    with pytest.raises(FormatError, match="is a view of a backed AnnData; give the whole object"):
         open_collection(backed[:5])
 
 
@@ -113,7 +113,7 @@ def test_what_an_object_lacks(adata):
     with pytest.raises(FormatError, match=r"`X` is stored by gene \(csc\).*make it CSR"):
         open_collection(adata)
     adata.obsm["frame"] = pd.DataFrame({"a": range(30)}, index=adata.obs_names)
-    with pytest.raises(FormatError, match="`obsm/frame` is a DataFrame, and no matrix of numbers"):
+    with pytest.raises(FormatError, match="`obsm/frame` is a DataFrame, not a matrix of numbers"):
         open_collection(adata, elements=["obsm/frame"])
     with pytest.raises(ParameterError, match="a view of an AnnCollection cannot be opened"):
         open_collection(AnnCollection([adata])[:4])

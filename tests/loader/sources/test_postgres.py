@@ -216,7 +216,7 @@ def test_without_psycopg(stored):
     command = [sys.executable, "-c", WITHOUT, stored[0]]
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
-    expected = "PostgreSQL is read with psycopg; install it: pip install 'cellfeed[postgres]'"
+    expected = "reading PostgreSQL requires psycopg; install it: pip install 'cellfeed[postgres]'"
     assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 

@@ -59,7 +59,7 @@ def test_a_table_that_was_dropped(stored, postgres_server):
     collection = open_collection(url, storage_options=postgres_server.options)
     postgres_server.ask(f"DROP TABLE {name}.packed")
     said = said_by(RemoteError, lambda: collection[:])
-    assert re.search(r'"\w+.packed" does not exist.*\); load the collection anew$', said)
+    assert re.search(r'"\w+.packed" does not exist.*\); load the collection again$', said)
 
 
 def test_a_server_that_cannot_be_reached(stored):

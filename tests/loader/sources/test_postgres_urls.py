@@ -34,7 +34,7 @@ def test_a_password_that_is_not_quoted(url):
 
 
 def test_a_url_without_slashes():
-    with pytest.raises(PathError, match="begins with postgresql://") as raised:
+    with pytest.raises(PathError, match="must begin with postgresql://") as raised:
         open_collection(f"postgresql:u:{SECRET}@h/d")
     assert SECRET not in str(raised.value)
 

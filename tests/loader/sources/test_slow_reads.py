@@ -86,14 +86,14 @@ HDF5 = {
         NOT_SUPPORTED.format("gzip 4 with fletcher32"),
     ),
     "big-endian": (of_hdf5(data=COUNTS.astype(">f4")), "its numbers are big-endian"),
-    "bfloat16": (low_level(kind=bfloat16()), "its numbers have to be converted to float32"),
-    "virtual": (virtual, "its values lie in other files"),
+    "bfloat16": (low_level(kind=bfloat16()), "its numbers must be converted to float32"),
+    "virtual": (virtual, "its values are in other files"),
     "compact": (low_level(compact=True), "it is stored in its own header (compact)"),
-    "never written": (never_written, "it was never written as a whole"),
-    "fill value": (low_level(filled=3), "chunks are left out that are not zero"),
+    "never written": (never_written, "it was never written completely"),
+    "fill value": (low_level(filled=3), "its missing chunks are not zero"),
     "growing": (
         of_hdf5(maxshape=(40, None)),
-        "it may grow in its second dimension, and not in its first",
+        "it is resizable in its second dimension but not in its first",
     ),
 }
 
@@ -133,7 +133,7 @@ def test_float16_that_rows_add_up_as_float32(write_h5ad):
     collection = open_collection(write_h5ad(half))
     said = collection.slow_reading() or ""
     assert said.endswith(
-        "`X` is read slowly, through h5py: float16 is not converted to float32 here; "
+        "`X` is read slowly, through h5py: cellfeed does not convert float16 to float32; "
         "read it as float16, or write it as float32"
     )
     assert collection.slow_reading(np.dtype(np.float16)) is None
@@ -142,9 +142,9 @@ def test_float16_that_rows_add_up_as_float32(write_h5ad):
 ZARR = {
     "bz2": (2, {"compressors": numcodecs.BZ2()}, "codec bz2 is not supported"),
     "delta": (2, {"filters": [numcodecs.Delta(dtype="<f4")]}, "filter delta is not supported"),
-    "columns": (2, {"order": "F"}, "its chunks are in column order"),
+    "columns": (2, {"order": "F"}, "its chunks are in Fortran order"),
     "big-endian v2": (2, {"dtype": ">f4"}, "its numbers are big-endian"),
-    "fill value": (2, {"fill_value": 3}, "chunks that are left out are 3.0 and not 0"),
+    "fill value": (2, {"fill_value": 3}, "its missing chunks are 3.0, not 0"),
     "checksum": (
         3,
         {"compressors": [ZstdCodec(), Crc32cCodec()]},

@@ -171,7 +171,7 @@ def test_a_config_that_tiledb_refuses(stored):
 
 
 def test_a_uri_in_place_of_a_path():
-    with pytest.raises(PathError, match=r"nothing is known that .*; `SomaSource\(uri\)` opens it$"):
+    with pytest.raises(PathError, match=r"no storage opens .*; `SomaSource\(uri\)` opens it$"):
         open_collection("tiledb://account/experiment")
 
 
@@ -207,7 +207,7 @@ def test_without_tiledbsoma(stored):
     command = [sys.executable, "-c", WITHOUT, str(stored[0])]
     ran = warm.run(command)
     assert ran.returncode == 0, ran.stderr
-    expected = "TileDB-SOMA is read with tiledbsoma; install it: pip install 'cellfeed[soma]'"
+    expected = "reading TileDB-SOMA requires tiledbsoma; install it: pip install 'cellfeed[soma]'"
     assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 

@@ -195,7 +195,7 @@ SLOW = {
     "filter bit width reduction is not supported": {
         "dims": dims(16, 8, filters=["BitWidthReductionFilter", ZSTD])
     },
-    "its elements are in another order than by row": {
+    "its elements are not in row-major order": {
         "cell_order": "col-major",
         "tile_order": "row-major",
     },
@@ -243,7 +243,7 @@ def test_values_that_are_there_twice(tmp_path):
 @pytest.mark.parametrize(
     ("modes", "n_fragments", "reason"),
     [
-        (["fragments"], 1, "elements have timestamps of their own, or were deleted"),
+        (["fragments"], 1, "elements have their own timestamps, or were deleted"),
         (["fragment_meta", "commits"], 2, "it has commits of kind '.con'"),
     ],
 )

@@ -57,7 +57,7 @@ def test_files_and_folders(tmp_path, write_h5ad):
 def test_by_content(tmp_path):
     folder = tmp_path / "any name"
     folder.mkdir()
-    with pytest.raises(PathError, match=r"holds nothing that can be opened \(.*\.h5ad, .*two"):
+    with pytest.raises(PathError, match=r"has nothing that can be opened \(.*\.h5ad, .*two"):
         open_collection(folder)
     (folder / "mark.txt").touch()
     collection = open_collection(folder)
@@ -82,7 +82,7 @@ def test_what_nothing_opens(tmp_path, kind):
     with pytest.raises(kind) as raised:
         open_collection(where)
     said = str(raised.value)
-    assert said.startswith(f"{where}: nothing is known that opens ")
+    assert said.startswith(f"{where}: no storage opens ")
     assert "AnnData (.h5ad, .h5mu, .zarr, " in said
     assert "test URLs (test-url://)" in said
     assert "\n" not in said
@@ -140,5 +140,5 @@ def test_locations():
     assert (there.path, there.scheme, there.name) == (None, "s3", "b.zarr")
     assert (str(there), Location.of(there)) == ("s3://bucket/b.zarr/", there)
     assert Path(here) == Path("a/b.h5ad")
-    with pytest.raises(PathError, match=r"^s3://bucket/b\.zarr/: is no file of this machine; "):
+    with pytest.raises(PathError, match=r"^s3://bucket/b\.zarr/: is not a local file; "):
         Path(there)

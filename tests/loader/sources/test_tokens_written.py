@@ -103,7 +103,7 @@ def test_processes_write_beside_each_other(tmp_path):
 
 def test_a_shard_is_there_once(tmp_path):
     write(tmp_path, shard="a")
-    with pytest.raises(ParameterError, match=r"a\.tokens: is there already; give another `shard`"):
+    with pytest.raises(ParameterError, match=r"a\.tokens: exists already; give another `shard`"):
         TokenStreamWriter(tmp_path, "uint16", shard="a")
 
 
@@ -113,14 +113,14 @@ def test_a_shard_is_there_once(tmp_path):
         ("O", {}, "must be of integers, floats or booleans"),
         ([("a", "O")], {}, "must be of integers, floats or booleans"),
         ("S4", {}, "must be of integers, floats or booleans"),
-        ("nonsense", {}, "`dtype` must be one of NumPy, but got 'nonsense'"),
-        ([("a",)], {}, "`dtype` must be one of NumPy"),
+        ("nonsense", {}, "`dtype` must be a NumPy dtype, such as 'uint16', but got 'nonsense'"),
+        ([("a",)], {}, "`dtype` must be a NumPy dtype"),
         ("c8", {}, "must be of integers, floats or booleans"),
         ("uint16", {"shard": "../a"}, "`shard` must be letters"),
         ("uint16", {"shard": ".a"}, "`shard` must be letters"),
         ("uint16", {"obs": {"a": str}}, "give `documents=True`"),
         ("uint16", {"obs": {"a": dict}, "documents": True}, "must give str or float"),
-        ("uint16", {"encoder": bytes}, "`encoder` and `encoding` go together"),
+        ("uint16", {"encoder": bytes}, "`encoder` and `encoding` must be given together"),
         ("uint16", {"block": 0}, "`block >= 1` must hold"),
     ],
 )
@@ -132,7 +132,7 @@ def test_what_a_writer_cannot_be(tmp_path, dtype, options, message):
 
 @pytest.mark.parametrize("tokens", [[-1], [70_000], [1.5], [[1, 2]], ["a"], 3, [None]])
 def test_tokens_that_do_not_fit(tmp_path, tokens):
-    with pytest.raises(ParameterError, match="tokens must be of one dimension and fit into uint16"):
+    with pytest.raises(ParameterError, match="tokens must have one dimension and fit into uint16"):
         write(tmp_path, tokens)
 
 
@@ -178,7 +178,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
 def test_values_with_fields_are_not_preshuffled(tmp_path):
     with TokenStreamWriter(tmp_path / "stream", [("a", "u2"), ("b", "f4")]) as writer:
         writer.append(np.zeros(5000, [("a", "u2"), ("b", "f4")]))
-    with pytest.raises(ParameterError, match="it can be read as it is, without shuffling"):
+    with pytest.raises(ParameterError, match="read it without preshuffling"):
         preshuffle(tmp_path / "stream", tmp_path / "out")
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_opened(tmp_path):
         TokenStream(tmp_path)
     write(tmp_path, shard="a")
     with pytest.raises(
-        FormatError, match=r"has 4 tokens and no window of 5 tokens; give a smaller"
+        FormatError, match=r"has 4 tokens but no window of 5 tokens; give a smaller"
     ):
         TokenStream(tmp_path, 5)
     with pytest.raises(FormatError, match=r"a\.tokens: was written without documents; leave out"):
@@ -232,7 +232,7 @@ def test_a_file_that_is_cut_or_missing(shard, name):
     with pytest.raises(FormatError, match=rf"{name}: has {size - 1:,} bytes, but {size:,} were"):
         TokenStream(shard.parent)
     (shard / name).unlink()
-    with pytest.raises(FormatError, match=rf"{name}: is missing; write the shard again"):
+    with pytest.raises(FormatError, match=rf"{name}: is missing; write or copy the shard again"):
         TokenStream(shard.parent)
 
 
@@ -264,7 +264,9 @@ def test_bytes_that_changed_are_found(shard):
     for path in shard.glob("*.bin"):
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(FormatError, match=rf"{path.name}: holds other bytes than were written"):
+        with pytest.raises(
+            FormatError, match=rf"{path.name}: its bytes have changed since it was written"
+        ):
             stream.verify()
         path.write_bytes(content)
 
@@ -272,7 +274,9 @@ def test_bytes_that_changed_are_found(shard):
 def test_a_later_version(shard):
     header = json.loads((shard / "shard.json").read_text())
     (shard / "shard.json").write_text(json.dumps(header | {"version": 2}))
-    with pytest.raises(FormatError, match="is of version 2, and this cellfeed reads 1; update it"):
+    with pytest.raises(
+        FormatError, match="is of version 2, but this cellfeed reads 1; update cellfeed"
+    ):
         TokenStream(shard.parent)
 
 

@@ -387,14 +387,16 @@ class TestShuffledCollection:
     def test_that_lacks_a_data_set(self, shuffled):
         shutil.rmtree(shuffled[0] / "dataset_7")
         with pytest.raises(
-            FormatError, match=r"numbered from 0 expected, but .*: 0, .*6, 8, 9, 10"
+            FormatError, match=r"expected data sets numbered from 0, but .*: 0, .*6, 8, 9, 10"
         ):
             open_collection(shuffled[0])
 
     def test_that_is_not_finished(self, shuffled):
         zarr.open_group(shuffled[0]).attrs.clear()
         (shuffled[0] / ".cellfeed").mkdir()
-        with pytest.raises(FormatError, match="has not finished it; run the same command again"):
+        with pytest.raises(
+            FormatError, match="is unfinished; run the same `cellfeed preshuffle` again"
+        ):
             open_collection(shuffled[0])
 
 
@@ -412,7 +414,7 @@ class TestPaths:
 
     def test_a_group_of_something_else(self, tmp_path):
         zarr.create_group(tmp_path / "other.zarr")
-        with pytest.raises(FormatError, match=r"other\.zarr: a zarr group that is neither AnnData"):
+        with pytest.raises(FormatError, match=r"other\.zarr: is a zarr group, but neither AnnData"):
             open_collection(tmp_path / "other.zarr")
 
     def test_an_array(self, tmp_path):

@@ -115,7 +115,7 @@ class TestShards:
         array[:] = values
         assert np.array_equal(open_collection(path)[:].X.toarray(), MATRIX)
         overwrite(path / "X/data/c/0", -16, (1 << 62).to_bytes(8, "little"))
-        problem = r"c/0: `X/data`, index of the shard \(bytes \d+ to \d+\): has chunks that are not"
+        problem = r"c/0: `X/data`, index of the shard \(bytes \d+ to \d+\): has chunks outside"
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 
@@ -156,7 +156,9 @@ class TestChunksInFiles:
     def test_another_size_of_one_that_is_not_compressed(self, tmp_path):
         path = write_store(tmp_path / "cells.zarr", sp.csr_matrix(MATRIX), compressors=[])
         os.truncate(path / "X/data/c/2", 20)
-        problem = r"c/2: `X/data`, elements 32 to 48 \(bytes 0 to 64\): the file ends before"
+        problem = (
+            r"c/2: `X/data`, elements 32 to 48 \(bytes 0 to 64\): are beyond the end of the file"
+        )
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 
@@ -166,7 +168,7 @@ class TestChunksInFiles:
         matrix = sp.csr_matrix(np.maximum(MATRIX, 1))
         path = write_store(tmp_path / "cells.zarr", matrix, compressors=codecs)
         (path / f"X/{name}/c/2").unlink()
-        with pytest.raises(FormatError, match=r"missing; copy or download it again, or, if"):
+        with pytest.raises(FormatError, match=r"missing; copy or download it again or, if"):
             open_collection(path)[:]
 
     @pytest.mark.parametrize("codecs", [ZSTD, [ZstdCodec(), Crc32cCodec()]])
@@ -175,7 +177,7 @@ class TestChunksInFiles:
         matrix.data[CHUNK : 2 * CHUNK] = 0
         path = write_store(tmp_path / "cells.zarr", matrix, compressors=codecs)
         assert not (path / "X/data/c/1").exists()
-        with pytest.raises(FormatError, match=r"if they are zeros .*, write those too$"):
+        with pytest.raises(FormatError, match=r"if these are zeros .*, write them too$"):
             open_collection(path)[:]
 
     def test_a_missing_one_of_a_dense_matrix_is_zero(self, tmp_path):

@@ -299,7 +299,7 @@ class TestGroups:
     def test_far_off_is_warned_of(self):
         donors = np.repeat(["a", "b"], [95, 5])
         said = (
-            r"^2 groups of the labels of `group` were kept whole, so that parts have 0.05 \+ 0.95 "
+            r"^2 groups of the labels of `group` were kept whole, so parts have 0.05 \+ 0.95 "
             r"of the rows, not 0.5 \+ 0.5; see `describe\(\)`"
         )
         with pytest.warns(UserWarning, match=said):

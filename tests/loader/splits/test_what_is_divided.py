@@ -76,17 +76,17 @@ ERRORS = {
     "sum": ({"fractions": [0.5, 0.4]}, r"^`fractions` must sum to 1, but \[0.5, 0.4\] sum to 0.9$"),
     "negative": (
         {"fractions": [1.5, -0.5]},
-        "^each of `fractions` must be above 0, and there must ",
+        "^`fractions` must be numbers above 0, at least one, but got ",
     ),
-    "zero": ({"fractions": [1.0, 0.0]}, "^each of `fractions` must be above 0"),
-    "nan": ({"fractions": [float("nan"), 1.0]}, "^each of `fractions` must be above 0"),
+    "zero": ({"fractions": [1.0, 0.0]}, "^`fractions` must be numbers above 0"),
+    "nan": ({"fractions": [float("nan"), 1.0]}, "^`fractions` must be numbers above 0"),
     "tiny": ({"fractions": [1.0, 1e-12]}, "^each of `fractions` must be at least 1e-09"),
-    "none": ({"fractions": []}, "^each of `fractions` must be above 0"),
+    "none": ({"fractions": []}, "^`fractions` must be numbers above 0"),
     "a number": ({"fractions": 0.8}, r"^`fractions` must be numbers .* but got 0\.8$"),
     "text": ({"fractions": ["a", "b"]}, "^`fractions` must be numbers"),
     "empty part": (
         {"fractions": [0.999, 0.001], "method": "deterministic"},
-        r"^part 1 \(fraction 0.001\) gets none of 20 rows; ask for fewer parts",
+        r"^part 1 \(fraction 0.001\) gets none of 20 rows; give fewer parts",
     ),
     "method": ({"method": "exact"}, "^`method` must be one of deterministic, multinomial, stoch"),
     "seed": ({"seed": 0.5}, "^`seed` must be an integer"),
@@ -98,14 +98,17 @@ ERRORS = {
     "no name": ({"group": []}, "^`group` is empty"),
     "few groups": (
         {"group": np.zeros(20)},
-        "^2 parts need as many groups, but there are 1 of the labels of `group`; ask for fewer",
+        "^2 parts need at least as many groups, but there are 1 of the labels of `group`; give",
     ),
     "multinomial": (
         {"stratify": np.zeros(20), "method": "multinomial"},
-        "^method='multinomial' draws rows one by one",
+        "^method='multinomial' draws rows independently",
     ),
-    "indices": ({"indices": [0, 20]}, "^`0 <= indices < 20` must hold, but they are from 0 to 20$"),
-    "twice": ({"indices": [3, 1, 3]}, "^`indices` hold row 3 twice"),
+    "indices": (
+        {"indices": [0, 20]},
+        "^`0 <= indices < 20` must hold, but got indices from 0 to 20$",
+    ),
+    "twice": ({"indices": [3, 1, 3]}, "^`indices` have row 3 twice"),
     "no indices": ({"indices": []}, "^`indices` must be one-dimensional integers"),
 }
 
@@ -119,7 +122,7 @@ def test_mistakes_are_refused_in_one_line(options, said):
 
 
 def test_labels_that_are_none_are_refused():
-    with pytest.raises(ColumnError, match="20 labels in 20 rows, so that hardly two have the same"):
+    with pytest.raises(ColumnError, match="20 labels in 20 rows, so almost all rows differ"):
         random_split(20, [0.8, 0.2], seed=0, stratify=np.arange(20))
 
 

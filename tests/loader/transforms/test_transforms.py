@@ -454,7 +454,7 @@ class TestElements:
     )
     def test_what_is_no_transform(self, collection, wrong):
         with pytest.raises(
-            ParameterError, match=r"must be of `cellfeed\.transforms`.*batch_transform"
+            ParameterError, match=r"must be from `cellfeed\.transforms`.*batch_transform"
         ):
             CellDataset(collection, Streaming(), 8, transform=wrong)
 

@@ -207,7 +207,7 @@ def test_too_many_open_files_are_told(both):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        with pytest.raises(DeliveryError, match=r"cannot be taken .*\(ulimit -n\)"):
+        with pytest.raises(DeliveryError, match=r"cannot be received .*\(ulimit -n\)"):
             pickle.loads(pickle.dumps(message))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

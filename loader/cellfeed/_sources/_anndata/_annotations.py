@@ -1,7 +1,7 @@
-"""obs and var of AnnData files of any age.
+"""obs and var of AnnData files of any version.
 
-Current files are read column by column. Older ones (obs as one compound dataset, or categories
-kept apart from the codes) are left to anndata, which knows every form that there has been.
+Current files are read column by column. anndata reads older ones (obs as one compound dataset, or
+categories stored apart from the codes), since it supports all earlier formats.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
 
 
 def count_rows(table: Any) -> int:
-    """Return how many rows a table such as obs has, and read none of them.
+    """Return the number of rows of a table such as obs, without reading them.
 
     Parameters
     ----------
     table
-        The group or compound dataset that holds it.
+        The group or compound dataset of the table.
     """
     if not _is_group(table):  # anndata before 0.7
         return int(table.shape[0])
@@ -43,7 +43,7 @@ def count_rows(table: Any) -> int:
 
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
-    """Return the columns asked for of a table such as ``obs``, which are there, in that order."""
+    """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
     obs = file()[table]
     if _is_current(obs):
         file.bring([f"{table}/{column}" for column in columns])
@@ -59,7 +59,7 @@ def read_var(file: AnnDataFile) -> pd.DataFrame:
 
 
 def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:
-    """Return the gene names, as the table ``var`` has them."""
+    """Return the gene names from the table ``var``."""
     table = file()[var]
     if _is_current(table):
         return read_names(file, f"{var}/{table.attrs['_index']}")

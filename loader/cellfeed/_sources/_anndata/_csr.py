@@ -1,4 +1,4 @@
-"""CSR matrices: from chunks where possible, else through the format's library, run by run."""
+"""CSR matrices, read from chunks if possible, else through the format's library, run by run."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,8 +22,8 @@ __all__ = ["StoredCsr"]
 class StoredCsr(StoredMatrix):
     """A CSR matrix of an AnnData file.
 
-    The row pointer is kept in memory once it is needed: 8 bytes per cell, which all processes
-    share if it is large; see `KeptTables`.
+    The row pointers are kept in memory once they are needed: 8 bytes per cell, which all processes
+    share if they are large; see `KeptTables`.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class StoredCsr(StoredMatrix):
                 if stored.ndim != 1 or stored.dtype.kind not in kinds:
                     what = "numbers" if "f" in kinds else "integers"
                     raise self._inconsistent(
-                        f"{stored.name} is not a list of {what}, but has shape {stored.shape} "
+                        f"{stored.name} is not an array of {what}, but has shape {stored.shape} "
                         f"and dtype {stored.dtype}"
                     )
             self.shape = _shape(group)
@@ -66,11 +66,11 @@ class StoredCsr(StoredMatrix):
 
     @property
     def _array_names(self) -> tuple[str, ...]:
-        """Paths of the arrays that rows lie in."""
+        """Paths of the arrays that contain the rows."""
         return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
 
     def load_tables(self) -> None:
-        """Read the row pointer, and where chunks lie."""
+        """Read the row pointers and the locations of chunks."""
         self._file.check_unchanged()
         self._pointer()
         for name in ("indices", "data"):
@@ -83,7 +83,7 @@ class StoredCsr(StoredMatrix):
         return pointer[rows + 1] - pointer[rows]
 
     def chunked(self) -> CsrChunks | None:
-        """Return where rows lie, None if only the format's own library can read them."""
+        """Return the chunks of the rows; None if only the format's own library can read them."""
         self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
         if indices is None or data is None or not can_cast(indices.dtype, np.dtype(np.int64)):
@@ -91,7 +91,7 @@ class StoredCsr(StoredMatrix):
         return CsrChunks(self._pointer(), indices, data, self.shape[1])
 
     def read_rows(self, runs: Runs) -> CsrRows:
-        """Return the rows of ``runs``, read through the format's library."""
+        """Return the rows of ``runs``, read by the format's library."""
         self._file.check_unchanged()
         ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
         indices = self._read_slices(f"{self._element}/indices", ranges, runs)
@@ -104,7 +104,7 @@ class StoredCsr(StoredMatrix):
         return CsrRows(indptr, indices, data, self.shape[1])
 
     def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
-        """Check that no chunk was lost, which would read as zeros; chunks are checked elsewhere."""
+        """Check that no chunk is missing, since the format's library would read it as zeros."""
         n_lost = self._file.n_lost(f"{self._element}/data")
         # Indices may be zero, but only once in a row.
         if not n_lost and np.count_nonzero(indices == 0) > n_rows:
@@ -112,8 +112,8 @@ class StoredCsr(StoredMatrix):
         if n_lost:
             msg = (
                 f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are "
-                "missing; copy or download it again, or, if they are zeros that were never "
-                "written, write those too"
+                "missing; copy or download it again or, if these are zeros that were never "
+                "written, write them too"
             )
             raise FormatError(msg)
 

@@ -1,4 +1,4 @@
-"""Words for damage."""
+"""Error messages for damaged files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ __all__ = ["damage_named"]
 
 @contextmanager
 def damage_named(location: Location, element: str, runs: Runs | None = None) -> Iterator[None]:
-    """Turn what h5py, zarr and anndata raise into one line that says where.
+    """Convert errors of h5py, zarr and anndata into one line with the location.
 
-    Nearly always it is damage; a file that is compressed with what HDF5 lacks here is intact.
+    They almost always mean damage, unless HDF5 lacks the filter that compressed the file.
     """
     try:
         yield
@@ -25,9 +25,9 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
     except MemoryError as error:
         words = " ".join(str(error).split())
         msg = (
-            f"{location}: `{element}` takes more memory than there is "
-            f"({words or 'of unknown size'}); read fewer rows at once or, "
-            "if it should be small, copy or download the file again"
+            f"{location}: `{element}` takes more memory than is available "
+            f"({words or 'of unknown size'}); read fewer rows at a time or, if it should be "
+            "small, copy or download the file again"
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise

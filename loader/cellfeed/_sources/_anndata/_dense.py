@@ -1,4 +1,4 @@
-"""Dense arrays: from chunks where possible, else through the format's library, run by run."""
+"""Dense arrays, read from chunks if possible, else through the format's library, run by run."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["StoredDense"]
 
 
 class StoredDense(StoredMatrix):
-    """A dense array of an AnnData file, of one dimension, which is one column, or more.
+    """A dense array of an AnnData file; one with a single dimension is one column.
 
     Parameters
     ----------
@@ -29,8 +29,8 @@ class StoredDense(StoredMatrix):
         stored = self._stored
         if stored.ndim < 1 or stored.dtype.kind not in "biuf":
             raise self._inconsistent(
-                f"cells x columns of numbers expected, but it has shape {stored.shape} "
-                f"and dtype {stored.dtype}"
+                f"expected numbers of shape cells x columns, but it has shape {stored.shape} and "
+                f"dtype {stored.dtype}"
             )
         shape = tuple(int(n) for n in stored.shape)
         self.shape = shape if len(shape) > 1 else (*shape, 1)  # a column, as anndata takes it
@@ -41,21 +41,21 @@ class StoredDense(StoredMatrix):
         self._watch(stored)
 
     def load_tables(self) -> None:
-        """Read where chunks lie."""
+        """Read the locations of chunks."""
         self._file.check_unchanged()
         self._chunked_array(self._element)
 
     def row_lengths(self, runs: Runs) -> None:
-        """Return None: how many elements are not zero is known once they have been read."""
+        """Return None, since the numbers of non-zero elements are unknown before reading."""
 
     def chunked(self) -> DenseChunks | None:
-        """Return where rows lie, None if only the format's own library can read them."""
+        """Return the chunks of the rows; None if only the format's own library can read them."""
         self._file.check_unchanged()
         stored = self._chunked_array(self._element)
         return None if stored is None else DenseChunks(stored, self._n_columns)
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Return the rows of ``runs``, read through the format's library."""
+        """Return the rows of ``runs``, read by the format's library."""
         self._file.check_unchanged()
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()

@@ -1,4 +1,4 @@
-"""What the matrix sources ask of a file format: h5ad and zarr differ in this, and in no more."""
+"""The interface to file formats; h5ad and zarr differ only in its implementation."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,14 +13,13 @@ __all__ = ["AnnDataFile"]
 
 
 class AnnDataFile(Protocol):
-    """One AnnData object in storage, opened lazily in each process, and never for writing.
+    """A stored AnnData object, opened lazily in each process, and never for writing.
 
-    h5py and zarr give groups and arrays of the same form, so what is found in them is not
-    wrapped.
+    h5py and zarr have groups and arrays with the same interface, so these are not wrapped.
     """
 
     library: str
-    """What reads arrays that are not decoded here: ``"h5py"`` or ``"zarr"``."""
+    """The library that reads arrays that cellfeed does not decode: ``"h5py"`` or ``"zarr"``."""
 
     @property
     def location(self) -> Location:
@@ -28,21 +27,21 @@ class AnnDataFile(Protocol):
         ...
 
     def __call__(self) -> Any:
-        """Return the group that holds ``X``, ``obs`` and ``var``."""
+        """Return the group that contains ``X``, ``obs`` and ``var``."""
         ...
 
     def watch(self, names: Sequence[str]) -> None:
-        """Remember where these arrays are stored, so that a change is noticed.
+        """Record where these arrays are stored, so that changes are noticed.
 
         Raises
         ------
         ValueError
-            One of them cannot be: its chunks take more memory than it could need.
+            An array is impossible: its chunks take more memory than it could need.
         """
         ...
 
     def check_unchanged(self) -> None:
-        """Check that storage is still what was opened first, in any process.
+        """Check that the storage has not changed since it was first opened in any process.
 
         Raises
         ------
@@ -52,7 +51,7 @@ class AnnDataFile(Protocol):
         ...
 
     def bring(self, names: Sequence[str]) -> None:
-        """Bring arrays and tables that are about to be read as a whole, if that is worth it."""
+        """Prefetch arrays and tables that are about to be read completely, if worthwhile."""
         ...
 
     def array(self, name: str) -> Any:
@@ -60,27 +59,27 @@ class AnnDataFile(Protocol):
         ...
 
     def stored_bytes(self, name: str) -> int:
-        """Return how many bytes the elements of an array take in storage, compressed."""
+        """Return the compressed size of an array's elements in storage, in bytes."""
         ...
 
     def codec(self, name: str) -> str:
-        """Return how an array is compressed, in words."""
+        """Return the compression of an array, as text."""
         ...
 
     def slow_read(self, name: str) -> SlowRead | None:
-        """Return why only the format's own library can read an array; None if chunks can be."""
+        """Return why only the format's own library can read an array; None if cellfeed can."""
         ...
 
     def n_lost(self, name: str) -> int:
-        """Return how many chunks, or files of them, of an array are not there.
+        """Return how many chunks of an array, or their files, are missing.
 
-        Libraries take their elements to be zero, which they may be: a chunk of nothing but
-        zeros need not be written.
+        Libraries read their elements as zeros, which may be correct, since chunks of zeros need not
+        be written.
         """
         ...
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks, None where `slow_read` gives a reason.
+        """Return a chunked array; None if `slow_read` gives a reason.
 
         Parameters
         ----------
@@ -92,9 +91,9 @@ class AnnDataFile(Protocol):
         ...
 
     def kept_tables(self, name: str) -> KeptTables:
-        """Return where tables that are made of an array are kept from one opening to the next."""
+        """Return the cache for tables of an array between openings."""
         ...
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
+        """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         ...

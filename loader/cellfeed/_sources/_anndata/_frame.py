@@ -1,4 +1,4 @@
-"""Data frames of numbers, such as in obsm: read whole, once in each process."""
+"""Data frames of numbers, such as in obsm, read completely, once in each process."""
 
 from typing import Any
 
@@ -19,20 +19,20 @@ _NULLABLE = {"nullable-integer", "nullable-boolean"}
 
 
 class StoredFrame(StoredMatrix):
-    """A data frame of an AnnData file as a dense matrix: one column for each of its columns.
+    """A data frame of an AnnData file as a dense matrix with the same columns.
 
-    Its columns lie one by one in storage, so all of it is read when it is used first. Columns that
-    can have missing values are float64, NaN where they are.
+    Columns are stored one by one, so the whole frame is read at its first use. Columns that can
+    have missing values are read as float64, with NaN for missing values.
 
     Parameters
     ----------
     file, element, obs
-        See `StoredMatrix`; columns have the names that they have in the frame.
+        See `StoredMatrix`; columns keep their names.
 
     Raises
     ------
     FormatError
-        Some columns are neither numbers nor booleans.
+        A column is neither numeric nor boolean.
     """
 
     layout: Layout = "dense"
@@ -45,9 +45,9 @@ class StoredFrame(StoredMatrix):
         others = [name for name, dtype in dtypes.items() if dtype is None]
         if others:
             msg = (
-                f"{self.location}: the data frame `{element}` has columns that are neither numbers "
-                f"nor booleans: {', '.join(map(repr, others))}; write it without them, such "
-                "as with their codes"
+                f"{self.location}: the data frame `{element}` has columns that are neither "
+                f"numbers nor booleans: {', '.join(map(repr, others))}; write it without them, or "
+                "with their codes"
             )
             raise FormatError(msg)
         known = [dtype for dtype in dtypes.values() if dtype is not None]
@@ -70,7 +70,7 @@ class StoredFrame(StoredMatrix):
         return tuple(names)
 
     def codec(self) -> str:
-        """Return how the values are compressed, in words."""
+        """Return the compression of the values, as text."""
         return super().codec() if self._names else "none"
 
     def var_names(self) -> NDArray[np.object_]:
@@ -82,10 +82,10 @@ class StoredFrame(StoredMatrix):
         self._all_rows()
 
     def row_lengths(self, runs: Runs) -> None:
-        """Return None: how many elements are not zero is known once they have been read."""
+        """Return None, since the numbers of non-zero elements are unknown before reading."""
 
     def chunked(self) -> None:
-        """Return None: columns are no chunks of rows."""
+        """Return None, since columns are not chunks of rows."""
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Return the rows of ``runs``."""
@@ -108,7 +108,7 @@ class StoredFrame(StoredMatrix):
 
 
 def _dtype(column: Any) -> np.dtype[Any] | None:
-    """Return the dtype that a stored column is read as, None if it is neither numbers nor bools."""
+    """Return the dtype for reading a column; None if it is neither numeric nor boolean."""
     if hasattr(column, "dtype"):
         is_number = column.dtype.kind in "biuf" and "categories" not in column.attrs
         return native(column.dtype) if is_number else None

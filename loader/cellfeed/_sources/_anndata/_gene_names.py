@@ -1,4 +1,4 @@
-"""Gene names, which files of one atlas have in common: tens of thousands, read from each."""
+"""Gene names: tens of thousands in each file, but usually shared by all files of an atlas."""
 
 from hashlib import blake2b
 from weakref import WeakValueDictionary
@@ -22,7 +22,7 @@ _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files 
 def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return the text of an array or of another element, str, shape (n,), read-only if it is large.
 
-    What many files have in common is in memory once, and once in the cache folder.
+    Names that files share are kept once in memory, and once in the cache folder.
     """
     stored = file()[path]
     if not hasattr(stored, "dtype") or stored.ndim != 1 or stored.shape[0] < _FEWEST:
@@ -60,7 +60,7 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
 
 
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return text as anndata does."""
+    """Return text as anndata reads it."""
     file.bring([path])
     return np.asarray(read_elem(file()[path]), dtype=object)
 
@@ -70,9 +70,9 @@ def _digest(joined: bytes) -> bytes:
 
 
 def _joined(file: AnnDataFile, path: str) -> bytes | None:
-    """Return names in UTF-8 one after the other, None where one is no text.
+    """Return concatenated names in UTF-8; None if one is not text.
 
-    Those of HDF5 are taken as they are stored, which is faster.
+    Names in HDF5 are used in their stored form, which is faster.
     """
     file.bring([path])
     stored = file()[path]

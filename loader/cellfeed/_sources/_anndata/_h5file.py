@@ -1,4 +1,4 @@
-"""An HDF5 file of AnnData: its arrays, and where their chunks lie, wherever the file is."""
+"""An HDF5 file of AnnData, local or remote: its arrays, and the locations of their chunks."""
 
 import math
 import os
@@ -29,8 +29,8 @@ __all__ = ["H5File"]
 class H5File(ByteStore):
     """A read-only HDF5 file, opened lazily, never shared between processes.
 
-    HDF5 handles do not survive a fork, and cannot be pickled. The handle is therefore kept
-    beside the number of the process that opened it, and left out of a pickle.
+    HDF5 handles do not survive a fork, and cannot be pickled. The handle is therefore stored
+    with the id of the process that opened it, and left out of pickles.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class H5File(ByteStore):
         PathError
             There is no such file, or it may not be read.
         FormatError
-            The file is truncated, is not HDF5, or is another one than was opened first.
+            The file is truncated, is not HDF5, or was replaced since it was first opened.
         """
         if self._file is None or self._process != os.getpid():
             self._file, self._process = self._open(), os.getpid()
@@ -66,13 +66,13 @@ class H5File(ByteStore):
     @property
     @abstractmethod
     def _lasting_name(self) -> str:
-        """What tables of the file are kept under."""
+        """Key under which tables of the file are cached."""
 
     @abstractmethod
     def check_unchanged(self) -> None:
-        """Check that this is still the file that was opened first, in any process.
+        """Check that this is still the file that was first opened in any process.
 
-        Rows of another file would not be those that were planned and labelled.
+        Rows of another file would not match the plan and the labels.
 
         Raises
         ------
@@ -82,29 +82,29 @@ class H5File(ByteStore):
 
     @abstractmethod
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in the form of anndata before 0.7."""
+        """Read ``obs``, ``var`` or ``raw/var`` in the format of anndata before 0.7."""
 
     def bring(self, names: Sequence[str]) -> None:
-        """Do nothing, unless reading takes round trips; see `AnnDataFile`."""
+        """Do nothing, unless the file is remote; see `AnnDataFile`."""
 
     def array(self, name: str) -> Any:
         """Return an array, for reading slices of it."""
         return self()[name]
 
     def stored_bytes(self, name: str) -> int:
-        """Return how many bytes the elements of an array take in the file."""
+        """Return the size of an array's elements in the file, in bytes."""
         return int(self()[name].id.get_storage_size())
 
     def codec(self, name: str) -> str:
-        """Return how an array is compressed: such as "gzip 4" or "none"."""
+        """Return the compression of an array, such as "gzip 4" or "none"."""
         return hdf5_codec(self()[name])
 
     def slow_read(self, name: str) -> SlowRead | None:
-        """Return why only HDF5 itself can read an array; None if its chunks can be."""
+        """Return why only HDF5 can read an array; None if cellfeed can."""
         return hdf5_slow_read(self()[name])
 
     def n_lost(self, name: str) -> int:
-        """Return how many chunks of an array were never written, unless others than 0 stand in."""
+        """Return how many chunks of an array were never written; 0 if they are not zeros."""
         dataset = self()[name]
         if dataset.chunks is None or not dataset.size or dataset.fillvalue != 0:
             return 0
@@ -112,21 +112,21 @@ class H5File(ByteStore):
         return n_chunks - int(dataset.id.get_num_chunks())
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks, None where `slow_read` gives a reason."""
+        """Return a chunked array; None if `slow_read` gives a reason."""
         return hdf5_array(
             self()[name], name, self._bytes(), self.kept_tables(name), lost_is_zero=lost_is_zero
         )
 
     def _bytes(self) -> ByteStore:
-        """Return what brings, or opens, the bytes of chunks."""
+        """Return the byte store of chunks."""
         return self
 
     def kept_tables(self, name: str) -> KeptTables:
-        """Return where tables that are made of an array are kept from one opening to the next."""
+        """Return the cache for tables of an array between openings."""
         return KeptTables(self._lasting_name, name, self.identity)
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
+        """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
             if "mod" in self():  # MuData, which came when anndata wrote tables as groups
@@ -135,11 +135,11 @@ class H5File(ByteStore):
             return self.read_oldest_frame(name)
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
-        """Return where the file is."""
+        """Return the location of the file."""
         return self.location
 
     def watch(self, names: Sequence[str]) -> None:
-        """Check that these arrays can be; they are all in the one file, which is watched."""
+        """Check that these arrays are possible; the file that contains them is watched."""
         for name in names:
             stored = self()[name]
             if stored.chunks is not None:

@@ -1,7 +1,7 @@
-"""Filters that HDF5 lacks by itself: hdf5plugin's, such as ``hdf5plugin.FILTERS["zstd"]``.
+"""HDF5 filters from hdf5plugin, such as ``hdf5plugin.FILTERS["zstd"]``.
 
-anndata compresses with them what it is told to, names and columns of obs included, which only HDF5
-can read. hdf5plugin registers its filters where it is imported, in each process anew.
+anndata applies them to all arrays that it compresses, including names and columns of obs, which
+only HDF5 can read. hdf5plugin registers its filters when it is imported, in each process.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def lacking_filter(path: Path | None, element: str) -> str | None:
     Parameters
     ----------
     path
-        The file, or a zarr store, which has no such filters; None of a URL.
+        The file, or a zarr store, which has no such filters; None for a URL.
     element
         Path of a dataset or a group in it.
     """
@@ -47,6 +47,8 @@ def _lacking_filter(element: Any) -> str | None:
         if not h5z.filter_avail(number):
             words = name.decode(errors="replace").split(";")[0] or "a filter"
             if sys.modules.get("hdf5plugin") is None:
-                return f"{words} ({number}), which HDF5 reads with hdf5plugin; {_REMEDY}"
-            return f"{words} ({number}), which neither HDF5 nor hdf5plugin has; {_OTHER_REMEDY}"
+                return f"{words} ({number}), which HDF5 only reads with hdf5plugin; {_REMEDY}"
+            return (
+                f"{words} ({number}), which neither HDF5 nor hdf5plugin supports; {_OTHER_REMEDY}"
+            )
     return None

@@ -1,4 +1,4 @@
-"""An HDF5 file of this machine, whose chunks compiled threads read by its descriptor."""
+"""A local HDF5 file, whose chunks compiled threads read through its descriptor."""
 
 import errno
 import os
@@ -32,14 +32,14 @@ __all__ = ["LocalH5File"]
 
 
 class LocalH5File(H5File):
-    """A file that is watched by size and time of change.
+    """A file whose size and modification time are watched.
 
     Parameters
     ----------
     path
         The file.
     options
-        Whether chunks are read past the page cache.
+        Whether to read chunks with direct I/O.
     """
 
     def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
@@ -53,7 +53,7 @@ class LocalH5File(H5File):
         return super().__getstate__() | {"_direct": None}
 
     def _bytes(self) -> ByteStore:
-        """Return what brings, or opens, the bytes of chunks; the same for all arrays."""
+        """Return the byte store of chunks; the same for all arrays."""
         if not self.location.options.direct:
             return self
         direct = None if self._direct is None else self._direct()
@@ -74,21 +74,21 @@ class LocalH5File(H5File):
         return str(self._absolute)
 
     def identity(self) -> LastingIdentity | None:
-        """Return the identity of the open file, None if it was written to since it was opened.
+        """Return the identity of the open file; None if it was written to since it was opened.
 
-        HDF5 may still know what was there before.
+        HDF5 may still have earlier contents in memory.
         """
         found = lasting_identity([("", os.fstat(self().id.get_vfd_handle()))])
         is_same = self._opened is not None and self._opened.digest == found.digest
         return self._opened if is_same else None
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return the file descriptor, which is HDF5's own; see `ByteStore`."""
+        """Return the file descriptor of HDF5; see `ByteStore`."""
         file = self()
         return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of the file."""
+        """Return the size of the file in bytes."""
         n_bytes = os.fstat(self().id.get_vfd_handle()).st_size
         return np.full(len(files), n_bytes, np.int64)
 
@@ -102,7 +102,7 @@ class LocalH5File(H5File):
             adata.file.close()
 
     def check_unchanged(self) -> None:
-        """Check that the path still holds the file that was opened first."""
+        """Check that the path still leads to the file that was first opened."""
         try:
             found = identity(self._absolute.stat())
         except OSError as error:
@@ -124,16 +124,16 @@ def _open(path: Location, absolute: Path) -> h5py.File:
         # HDF5's default locking: another would clash with a handle that the user has open.
         return h5py.File(absolute, "r")
     except PermissionError as error:
-        msg = f"{path}: may not be read; check its permissions"
+        msg = f"{path}: permission to read is denied; check its permissions"
         raise PathError(msg) from error
     except OSError as error:
         if error.errno == errno.EMFILE:
-            msg = f"{path}: too many files are open; allow more, such as with `ulimit -n 65536`"
+            msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
             raise PathError(msg) from error
         if "truncated file" in str(error):
             msg = f"{path}: the file is truncated; copy or download it again"
         elif not h5py.is_hdf5(absolute):
-            msg = f"{path}: not an HDF5 file, so not .h5ad; give the AnnData files themselves"
+            msg = f"{path}: is not an HDF5 file, so not .h5ad; give AnnData files"
         else:
             msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"
         raise FormatError(msg) from error

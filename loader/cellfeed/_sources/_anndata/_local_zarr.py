@@ -1,4 +1,4 @@
-"""An AnnData group of a zarr store in a folder of this machine."""
+"""An AnnData group of a local zarr store."""
 
 import math
 import os
@@ -30,16 +30,16 @@ _NO_CHUNKS = {"zarr.json", ".zarray", ".zattrs"}
 
 
 class LocalZarrStore(ZarrStore):
-    """A group whose metadata and shards are watched by size and time of change.
+    """A group, with the sizes and modification times of its metadata and shards watched.
 
-    Files of single chunks are not watched: there may be millions.
+    Files of single chunks are not watched, since there may be millions.
 
     Parameters
     ----------
     path
         The folder of the group.
     options
-        Whether chunks are read past the page cache.
+        Whether to read chunks with direct I/O.
     """
 
     def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
@@ -68,17 +68,17 @@ class LocalZarrStore(ZarrStore):
         return identity_of_files(self._absolute / name)
 
     def check_unchanged(self) -> None:
-        """Check that the metadata is what it was; shards are checked when they are read."""
+        """Check that the metadata has not changed; shards are checked when they are read."""
         for metadata, known in self._identities.items():
             if self._identity(metadata) != known:
                 raise replaced(self._path / metadata)
 
     def stored_bytes(self, name: str) -> int:
-        """Return how many bytes the chunks or shards of an array take."""
+        """Return the size of an array's chunks or shards in bytes."""
         return sum(file.stat().st_size for file in self._chunk_files(name))
 
     def n_lost(self, name: str) -> int:
-        """Return how many files of chunks or shards of an array are not there."""
+        """Return how many files of chunks or shards of an array are missing."""
         if name not in self._n_lost:
             array = self.array(name)
             n_files = math.prod(chunk_grid(array.shape, array.shards or array.chunks))

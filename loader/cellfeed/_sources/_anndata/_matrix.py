@@ -1,4 +1,4 @@
-"""What CSR and dense elements share: names of columns, chunked arrays, and words for damage."""
+"""Base class of CSR and dense elements: column names, chunked arrays and error messages."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,16 +20,16 @@ __all__ = ["StoredMatrix", "native"]
 
 
 class StoredMatrix(StoredElement):
-    """Base of the stored elements: one array of one AnnData file with a row for each cell.
+    """Base class of stored elements: an array of an AnnData file with a row for each cell.
 
     Parameters
     ----------
     file
-        Where it is stored.
+        The file.
     element
-        The array: ``X``, a layer, that of ``raw``, or one of ``obsm``.
+        Path of the array: ``X``, a layer, ``raw/X``, or one of ``obsm``.
     var
-        The table of its genes, None if its columns have no names.
+        The table of its genes; None if its columns have no names.
     obs
         The table of its cells.
     """
@@ -53,7 +53,7 @@ class StoredMatrix(StoredElement):
 
     @property
     def _array_names(self) -> tuple[str, ...]:
-        """Paths of the arrays that rows lie in."""
+        """Paths of the arrays that contain the rows."""
         return (self._element,)
 
     @property
@@ -61,7 +61,7 @@ class StoredMatrix(StoredElement):
         return self._file()[self._element]
 
     def _check_tables(self, shape: tuple[int, ...]) -> None:
-        """Check that cells and genes are those of the tables, before memory is taken for them."""
+        """Check the numbers of cells and genes against the tables, before allocating memory."""
         for table, n, what in ((self._obs, shape[0], "rows"), (self.var, shape[1], "columns")):
             if table is None:
                 continue
@@ -69,28 +69,28 @@ class StoredMatrix(StoredElement):
                 found = annotations.count_rows(self._file()[table])
             if found != n:
                 msg = (
-                    f"{self.location}: {table} has {found} rows, `{self._element}` {n} {what}; "
-                    "write the file anew with anndata"
+                    f"{self.location}: {table} has {found} rows, but `{self._element}` has {n} "
+                    f"{what}; write the file again with anndata"
                 )
                 raise FormatError(msg)
 
     def stored_bytes(self) -> int:
-        """Return how many bytes the values, and where they are, take in storage."""
+        """Return the size of values and indices in storage, in bytes."""
         with self._damage_named(self._element):
             return sum(self._file.stored_bytes(name) for name in self._array_names)
 
     def codec(self) -> str:
-        """Return how the values are compressed, in words."""
+        """Return the compression of the values, as text."""
         with self._damage_named(self._element):
             return self._file.codec(self._array_names[-1])
 
     def _watch(self, values: Any, *, others: Sequence[str] = ()) -> None:
-        """Note how arrays are stored, so that a change is noticed, and whether chunks can be read.
+        """Record how arrays are stored, to notice changes, and whether cellfeed can decode them.
 
         Parameters
         ----------
         values
-            The array of values, whose name comes last among the arrays.
+            The array of values, whose name is the last of the array names.
         others
             Names of further arrays that are read with each row.
         """
@@ -102,27 +102,27 @@ class StoredMatrix(StoredElement):
             self._slow_read = next(filter(None, map(self._file.slow_read, names)), None)
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why values of this dtype are not read by chunks; None if they are."""
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
         stored = self._stored_dtype
         if self._slow_read is not None or stored is None or can_cast(stored, dtype):
             return self._slow_read
-        reason = f"{stored} is not converted to {dtype} here"
+        reason = f"cellfeed does not convert {stored} to {dtype}"
         remedy = f"read it as {stored}, or write it as {dtype}"
         return SlowRead(self._file.library, reason, remedy)
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,); their numbers without `var`."""
+        """Return the names of the columns, str, shape (n_columns,); numbers without `var`."""
         if self.var is None:
             return np.array([str(column) for column in range(self.shape[1])], object)
         with self._damage_named(self.var):
             return annotations.read_var_names(self._file, self.var)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
-        """Return whether chunks of an array that are not there are zero; else they were lost."""
+        """Return whether missing chunks of an array are zero; otherwise they were lost."""
         return True
 
     def _chunked_array(self, name: str) -> ChunkedArray | None:
-        """Return an array as chunks; where they lie is read once."""
+        """Return a chunked array; the locations of its chunks are read once."""
         if name not in self._chunked_arrays:
             with self._damage_named(name):
                 self._chunked_arrays[name] = self._file.chunked_array(
@@ -131,7 +131,7 @@ class StoredMatrix(StoredElement):
         return self._chunked_arrays[name]
 
     def _read_slices(self, name: str, slices: Runs, runs: Runs) -> NDArray[Any]:
-        """Read slices of an array through the format's library, one after the other.
+        """Read slices of an array through the format's library, one after another.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class StoredMatrix(StoredElement):
             yield
 
     def _inconsistent(self, what: str) -> FormatError:
-        msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file anew"
+        msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file again"
         return FormatError(msg)
 
 

@@ -1,4 +1,4 @@
-"""MuData in storage: modalities that share their cells, and what each has of its own.
+"""Stored MuData: modalities that share their cells, each with its own elements and obs.
 
 Format: https://mudata.readthedocs.io/en/latest/notebooks/quickstart_mudata.html
 """
@@ -21,15 +21,15 @@ __all__ = ["MuDataSource", "is_mudata", "modalities", "rows_of_cells"]
 
 
 class MuDataSource(AnnDataSource):
-    """Some elements of a MuData file or store, with obs of all cells and of modalities.
+    """Elements of a MuData file or store, with obs of all cells and of modalities.
 
-    Columns of the obs table of a modality are called ``"rna:plate"``, as mudata calls them, unless
-    the table of all cells has a column of that name.
+    Columns of a modality's obs have names such as ``"rna:plate"``, as in mudata, unless the
+    table of all cells has a column of that name.
 
     Parameters
     ----------
     file, elements
-        As of `AnnDataSource`; rows are those of the cells of the file, in their order.
+        See `AnnDataSource`; rows are the cells of the file, in order.
     """
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
@@ -39,7 +39,7 @@ class MuDataSource(AnnDataSource):
 
     @property
     def n_rows(self) -> int:
-        """Number of cells, of all modalities together."""
+        """Number of cells in all modalities together."""
         return self._n_rows
 
     def obs_names(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class MuDataSource(AnnDataSource):
         return (*own, *(name for name in self._columns_of_modalities() if name not in own))
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns; values are missing for cells that a modality lacks."""
+        """Read obs columns; values are missing for cells that a modality lacks."""
         own, others = super().obs_names(), self._columns_of_modalities()
         table = super().read_obs([name for name in columns if name in own])
         series = {name: table[name] for name in table}
@@ -62,7 +62,7 @@ class MuDataSource(AnnDataSource):
         return pd.DataFrame({name: series[name] for name in columns})
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, with the names of the cells as index."""
+        """Read rows of obs columns, indexed by the names of the cells."""
         own = super().obs_names()
         table = super().read_obs_rows([name for name in columns if name in own], rows)
         for name in columns:
@@ -71,7 +71,7 @@ class MuDataSource(AnnDataSource):
         return table[list(columns)]
 
     def _columns_of_modalities(self) -> dict[str, tuple[str, str]]:
-        """Return modality and column by the name that the column has among all cells."""
+        """Return modality and column, by the name of the column in the collection."""
         found = dict[str, tuple[str, str]]()
         for modality in modalities(self._file()):
             with damage_named(self._file.location, f"mod/{modality}/obs"):
@@ -100,19 +100,19 @@ class MuDataSource(AnnDataSource):
 
 
 def is_mudata(root: Any) -> bool:
-    """Return whether a file or store holds MuData, not AnnData."""
+    """Return whether a file or store contains MuData, not AnnData."""
     return "mod" in root
 
 
 def modalities(root: Any) -> tuple[str, ...]:
-    """Return the names of the modalities, in the order that mudata gives them."""
+    """Return the names of the modalities, in mudata's order."""
     names = sorted(root["mod"])
     order = [str(name) for name in root["mod"].attrs.get("mod-order", ())]
     return tuple(order) if sorted(order) == names else tuple(names)
 
 
 def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
-    """Return the row that each cell of a file has in a modality, which has all of them.
+    """Return the row of each cell of a file in a modality, which must have all cells.
 
     Parameters
     ----------
@@ -121,33 +121,33 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
 
     Returns
     -------
-    int64, shape (n_cells,); None if rows lie in the order of the cells.
+    int64, shape (n_cells,); None if rows are stored in the order of the cells.
 
     Raises
     ------
     FormatError
-        The modality lacks cells, or the file does not say which row is which cell.
+        The modality lacks cells, or the file does not map its rows to cells.
     """
     rows = _row_map(file, modality)
     n_lacking = int(np.count_nonzero(rows < 0))
     if n_lacking:
         msg = (
-            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} cells; "
-            f"write those that it has, `mdata[mdata.obsmap[{modality!r}] > 0].copy()`, and read "
-            "that file"
+            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} "
+            f"cells; write only the cells that it has, `mdata[mdata.obsmap[{modality!r}] > "
+            "0].copy()`, and read that file"
         )
         raise FormatError(msg)
     return None if np.array_equal(rows, np.arange(rows.size)) else rows
 
 
 def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
-    """Return the row of each cell in a modality, -1 where it lacks the cell."""
+    """Return the row of each cell in a modality, -1 for missing cells."""
     root, name = file(), f"obsmap/{modality}"
     with damage_named(file.location, name):
         if name not in root:
             msg = (
-                f"{file.location}: has no `{name}`, which says which of its rows is which cell; "
-                "write the file anew with mudata"
+                f"{file.location}: has no `{name}`, which maps its rows to cells; write the file "
+                "again with mudata"
             )
             raise FormatError(msg)
         # mudata counts from 1, and writes 0 where there is none.
@@ -159,8 +159,8 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())
     if rows.size != n_cells or not is_one_each:
         msg = (
-            f"{file.location}: `{name}` does not give each of {n_rows:,} rows one of {n_cells:,} "
-            "cells; write the file anew with mudata"
+            f"{file.location}: `{name}` does not map each of {n_rows:,} rows to one of "
+            f"{n_cells:,} cells; write the file again with mudata"
         )
         raise FormatError(msg)
     return rows

@@ -1,6 +1,6 @@
-"""obs of one file, read by rows: what a part needs and little more.
+"""obs of one file, read by rows, with little more than the rows of a part.
 
-Current files and stores are read column by column. Older ones are left to anndata, whole.
+Current files and stores are read column by column; anndata reads older ones as a whole.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class ObsRows:
         self._old: pd.DataFrame | None = None
 
     def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return some columns of some ascending rows, with the names of the cells as index."""
+        """Return columns of the given ascending rows, indexed by the names of the cells."""
         obs = self._file()["obs"]
         if not _is_current(obs):
             if self._old is None:
@@ -65,7 +65,7 @@ class ObsRows:
         if encoding == "nullable-string-array":
             values[mask] = None
             return pd.array(values, dtype="string")
-        msg = f"{element.name} has an encoding {encoding!r} that is not known"
+        msg = f"{element.name} has the unknown encoding {encoding!r}"
         raise ValueError(msg)
 
     def _dtype(self, element: Any) -> pd.CategoricalDtype:

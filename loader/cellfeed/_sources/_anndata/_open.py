@@ -1,4 +1,4 @@
-"""AnnData objects in storage: where an element lies, how it is stored, and who reads it."""
+"""Opening stored AnnData: locating an element, and choosing the class that reads it."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -35,15 +35,15 @@ __all__ = ["ANNDATA", "open_sources"]
 
 
 def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[Source]:
-    """Open one ``.h5ad`` file of any age, one ``.h5mu`` file, or what a zarr store holds.
+    """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, or a zarr store.
 
     Parameters
     ----------
     location
         The file, folder or URL.
     elements
-        What is read: ``X``, ``layers/NAME``, ``raw/X``, ``obsm/NAME``; of MuData these after
-        ``mod/MODALITY/``, or ``obsm/NAME``.
+        Names of the elements: ``X``, ``layers/NAME``, ``raw/X``, ``obsm/NAME``; in MuData these
+        after ``mod/MODALITY/``, or ``obsm/NAME``.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[S
         There is no such file.
     FormatError
         It is truncated or neither AnnData nor MuData, lacks an element or cells of a modality, or
-        stores an element as CSC.
+        stores an element in CSC format.
     """
     return [_open_source(file, elements) for file in _files(location)]
 
@@ -100,7 +100,10 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.location, file()
     with damage_named(path, elements[0]):
         if "obs" not in root or "var" not in root:
-            msg = f"{path}: not an AnnData file: it has no `obs` or no `var`; write it with anndata"
+            msg = (
+                f"{path}: is not an AnnData file, since it has no `obs` or no `var`; write it "
+                "with anndata"
+            )
             raise FormatError(msg)
         has_modalities = is_mudata(root)
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
@@ -111,7 +114,9 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
                 opened[element] = _open_of_mudata(file, element, rows_of)
             elif element.startswith("mod/"):
                 within = element.split("/", 2)[-1]
-                msg = f"{path}: is AnnData, without modalities; read `{within}`, not `{element}`"
+                msg = (
+                    f"{path}: is AnnData, which has no modalities; read `{within}`, not `{element}`"
+                )
                 raise FormatError(msg)
             else:
                 opened[element] = _open_element(file, element)
@@ -121,13 +126,16 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
 def _open_of_mudata(
     file: AnnDataFile, element: str, rows_of: Callable[[str], NDArray[np.int64] | None]
 ) -> StoredElement:
-    """Open an element that has a row for each cell of all modalities."""
+    """Open an element of MuData with a row for each cell of all modalities."""
     if element.startswith("obsm/"):
         return _open_element(file, element)
     known = modalities(file())
     if not element.startswith("mod/"):
         there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
-        msg = f"{file.location}: is MuData, in which `{element}` is one of: {there or 'none'}"
+        msg = (
+            f"{file.location}: is MuData; give the modality of `{element}`, one of: "
+            f"{there or 'none'}"
+        )
         raise FormatError(msg)
     _, modality, within = element.split("/", 2)
     if modality not in known:
@@ -145,9 +153,9 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     Parameters
     ----------
     file, name
-        The file, and the element of the object.
+        The file, and the name of the element in the object.
     within
-        Where the object is in the file, such as ``mod/rna/``.
+        Path of the object in the file, such as ``mod/rna/``.
     """
     path, root = file.location, file()
     folder = name.partition("/")[0]
@@ -168,8 +176,9 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
         return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc":
         msg = (
-            f"{path}: `{element}` is stored by gene (CSC), so reading a cell means reading the "
-            f"whole file; rewrite it by cell with `{_in_python(name, within)}.tocsr()`"
+            f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
+            "reading the whole file; rewrite it by cell with "
+            f"`{_in_python(name, within)}.tocsr()`"
         )
     else:
         msg = f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r})"
@@ -187,7 +196,7 @@ def _alternatives(root: Any, within: str, folder: str) -> str:
 
 
 def _sparse_encoding(group: Any) -> str:
-    """Return "csr", "csc" or what else the group says that it is."""
+    """Return "csr", "csc" or another encoding of the group."""
     legacy = group.attrs.get("h5sparse_format")  # anndata before 0.7
     if legacy is not None:
         return legacy.decode() if isinstance(legacy, bytes) else str(legacy)

@@ -26,17 +26,17 @@ _OPEN = weakref.WeakSet[h5py.File]()
 
 @atexit.register
 def _close() -> None:
-    """Close what is open while there is Python: HDF5 would do so after that, and call it."""
+    """Close open files while Python still runs, since HDF5 would call Python after its exit."""
     with phil:  # a thread that is stopped while it has this would keep it; it gives up soon
         for file in list(_OPEN):
             file.close()
 
 
 class RemoteH5File(H5File):
-    """A file whose metadata HDF5 reads from pages, and whose chunks come by `RemoteObjects`.
+    """A file whose metadata HDF5 reads from cached pages, and whose chunks `RemoteObjects` reads.
 
-    Each answer of the server says which version of the object it is of, and any other than that
-    which was opened first is refused.
+    Each answer of the server states the version of the object, and versions other than the one that
+    was first opened are refused.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class RemoteH5File(H5File):
             if "truncated file" in str(error):
                 msg = f"{self.location}: the file is truncated; upload it again"
             else:
-                msg = f"{self.location}: not an HDF5 file, so not .h5ad; give AnnData files"
+                msg = f"{self.location}: is not an HDF5 file, so not .h5ad; give AnnData files"
             raise FormatError(msg) from error
         _OPEN.add(file)
         return file
@@ -84,15 +84,15 @@ class RemoteH5File(H5File):
         return self._version
 
     def identity(self) -> LastingIdentity | None:
-        """Return the identity of the object, None if its server names no versions."""
+        """Return the identity of the object; None if its server does not state versions."""
         return self._objects.identity()
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of the object."""
+        """Return the size of the object in bytes."""
         return self._objects.sizes(files)
 
     def check_unchanged(self) -> None:
-        """Do nothing: each answer of the server is checked."""
+        """Do nothing, since each answer of the server is checked."""
 
     def expect(
         self,
@@ -100,7 +100,7 @@ class RemoteH5File(H5File):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> object | None:
-        """Ask for ranges now; see `ByteStore`."""
+        """Request ranges now; see `ByteStore`."""
         return self._objects.expect(files, offsets, sizes)
 
     def arrivals(
@@ -109,7 +109,7 @@ class RemoteH5File(H5File):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> Sequence[Arrival]:
-        """Return how ranges arrive; see `ByteStore`."""
+        """Return the arrivals of ranges; see `ByteStore`."""
         return self._objects.arrivals(files, offsets, sizes)
 
     def read_ranges(
@@ -122,7 +122,7 @@ class RemoteH5File(H5File):
         return self._objects.read_ranges(files, offsets, sizes)
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks; the index of them is brought level by level."""
+        """Return a chunked array; the index of its chunks is fetched level by level."""
         with self._listing(self()[name].ndim):
             return super().chunked_array(name, lost_is_zero=lost_is_zero)
 
@@ -132,7 +132,7 @@ class RemoteH5File(H5File):
             return super().n_lost(name)
 
     def bring(self, names: Sequence[str]) -> None:
-        """Bring arrays that are read as a whole, each with few round trips."""
+        """Prefetch arrays that are read completely, each with few round trips."""
         for name in names:
             element = self()[name]
             members = [element] if isinstance(element, h5py.Dataset) else element.values()
@@ -153,7 +153,7 @@ class RemoteH5File(H5File):
 
     @contextmanager
     def _listing(self, n_dimensions: int) -> Iterator[None]:
-        """Say that chunks of an array will be listed."""
+        """Prepare for listing the chunks of an array."""
         if self._pages is None:
             raise AssertionError
         self._pages.index_of_chunks(n_dimensions)
@@ -163,9 +163,9 @@ class RemoteH5File(H5File):
             self._pages.index_of_chunks(0)
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
-        """Refuse tables of anndata before 0.7, which anndata reads from files alone."""
+        """Refuse tables of anndata before 0.7, which anndata only reads from local files."""
         msg = (
-            f"{self.location}: `{name}` is in the form of anndata before 0.7; download the file, "
-            "or write it anew with anndata"
+            f"{self.location}: `{name}` is in the format of anndata before 0.7; download the "
+            "file, or write it again with anndata"
         )
         raise FormatError(msg)

@@ -23,10 +23,10 @@ _MOST_LISTED = 20_000  # files of an array; the server lists a thousand at a tim
 
 
 class RemoteZarrStore(ZarrStore):
-    """A group whose metadata zarr reads, and whose chunks come by `RemoteObjects`.
+    """A group whose metadata zarr reads, and whose chunks `RemoteObjects` reads.
 
-    Shards are watched by what the server calls their versions; files of single chunks, too, where
-    the server lists them and there are not too many.
+    The versions of shards on the server are watched; also those of files of single chunks, if the
+    server lists them and there are not too many.
 
     Parameters
     ----------
@@ -73,14 +73,14 @@ class RemoteZarrStore(ZarrStore):
         return LastingIdentity(digest_of(str(self.location / name), *parts), is_settled=True)
 
     def check_unchanged(self) -> None:
-        """Do nothing: each answer of the server is checked."""
+        """Do nothing, since each answer of the server is checked."""
 
     def stored_bytes(self, name: str) -> int:
-        """Return how many bytes the chunks or shards of an array take; 0 if nothing lists them."""
+        """Return the size of an array's chunks or shards in bytes; 0 if they cannot be listed."""
         return sum(each.size for each in self._chunk_versions(name).values())
 
     def n_lost(self, name: str) -> int:
-        """Return how many files of chunks or shards of an array are not there, if that is known."""
+        """Return how many files of chunks or shards of an array are missing, if known."""
         if self._versions.get(name) is None:
             return 0
         array = self.array(name)
@@ -130,7 +130,7 @@ def _open_group(location: Location) -> zarr.Group:
             expect_numcodecs()
             return zarr.open_group(store, path=path, mode="r")
         except (FileNotFoundError, KeyError) as error:
-            msg = f"{location}: there is no zarr group; check the URL"
+            msg = f"{location}: is not a zarr group; check the URL"
             raise FormatError(msg) from error
 
 
@@ -140,7 +140,7 @@ def remote_groups(location: Location) -> list[Location]:
     Raises
     ------
     FormatError
-        The store holds something else, or lacks one of its data sets.
+        The store contains something else, or lacks one of its data sets.
     """
     location = replace(location, text=location.text.rstrip("/"))
     root = _open_group(location)
@@ -149,15 +149,15 @@ def remote_groups(location: Location) -> list[Location]:
             return [location]
         if root.attrs.get("encoding-type") != COLLECTION:
             msg = (
-                f"{location}: a zarr group that is neither AnnData (it has no `obs` or no `var`) "
-                "nor a shuffled collection; give what anndata, annbatch or `cellfeed preshuffle` "
-                "wrote"
+                f"{location}: is a zarr group, but neither AnnData (it has no `obs` or no `var`) "
+                "nor a shuffled collection; give a store that anndata, annbatch or `cellfeed "
+                "preshuffle` wrote"
             )
             raise FormatError(msg)
         n_groups = 0
         while f"dataset_{n_groups}" in root:
             n_groups += 1
     if not n_groups:
-        msg = f"{location}: it has no `dataset_0`; upload the store again"
+        msg = f"{location}: has no `dataset_0`; upload the store again"
         raise FormatError(msg)
     return [location / f"dataset_{number}" for number in range(n_groups)]

@@ -1,4 +1,4 @@
-"""Reading some rows of a one-dimensional array on disk, in few calls."""
+"""Reading rows of a one-dimensional array on disk, in few calls."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ _LARGEST_GAP = 1024
 
 
 def pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
-    """Return ``stored[rows]``, of an HDF5 or zarr array of numbers or texts.
+    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
 
     Parameters
     ----------
     stored
         The array.
     rows
-        Ascending.
+        Ascending rows.
     runs
         `runs_with_gaps` of ``rows``.
     """
@@ -37,7 +37,7 @@ def pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
 
 
 def runs_with_gaps(rows: NDArray[np.int64]) -> Runs:
-    """Return runs that hold ascending ``rows``, and others only where that saves a call.
+    """Return runs that contain ascending ``rows``, and other rows only if that saves a call.
 
     Examples
     --------

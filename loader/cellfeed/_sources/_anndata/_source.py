@@ -1,4 +1,4 @@
-"""An AnnData object in storage: the elements that are read of it, and obs."""
+"""A source for stored AnnData: its elements and obs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,14 +17,14 @@ __all__ = ["AnnDataSource"]
 
 
 class AnnDataSource(Source):
-    """Some elements of an AnnData file or store, with its obs.
+    """Elements of an AnnData file or store, with its obs.
 
     Parameters
     ----------
     file
-        Where it is stored.
+        The file or store.
     elements
-        What is read, at least one.
+        The elements, at least one.
     """
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
@@ -34,13 +34,13 @@ class AnnDataSource(Source):
         self.elements = dict(elements)
 
     def file_bytes(self) -> int:
-        """Return how many bytes its file has, wherever that is."""
+        """Return the size of its file in bytes, local or remote."""
         if self.location.path is None and isinstance(self._file, ByteStore):
             return int(self._file.sizes(np.zeros(1, np.int64))[0])
         return super().file_bytes()
 
     def version(self) -> str | None:
-        """Return what tells its file from another one, None if nothing does."""
+        """Return a digest that changes when its file is replaced; None if there is none."""
         found = self._file.identity() if isinstance(self._file, ByteStore) else None
         return None if found is None else found.digest
 
@@ -50,7 +50,7 @@ class AnnDataSource(Source):
             return annotations.obs_names(self._file)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, with the names of the cells as index."""
+        """Read rows of obs columns, indexed by the names of the cells."""
         return self._obs_rows.read(columns, rows)
 
     def read_var(self) -> pd.DataFrame:
@@ -59,6 +59,6 @@ class AnnDataSource(Source):
             return annotations.read_var(self._file)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
+        """Read obs columns, and nothing else."""
         with damage_named(self._file.location, "obs"):
             return annotations.read_obs(self._file, columns)

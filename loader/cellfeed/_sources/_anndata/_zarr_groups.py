@@ -1,4 +1,4 @@
-"""Which AnnData objects a zarr store holds: one, or those of a shuffled collection.
+"""The AnnData objects in a zarr store: one, or those of a shuffled collection.
 
 annbatch's layout, which `cellfeed.preshuffle` writes too, is a group of groups ``dataset_0``,
 ``dataset_1`` and so on: https://annbatch.readthedocs.io
@@ -28,7 +28,7 @@ def is_zarr(path: Path) -> bool:
 
 
 def metadata_of(path: Path) -> Path | None:
-    """Return the file that says that a folder is a zarr store, None if it is none."""
+    """Return the metadata file of a zarr store; None if a folder is not a zarr store."""
     return next((path / name for name in _METADATA if (path / name).is_file()), None)
 
 
@@ -38,9 +38,9 @@ def open_group(path: Path, absolute: Path) -> zarr.Group:
     Parameters
     ----------
     path
-        What messages call it.
+        Its path for messages.
     absolute
-        Where it is.
+        Its absolute path.
 
     Raises
     ------
@@ -61,19 +61,20 @@ def anndata_groups(path: Path) -> list[Path]:
     Raises
     ------
     FormatError
-        The store holds something else, or lacks one of its data sets.
+        The store contains something else, or lacks one of its data sets.
     """
     root = open_group(path, path.absolute())
     with damage_named(Location.of(path), "obs"):
         if "obs" in root and "var" in root:
             return [path]
     if (path / _UNFINISHED).is_dir():
-        msg = f"{path}: `cellfeed preshuffle` has not finished it; run the same command again"
+        msg = f"{path}: is unfinished; run the same `cellfeed preshuffle` again"
         raise FormatError(msg)
     if root.attrs.get("encoding-type") != COLLECTION:
         msg = (
-            f"{path}: a zarr group that is neither AnnData (it has no `obs` or no `var`) nor a "
-            "shuffled collection; give what anndata, annbatch or `cellfeed preshuffle` wrote"
+            f"{path}: is a zarr group, but neither AnnData (it has no `obs` or no `var`) nor "
+            "a shuffled collection; give a store that anndata, annbatch or `cellfeed "
+            "preshuffle` wrote"
         )
         raise FormatError(msg)
     matches = [_DATASET.fullmatch(entry.name) for entry in path.iterdir() if is_zarr(entry)]
@@ -81,8 +82,8 @@ def anndata_groups(path: Path) -> list[Path]:
     if not numbers or numbers != list(range(len(numbers))):
         found = ", ".join(map(str, numbers)) or "none"
         msg = (
-            f"{path}: data sets numbered from 0 expected, but there are: {found}; "
-            "copy or download the store again"
+            f"{path}: expected data sets numbered from 0, but found: {found}; copy or "
+            "download the store again"
         )
         raise FormatError(msg)
     return [path / f"dataset_{number}" for number in numbers]

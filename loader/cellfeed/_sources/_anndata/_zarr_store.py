@@ -1,4 +1,4 @@
-"""An AnnData group of a zarr store: its arrays, and where their chunks lie, wherever it is."""
+"""An AnnData group of a zarr store, local or remote: its arrays, and their chunks."""
 
 import os
 import warnings
@@ -29,8 +29,8 @@ __all__ = ["ZarrStore"]
 class ZarrStore(ABC):
     """A read-only AnnData group; zarr v2 or v3.
 
-    Of an array that is watched, the metadata and the shards are those that were there when
-    `watch` was called, in any process.
+    The metadata and the shards of a watched array must stay those that existed when `watch` was
+    called, in any process.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ class ZarrStore(ABC):
     @property
     @abstractmethod
     def _lasting_name(self) -> str:
-        """What tables of the store are kept under."""
+        """Key under which tables of the store are cached."""
 
     @abstractmethod
     def _watch(self, name: str, zarr_format: int) -> None:
-        """Remember the metadata of an array, so that a change is noticed."""
+        """Record the metadata of an array, so that changes are noticed."""
 
     @abstractmethod
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
@@ -81,19 +81,19 @@ class ZarrStore(ABC):
 
     @abstractmethod
     def _identity_of(self, name: str) -> LastingIdentity | None:
-        """Return the identity of all files of an array, None if it is not known."""
+        """Return the identity of all files of an array; None if unknown."""
 
     @abstractmethod
     def stored_bytes(self, name: str) -> int:
-        """Return how many bytes the chunks or shards of an array take; 0 if that is unknown."""
+        """Return the size of an array's chunks or shards in bytes; 0 if unknown."""
 
     @abstractmethod
     def n_lost(self, name: str) -> int:
-        """Return how many files of chunks or shards of an array are not there."""
+        """Return how many files of chunks or shards of an array are missing."""
 
     @abstractmethod
     def check_unchanged(self) -> None:
-        """Check that the metadata is what it was; shards are checked when they are read.
+        """Check that the metadata has not changed; shards are checked when they are read.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class ZarrStore(ABC):
         """
 
     def watch(self, names: Sequence[str]) -> None:
-        """Remember metadata and shards of these arrays, so that a change is noticed."""
+        """Record metadata and shards of these arrays, so that changes are noticed."""
         for name in names:
             array = self.array(name)
             itemsize = array.dtype.itemsize
@@ -115,7 +115,7 @@ class ZarrStore(ABC):
                 self._files[name] = self._files_of(name, layout)
 
     def bring(self, names: Sequence[str]) -> None:  # noqa: B027 - not abstract
-        """Do nothing: zarr reads chunks side by side; see `AnnDataFile`."""
+        """Do nothing, since zarr reads chunks concurrently; see `AnnDataFile`."""
 
     def array(self, name: str) -> Any:
         """Return an array, for reading slices of it."""
@@ -125,16 +125,16 @@ class ZarrStore(ABC):
         return self()[name]
 
     def codec(self, name: str) -> str:
-        """Return how an array is compressed: such as "blosc", "zstd, sharded" or "none"."""
+        """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
         return zarr_codec(self.array(name).metadata.to_dict())
 
     def slow_read(self, name: str) -> SlowRead | None:
-        """Return why only zarr itself can read an array; None if its chunks can be."""
+        """Return why only zarr can read an array; None if cellfeed can."""
         layout = self._layouts[name]
         return layout if isinstance(layout, SlowRead) else None
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return an array as chunks, None where `slow_read` gives a reason."""
+        """Return a chunked array; None if `slow_read` gives a reason."""
         layout = self._layouts[name]
         if isinstance(layout, SlowRead):
             return None
@@ -143,11 +143,11 @@ class ZarrStore(ABC):
         )
 
     def kept_tables(self, name: str) -> KeptTables:
-        """Return where tables that are made of an array are kept from one opening to the next."""
+        """Return the cache for tables of an array between openings."""
         return KeptTables(self._lasting_name, name, lambda: self._identity_of(name))
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in a form that anndata no longer writes."""
+        """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
             frame: pd.DataFrame = read_elem(self()[name])

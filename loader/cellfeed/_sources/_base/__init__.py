@@ -1,4 +1,4 @@
-"""What a source is, and which storages there are."""
+"""Base classes of sources, and the registry of storages."""
 
 from cellfeed._sources._base._arrow import import_arrow, to_frame
 from cellfeed._sources._base._chunked import (

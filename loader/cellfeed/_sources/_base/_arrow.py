@@ -1,4 +1,4 @@
-"""Tables of Arrow as frames of obs, where the library is there."""
+"""Arrow tables as data frames of obs; requires pyarrow."""
 
 from typing import Any
 
@@ -17,28 +17,28 @@ def import_arrow(location: Location, extra: str) -> Any:
     Parameters
     ----------
     location
-        What is opened, for the message.
+        The location being opened, for the message.
     extra
-        The extra of cellfeed that installs it.
+        The extra of cellfeed that installs pyarrow.
 
     Raises
     ------
     FormatError
-        It is not installed.
+        pyarrow is not installed.
     """
-    library("pyarrow.parquet", location, what="a table of Arrow", extra=extra)
+    library("pyarrow.parquet", location, what="an Arrow table", extra=extra)
     import pyarrow as pa  # noqa: PLC0415 - an extra
 
     return pa
 
 
 def to_frame(table: Any) -> pd.DataFrame:
-    """Return a table, with text as categories.
+    """Return an Arrow table as a data frame, with text as categories.
 
     Parameters
     ----------
     table
-        A `pyarrow.Table`, whose columns are numbers, booleans, text or dictionaries.
+        A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -53,7 +53,7 @@ def to_frame(table: Any) -> pd.DataFrame:
 
 
 def _categories(column: Any) -> pd.Categorical:
-    """Return a column of dictionaries, each value of which is kept once."""
+    """Return a dictionary column as a categorical, with each value once."""
     joined = column.unify_dictionaries().combine_chunks()
     parts = joined.chunks if hasattr(joined, "chunks") else [joined]
     if not parts:

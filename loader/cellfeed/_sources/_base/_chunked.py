@@ -1,4 +1,4 @@
-"""Elements whose arrays lie in compressed chunks, wherever the bytes of these are."""
+"""Elements whose arrays are stored in chunks that cellfeed decodes."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ __all__ = ["ChunkedCsr", "ChunkedDense", "ChunkedRagged", "read_ragged", "why_no
 
 
 class ChunkedCsr(StoredElement):
-    """Sparse rows in two arrays of chunks, as anndata writes them.
+    """Sparse rows in two chunked arrays, as anndata writes them.
 
     Parameters
     ----------
     indptr
-        Row pointer, int64, shape (n_rows + 1,).
+        Row pointers, int64, shape (n_rows + 1,).
     indices, data
-        One-dimensional arrays: column and value of each stored element.
+        One-dimensional arrays, shape (n_elements,): column and value of each stored element.
     n_columns
         Number of columns.
 
     Notes
     -----
-    float16, which SciPy does not know, comes out as float32.
+    float16, which SciPy does not support, is read as float32.
     """
 
     layout: Layout = "csr"
@@ -49,15 +49,15 @@ class ChunkedCsr(StoredElement):
         return self.chunked().ranges(expand(runs))[1]
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why values of this dtype are not decoded here; None if they are."""
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
         return why_not_cast(self.dtype, dtype)
 
     def chunked(self) -> CsrChunks:
-        """Return where rows lie."""
+        """Return the chunks of the rows."""
         return self._chunks
 
     def read_rows(self, runs: Runs) -> CsrRows:
-        """Read rows as they are stored."""
+        """Read rows, with values as stored."""
         chunked = self.chunked()
         starts, lengths = chunked.ranges(expand(runs))
         ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -68,12 +68,12 @@ class ChunkedCsr(StoredElement):
 
 
 class ChunkedDense(StoredElement):
-    """Dense rows in one array of chunks.
+    """Dense rows in one chunked array.
 
     Parameters
     ----------
     array
-        Two-dimensional.
+        Two-dimensional array, shape (n_rows, n_columns).
     """
 
     layout: Layout = "dense"
@@ -84,15 +84,15 @@ class ChunkedDense(StoredElement):
         self.dtype = array.dtype
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why values of this dtype are not decoded here; None if they are."""
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
         return why_not_cast(self.dtype, dtype)
 
     def chunked(self) -> DenseChunks:
-        """Return where rows lie."""
+        """Return the chunks of the rows."""
         return DenseChunks(self._array, self.shape[1])
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Read rows as they are stored."""
+        """Read rows, with values as stored."""
         rows = expand(runs)
         out = np.empty((rows.size, self.shape[1]), self.dtype)
         row_bytes = self.shape[1] * self.dtype.itemsize
@@ -101,14 +101,15 @@ class ChunkedDense(StoredElement):
 
 
 class ChunkedRagged(StoredElement):
-    """Rows of any length, one after the other in one array of chunks.
+    """Rows of different lengths, concatenated in one chunked array.
 
     Parameters
     ----------
     indptr
-        Where each row begins, ascending, int64, shape (n_rows + 1,).
+        Start of each row in ``values``, and the end of the last; ascending, int64, shape
+        (n_rows + 1,).
     values
-        One-dimensional.
+        One-dimensional array, shape (n_values,).
     """
 
     layout: Layout = "ragged"
@@ -124,20 +125,20 @@ class ChunkedRagged(StoredElement):
         return self._chunks.lengths_of(expand(runs))
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why values of this dtype are not decoded here; None if they are."""
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
         return why_not_cast(self.dtype, dtype)
 
     def chunked(self) -> RaggedRuns:
-        """Return where rows lie."""
+        """Return the chunks of the rows."""
         return self._chunks
 
     def read_rows(self, runs: Runs) -> RaggedRows:
-        """Read rows as they are stored."""
+        """Read rows, with values as stored."""
         return read_ragged(self._chunks, expand(runs))
 
 
 def read_ragged(chunks: RaggedChunks, rows: NDArray[np.int64]) -> RaggedRows:
-    """Read rows, which ascend, as they are stored, in this thread."""
+    """Read ascending rows in this thread, with values as stored."""
     offsets = np.concatenate([[0], np.cumsum(chunks.lengths_of(rows))])
     out = np.empty(offsets[-1], chunks.dtype)
     reads = chunks.reads_of_rows(rows, offsets[:-1] * out.itemsize, out.dtype)
@@ -147,10 +148,10 @@ def read_ragged(chunks: RaggedChunks, rows: NDArray[np.int64]) -> RaggedRows:
 
 
 def why_not_cast(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None:
-    """Return why stored values are not cast to a dtype while they are placed; None if they are."""
+    """Return why stored values cannot be cast to a dtype while reading; None if they can."""
     if can_cast(stored, dtype):
         return None
-    reason = f"{stored} is not converted to {dtype} here"
+    reason = f"cellfeed does not convert {stored} to {dtype}"
     return SlowRead("NumPy", reason, f"read it as {stored}, or write it as {dtype}")
 
 

@@ -1,4 +1,4 @@
-"""Elements whose rows a library decodes straight into memory that it is given."""
+"""Elements whose rows a library decodes directly into the minibatch."""
 
 from abc import abstractmethod
 from typing import Any
@@ -16,14 +16,15 @@ __all__ = ["DirectCsr"]
 
 
 class DirectCsr(StoredElement):
-    """Sparse rows that a library decodes to where they go, in many threads at once.
+    """Sparse rows that a library decodes directly into minibatches, in several threads.
 
-    Their lengths are known before, so that they are written into the minibatch that they leave in.
+    The lengths of rows must be known before they are read.
 
     Attributes
     ----------
     decodes_to
-        Dtypes of values that it decodes to; any other is cast from `dtype`, which is one of them.
+        Dtypes that the library can decode values to. These include `dtype`, from which values are
+        cast to other dtypes.
     is_canonical
         Whether the columns of each row ascend strictly.
     """
@@ -38,7 +39,7 @@ class DirectCsr(StoredElement):
 
     @abstractmethod
     def stored_rows(self, rows: NDArray[np.int64]) -> ChunkReads:
-        """Return the bytes of rows, to be announced to the system, or read and nothing else.
+        """Return the byte ranges of rows, for readahead, or to measure reading alone.
 
         Parameters
         ----------
@@ -50,24 +51,24 @@ class DirectCsr(StoredElement):
     def decode_rows(
         self, rows: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any]
     ) -> None:
-        """Decode rows one after the other; called by many threads at once.
+        """Decode rows one after another; several threads call this concurrently.
 
         Parameters
         ----------
         rows
-            In any order, int64, shape (n,).
+            Rows in any order, int64, shape (n,).
         indices, data
-            Where their elements go, int32 or int64, and one of `decodes_to`; as many as the
-            rows have.
+            Output arrays for the elements of all rows: column indices, int32 or int64, and values,
+            of one of `decodes_to`.
 
         Raises
         ------
         FormatError
-            The storage is damaged, or is not the one that was opened.
+            The storage is damaged, or was replaced since it was opened.
         """
 
     def read_rows(self, runs: Runs) -> CsrRows:
-        """Read rows with this thread alone."""
+        """Read rows in this thread."""
         indptr = np.concatenate([[0], np.cumsum(self.row_lengths(runs))])
         indices, data = np.empty(indptr[-1], np.int64), np.empty(indptr[-1], self.dtype)
         self.decode_rows(expand(runs), indices, data)

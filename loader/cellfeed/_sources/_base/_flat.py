@@ -1,4 +1,4 @@
-"""Sparse rows whose arrays lie uncompressed in files of this machine."""
+"""Sparse rows in uncompressed arrays in local files."""
 
 from abc import abstractmethod
 from typing import Any
@@ -15,29 +15,29 @@ __all__ = ["FileNames", "FlatCsr"]
 
 
 class FileNames:
-    """Names of files in a folder by their numbers; see `FolderFiles`.
+    """Names of files in a folder, by number; see `FolderFiles`.
 
     Parameters
     ----------
     names
-        What they are called.
+        The names, in order.
     """
 
     def __init__(self, *names: str) -> None:
         self._names = np.array([name.encode() for name in names], np.bytes_)
 
     def __call__(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
-        """Return the names of the files of these numbers."""
+        """Return the names of the files with these numbers."""
         return self._names[files]
 
 
 class FlatCsr(ChunkedCsr):
-    """Sparse rows in uncompressed arrays, which are found when rows are first asked for.
+    """Sparse rows in uncompressed arrays, which are located when rows are first read.
 
     Parameters
     ----------
     files
-        What they lie in.
+        The files of the arrays.
     shape
         Number of cells and of genes.
     dtype
@@ -55,23 +55,23 @@ class FlatCsr(ChunkedCsr):
         return self.__dict__ | {"_found": None}
 
     def codec(self) -> str:
-        """Return that nothing is compressed."""
+        """Return "none", since nothing is compressed."""
         return "none"
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why values of this dtype are not decoded here; None if they are."""
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
         return why_not_cast(self._stored_dtype, dtype)
 
     def load_tables(self) -> None:
-        """Read where rows begin."""
+        """Read the row pointers."""
         self.chunked()
 
     def chunked(self) -> CsrChunks:
-        """Return where rows lie."""
+        """Return the location of the rows."""
         if self._found is None:
             self._found = self._find()
         return self._found
 
     @abstractmethod
     def _find(self) -> CsrChunks:
-        """Return where rows lie, as is read from storage."""
+        """Return the location of the rows, read from storage."""

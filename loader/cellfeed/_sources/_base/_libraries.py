@@ -1,4 +1,4 @@
-"""Libraries that read a storage, and are installed with an extra."""
+"""Optional libraries that read a storage, installed with an extra."""
 
 from importlib import import_module
 from typing import Any
@@ -15,22 +15,22 @@ def library(name: str, location: Location, *, what: str, extra: str) -> Any:
     Parameters
     ----------
     name
-        The module.
+        Name of the module.
     location
-        What is being opened, for the message.
+        The location being opened, for the message.
     what
-        What it is, such as "TileDB-SOMA".
+        Name of the storage, such as "TileDB-SOMA".
     extra
         The extra of cellfeed that installs the library.
 
     Raises
     ------
     FormatError
-        It is not installed, or cannot be imported.
+        The library is not installed, or cannot be imported.
     """
     try:
         return import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        msg = f"{location}: {what} is read with {package}"
+        msg = f"{location}: reading {what} requires {package}"
         raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error

@@ -1,7 +1,6 @@
-"""What a source is: how the plan's rows are read, whatever the storage.
+"""Base classes of sources, which read the rows of a plan from any storage.
 
-A source knows nothing of shuffling: it says in which chunks its rows lie, or returns runs of them,
-ascending.
+A source does not shuffle: it describes the chunks of its rows, or returns ascending runs of rows.
 """
 
 from abc import ABC, abstractmethod
@@ -23,21 +22,22 @@ __all__ = ["Layout", "Source", "StoredElement"]
 
 
 class Source(ABC):
-    """Cells in storage: some arrays that are aligned with them, and their annotations.
+    """Base class of sources: stored cells with their elements, obs and var.
 
-    Derive from it to read another storage. A source opens its storage lazily in each process, can
-    be pickled, survives fork and spawn, and never shares a file handle or a connection between
-    processes. One process may call it, and its elements, from one thread at a time.
+    Derive from it to read another storage. A source opens its storage lazily in each process, must
+    be picklable and survive fork and spawn, and never shares a file handle or a connection between
+    processes. A process calls it, and its elements, from one thread at a time.
 
     Attributes
     ----------
     location
-        Where it is stored, for messages and for the page cache. Opened, it gives this source alone.
+        Its location, for messages and for the page cache. Opening the location gives only this
+        source.
     elements
-        The arrays that were asked for, at least one, by the names they were asked for by.
+        The requested elements, at least one, by their requested names.
     can_be_forked
-        Whether worker processes may be forked from a process that has read from it. What keeps
-        threads of a library, which no fork has, says False.
+        Whether a process that has read from the source may fork worker processes. False if it uses
+        a library that keeps threads, which do not survive a fork.
     """
 
     location: Location
@@ -50,19 +50,18 @@ class Source(ABC):
         return next(iter(self.elements.values())).shape[0]
 
     def file_bytes(self) -> int:
-        """Return how many bytes its files have, with all that is in them.
+        """Return the total size of its files in bytes.
 
-        Unless it is overridden, those of its elements alone where it is not on this machine; 0 if
-        that is unknown.
+        By default, if the source is not local, this is the size of its elements, or 0 if unknown.
         """
         if self.location.path is None:
             return sum(each.stored_bytes() for each in self.elements.values())
         return sum(each.stat().st_size for each in self.files())
 
     def files(self) -> Sequence[Path]:
-        """Return the files of this machine that it lies in.
+        """Return its local files.
 
-        Unless it is overridden, that of its location, or all in that folder.
+        By default, this is the file at its location, or all files in that folder.
         """
         path = self.location.path
         if path is None:
@@ -71,16 +70,16 @@ class Source(ABC):
         return [each for each in files if each.is_file()]
 
     def version(self) -> str | None:
-        """Return what tells it from another one that was put in its place; None if nothing does.
+        """Return a digest that changes when the source is replaced; None if there is none.
 
-        It is a digest: of what a server calls this version of an object, such as its ETag.
+        For example, it is a digest of the server's identifier of an object's version, its ETag.
         """
         return None
 
     def selection(self) -> str:
-        """Return what tells its cells apart from others of the same location: a query or so.
+        """Return what selects its cells from those at the same location, such as a query.
 
-        Empty if it has all of them.
+        Empty if it has all cells.
         """
         return ""
 
@@ -90,7 +89,7 @@ class Source(ABC):
 
     @abstractmethod
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else.
+        """Read obs columns, and nothing else.
 
         Parameters
         ----------
@@ -99,25 +98,25 @@ class Source(ABC):
 
         Returns
         -------
-        A row for each cell. Columns are numbers, text or categories.
+        A data frame with a row for each cell. Columns are numbers, text or categories.
         """
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, and the names of their cells; for `preshuffle`.
+        """Read rows of obs columns, and the names of their cells; `preshuffle` uses this.
 
-        Unless it is overridden, columns are read whole, and cells are named by their numbers.
-        Text that may be missing has pandas' dtype "string".
+        By default, whole columns are read, and the names of cells are their numbers. Text with
+        missing values has pandas' dtype "string".
 
         Parameters
         ----------
         columns
-            Some of `obs_names`, each once; there may be none.
+            Some of `obs_names`, each once; may be empty.
         rows
-            Ascending, int64, shape (n,); there may be none.
+            Ascending rows, int64, shape (n,); may be empty.
 
         Returns
         -------
-        A row for each of ``rows``, whose index is the names of the cells.
+        A data frame with a row for each of ``rows``, indexed by the names of the cells.
         """
         names = pd.Index([str(row) for row in rows.tolist()], dtype=object)
         if not columns:
@@ -127,47 +126,47 @@ class Source(ABC):
         return table.astype({name: "string" for name in table if table[name].dtype == object})
 
     def read_var(self) -> pd.DataFrame:
-        """Read the table of genes, whose index is their names; for `preshuffle`.
+        """Read the table of genes, indexed by their names; `preshuffle` uses this.
 
-        Unless it is overridden, it has names alone, those of the first element.
+        By default, it has no columns, and the names are those of the first element.
         """
         return pd.DataFrame(index=pd.Index(next(iter(self.elements.values())).var_names()))
 
 
 class StoredElement(ABC):
-    """One array of a source, such as its matrix, with a row for each of its cells.
+    """Base class of the stored arrays of a source, such as its matrix, with a row for each cell.
 
-    Derive from it to read another storage. What reads is either `read_rows`, of a storage that
-    returns rows, or `ChunkedCsr`, `ChunkedDense` and `ChunkedRagged`, of one whose compressed
-    chunks can be decoded here.
+    Derive from it to read another storage. Override `read_rows` if the storage returns rows; use
+    `ChunkedCsr`, `ChunkedDense` or `ChunkedRagged` if cellfeed can decode its chunks.
 
     Attributes
     ----------
     shape
-        Number of cells and of columns; of images, say, more than two numbers; of ragged rows,
-        which have no columns, that of cells alone.
+        Numbers of cells and columns. Images, for example, have more than two dimensions; ragged
+        rows, which have no columns, have one.
     dtype
-        Dtype of the stored values, in native byte order; it may have fields, but in sparse rows.
+        Dtype of the stored values, in native byte order; it may be structured, except in sparse
+        rows.
     layout
-        Whether rows are stored sparse ("csr") or dense ("dense"), or are of any length ("ragged").
+        "csr" for sparse rows, "dense" for dense rows, "ragged" for rows of different lengths.
     var
-        The table that names its columns, such as ``var``; its own path if it is a data frame; None
-        if its columns have no names, as those of ragged rows.
+        The table with the names of its columns, such as ``var``; its own path if it is a data
+        frame; None if its columns have no names, or if rows are ragged.
     row_order
-        Which stored row each cell has, distinct, int64, shape (n_cells,); None if rows are stored
-        in the order of the cells. What follows speaks of stored rows.
+        The stored row of each cell, distinct, int64, shape (n_cells,); None if rows are stored
+        in the order of the cells. All methods take and return stored rows.
     stored_columns
-        Which column each stored column is, -1 if it is left out, -2 if no element of it may be
-        there, int32, shape (n_stored,); None if columns are stored as they are. `chunked` and
-        `read_rows` speak of stored columns.
+        The column of each stored column, int32, shape (n_stored,); -1 if it is left out, -2 if it
+        must not have elements; None if columns are stored in order. `chunked` and `read_rows` use
+        stored columns.
     chunk_shape
-        Shape of a unit of storage that is read as a whole; None if there are no such units.
+        Shape of a chunk that is read as a whole; None if there are no chunks.
     rows_per_chunk
-        Mean number of rows in such a unit.
+        Mean number of rows in a chunk.
     stored_as
         Path of the array in an AnnData file, such as ``layers/counts``; empty elsewhere.
     expected_row_bytes
-        Bytes that `expect` brings of a row, on average; 0, as here, if it brings nothing.
+        Mean number of bytes per row that `expect` requests; 0, the default, if it requests none.
     """
 
     shape: tuple[int, ...]
@@ -182,102 +181,103 @@ class StoredElement(ABC):
     expected_row_bytes: float = 0.0
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,); unless overridden, numbers.
+        """Return the names of the columns, str, shape (n_columns,); by default, their numbers.
 
-        Called only where they are asked for, or compared with those of other sources.
+        Called only when names are needed, or compared with those of other sources.
         """
         n_columns = self.shape[1] if len(self.shape) > 1 else 0
         return np.array([str(column) for column in range(n_columns)], object)
 
     def stored_bytes(self) -> int:
-        """Return how many bytes the values, and where they are, take in storage; 0 if unknown."""
+        """Return the size of values and indices in storage, in bytes; 0 if unknown."""
         return 0
 
     def codec(self) -> str:
-        """Return how the values are compressed: such as "gzip 4", "zstd, sharded" or "none"."""
+        """Return the compression of the values, such as "gzip 4", "zstd, sharded" or "none"."""
         return "unknown"
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - for subclasses
-        """Return why `chunked` gives none for values of this dtype; None if it gives some.
+        """Return why `chunked` returns None for reading as this dtype; None if it does not.
 
-        This is known from metadata, and nothing is read for it. None also where a library reads
-        as fast as can be.
+        The answer comes from metadata, without reading values. It is also None if a library reads
+        at full speed.
         """
         return None
 
     def load_tables(self) -> None:  # noqa: B027 - there need not be any
-        """Read what says where rows lie now, rather than with the first rows.
+        """Read the tables that locate rows now, not with the first rows.
 
-        Row pointers, tables of chunks, indexes of shards: whatever is read once and kept in the
-        process, so that processes that are forked afterwards share it. A source that has no
-        such tables does nothing. Called again, it does nothing either.
+        These are row pointers, tables of chunks and indexes of shards, which are read once and kept
+        in the process, so that processes that are forked later share them. Without such
+        tables, or if they have been read, this does nothing.
 
         Raises
         ------
         FormatError
-            The storage is damaged, or is not the one that was opened.
+            The storage is damaged, or was replaced since it was opened.
         """
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:  # noqa: ARG002 - for subclasses
         """Return how many elements each row of ``runs`` stores, int64, shape (n_rows_in_runs,).
 
-        None if that is known only once they have been read, as of dense rows.
+        None if that is unknown before they are read, or if rows are dense.
         """
         return None
 
     def chunked(self) -> CsrChunks | PiecedCsr | DenseChunks | RaggedChunks | None:
-        """Return where rows lie, if the storage is made of chunks that can be decoded here.
+        """Return the chunks of the rows, if cellfeed can decode them.
 
-        Chunks of many sources are decoded together, by many threads. It is asked for each fetch.
+        Threads decode the chunks of many sources together. This is called for each fetch.
 
         Returns
         -------
-        None if the storage is something else: then `read_rows` is called.
+        None if cellfeed cannot decode the storage; `read_rows` is called instead.
 
         Raises
         ------
         FormatError
-            The storage is damaged, or is not the one that was opened.
+            The storage is damaged, or was replaced since it was opened.
         """
         return None
 
     def expect(self, runs: Runs) -> object | None:  # noqa: ARG002 - for subclasses
-        """Begin to bring rows that `read_rows` will be asked for, and do not wait.
+        """Start requesting rows that `read_rows` will read, without waiting.
 
-        Called from another thread than `read_rows`, for several fetches before the first of
-        them is read, if `expected_row_bytes` is not 0.
+        If `expected_row_bytes` is not 0, this is called from another thread than `read_rows`, for
+        several fetches before the first of them is read.
 
         Parameters
         ----------
         runs
-            As of `read_rows`: all rows of one fetch. They, or parts of them, are then read, perhaps
-            twice or never.
+            All rows of one fetch; see `read_rows`. These rows, or parts of them, are read later,
+            possibly twice or never.
 
         Returns
         -------
-        What keeps them coming. When it is let go, what nobody has read by then is given up.
+        An object that keeps the requests alive. When it is dropped, rows that have not been read
+        are discarded.
         """
         return None
 
     @abstractmethod
     def read_rows(self, runs: Runs) -> CsrRows | RaggedRows | NDArray[Any]:
-        """Read the rows of ``runs``, whole; their lengths need not be known before.
+        """Read the whole rows of ``runs``.
 
         Parameters
         ----------
         runs
-            Ascending, disjoint row runs within the element, int64, shape (n, 2), each
-            ``[start, stop)``; `expand` gives their rows. There may be none.
+            Ascending, disjoint runs of rows within the element, int64, shape (n, 2), each
+            ``[start, stop)``; `expand` returns their rows. May be empty.
 
         Returns
         -------
-        The rows in ascending order with the element's own columns: `CsrRows` if the layout is
-        "csr", whose columns may be in any order, and there twice (values are then added up); an
-        array of shape (n_rows, n_columns) if it is "dense"; `RaggedRows` if it is "ragged". Of any
-        numeric dtype.
+        The rows in ascending order with the stored columns, of any numeric dtype: `CsrRows` if the
+        layout is "csr", whose columns may be in any order and include duplicates (which are
+        summed); an array of shape (n_rows, n_columns) if it is "dense"; `RaggedRows` if it is
+        "ragged".
 
         Raises
         ------
         FormatError
-            The storage is truncated or damaged; names location, element and rows.
+            The storage is truncated or damaged; the message names location, element and rows.
         """

@@ -1,4 +1,4 @@
-"""Which storages there are, and which of them opens a location."""
+"""The registry of storages, which finds the storage that opens a location."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,20 +29,20 @@ _ENTRY_POINTS = "cellfeed.sources"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFacts:
-    """What a table of storages says of one, in a few words of Markdown each.
+    """Cells of a storage's row in the table of storages, in short Markdown.
 
     Parameters
     ----------
     recognized
-        What is recognised as it.
+        How the storage is recognized.
     reading
-        Who decodes rows, whether that is the fast path, and why if not.
+        What decodes rows, whether that is the fast path, and if not, why.
     threads
-        In how many threads.
+        Number of threads.
     remote
-        Where else than on this machine it may lie.
+        Where it may be stored besides this machine.
     labels
-        What ``obs=``, and ``label=`` of autotune, may name.
+        Columns that ``obs=``, and ``label=`` of autotune, may name.
     """
 
     recognized: str
@@ -54,38 +54,38 @@ class StorageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """A kind of storage: what its locations look like, and what opens one.
+    """A kind of storage, with the locations that it recognizes and the function that opens them.
 
-    A package offers it as an entry point of the group ``cellfeed.sources``, of any name, so that it
-    is there wherever the package is installed::
+    A package declares it as an entry point in the group ``cellfeed.sources``, under any name, so
+    that it is available wherever the package is installed::
 
         [project.entry-points."cellfeed.sources"]
         soma = "my_package.storage:SOMA"
 
-    Entry points are loaded when a location is met that nothing else opens. It should be in a module
-    that is imported quickly, and import its libraries when it opens something.
+    Entry points are loaded when no other storage opens a location. The module of the entry point
+    should be quick to import, and import its libraries only when it opens a location.
 
     Parameters
     ----------
     name
-        What it is called, such as "TileDB-SOMA".
+        Name of the storage, such as "TileDB-SOMA".
     open
-        Called with a location and the names of the elements to be read; returns the sources that
-        are there, in the order of their rows, each with just these elements. A source without
-        one of them may be returned as it is: that is seen from ``Source.elements``.
+        Called with a location and the names of the elements to read; returns the sources at the
+        location, in the order of their rows, each with exactly these elements. A source that lacks
+        one of them may be returned nevertheless: the caller checks ``Source.elements``.
     schemes
-        Which URLs it opens: ``("soma",)`` for ``soma://...``.
+        Schemes of the URLs that it opens: ``("soma",)`` for ``soma://...``.
     suffixes
-        Which files and folders of this machine, by the end of their names: ``(".h5ad",)``.
+        Suffixes of the local files and folders that it opens: ``(".h5ad",)``.
     recognizes
-        Says by content whether it opens a path, in place of ``suffixes``, which then say only
-        what is taken out of a folder of several.
+        Returns whether it opens a path, by its content, in place of ``suffixes``, which then only
+        select entries of a folder.
     extra
         The extra of cellfeed that installs the library it needs; empty if it needs none.
     reads_directly
-        Whether it reads past the page cache where ``location.options.direct`` says so.
+        Whether it supports direct I/O, which ``location.options.direct`` requests.
     facts
-        What the page "What can be opened" says of a storage that comes with cellfeed.
+        Row of the table in "What can be opened", for storages that come with cellfeed.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class Storage:
     facts: StorageFacts | None = None
 
     def opens(self, location: Location) -> bool:
-        """Return whether it opens a location, which exists if it is on this machine."""
+        """Return whether it opens a location; a local location must exist."""
         if location.path is None:
             return location.scheme in self.schemes
         if self.recognizes is not None:
@@ -121,26 +121,26 @@ _registered = dict[str, Storage]()
 
 
 def register(storage: Storage) -> None:
-    """Let `open_collection` open a kind of storage, in this process.
+    """Register a storage, so that `open_collection` opens it in this process.
 
-    Those that are registered later are asked first; one of the same name is replaced.
+    Storages that are registered later are tried first; one with the same name is replaced.
 
     Parameters
     ----------
     storage
-        What is registered.
+        The storage.
     """
     _registered.pop(storage.name, None)
     _registered[storage.name] = storage
 
 
 def built_in() -> tuple[Storage, ...]:
-    """Return the storages that were registered in this process, in the order they were."""
+    """Return the storages registered in this process, in the order of registration."""
     return tuple(_registered.values())
 
 
 def find_storage(location: Location) -> Storage | None:
-    """Return the storage that opens a location, None if there is none."""
+    """Return the storage that opens a location; None if there is none."""
     return next((storage for storage in _all() if storage.opens(location)), None)
 
 
@@ -159,44 +159,42 @@ def storage_of(location: Location) -> Storage:
         return storage
     known = "; ".join(map(str, _all()))
     if location.scheme:
-        msg = f"{location.shown}: nothing is known that opens {location.scheme}://"
+        msg = f"{location.shown}: no storage opens {location.scheme}://"
         if location.scheme == "tiledb":
             raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
-        raise PathError(f"{msg}; known are {known}; install the package that does")
-    raise FormatError(
-        f"{location}: nothing is known that opens it; known are {known}; give one of these"
-    )
+        raise PathError(f"{msg}; known are {known}; install the package that adds it")
+    raise FormatError(f"{location}: no storage opens it; known are {known}; give one of these")
 
 
 def suffixes() -> dict[str, Storage]:
-    """Return the suffixes of what is opened in a folder, each with its storage."""
+    """Return the suffixes that are opened in folders, each with its storage."""
     return {suffix: storage for storage in reversed([*_all()]) for suffix in storage.suffixes}
 
 
 def open_location(storage: Storage, location: Location, elements: Sequence[str]) -> list[Source]:
-    """Open the sources at a location, which have these elements.
+    """Open the sources at a location, each with exactly these elements.
 
     Raises
     ------
     ParameterError
-        It is to be read past the page cache, and cannot.
+        Direct I/O is requested, but the storage does not support it.
     FormatError
-        One of them lacks an element; and whatever the storage raises.
+        A source lacks an element, or the storage raises it.
     """
     if location.options.direct and (location.path is None or not storage.reads_directly):
-        whose = "is not on this machine" if location.path is None else f"is {storage.name}"
-        msg = f"{location.shown}: {whose}, and `direct_io` is for h5ad and zarr on this machine"
+        whose = "is not local" if location.path is None else f"is {storage.name}"
+        msg = f"{location.shown}: {whose}, but `direct_io` is only for local h5ad and zarr"
         raise ParameterError(f"{msg}; open it without `direct_io`")
     return [select_elements(each, elements) for each in storage.open(location, elements)]
 
 
 def select_elements(source: Source, names: Sequence[str]) -> Source:
-    """Return a source with just these of its elements, in this order; itself if it has no others.
+    """Return a source with exactly these elements, in this order; itself if it has no others.
 
     Raises
     ------
     FormatError
-        It lacks one.
+        It lacks an element.
     """
     if list(source.elements) == list(names):
         return source
@@ -211,14 +209,14 @@ def select_elements(source: Source, names: Sequence[str]) -> Source:
 
 
 def _all() -> Iterator[Storage]:
-    """Yield the storages, in the order in which they are asked; the last are loaded for that."""
+    """Yield the storages, in the order in which they are tried; entry points are loaded last."""
     yield from reversed([*_registered.values()])
     yield from (each for each in _installed() if each.name not in _registered)
 
 
 @cache
 def _installed() -> tuple[Storage, ...]:
-    """Return what installed packages offer."""
+    """Return the storages that installed packages declare."""
     found = list[Storage]()
     for entry in entry_points(group=_ENTRY_POINTS):
         try:
@@ -230,6 +228,9 @@ def _installed() -> tuple[Storage, ...]:
         if isinstance(storage, Storage):
             found.append(storage)
             continue
-        msg = f"the entry point {entry.value!r} of {_ENTRY_POINTS} is no `cellfeed.sources.Storage`"
+        msg = (
+            f"the entry point {entry.value!r} of {_ENTRY_POINTS} is not a "
+            "`cellfeed.sources.Storage`"
+        )
         warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
     return tuple(found)

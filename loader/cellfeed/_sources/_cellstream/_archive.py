@@ -27,7 +27,7 @@ from cellfeed._sources._base import library
 
 __all__ = ["Archive", "Opened"]
 
-_WHAT = "an archive of cellstream"
+_WHAT = "a cellstream archive"
 _PAYLOAD = "x_payload"
 
 
@@ -89,7 +89,7 @@ class Archive(ByteStore):
 
     def __init__(self, location: Location) -> None:
         if location.path is None:
-            msg = f"{location}: archives of cellstream are opened on this machine alone"
+            msg = f"{location}: cellstream archives must be local"
             raise PathError(f"{msg}; download it")
         self.location = location
         self.path = location.path.absolute()  # it stays the same file where the folder changes
@@ -123,7 +123,7 @@ class Archive(ByteStore):
             raise removed(self.location) from error
         except Exception as error:
             said = one_line(error).removeprefix(f"{self.path}: ")
-            msg = f"{self.location}: its {what} cannot be read by cellstream ({said})"
+            msg = f"{self.location}: cellstream cannot read its {what} ({said})"
             raise FormatError(f"{msg}; if it is damaged, copy it again") from error
 
     def check_unchanged(self) -> None:
@@ -159,7 +159,7 @@ class Archive(ByteStore):
         reader = library("cellstream.packed.reader", self.location, what=_WHAT, extra="cellstream")
         packed = reader.PackedArchive(self.path)
         if packed.manifest.get("layout") != "cell":
-            msg = f"{self.location}: is an archive of cellstream with shards, not with a frame"
+            msg = f"{self.location}: is a cellstream archive with shards, not with a frame"
             raise FormatError(f'{msg} for each cell; write it with `layout="cell"`')
         with closing(cellstream.CellStore(self.path)) as store:  # which checks its tables
             shape, offsets, indptr = store.shape, store.offsets, store.indptr

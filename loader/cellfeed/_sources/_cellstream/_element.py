@@ -68,7 +68,7 @@ class CellFrames(DirectCsr):
         """Return why cells are not decoded in place; None if they are."""
         if self._archive().decode is not None:
             return None
-        reason = "its compiled decoder is not there or does not know these values"
+        reason = "its compiled decoder is missing or does not support these values"
         return SlowRead("cellstream", reason, "install its current wheel")
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:

@@ -147,8 +147,8 @@ def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any
     is_list = arrow.types.is_list(found) or arrow.types.is_large_list(found)
     of = found.value_type if is_list else None
     if of is None or not (arrow.types.is_integer(of) or arrow.types.is_floating(of)):
-        msg = f"{location}: column {name!r} is of type {found}, and no list of numbers"
-        raise FormatError(f"{msg} for each cell; name another")
+        msg = f"{location}: column {name!r} is of type {found}, not a list of numbers"
+        raise FormatError(f"{msg} for each cell; give another column")
     return found
 
 

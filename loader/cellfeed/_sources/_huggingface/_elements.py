@@ -21,7 +21,7 @@ __all__ = ["ArrowLists", "ArrowRows", "Columns"]
 
 _CHECKED_CELLS = 100
 _OTHER_GENE = (
-    "hold the number of a gene that is none of the columns; give `HuggingFaceSource` a larger "
+    "have a gene number that is not a column; give `HuggingFaceSource` a larger "
     "`n_vars`, or all `gene_ids`"
 )
 
@@ -57,7 +57,7 @@ class Columns:
     def differ(self) -> FormatError:
         """Return the error for cells whose lists do not belong together."""
         msg = "columns {!r} and {!r}: the lists of a cell differ in length".format(*self.lists)
-        return FormatError(f"{self.location}: {msg}; name columns that belong together")
+        return FormatError(f"{self.location}: {msg}; give columns that belong together")
 
 
 class ArrowLists(FlatCsr):
@@ -133,7 +133,7 @@ class ArrowLists(FlatCsr):
         is_gene = [0 <= number < known.size and known[number] >= 0 for number in numbers.tolist()]
         if any(is_gene):
             found, location = numbers[is_gene.index(True)], self._columns.location
-            msg = f"{location}: cells begin with {found}, which is one of `gene_ids`, and no marker"
+            msg = f"{location}: cells begin with {found}, which is one of `gene_ids`, not a marker"
             raise ParameterError(f"{msg}; leave `n_markers` out")
 
     def _lists(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -192,7 +192,7 @@ class ArrowRows(StoredElement):
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - of any
         """Return why rows are read through pyarrow."""
-        remedy = "write it anew with `Dataset.save_to_disk`, and open the folder"
+        remedy = "write it again with `Dataset.save_to_disk`, and open the folder"
         return None if self._reason is None else SlowRead("pyarrow", self._reason, remedy)
 
     def codec(self) -> str:

@@ -1,4 +1,4 @@
-"""HuggingFace data sets with a row for each cell and its genes in two lists."""
+"""`HuggingFaceSource`: data sets with a row for each cell, and its genes in two lists."""
 
 import os
 from collections.abc import Sequence
@@ -29,43 +29,44 @@ _LEFT_OUT, _NOT_THERE = -1, -2  # of columns that are none of the element's
 
 
 class HuggingFaceSource(Source):
-    """A HuggingFace data set with a row for each cell and two lists in it, such as Tahoe-100M.
+    """A HuggingFace data set with a row for each cell and its genes in two lists.
 
-    One list holds the numbers of the genes that were counted, and one as many values. All other
-    columns of numbers and text are obs columns. Arrow files that are not compressed, as the
-    library writes them, are read by compiled threads, without the library.
+    One list has the numbers of the expressed genes, and the other one their values, as in
+    Tahoe-100M. All other columns of numbers and text are obs columns. Compiled threads read
+    uncompressed Arrow files, the kind that the ``datasets`` library writes, without the library.
 
     Parameters
     ----------
     dataset
-        A folder that `Dataset.save_to_disk` wrote, or a `datasets.Dataset`.
+        A folder that ``Dataset.save_to_disk`` wrote, or a ``datasets.Dataset``.
     n_vars
-        Number of genes, where these are numbered from 0 as columns of the matrix. Without it, and
-        without ``gene_ids``, one more than the largest number there is, for which all are read.
+        Number of genes, if gene numbers are columns of the matrix, from 0. Without ``n_vars`` and
+        ``gene_ids``, all gene numbers are read first, and this is the largest plus one.
     gene_ids
-        The number of the gene in each column of the matrix, distinct, shape (n_vars,), such as
-        the token ids of Tahoe-100M. Elements of other numbers are left out, such as the marker
-        that each cell of Tahoe-100M begins with; rows are then read in two rounds.
+        Gene number of each column of the matrix, distinct, shape (n_vars,), such as the token ids
+        of Tahoe-100M. Elements with other numbers are left out, such as the marker at the beginning
+        of each cell of Tahoe-100M; rows are then read in two passes.
     n_markers
-        How many elements the lists of each cell begin with that are no genes, where that is known,
-        such as 1 of Tahoe-100M. These are left out, and all others have to be of ``gene_ids``, so
-        that rows are read at once, several times faster.
+        Number of elements at the beginning of each cell's lists that are not genes, if known; 1 for
+        Tahoe-100M. They are left out, and all other elements must be of ``gene_ids``, so rows are
+        read in one pass, several times faster.
     var_names
-        Names of the genes, shape (n_vars,); without them, ``gene_ids`` or the numbers.
+        Names of the genes, shape (n_vars,); by default, ``gene_ids`` or the column numbers.
     genes, values
-        The columns that hold the lists.
+        Names of the columns with the two lists.
 
     Raises
     ------
     PathError
         There is no such folder.
     FormatError
-        It is something else, or a column is no list of numbers. Also when rows are read: the lists
-        of a cell differ in length, or a number is not below ``n_vars`` or none of ``gene_ids``.
+        The folder is something else, or a column is not a list of numbers. Also when rows are read:
+        the lists of a cell differ in length, or a gene number is not below ``n_vars`` or not among
+        ``gene_ids``.
     ColumnError
         There is no such column.
     ParameterError
-        Ids are not distinct integers, or names are not as many.
+        ``gene_ids`` are not distinct integers, or the number of names is not the number of genes.
 
     Examples
     --------
@@ -96,22 +97,20 @@ class HuggingFaceSource(Source):
         schema = self._table().schema
         for name in self._lists:
             if name not in schema.names:
-                msg = f"{self.location}: has no column {name!r}; give `genes=` and `values=` of"
-                raise ColumnError(f"{msg} `HuggingFaceSource`, of: {', '.join(schema.names)}")
+                msg = f"{self.location}: has no column {name!r}; give `genes=` and `values=` to"
+                raise ColumnError(f"{msg} `HuggingFaceSource`, from: {', '.join(schema.names)}")
         arrow = import_arrow(self.location, EXTRA)
         dtypes = [
             np.dtype(type_of_lists(arrow, self.location, schema, name).value_type.to_pandas_dtype())
             for name in self._lists
         ]
         if dtypes[0].kind not in "iu":
-            msg = (
-                f"{self.location}: column {genes!r} has {dtypes[0]}, which are no numbers of genes"
-            )
+            msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
             raise FormatError(f"{msg}; name another")
         if n_vars is None:
             n_vars = self._largest() + 1 if ids is None else ids.size
         elif ids is not None and n_vars != ids.size:
-            msg = f"`n_vars` must be that of `gene_ids`, {ids.size}, but got {n_vars}"
+            msg = f"`n_vars` must be the number of `gene_ids`, {ids.size}, but got {n_vars}"
             raise ParameterError(f"{self.location}: {msg}; leave it out")
         require_positive("n_vars", n_vars)
         if n_markers is not None and require_integer("n_markers", n_markers) < 0:
@@ -139,14 +138,16 @@ class HuggingFaceSource(Source):
         if stored is not None and dtype != np.float16:
             return ArrowLists(columns, *stored.of_files(paths), (n_rows, n_vars))
         reason = (
-            "float16 is not decoded here" if stored else "it is not in files as it is in memory"
+            "cellfeed does not decode float16"
+            if stored
+            else "its files do not have the layout of memory"
         )
         return ArrowRows(
             columns, self._table, dtype, (n_rows, n_vars), reason if self._table.paths else None
         )
 
     def _largest(self) -> int:
-        """Return the largest number of a gene, for which all are read."""
+        """Return the largest gene number, after reading all of them."""
         import pyarrow.compute as pc  # noqa: PLC0415
 
         chunks = self._table().column(self._lists[0]).chunks
@@ -158,11 +159,11 @@ class HuggingFaceSource(Source):
         return self._table.obs_names()
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
+        """Read obs columns, and nothing else."""
         return self._table.read_obs(columns)
 
     def files(self) -> Sequence[Path]:
-        """Return the files that its rows are in."""
+        """Return the files of its rows."""
         return self._table.paths
 
 
@@ -170,7 +171,7 @@ def _distinct(gene_ids: ArrayLike) -> NDArray[np.int64]:
     ids = np.asarray(gene_ids)
     is_list = ids.ndim == 1 and ids.dtype.kind in "iu" and ids.size > 0
     if not is_list or ids.min() < 0 or np.unique(ids).size != ids.size:
-        msg = "`gene_ids` must be distinct integers from 0 on, in one dimension, at least one"
+        msg = "`gene_ids` must be one-dimensional, distinct integers from 0, at least one"
         raise ParameterError(f"{msg}, but got {str(gene_ids)[:50]}")
     return ids.astype(np.int64)
 
@@ -181,6 +182,6 @@ def _names(
     if names is None:
         return None if ids is None else ids.astype(str).astype(object)
     if len(names) != n_vars:
-        msg = f"`var_names` must name {n_vars} genes, but names {len(names)}"
+        msg = f"`var_names` must name {n_vars} genes, but got {len(names)} names"
         raise ParameterError(msg)
     return np.array([str(name) for name in names], object)

@@ -133,22 +133,22 @@ def _saved_files(folder: Location) -> list[Path]:
             splits = json.loads((path / _SPLITS).read_text())["splits"]
             listed = ", ".join(str(path / split) for split in splits)
         except (ValueError, KeyError, TypeError) as error:
-            msg = f"{folder}: {_SPLITS} does not tell the splits ({type(error).__name__})"
+            msg = f"{folder}: {_SPLITS} does not list the splits ({type(error).__name__})"
             raise FormatError(f"{msg}; copy the folder again") from error
         raise ParameterError(f"{folder}: has several splits; give one of: {listed}")
     if not (path / _STATE).is_file():
         if not path.is_dir():
             raise PathError(f"{folder}: there is no such folder; check the path")
-        msg = f"{folder}: has no {_STATE}, as `Dataset.save_to_disk` writes it"
+        msg = f"{folder}: has no {_STATE}, which `Dataset.save_to_disk` writes"
         raise FormatError(f"{msg}; give the folder that it wrote")
     try:
         state = json.loads((path / _STATE).read_text())
         names = [each["filename"] for each in state["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
-        msg = f"{folder}: {_STATE} does not tell the files ({type(error).__name__})"
+        msg = f"{folder}: {_STATE} does not list the files ({type(error).__name__})"
         raise FormatError(f"{msg}; copy the folder again") from error
     if not names:
-        raise FormatError(f"{folder}: there are no cells in it; give a folder that has some")
+        raise FormatError(f"{folder}: has no cells; give a folder that has some")
     return [path / name for name in names]
 
 

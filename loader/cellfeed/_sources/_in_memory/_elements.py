@@ -44,7 +44,7 @@ def element_in_memory(
             raise FormatError(f"{msg}; make it CSR with `.tocsr()`")
         return SparseInMemory(location, name, matrix, columns)
     if not isinstance(matrix, np.ndarray) or matrix.ndim < 2 or matrix.dtype.kind not in "biuf":  # noqa: PLR2004 - cells, columns
-        msg = f"{location}: `{name}` is a {type(matrix).__name__}, and no matrix of numbers"
+        msg = f"{location}: `{name}` is a {type(matrix).__name__}, not a matrix of numbers"
         raise FormatError(f"{msg}; make it a NumPy array or CSR")
     return DenseInMemory(location, name, matrix, columns)
 

@@ -40,7 +40,7 @@ def locations_or_sources(given: Any, elements: Sequence[str]) -> Found | None:
         return [AnnDataObjectSource(given, elements)]
     if _is_of(given, _ANNCOLLECTION, "AnnCollectionView"):
         msg = "a view of an AnnCollection cannot be opened"
-        raise ParameterError(f"{msg}; give it whole, and choose rows of the collection")
+        raise ParameterError(f"{msg}; give the whole object, and select rows of the collection")
     if _is_of(given, _ANNCOLLECTION, "AnnCollection"):
         return [AnnDataObjectSource(adata, elements) for adata in given.adatas]
     if _is_of(given, "datasets", "Dataset", "IterableDataset", "DatasetDict"):

@@ -44,8 +44,10 @@ class AnnDataObjectSource(Source):
         if adata.isbacked:
             self.location = Location.of(adata.filename)
             if adata.is_view:
-                msg = f"{self.location}: is given as a view of a backed AnnData"
-                raise FormatError(f"{msg}; give it whole, and choose rows of the collection")
+                msg = f"{self.location}: is a view of a backed AnnData"
+                raise FormatError(
+                    f"{msg}; give the whole object, and select rows of the collection"
+                )
             (source,) = open_sources(self.location, elements)
             self.elements = source.elements
             return

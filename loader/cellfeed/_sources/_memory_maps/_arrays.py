@@ -100,7 +100,10 @@ def arrays_of(folder: Location) -> FlatArrays:
     found = _of_scdl(folder, path) if is_scdl(path) else _of_npy(folder, path)
     for array in (found.data, found.indices):
         if not array.dtype.isnative:
-            msg = f"{array.path}: its numbers are of another machine's byte order ({array.dtype})"
+            msg = (
+                f"{array.path}: its numbers are not in the byte order of this machine "
+                f"({array.dtype})"
+            )
             raise FormatError(f"{msg}; write it again on this one")
     if found.n_rows < 0 or found.data.size != found.indices.size:
         raise _not_one_matrix(folder)
@@ -125,13 +128,18 @@ def _npy(path: Path) -> FlatArray:
     try:
         mapped = np.load(path, mmap_mode="r")
     except FileNotFoundError as error:
-        msg = f"{path}: is missing; unzip what `scipy.sparse.save_npz` wrote with compressed=False"
+        msg = (
+            f"{path}: is missing; unzip a file that `scipy.sparse.save_npz` wrote with "
+            "compressed=False"
+        )
         raise PathError(msg) from error
     except (ValueError, EOFError) as error:
         said = str(error).splitlines()[0]
-        raise FormatError(f"{path}: is not a whole .npy file ({said}); write it again") from error
+        raise FormatError(
+            f"{path}: is not a complete .npy file ({said}); write it again"
+        ) from error
     if not isinstance(mapped, np.memmap) or mapped.ndim != 1:
-        raise FormatError(f"{path}: is no array of one dimension; write it again")
+        raise FormatError(f"{path}: is not a one-dimensional array; write it again")
     return FlatArray(path, mapped.dtype, int(mapped.offset), mapped.size)
 
 
@@ -142,7 +150,7 @@ def _of_scdl(folder: Location, path: Path) -> FlatArrays:
         file = path / _SCDL[name]
         dtype, n_bytes = np.dtype(dtypes[name]), file.stat().st_size
         if n_bytes % dtype.itemsize:
-            msg = f"{file}: {n_bytes} bytes are no whole number of {dtype}"
+            msg = f"{file}: its {n_bytes} bytes are not a multiple of {dtype}"
             raise FormatError(f"{msg}; copy or write the folder {folder.name} again")
         return FlatArray(file, dtype, 0, n_bytes // dtype.itemsize)
 
@@ -157,14 +165,14 @@ def _scdl_dtypes(header: Path) -> dict[str, str]:
     try:
         return _WITHOUT_HEADER | _parsed(content)
     except (struct.error, KeyError, ValueError, UnicodeDecodeError) as error:
-        msg = f"{header}: is no header of BioNeMo SCDL that is known ({error})"
+        msg = f"{header}: is not a known header of BioNeMo SCDL ({error})"
         raise FormatError(f"{msg}; write the folder again with another version of it") from error
 
 
 def _parsed(content: bytes) -> dict[str, str]:
     """Return the dtype of each array; numbers are big-endian, text follows its length."""
     if not content.startswith(_MAGIC):
-        raise ValueError("it begins with another mark")
+        raise ValueError("it begins with other bytes")
     at = _COUNTS_FROM
 
     def take(form: str) -> Any:
@@ -186,4 +194,4 @@ def _parsed(content: bytes) -> dict[str, str]:
 
 def _not_one_matrix(folder: Location) -> FormatError:
     msg = f"{folder}: its arrays are not those of one CSR matrix"
-    return FormatError(f"{msg}; write them again, by row, as `scipy.sparse.csr_array` has them")
+    return FormatError(f"{msg}; write them again, in the layout of `scipy.sparse.csr_array`")

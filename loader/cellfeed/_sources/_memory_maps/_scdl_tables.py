@@ -47,7 +47,7 @@ def gene_tables(folder: Location, n_rows: int) -> list[GeneTable]:
         (Path(folder, n) for n in ("var_features", "features") if Path(folder, n).is_dir()), None
     )
     if where is None:
-        msg = f"{folder}: has no `var_features`, so that the number of genes is not known"
+        msg = f"{folder}: has no `var_features`, so the number of genes is unknown"
         raise FormatError(f"{msg}; save it with `SingleCellMemMapDataset.save`")
     bounds, files = _saved(folder, where.name, n_rows)
     arrow = import_arrow(folder, "scdl")
@@ -106,7 +106,7 @@ class ScdlObs:
         for file, first, stop in zip(files, bounds, bounds[1:], strict=False):
             n_rows = _said_in(file, arrow.parquet.read_metadata).num_rows
             if n_rows != stop - first:
-                msg = f"{file}: has {n_rows} rows, and not {stop - first} as its index says"
+                msg = f"{file}: has {n_rows} rows, but its index states {stop - first}"
                 raise FormatError(f"{msg}; write the folder {self._folder.name} again")
         return arrow, files
 
@@ -133,10 +133,10 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
     if not all(file.is_file() for file in files):
         files = sorted(where.rglob("*.parquet"))  # named otherwise, if all are of one save
     if len(files) != n_tables or len({len(file.name) for file in files}) > 1:
-        msg = f"{where}: its {len(files)} tables are not the {n_tables} that `{index.name}` has"
+        msg = f"{where}: has {len(files)} tables, but `{index.name}` has {n_tables}"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     if bounds[-1] != n_rows:
-        msg = f"{index}: is of {bounds[-1]} cells, and not {n_rows}"
+        msg = f"{index}: is of {bounds[-1]} cells, not {n_rows}"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     return bounds, files
 

@@ -1,4 +1,4 @@
-"""Folders of memory-mapped CSR arrays: of BioNeMo SCDL, and unzipped ones of SciPy."""
+"""`MemoryMapSource`: folders of memory-mapped CSR arrays of BioNeMo SCDL or SciPy."""
 
 import os
 from collections.abc import Sequence
@@ -19,33 +19,35 @@ __all__ = ["MemoryMapSource", "open_memory_maps"]
 
 
 class MemoryMapSource(Source):
-    """A CSR matrix in uncompressed files, which are read by compiled threads.
+    """A CSR matrix in uncompressed files, which compiled threads read.
 
-    The folder is one of BioNeMo SCDL (``data.npy``, ``col_ptr.npy``, ``row_ptr.npy`` and tables of
-    cells and genes; neighbours are not read), or has ``data.npy``, ``indices.npy``,
-    ``indptr.npy`` and ``shape.npy``, as `scipy.sparse.save_npz` with ``compressed=False`` writes
-    them, unzipped.
+    The folder is a BioNeMo SCDL data set (``data.npy``, ``col_ptr.npy``, ``row_ptr.npy`` and
+    tables of cells and genes; neighbours are not read), or an unzipped archive that
+    `scipy.sparse.save_npz` wrote with ``compressed=False`` (``data.npy``, ``indices.npy``,
+    ``indptr.npy`` and ``shape.npy``).
 
     Parameters
     ----------
     folder
-        Where the files are.
+        Folder of the files.
     obs
-        A row for each cell, in place of what the folder says of them; kept in memory.
+        A data frame with a row for each cell, which replaces the table of the folder and is kept in
+        memory.
     var
-        A row for each gene, whose index is their names, in place of what the folder says of them.
+        A data frame with a row for each gene, indexed by gene name, which replaces the table of the
+        folder.
     part
-        Which part of an SCDL folder, if its cells have several tables of genes.
+        Number of the part of an SCDL folder to read, if its cells have several tables of genes.
 
     Raises
     ------
     PathError
         A file is missing.
     FormatError
-        The files are not those of one matrix; or an SCDL folder holds cells of several tables of
+        The files are not those of one matrix; or the cells of an SCDL folder have several tables of
         genes, which `open_collection` opens as several sources.
     ParameterError
-        A table has another number of rows.
+        The number of rows of a table is not the number of cells or genes.
 
     Examples
     --------
@@ -78,7 +80,7 @@ class MemoryMapSource(Source):
             genes = _table_of(self.location, gene_tables(self.location, arrays.n_rows), part)
             names, n_columns, rows, var = names_of(genes.var), len(genes.var), genes.rows, genes.var
         elif part is not None:
-            msg = f"{self.location}: `part` is of SCDL folders alone, whose `var` is not given"
+            msg = f"{self.location}: `part` applies only to SCDL folders without a given `var`"
             raise ParameterError(f"{msg}; leave it out")
         elif var is not None:
             names = var.index.astype(str).to_numpy(object)
@@ -100,13 +102,13 @@ class MemoryMapSource(Source):
         return self._obs.names() if isinstance(self._obs, ScdlObs) else [*map(str, self._obs)]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
+        """Read obs columns, and nothing else."""
         if isinstance(self._obs, ScdlObs):
             return self._obs.read(columns)
         return self._obs[[*columns]].reset_index(drop=True)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, named as the given obs is, or else by their numbers."""
+        """Read rows of obs columns, indexed as the given obs, or else by row number."""
         table = super().read_obs_rows(columns, rows)
         if not isinstance(self._obs, ScdlObs):
             table.index = self._obs.index[rows].astype(str).astype(object)
@@ -121,7 +123,7 @@ class MemoryMapSource(Source):
 
 
 def open_memory_maps(folder: Location) -> list[Source]:
-    """Open a folder: as one source, or as one for each table of genes of SCDL."""
+    """Open a folder as one source, or as one source for each table of genes of SCDL."""
     if not is_scdl(Path(folder)):
         return [MemoryMapSource(folder)]
     n_parts = len(gene_tables(folder, arrays_of(folder).n_rows))
@@ -130,7 +132,7 @@ def open_memory_maps(folder: Location) -> list[Source]:
 
 def _table_of(folder: Location, tables: Sequence[GeneTable], part: int | None) -> GeneTable:
     if part is None and len(tables) > 1:
-        msg = f"{folder}: holds cells of {len(tables)} tables of genes"
+        msg = f"{folder}: has cells of {len(tables)} tables of genes"
         raise FormatError(f"{msg}; give the folder to `open_collection`, or one `part` of it")
     if part is not None and not 0 <= part < len(tables):
         msg = f"`0 <= part < {len(tables)}` must hold, but got part={part}"

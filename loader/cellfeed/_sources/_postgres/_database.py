@@ -167,7 +167,7 @@ class Database:
         elif state == _NOT_GRANTED:
             remedy = "GRANT that to the user"
         elif state in _DROPPED:
-            remedy = "load the collection anew"
+            remedy = "load the collection again"
         else:
             remedy = f"check user, password, name of the database, and `{self._options_name}`"
         named = f"{self.location}: {what}" if what else f"{self.location}:"

@@ -64,7 +64,7 @@ class PostgresElement(StoredElement):
         found = self._database.ask(query, (self._column.genes,))
         if not found or len(found[0][0]) != self.shape[1]:
             msg = f"{self._database.location}: the names of genes are damaged"
-            raise FormatError(f"{msg}; load the collection anew")
+            raise FormatError(f"{msg}; load the collection again")
         return np.array(found[0][0], object)
 
     def stored_bytes(self) -> int:
@@ -93,7 +93,7 @@ class PostgresElement(StoredElement):
             indptr, indices, data = unpack_rows(packed, self.dtype, n_columns, is_dense=is_dense)
         except PackedRowError as error:
             msg = f"{self._database.location}: `{self._column.name}` of cell {ids[error.row]}"
-            raise FormatError(f"{msg} is damaged; load the collection anew") from None
+            raise FormatError(f"{msg} is damaged; load the collection again") from None
         if is_dense:
             return data.reshape(ids.size, *self.shape[1:])
         return CsrRows(indptr, indices, data, n_columns)

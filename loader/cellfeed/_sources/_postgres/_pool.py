@@ -64,7 +64,7 @@ class Coming:
         for request in self.requests:
             while not wait([request.answer], LOOK_UP_SECONDS).done:
                 if not is_awaited():
-                    msg = f"{location}: its answer is not waited for any more"
+                    msg = f"{location}: its answer is no longer waited for"
                     raise RemoteError(f"{msg}; the process ends")
             found, packed = request.answer.result()
             if not np.array_equal(found, request.ids) or None in packed:
@@ -205,4 +205,4 @@ def _missing(location: Location, ids: NDArray[np.int64]) -> FormatError:
     named = ", ".join(map(str, ids[:_NAMED].tolist()))
     more = f" and {ids.size - _NAMED} more" if ids.size > _NAMED else ""
     msg = f"{location}: packed rows of cells {named}{more} are missing"
-    return FormatError(f"{msg}; load the collection anew")
+    return FormatError(f"{msg}; load the collection again")

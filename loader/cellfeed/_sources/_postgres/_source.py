@@ -1,4 +1,4 @@
-"""A collection in PostgreSQL as a source: its cells, or those that fulfil a condition."""
+"""`PostgresSource`: the cells of a collection in PostgreSQL, or those that fulfil a condition."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -28,24 +28,25 @@ WHERE relname = 'cellfeed' AND relkind IN ('r', 'p', 'v', 'f') ORDER BY 1
 
 
 class PostgresSource(Source):
-    """Cells of a collection in PostgreSQL, which `open_collection` takes in place of a URL.
+    """Cells of a collection in PostgreSQL, optionally those that fulfil a condition.
 
-    The URL alone will do for all cells. `load_database` writes such a collection. It is read by
-    psycopg (``pip install 'cellfeed[postgres]'``), by key over several connections, which each
-    process opens by itself.
+    Pass it to `open_collection` in place of a URL; to read all cells, the URL suffices.
+    `load_database` writes such collections. psycopg (``pip install 'cellfeed[postgres]'``) reads
+    them by key over several connections, and each process opens its own.
 
     Parameters
     ----------
     url
-        As libpq takes it, with the collection: ``postgresql://user@host/db?collection=NAME``; it
-        can be left out where the database has only one.
+        URL as libpq takes it, with the name of the collection:
+        ``postgresql://user@host/db?collection=NAME``. The name may be left out if the database has
+        only one collection.
     where
-        Which cells: a condition on the columns of the table of cells, such as ``"cell_type = 'B'
-        AND n_counts > 500"``, in SQL; all if None. They are numbered anew, by ascending id.
+        SQL condition on the columns of the table of cells, such as ``"cell_type = 'B' AND n_counts
+        > 500"``; all cells if None. The selected cells are numbered from 0, by ascending id.
     storage_options
-        What libpq takes besides, such as ``password`` or ``sslmode``; ``connections``, the most
-        that one process has (8); and ``retry_seconds``, for how long a server that does not
-        answer is asked again (120). Shown nowhere.
+        Other options of libpq, such as ``password`` or ``sslmode``; ``connections``, the maximum
+        number of connections of a process (8); and ``retry_seconds``, how long to retry if the
+        server does not answer (120). They never appear in messages.
 
     Raises
     ------
@@ -54,7 +55,7 @@ class PostgresSource(Source):
     PathError
         There is no such collection.
     FormatError
-        It is of another version, or not complete; or psycopg is not installed.
+        The collection has another version or is incomplete, or psycopg is not installed.
     ParameterError
         ``where`` is not a valid SQL condition, or no cell fulfils it.
 
@@ -95,11 +96,11 @@ class PostgresSource(Source):
         return len(self._ids)
 
     def version(self) -> str:
-        """Return what tells it from another loading of the same name, and from other cells."""
+        """Return a digest of this load of the collection and of the selected cells."""
         return digest_of(self._metadata.token, self.selection())
 
     def selection(self) -> str:
-        """Return the condition that its cells fulfil; empty if it has all of them."""
+        """Return the condition that its cells fulfil; empty if it has all cells."""
         return self._where or ""
 
     def obs_names(self) -> list[str]:
@@ -107,11 +108,11 @@ class PostgresSource(Source):
         return [each.name for each in self._metadata.obs]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
+        """Read obs columns, and nothing else."""
         return self._read(columns, self._ids)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, with the names of the cells as index."""
+        """Read rows of obs columns, indexed by the names of the cells."""
         ids = rows if isinstance(self._ids, range) else self._ids[rows]
         table = self._read(columns, ids, named=True)
         texts = [each.name for each in self._metadata.obs if each.dtype == "text"]
@@ -124,8 +125,8 @@ class PostgresSource(Source):
         wanted = [by_name[name] for name in columns]
         table = read_columns(self._database, self._schema, wanted, ids, named=named)
         if len(table) != len(ids):
-            msg = f"{self.location}: the table of cells has {len(table)} rows of {len(ids)}"
-            raise FormatError(f"{msg}; load the collection anew")
+            msg = f"{self.location}: the table of cells has only {len(table)} of {len(ids)} rows"
+            raise FormatError(f"{msg}; load the collection again")
         return table
 
     def _read_metadata(self) -> tuple[str, Metadata]:
@@ -151,14 +152,16 @@ class PostgresSource(Source):
             )
         if rows.get("version") != VERSION:
             msg = f"{self.location}: {schema} has version {rows.get('version')!r} of the layout"
-            raise FormatError(f"{msg}, and {VERSION} is read; load it anew, or update cellfeed")
+            raise FormatError(
+                f"{msg}, but this cellfeed reads {VERSION}; load it again, or update cellfeed"
+            )
         try:
             metadata = Metadata.from_rows(rows)
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{self.location}: the metadata of {schema} is damaged ({one_line(error)})"
-            raise FormatError(f"{msg}; load it anew") from None
+            raise FormatError(f"{msg}; load it again") from None
         if not metadata.is_complete:
-            msg = f"{self.location}: {schema} is not complete, as its loading was interrupted"
+            msg = f"{self.location}: {schema} is incomplete, since loading was interrupted"
             raise FormatError(f"{msg}; run the same `cellfeed load-database` again")
         return schema, metadata
 
@@ -175,7 +178,7 @@ class PostgresSource(Source):
             msg = f"{self.location}: where={where!r} is not a valid SQL condition ({said})"
             raise ParameterError(f"{msg}; the columns are: id, name, {columns}") from None
         if not ids.size:
-            msg = f"{self.location}: no cell fulfils where={where!r}; give a wider one"
+            msg = f"{self.location}: no cell fulfils where={where!r}; give another condition"
             raise ParameterError(msg)
         return ids
 

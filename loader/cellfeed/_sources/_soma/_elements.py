@@ -20,7 +20,7 @@ from cellfeed._sources._soma._tiledb import UnknownLayoutError, tiled_csr
 
 __all__ = ["DenseElement", "SomaElement", "SparseElement"]
 
-_REMEDY = "write it anew with tiledbsoma.io"
+_REMEDY = "write it again with tiledbsoma.io"
 
 
 class SomaElement(StoredElement):
@@ -65,7 +65,7 @@ class SomaElement(StoredElement):
             named = read_table(table, [] if column is None else [column], None)
         if not np.array_equal(named.index.to_numpy(), np.arange(len(named))):
             msg = f"{self._store.location}: `{self.var}` has gaps in soma_joinid"
-            raise FormatError(f"{msg}; write the experiment anew from all its genes")
+            raise FormatError(f"{msg}; write the experiment again with all its genes")
         return super().var_names() if column is None else named[column].to_numpy(object)
 
     def stored_bytes(self) -> int:

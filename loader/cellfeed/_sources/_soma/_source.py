@@ -1,4 +1,4 @@
-"""A TileDB-SOMA experiment as a source: its cells, or those that fulfil a query."""
+"""`SomaSource`: the cells of a TileDB-SOMA experiment, or those that fulfil a query."""
 
 import json
 import os
@@ -19,32 +19,32 @@ __all__ = ["SomaSource"]
 
 
 class SomaSource(Source):
-    """Cells of a TileDB-SOMA experiment, which `open_collection` takes in place of a path.
+    """Cells of a TileDB-SOMA experiment, optionally those that fulfil a query.
 
-    A path alone will do for an experiment on this machine whose measurement is the only one or is
-    called "RNA", and whose layer is ``X["data"]`` or the only one. tiledbsoma (``pip install
-    'cellfeed[soma]'``), which each process opens anew, reads all but the elements of sparse
-    arrays on this machine, whose tiles are decoded by as many threads as are given.
+    Pass it to `open_collection` in place of a path. The path suffices for a local experiment with a
+    single measurement, or one called "RNA", and with a single layer, or ``X["data"]``. cellfeed's
+    own threads decode sparse arrays of local experiments; tiledbsoma (``pip install
+    'cellfeed[soma]'``), which each process opens for itself, reads everything else.
 
     Parameters
     ----------
     uri
         The experiment: a folder, or a URI that tiledbsoma opens.
     measurement
-        The name of the measurement, whose genes these are; the only one, or "RNA", if None.
+        Name of the measurement, which has the genes; by default, the only one, or "RNA".
     layer
-        The layer of its X that is called "X" here; "data", or the only one, if None.
+        Layer of the measurement's X to read as "X"; by default, the only one, or "data".
     obs_query
-        Which cells: a ``value_filter`` of tiledbsoma, such as ``"cell_type == 'B' and n_counts >
-        500"``; all if None. They are numbered anew, by ascending ``soma_joinid``.
+        A ``value_filter`` of tiledbsoma, such as ``"cell_type == 'B' and n_counts > 500"``; all
+        cells if None. The selected cells are numbered from 0, by ascending ``soma_joinid``.
     tiledb_config
-        What TileDB is configured with besides, such as ``vfs.s3.region``; shown nowhere. Threads
-        are this process's share of the processors unless it says otherwise.
+        Further configuration of TileDB, such as ``vfs.s3.region``. It never appears in messages.
+        Unless it sets the number of threads, TileDB uses this process's share of the processors.
 
     Attributes
     ----------
     elements
-        ``"X"``; ``"layers/NAME"``, the layers of X by name; ``"raw/X"``, that of the measurement
+        ``"X"``; ``"layers/NAME"``, the layers of X by name; ``"raw/X"``, the X of the measurement
         "raw"; and ``"obsm/NAME"``.
 
     Raises
@@ -52,7 +52,7 @@ class SomaSource(Source):
     PathError
         There is no experiment.
     FormatError
-        It cannot be read, or tiledbsoma is not installed.
+        The experiment cannot be read, or tiledbsoma is not installed.
     ParameterError
         It has no such measurement or layer, or no cell fulfils the query.
 
@@ -95,7 +95,7 @@ class SomaSource(Source):
         return len(self._joinids)
 
     def selection(self) -> str:
-        """Return which measurement, layer and cells of the experiment these are."""
+        """Return the measurement, the layer and the query of its cells."""
         return json.dumps([self._measurement, self._layer, self._query])
 
     def obs_names(self) -> list[str]:
@@ -104,14 +104,14 @@ class SomaSource(Source):
             return columns_of(self._store().obs, "obs")
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
+        """Read obs columns, and nothing else."""
         ids = None if isinstance(self._joinids, range) else self._joinids
         with self._store.failures_named("obs"):
             table = read_table(self._store().obs, columns, ids)
         return table.reset_index(drop=True)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, with the names of the cells as index."""
+        """Read rows of obs columns, indexed by the names of the cells."""
         ids = rows if isinstance(self._joinids, range) else self._joinids[rows]
         with self._store.failures_named("obs"):
             obs = self._store().obs
@@ -146,7 +146,7 @@ class SomaSource(Source):
                 f"{msg} ({first_line(error)}); its obs columns are: {columns}"
             ) from error
         if not len(ids):
-            msg = f"{self.location}: no cell fulfils obs_query={self._query!r}; give a wider one"
+            msg = f"{self.location}: no cell fulfils obs_query={self._query!r}; give another query"
             raise ParameterError(msg)
         return ids
 
@@ -157,11 +157,11 @@ class SomaSource(Source):
             return there[0] if len(there) == 1 else usual
         listed = ", ".join(map(repr, there)) or "none"
         said = f"has no {what} {given!r}" if given is not None else f"has no {what} {usual!r}"
-        msg = f"{self.location}: {said}; give `{what}=` of `SomaSource`, one of: {listed}"
+        msg = f"{self.location}: {said}; give `{what}=` to `SomaSource`, one of: {listed}"
         raise ParameterError(msg)
 
     def _paths(self) -> dict[str, tuple[str, str | None]]:
-        """Return where elements are in the experiment, with the table of their columns."""
+        """Return the paths of elements in the experiment, and of the tables of their columns."""
         with self._store.failures_named("ms"):
             experiment = self._store()
             of = f"ms/{self._measurement}"
@@ -188,7 +188,7 @@ class SomaSource(Source):
 
 
 class _Elements(Mapping[str, StoredElement]):
-    """Elements by name, each opened when it is asked for."""
+    """Elements by name, each opened when it is accessed."""
 
     def __init__(self, paths: Mapping[str, tuple[str, str | None]], source: SomaSource) -> None:
         self._paths, self._source = paths, source

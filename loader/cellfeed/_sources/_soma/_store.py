@@ -79,7 +79,10 @@ class SomaStore:
 
     def _remedy(self) -> str:
         if self.location.path is None or self._config:
-            return "check the URI and `tiledb_config` (credentials, region); else it may be damaged"
+            return (
+                "check the URI and `tiledb_config` (credentials, region); otherwise it may be "
+                "damaged"
+            )
         return "the experiment may be damaged"
 
     def _open(self) -> Any:
@@ -107,7 +110,7 @@ class SomaStore:
             msg = f"{self.location}: tiledbsoma cannot open it ({first_line(error)})"
             raise FormatError(f"{msg}; {self._remedy()}") from error
         if not isinstance(opened, tiledbsoma.Experiment):
-            msg = f"{self.location}: is a SOMA {type(opened).__name__}, and no experiment"
+            msg = f"{self.location}: is a SOMA {type(opened).__name__}, not an experiment"
             raise FormatError(f"{msg}; give the experiment that it is part of")
         self._timestamp = opened.tiledb_timestamp_ms
         return opened

@@ -93,6 +93,8 @@ def read_table(
     if not by_number:
         read = read[read.index.isin(joinids)]
     if not np.array_equal(read.index.to_numpy(), joinids):
-        msg = f"{len(read)} rows in place of {len(joinids)}, as if it had changed since"
+        msg = (
+            f"{len(read)} rows were read, but {len(joinids)} expected, so it may have changed since"
+        )
         raise ValueError(msg)
     return read

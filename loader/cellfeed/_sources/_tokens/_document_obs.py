@@ -70,7 +70,7 @@ def require_kinds(kinds: Mapping[str, type], *, has_documents: bool) -> None:
         It is otherwise.
     """
     if kinds and not has_documents:
-        msg = "`obs` are attributes of documents; give `documents=True`, too"
+        msg = "`obs` requires documents; give `documents=True` as well"
         raise ParameterError(msg)
     for name, kind in kinds.items():
         if kind not in (str, float):

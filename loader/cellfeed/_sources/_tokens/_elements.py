@@ -41,7 +41,7 @@ class _Tokens(StoredElement):
         """Return why values of this dtype are not decoded here; None if they are."""
         if can_cast(self.dtype, dtype):
             return None
-        reason = f"{self.dtype} is not converted to {dtype} here"
+        reason = f"cellfeed does not convert {self.dtype} to {dtype}"
         return SlowRead("NumPy", reason, f"read it as {self.dtype}, or write it as {dtype}")
 
     def _pieces(self, rows: NDArray[np.int64]) -> RowExtents:

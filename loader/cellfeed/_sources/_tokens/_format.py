@@ -1,4 +1,4 @@
-"""The files of a shard, and its header; docs/how-to/tokens.md has the format in words."""
+"""The files of a shard, and its header; docs/how-to/tokens.md describes the format."""
 
 import errno
 import hashlib
@@ -52,8 +52,8 @@ SPAN_RECORD = np.dtype(
         ("began_before", "<u4"),
     ]
 )
-"""A span in a block: its tokens in the shard, its metadata's number in the shard and bytes in
-`METADATA`, and whether it began in an earlier block, so that it is in that one, too."""
+"""A span in a block: its tokens in the shard, the number of its metadata in the shard, the bytes of
+these in `METADATA`, and whether the span began in an earlier block, which contains it too."""
 
 _FORMAT = "cellfeed token shard"
 _VERSION = 1
@@ -71,23 +71,23 @@ class ShardObs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardHeader:
-    """What a shard says of itself.
+    """The header of a shard.
 
     Parameters
     ----------
     dtype
-        Dtype of the tokens: as NumPy names it, or a list of fields with theirs.
+        Dtype of the tokens: as NumPy names it, or a list of fields with their dtypes.
     n_tokens, n_documents, longest_document, n_spans
-        Counts, and the tokens of the longest document; ``n_documents`` is None if there is no file
-        of them.
+        Counts, and the number of tokens of the longest document; ``n_documents`` is None if the
+        shard has no documents.
     block
-        Tokens of a block of spans.
+        Number of tokens in a block of spans.
     encoding
-        How metadata is encoded, such as "json".
+        Encoding of metadata, such as "json".
     obs
         Attributes of documents by name.
     files
-        Bytes and CRC32 of each file.
+        Size in bytes and CRC32 of each file.
     """
 
     dtype: str | list[list[Any]]
@@ -102,12 +102,12 @@ class ShardHeader:
 
 
 def require_name(name: str) -> str:
-    """Return the name of a shard, of letters, digits, ``_``, ``-`` and ``.`` within.
+    """Return the name of a shard, which may have letters, digits, ``_``, ``-``, and ``.`` inside.
 
     Raises
     ------
     ParameterError
-        It is none.
+        The name is invalid.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         msg = f"`shard` must be letters, digits, '_', '-' and '.', but got {name!r}"
@@ -116,25 +116,25 @@ def require_name(name: str) -> str:
 
 
 def require_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype of tokens as it is stored: little-endian, without gaps between fields.
+    """Return the stored form of a dtype: little-endian, without gaps between fields.
 
     Raises
     ------
     ParameterError
-        It is none of numbers and booleans of at most 8 bytes, or of fields of these.
+        It is neither numeric or boolean with at most 8 bytes, nor structured with such fields.
     """
     try:
         given = np.dtype(dtype)
     except (TypeError, ValueError) as error:
-        msg = f"`dtype` must be one of NumPy, but got {dtype!r}; give such as 'uint16'"
+        msg = f"`dtype` must be a NumPy dtype, such as 'uint16', but got {dtype!r}"
         raise ParameterError(msg) from error
     parts = {"": given} if given.names is None else {name: given[name] for name in given.names}
     for name, part in parts.items():
         base = part.base
         if base.kind not in _KINDS or base.itemsize > _LARGEST_ITEM or (part.shape and not name):
             msg = (
-                "`dtype` must be of integers, floats or booleans of at most 8 bytes, or of fields "
-                f"of these, but got {given}; leave out the others"
+                "`dtype` must be of integers, floats or booleans of at most 8 bytes, or of "
+                f"fields of these, but got {given}; leave out other fields"
             )
             raise ParameterError(msg)
     little = {
@@ -144,7 +144,7 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def shown_dtype(dtype: np.dtype[Any]) -> str | list[list[Any]]:
-    """Return a dtype as the header has it."""
+    """Return a dtype in the form of the header."""
     if dtype.names is None:
         return dtype.str
     fields = ((name, dtype[name]) for name in dtype.names)
@@ -152,12 +152,12 @@ def shown_dtype(dtype: np.dtype[Any]) -> str | list[list[Any]]:
 
 
 def dtype_of(shown: Any) -> np.dtype[Any]:
-    """Return the dtype that a header shows.
+    """Return the dtype in a header.
 
     Raises
     ------
     ParameterError, TypeError, ValueError
-        It shows none.
+        The dtype is invalid.
     """
     if isinstance(shown, str):
         return require_dtype(shown)
@@ -173,14 +173,14 @@ def write_header(folder: Path, header: ShardHeader) -> Path:
 
 
 def read_header(folder: Path) -> ShardHeader:
-    """Read the header of a shard, and check it and the sizes of its files.
+    """Read and check the header of a shard, and check the sizes of its files.
 
     Raises
     ------
     FormatError
-        It is damaged, or of a later version, or a file is not as large as it says.
+        The header is damaged or of a later version, or a file has another size.
     PathError
-        It may not be read, or too many files are open.
+        The header may not be read, or too many files are open.
     """
     path = folder / HEADER
     try:
@@ -193,7 +193,9 @@ def read_header(folder: Path) -> ShardHeader:
     except (ValueError, LookupError, AttributeError) as error:
         raise _damaged(path, f"cannot be read ({type(error).__name__})") from error
     if found == _FORMAT and isinstance(version, int) and version > _VERSION:
-        msg = f"{path}: is of version {version}, and this cellfeed reads {_VERSION}; update it"
+        msg = (
+            f"{path}: is of version {version}, but this cellfeed reads {_VERSION}; update cellfeed"
+        )
         raise FormatError(msg)
     if not is_whole or found != _FORMAT or version != _VERSION:
         raise _damaged(path, "its checksum is wrong")
@@ -205,12 +207,12 @@ def read_header(folder: Path) -> ShardHeader:
 
 
 def unreadable(path: Path, error: Exception) -> CellfeedError:
-    """Return the error for a file of a shard that could not be read, with what helps."""
+    """Return the error for a file of a shard that could not be read, with the remedy."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        msg = f"{path}: too many files are open; allow more, such as with `ulimit -n 65536`"
+        msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
         return PathError(msg)
     if isinstance(error, PermissionError):
-        return PathError(f"{path}: may not be read; check its permissions")
+        return PathError(f"{path}: permission to read is denied; check its permissions")
     return _damaged(path, f"cannot be read ({error})")
 
 
@@ -218,7 +220,7 @@ def _check_size(path: Path, n_bytes: int) -> None:
     try:
         found = path.stat().st_size
     except OSError as error:
-        msg = f"{path}: is missing; write the shard again or copy it whole"
+        msg = f"{path}: is missing; write or copy the shard again"
         raise FormatError(msg) from error
     if found != n_bytes:
         msg = f"{path}: has {found:,} bytes, but {n_bytes:,} were written; copy the shard again"
@@ -226,7 +228,7 @@ def _check_size(path: Path, n_bytes: int) -> None:
 
 
 def _damaged(path: Path, what: str) -> FormatError:
-    return FormatError(f"{path}: {what}, the shard is damaged; copy it again or write it anew")
+    return FormatError(f"{path}: {what}; the shard is damaged, copy or write it again")
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

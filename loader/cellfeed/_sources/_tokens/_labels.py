@@ -50,7 +50,7 @@ class Labels:
         are_numbers = {each.categories is None for each in described}
         if len(are_numbers) > 1:
             msg = f"{self._shards.location}: obs {name!r} is text in some shards and numbers in"
-            raise FormatError(f"{msg} others; write it in one way")
+            raise FormatError(f"{msg} others; write the same kind to all shards")
         is_number = are_numbers == {True}
         out: NDArray[Any] = np.empty(rows.size, np.float64 if is_number else np.int64)
         categories = dict[str, int]()
@@ -65,7 +65,7 @@ class Labels:
                 known = each.categories or []
                 numbers = [categories.setdefault(text, len(categories)) for text in known]
                 if values.size and not -1 <= values.min() <= values.max() < len(known):
-                    raise self._shards.damaged(shard, each.file, "has codes of no category")
+                    raise self._shards.damaged(shard, each.file, "has codes without a category")
                 values = np.array([*numbers, -1], np.int64)[values]
             out[own] = values
         if is_number:

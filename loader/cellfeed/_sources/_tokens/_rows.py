@@ -93,7 +93,7 @@ class Documents:
         wrong |= stops - starts > self._longest[shards]
         if wrong.any():
             bad = int(np.flatnonzero(wrong)[0])
-            what = f"document {own[bad]} is said to be tokens {starts[bad]} to {stops[bad]}"
+            what = f"document {own[bad]} has tokens {starts[bad]} to {stops[bad]}"
             raise self._shards.damaged(int(shards[bad]), DOCUMENTS, what)
         return self._shards.bounds[shards] + starts, stops - starts
 
@@ -153,4 +153,4 @@ def require_rows(shards: Shards, rows: TokenRows, window: int | None) -> None:
         return
     what = "document" if window is None else f"window of {window:,} tokens"
     remedy = "append some" if window is None else "give a smaller `window`"
-    raise FormatError(f"{shards.location}: has {shards.n_tokens:,} tokens and no {what}; {remedy}")
+    raise FormatError(f"{shards.location}: has {shards.n_tokens:,} tokens but no {what}; {remedy}")

@@ -101,7 +101,7 @@ class Shards:
                     while piece := file.read(_PIECE_BYTES):
                         found = zlib.crc32(piece, found)
                 if found != expected:
-                    raise self.damaged(shard, name, "holds other bytes than were written")
+                    raise self.damaged(shard, name, "its bytes have changed since it was written")
 
     def files(self, name: str) -> FolderFiles:
         """Return the files of one name, by the number of the shard."""
@@ -138,7 +138,9 @@ class Shards:
         try:
             return dtype_of(header.dtype)
         except (TypeError, ValueError) as error:
-            msg = f"{self._folder / name}: has tokens of no known dtype ({error}); update cellfeed"
+            msg = (
+                f"{self._folder / name}: has tokens of an unknown dtype ({error}); update cellfeed"
+            )
             raise FormatError(msg) from error
 
 

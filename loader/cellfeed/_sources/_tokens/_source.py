@@ -1,4 +1,4 @@
-"""A folder of token shards as a source: its windows, or its documents, are the rows."""
+"""`TokenStream`: a folder of token shards, with windows or documents as rows."""
 
 import itertools
 import json
@@ -33,18 +33,19 @@ _FIELDS = ("start", "stop", "shard", "id", "n_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that is said of neighbouring tokens.
+    """A range of tokens with metadata.
 
     Parameters
     ----------
     start, stop
-        The first token and the one after the last, counted from the first of the row: below zero
-        where it began before, above the row's length where it goes on.
+        First token, and the one after the last, relative to the first token of the row. ``start``
+        is negative if the span begins before the row, and ``stop`` is above the row's length if it
+        continues after it.
     metadata
-        What is said, decoded.
+        The decoded metadata.
     shard, id
-        The shard, and the number of this span there, which are the same in all rows that it
-        overlaps.
+        Number of the shard, and of the span in the shard, which are the same in all rows that the
+        span overlaps.
     """
 
     start: int
@@ -55,47 +56,48 @@ class Span:
 
 
 class TokenStream(Source):
-    """A stream of tokens in a folder, which `open_collection` takes in place of a path.
+    """A stream of tokens in a folder, which `TokenStreamWriter` wrote.
 
-    `TokenStreamWriter` writes it. Rows are windows of equal length, which go over the borders of
-    shards and documents, or the documents. A path alone will do for windows of 4,096 tokens.
+    Pass it to `open_collection` in place of a path; for windows of 4,096 tokens, the path suffices.
+    Rows are either windows of equal length, which may cross the borders of shards and documents,
+    or documents.
 
     Parameters
     ----------
     folder
-        The folder of the shards, read in the order of their names.
+        Folder of the shards, which are read in the order of their names.
     window
-        Tokens of a row. A last window that is shorter is left out.
+        Number of tokens in a row. A shorter last window is left out.
     stride
-        Tokens from the start of a row to that of the next; those of a window if None.
+        Number of tokens between the starts of consecutive rows; ``window`` if None.
     documents
         Whether rows are documents, of any length, in place of windows.
     decoder
-        Turns the bytes of metadata into what `spans` returns; ``json.loads`` if None. It is called
-        by `spans` alone, and nothing is ever unpickled.
+        Function from the bytes of metadata to the objects that `spans` returns; ``json.loads`` if
+        None. Only `spans` calls it, and nothing is ever unpickled.
 
     Attributes
     ----------
     elements
-        ``"X"``, the tokens: of windows shape (n_rows, window), of documents `RaggedRows`; where a
-        token has fields, of a dtype with fields, of which torch gets ``"X/FIELD"`` each. If there
-        are spans: ``"spans"``, which overlap each row, by where they begin, with the fields
-        ``start``, ``stop``, ``shard``, ``id`` and ``n_bytes``; and ``"metadata"``, the bytes of
-        theirs, one after the other.
+        ``"X"``, the tokens: shape (n_rows, window) for windows, `RaggedRows` for documents. If
+        tokens have fields, the dtype is structured, and torch gets ``"X/FIELD"`` for each field.
+        If there are spans: ``"spans"``, the spans that overlap each row, sorted by start, with the
+        fields ``start``, ``stop``, ``shard``, ``id`` and ``n_bytes``; and ``"metadata"``, the
+        concatenated bytes of their metadata.
 
     Raises
     ------
     PathError
         There is no such folder.
     FormatError
-        It has no finished shard, or one is damaged, or there is no window or document in it.
+        The folder has no finished shard, a shard is damaged, or there is no window or document.
     ParameterError
         The window or the stride is below one.
 
     Warns
     -----
     UserWarning
-        Some shards are not finished, and left out.
+        Some shards are unfinished and left out.
 
     Examples
     --------
@@ -149,26 +151,26 @@ class TokenStream(Source):
         return f"TokenStream({str(self.location)!r}, {self._shown_rows})"
 
     def selection(self) -> str:
-        """Return what its rows are: windows of a length and stride, or documents."""
+        """Return the kind of its rows: windows of a length and stride, or documents."""
         return self._shown_rows
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all finished shards."""
+        """Number of tokens in all finished shards."""
         return self._shards.n_tokens
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """Names of the shards, in their order: what numbers of shards mean."""
+        """Names of the shards, by shard number."""
         return tuple(name.rpartition(".")[0] for name in self._shards.names)
 
     def verify(self) -> None:
-        """Read every file whole, and compare it with its checksum.
+        """Read all files completely, and compare them with their checksums.
 
         Raises
         ------
         FormatError
-            A file holds other bytes than were written.
+            The contents of a file have changed since it was written.
         """
         self._shards.verify()
 
@@ -183,8 +185,8 @@ class TokenStream(Source):
         Raises
         ------
         ParameterError
-            It lacks them, or metadata was written by an encoder of the writer's own and this has
-            no ``decoder``.
+            ``rows`` lacks these elements, or the metadata was written with a custom encoder and no
+            ``decoder`` was given.
         """
         for name in ("spans", "metadata"):
             if not any(each == name or each.startswith(f"{name}/") for each in rows):
@@ -207,11 +209,11 @@ class TokenStream(Source):
         return self._labels.names()
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read columns of all rows: of the shard, and of the document, that each begins in."""
+        """Read columns of all rows, from the shard and the document in which each row begins."""
         return self._labels.read(columns, np.arange(self.n_rows))
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read columns of some rows, which are named by their numbers."""
+        """Read columns of the given rows, indexed by row number."""
         table = self._labels.read(columns, rows)
         return table.set_index(pd.Index([str(row) for row in rows.tolist()], dtype=object))
 
@@ -245,5 +247,5 @@ def _field(rows: Any, name: str) -> list[int]:
 
 
 def _numpy(values: Any) -> NDArray[Any]:
-    """Return an array or a tensor, on whatever device, as an array."""
+    """Return an array, or a tensor on any device, as an array."""
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()

@@ -21,7 +21,7 @@ from cellfeed._sources._tokens._format import SPAN_RECORD
 __all__ = ["ADDED", "SpansToWrite"]
 
 ADDED = np.dtype([("start", "<i8"), ("stop", "<i8"), ("first_byte", "<i8"), ("n_bytes", "<i8")])
-"""A span as it was added, and where its metadata is among those added."""
+"""A span in the order of addition, and the position of its metadata."""
 
 _PAIRS_AT_ONCE = 1 << 18
 _BYTES_AT_ONCE = 1 << 24

@@ -1,4 +1,4 @@
-"""The spans that overlap rows, with their metadata: a read of each."""
+"""Reading the spans that overlap rows, and their metadata."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,15 +22,15 @@ __all__ = ["SPAN", "SpanReader"]
 SPAN = np.dtype(
     [("start", "<i8"), ("stop", "<i8"), ("shard", "<i8"), ("id", "<i8"), ("n_bytes", "<i8")]
 )
-"""A span as it is delivered: its tokens counted from the first of the row, the shard, the number of
-its metadata there, and the bytes of that."""
+"""A delivered span: its tokens relative to the first of the row, the shard, the number of its
+metadata there, and their size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """Spans of some rows: records, whose pieces they are, and where the metadata of these begins.
+    """Spans of rows: their records, their pieces, and the start of the pieces' metadata.
 
-    ``pieces`` are the rows by shard, ``metadata`` the range of bytes of each, shape (n_pieces, 2).
+    ``pieces`` are the rows by shard, ``metadata`` the byte range of each, shape (n_pieces, 2).
     """
 
     rows: NDArray[np.int64]
@@ -43,14 +43,14 @@ class _Found:
 class SpanReader:
     """Reads the spans of rows, and their metadata.
 
-    Where the records of a window are says the index, which is mapped: the blocks that the window
-    overlaps lie side by side, and each lists the spans that reach into it. What began before a
-    block is in several, and is taken once.
+    The memory-mapped index locates the records of a window: the blocks that the window overlaps
+    are contiguous, and each lists the spans that overlap it. A span that is in several blocks is
+    read once.
 
     Parameters
     ----------
     shards, rows
-        The stream, and what its rows are.
+        The shards of the stream, and its rows.
     """
 
     def __init__(self, shards: Shards, rows: TokenRows) -> None:
@@ -72,7 +72,7 @@ class SpanReader:
         return self.__dict__ | {"_last": None}
 
     def spans(self, rows: NDArray[np.int64]) -> RaggedRows:
-        """Return the spans of rows, which ascend, by where they begin; values are `SPAN`."""
+        """Return the spans of ascending rows, sorted by start; values are `SPAN`."""
         found = self._find(rows)
         records, pieces = found.records, found.pieces
         spans = np.zeros(records.size, SPAN)
@@ -83,7 +83,7 @@ class SpanReader:
         return RaggedRows(_offsets(rows.size, pieces.rows[found.of_piece]), spans)
 
     def metadata(self, rows: NDArray[np.int64]) -> RaggedRows:
-        """Return the metadata of the spans of rows, in their order; values are bytes, uint8."""
+        """Return the metadata of the spans of rows, in the order of the spans; values are uint8."""
         found = self._find(rows)
         ranges = self._ranges(METADATA, np.dtype(np.uint8), found.pieces.files, found.metadata)
         stored = read_ragged(ranges, np.arange(found.pieces.rows.size))
@@ -121,7 +121,7 @@ class SpanReader:
         return _Found(rows, pieces, records[is_kept], of_piece[is_kept], located[:, :, 1])
 
     def _located(self, pieces: RowExtents) -> NDArray[np.int64]:
-        """Return the first and last record of each piece, and byte of metadata, (n, 2, 2)."""
+        """Return the first and last record and metadata byte of each piece, shape (n, 2, 2)."""
         located = np.zeros((pieces.rows.size, 2, 2), np.int64)
         there = np.flatnonzero(self._has_spans[pieces.files])
         shards = pieces.files[there]
@@ -135,7 +135,7 @@ class SpanReader:
         return located
 
     def _first_records(self, pieces: RowExtents, first: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many records the first block of each piece has."""
+        """Return the number of records in the first block of each piece."""
         counts = np.zeros(pieces.rows.size, np.int64)
         there = np.flatnonzero(self._has_spans[pieces.files])
         shards = pieces.files[there]
@@ -159,13 +159,13 @@ class SpanReader:
     def _check(self, wrong: NDArray[np.bool_], shards: NDArray[np.int64], name: str) -> None:
         if wrong.any():
             shard = int(shards[np.flatnonzero(wrong)[0]])
-            raise self._shards.damaged(shard, name, "says of spans what cannot be")
+            raise self._shards.damaged(shard, name, "has impossible spans")
 
 
 def _pieces(
     shards: NDArray[np.int64], ranges: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> RowExtents:
-    """Return ranges of files, of which one is a row, as pieces."""
+    """Return ranges of files as pieces, one per row."""
     counts = ranges[rows, 1] - ranges[rows, 0]
     there = np.flatnonzero(counts)
     return RowExtents(

@@ -38,39 +38,38 @@ _MOST_METADATA = 1 << 20  # bytes of a span, which each block that it overlaps r
 
 
 class TokenStreamWriter:
-    """Writes one shard of a token stream; a context manager, on leaving which the shard is there.
+    """Write one shard of a token stream; a context manager that finishes the shard at its exit.
 
-    Any number of processes may write shards of one folder, which know nothing of each other. A
-    shard is seen by nobody before it is finished, and never in part: where the block is left by an
-    exception, it is removed, and of a process that was killed there remains a hidden folder, which
-    is not read.
+    Any number of processes may write shards to the same folder independently. A shard becomes
+    visible only when it is finished. If an exception leaves the block, the shard is removed; a
+    process that is killed leaves a hidden folder, which is not read.
 
     Parameters
     ----------
     folder
-        The folder of the stream; it is made.
+        Folder of the stream, created if needed.
     dtype
-        Dtype of a token: of numbers, or of fields of numbers if each has several values.
+        Dtype of a token: numeric, or structured with numeric fields if tokens have several values.
     shard
-        Name of the shard; shards are read in the order of their names. A random one if None.
+        Name of the shard; shards are read in the order of their names. A random name if None.
     documents
         Whether each call of `append` is a document.
     obs
-        Attributes that documents have, which become obs columns: their names, with ``str`` or
+        Attributes of documents, which become obs columns: a mapping from names to ``str`` or
         ``float``.
     encoder
-        Turns the metadata of a span into bytes; ``json.dumps`` if None. It is called here, and
-        `TokenStream` is given the decoder.
+        Function from the metadata of a span to bytes; ``json.dumps`` if None. Give the matching
+        decoder to `TokenStream`.
     encoding
-        What that is called; needed with an ``encoder``, so that a reader knows.
+        Name of the encoding, stored for readers; required with an ``encoder``.
     block
-        Tokens of a block of spans; a span is listed in each block that it overlaps, with its
-        metadata.
+        Number of tokens in a block of spans. A span is stored in each block that it overlaps, with
+        its metadata.
 
     Raises
     ------
     ParameterError
-        The dtype, or the name, is none that there can be, or there is such a shard.
+        The dtype or the name is invalid, or a shard of this name exists.
     PathError
         The folder cannot be written to.
 
@@ -96,7 +95,10 @@ class TokenStreamWriter:
         block: int = BLOCK,
     ) -> None:
         if (encoder is None) != (encoding is None):
-            msg = "`encoder` and `encoding` go together; give the encoder's name, such as 'msgpack'"
+            msg = (
+                "`encoder` and `encoding` must be given together; give the encoding's name, such "
+                "as 'msgpack'"
+            )
             raise ParameterError(msg)
         require_kinds(obs, has_documents=documents)
         self._dtype = require_dtype(dtype)
@@ -126,7 +128,7 @@ class TokenStreamWriter:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that were appended by now."""
+        """Number of tokens appended so far."""
         return self._n_tokens
 
     def append(
@@ -137,23 +139,24 @@ class TokenStreamWriter:
         spans: Iterable[tuple[int, int, Any]] = (),
         obs: Mapping[str, str | float | None] = MappingProxyType({}),
     ) -> None:
-        """Append tokens to the stream, as a document if the shard has such.
+        """Append tokens to the stream, as one document if the shard has documents.
 
         Parameters
         ----------
         tokens
-            Shape (n,), of the shard's dtype or of one that NumPy casts to it without loss of kind.
+            Tokens, shape (n,), of the shard's dtype or of one that NumPy casts to it without loss
+            of kind.
         metadata
-            What a span over all of them says; no such span if None.
+            Metadata of a span over all these tokens; no such span if None.
         spans
-            Start, stop and metadata of spans, counted from the first of these tokens.
+            Start, stop and metadata of spans, relative to the first of these tokens.
         obs
-            Attributes of the document by name; those that are left out or None are missing.
+            Attributes of the document by name; omitted attributes, and None, are missing values.
 
         Raises
         ------
         ParameterError
-            The tokens, or a span, or attributes, are none that there can be.
+            The tokens, a span or an attribute is invalid.
         """
         values = self._as_tokens(tokens)
         first, n = self._n_tokens, len(values)
@@ -171,14 +174,14 @@ class TokenStreamWriter:
             self._write_span(first + start, first + stop, each)
 
     def add_span(self, start: int, stop: int, metadata: Any) -> None:
-        """Say something of tokens that were appended, however many and however long ago.
+        """Add a span over tokens that were appended earlier.
 
         Parameters
         ----------
         start, stop
-            The first of the tokens, and the one after the last, counted from the shard's first.
+            First token, and the one after the last, relative to the first token of the shard.
         metadata
-            What is said, as the encoder takes it.
+            Metadata of the span, as the encoder takes it.
 
         Raises
         ------
@@ -188,7 +191,7 @@ class TokenStreamWriter:
         self._write_span(*self._span(start, stop, metadata, self._n_tokens))
 
     def _span(self, start: int, stop: int, metadata: Any, n: int) -> tuple[int, int, bytes]:
-        """Return a span of ``n`` tokens, checked, with its metadata encoded."""
+        """Return a span of ``n`` tokens, with checked bounds and encoded metadata."""
         if not 0 <= start < stop <= n:
             msg = f"a span must have 0 <= start < stop <= {n}, but got ({start}, {stop})"
             raise ParameterError(msg)
@@ -201,7 +204,7 @@ class TokenStreamWriter:
         self._n_metadata += len(encoded)
 
     def finish(self) -> None:
-        """Let the shard be seen, once all of it is on the disk."""
+        """Make the shard visible, after all of it is on disk."""
         files = [self._tokens, *([self._documents] if self._documents else []), *self._obs.files]
         self._spans.close()
         self._metadata.close()
@@ -239,7 +242,7 @@ class TokenStreamWriter:
         sync_folder(self._finished.parent)
 
     def discard(self) -> None:
-        """Remove what was written; there will be no such shard."""
+        """Remove the unfinished shard."""
         for each in (self._tokens, self._documents, self._spans, self._metadata, *self._obs.files):
             if each is not None:
                 each.close()
@@ -247,7 +250,7 @@ class TokenStreamWriter:
 
     def _make_folder(self, name: str) -> None:
         if self._finished.exists():
-            msg = f"{self._finished}: is there already; give another `shard` than {name!r}"
+            msg = f"{self._finished}: exists already; give another `shard` than {name!r}"
             raise ParameterError(msg)
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +262,7 @@ class TokenStreamWriter:
             )
             raise ParameterError(msg) from error
         except OSError as error:
-            msg = f"{self._folder}: cannot be made ({error.strerror}); check the path"
+            msg = f"{self._folder}: cannot be created ({error.strerror}); check the path"
             raise PathError(msg) from error
 
     def _new(self, name: str) -> WrittenFile:
@@ -272,8 +275,8 @@ class TokenStreamWriter:
             values = np.empty(0, self._dtype)
         if n_dimensions != 1 or not _can_hold(self._dtype, values):
             msg = (
-                f"tokens must be of one dimension and fit into {self._dtype}, but got shape "
-                f"{values.shape} of {values.dtype}; cast them before"
+                f"tokens must have one dimension and fit into {self._dtype}, but got shape "
+                f"{values.shape} of {values.dtype}; cast them first"
             )
             raise ParameterError(msg)
         return values.astype(self._dtype)
@@ -285,7 +288,9 @@ class TokenStreamWriter:
             msg = f"metadata cannot be encoded as {self._encoding} ({error}); give an `encoder`"
             raise ParameterError(msg) from error
         if len(encoded) > _MOST_METADATA:
-            msg = f"metadata of a span takes {len(encoded):,} bytes, above 1 MiB; store it apart"
+            msg = (
+                f"metadata of a span takes {len(encoded):,} bytes, above 1 MiB; store it elsewhere"
+            )
             raise ParameterError(msg)
         return encoded
 
@@ -295,7 +300,7 @@ def _as_json(metadata: Any) -> bytes:
 
 
 def _can_hold(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
-    """Return whether values become this dtype unchanged, or only rounded if both are floats."""
+    """Return whether a cast to this dtype keeps values, or only rounds them if both are floats."""
     if dtype.names is not None or values.dtype.names is not None:
         return bool(
             values.dtype.names == dtype.names and np.can_cast(values.dtype, dtype, "same_kind")

@@ -138,7 +138,7 @@ def _read(folder: Path, names: list[str]) -> tuple[Schema, list[Fragment]]:
     of_fragments = {each.schema for each in found}
     schemas = {read_schema((folder / _SCHEMAS / each).read_bytes()) for each in of_fragments}
     if len(schemas) > 1:
-        raise UnknownLayoutError("its fragments are stored in different ways")
+        raise UnknownLayoutError("its fragments have different schemas")
     return schemas.pop(), found
 
 
@@ -155,7 +155,7 @@ def _joined(
     files = FolderFiles(folder, FileNames(*names), len(names))
     expected = np.array([each.bounds[:, -1] for each in found]).T.ravel()
     if (files.sizes(np.arange(len(names))) != expected).any():
-        raise UnknownLayoutError("a file has another size than its metadata say")
+        raise UnknownLayoutError("the size of a file differs from its metadata")
     n_tiles = np.array([each.n_tiles for each in found])
     n_elements = np.concatenate([each.n_elements(schema.capacity) for each in found])
 

@@ -54,7 +54,9 @@ class Fragment:
     def n_elements(self, capacity: int) -> NDArray[np.int64]:
         """Return the elements of each tile, int64, shape (n_tiles,), where a full one has these."""
         if not 0 < self.n_last <= capacity:
-            raise ValueError(f"a tile of {self.n_last} elements, where {capacity} are all")
+            raise ValueError(
+                f"it has a tile of {self.n_last} elements, above the capacity of {capacity}"
+            )
         n_elements = np.full(self.n_tiles, capacity, np.int64)
         n_elements[-1] = self.n_last
         return n_elements
@@ -111,14 +113,14 @@ def read_fragment(folder: Path, name: str) -> Fragment:
     fields = Fields(content, end - Fields(content, end).number("Q"))
     version, n_name = fields.numbers("IQ")
     if version not in VERSIONS:
-        raise UnknownLayoutError(f"version {version} of TileDB's format is not known here")
+        raise UnknownLayoutError(f"version {version} of TileDB's format is unknown")
     schema = fields.bytes(n_name).decode()
     is_dense, is_empty = fields.numbers("BB")
     if is_dense or is_empty:
         raise UnknownLayoutError("a fragment is dense, or has no extent")
     first, last, _, _, n_tiles, of_last = fields.numbers("qqqqQQ")
     if any(fields.numbers("BB")):
-        raise UnknownLayoutError("elements have timestamps of their own, or were deleted")
+        raise UnknownLayoutError("elements have their own timestamps, or were deleted")
     sizes = fields.numbers(f"{3 * _N_FIELDS}Q")
     tree, *tiles = fields.numbers(f"{1 + _N_FIELDS}Q")
     offsets = np.stack([_offsets(generic_tile(content, tiles[k]), n_tiles) for k in _OF_FILES])
@@ -127,7 +129,7 @@ def read_fragment(folder: Path, name: str) -> Fragment:
         raise ValueError("its tiles overlap")
     tile_rows = _tile_rows(generic_tile(content, tree), n_tiles)
     if (tile_rows[:, 0].min(), tile_rows[:, 1].max()) != (first, last):
-        raise ValueError("its tiles have other rows than it says")
+        raise ValueError("the rows of its tiles differ from its metadata")
     return Fragment(
         name=name,
         schema=schema,
@@ -141,7 +143,7 @@ def read_fragment(folder: Path, name: str) -> Fragment:
 def _offsets(content: bytes, n_tiles: int) -> NDArray[np.int64]:
     """Return where tiles begin in a file."""
     if Fields(content).number("Q") != n_tiles:
-        raise ValueError("it says where other tiles begin")
+        raise ValueError("its tile offsets do not match its tiles")
     return np.frombuffer(content, "<i8", n_tiles, offset=8).astype(np.int64)
 
 
@@ -154,5 +156,5 @@ def _tile_rows(content: bytes, n_tiles: int) -> NDArray[np.int64]:
         extents = fields.bytes(32 * fields.number("Q"))
     found = np.frombuffer(extents, "<i8").astype(np.int64).reshape(-1, 4)[:, :2]
     if len(found) != n_tiles:
-        raise ValueError("it has extents of other tiles")
+        raise ValueError("its tile extents do not match its tiles")
     return found

@@ -74,7 +74,7 @@ def generic_tile(content: bytes, position: int) -> bytes:
     n_filters = pipeline.number("I")
     kind = pipeline.number("B") if n_filters else None
     if n_filters > 1 or kind not in (None, GZIP, ZSTD):
-        raise UnknownLayoutError("its metadata have filters that are not known here")
+        raise UnknownLayoutError("its metadata have unknown filters")
     found = bytearray()
     for _ in range(fields.number("Q")):
         _, n_filtered, n_metadata = fields.numbers("III")
@@ -89,5 +89,5 @@ def generic_tile(content: bytes, position: int) -> bytes:
             part = content[begin : begin + n]
             found += zlib.decompress(part) if kind == GZIP else Zstd().decode(part)
     if len(found) != size:
-        raise ValueError(f"{len(found)} bytes in place of {size}")
+        raise ValueError(f"it has {len(found)} bytes, but {size} expected")
     return bytes(found)

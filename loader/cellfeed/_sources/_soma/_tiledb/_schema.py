@@ -85,16 +85,16 @@ def read_schema(content: bytes) -> Schema:
     fields = Fields(generic_tile(content, 0))
     version, _, is_sparse, tile_order, cell_order, capacity = fields.numbers("IBBBBQ")
     if version not in VERSIONS:
-        raise UnknownLayoutError(f"version {version} of TileDB's format is not known here")
+        raise UnknownLayoutError(f"version {version} of TileDB's format is unknown")
     if not is_sparse:
         raise UnknownLayoutError("it is dense")
     if tile_order or cell_order:
-        raise UnknownLayoutError("its elements are in another order than by row")
+        raise UnknownLayoutError("its elements are not in row-major order")
     of_coordinates = _filters(fields)
     _filters(fields)  # of offsets, which there are none of
     _filters(fields)  # of what is missing
     if fields.number("I") != 2:  # noqa: PLR2004 - rows and columns
-        raise UnknownLayoutError("it has not two dimensions")
+        raise UnknownLayoutError("it does not have two dimensions")
     extents, filters = list[int](), list[TileFilters]()
     for _ in range(2):
         extent, own = _dimension(fields)
@@ -177,7 +177,7 @@ def _attribute(fields: Fields) -> tuple[np.dtype[np.generic], _Pipeline]:
     pipeline = _filters(fields)
     fields.bytes(fields.number("Q"))  # what stands for no value
     if datatype not in _DTYPES or n_values != 1:
-        raise UnknownLayoutError("its values are not plain numbers")
+        raise UnknownLayoutError("its values are not numbers")
     if fields.number("B"):
         raise UnknownLayoutError("its values may be missing")
     return np.dtype(_DTYPES[datatype]), pipeline
