@@ -13,7 +13,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test tests thorough coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test tests tests-but-soma tests-soma thorough coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -44,13 +44,17 @@ test: check tests
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-# TileDB in processes of its own: beside all else in one, tiledbsoma has crashed now and then.
+# TileDB in a process of its own: beside all else in one, tiledbsoma has crashed now and then.
 SOMA = tests/loader/sources/test_conformance_soma.py tests/loader/sources/test_soma.py \
 	tests/loader/sources/test_soma_tiles.py
 
-tests: $(STAMP)
+tests: tests-but-soma tests-soma
+
+tests-but-soma: $(STAMP)
 	$(PYTEST) $(SOMA:%=--ignore=%)
-	$(PYTEST) $(SOMA)
+
+tests-soma: $(STAMP)
+	$(PYTEST) --numprocesses=1 $(SOMA)
 
 # With ten times as many examples of what hypothesis draws.
 thorough: $(STAMP)
