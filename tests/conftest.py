@@ -5,11 +5,11 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 import types
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.short_looks import shorten
 from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
@@ -59,16 +59,9 @@ def measuring_processes_find_imports_done():
 
 @pytest.fixture(scope="module")
 def short_looks():
-    """A look at a configuration takes a tenth of a second here, in place of half or a whole one.
-
-    For what a search says and writes, where it does not matter how surely it chooses.
-    """
-    importlib.import_module("cellfeed_tuner._autotune")
+    """For what a search says and writes, where it does not matter how surely it chooses."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in sorted(sys.modules.items()):
-            for constant in ("SLICE_SECONDS", "TURN_SECONDS"):
-                if name.startswith("cellfeed_tuner.") and hasattr(module, constant):
-                    patch.setattr(module, constant, 0.1)
+        shorten(patch.setattr)
         yield
 
 
