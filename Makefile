@@ -14,7 +14,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test tests thorough coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test tests tests-but-soma tests-soma thorough coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -45,13 +45,17 @@ test: check tests
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-# TileDB runs in its own processes: tiledbsoma has crashed now and then beside other tests.
+# TileDB runs in its own process: tiledbsoma has crashed now and then beside other tests.
 SOMA = tests/loader/sources/test_conformance_soma.py tests/loader/sources/test_soma.py \
 	tests/loader/sources/test_soma_tiles.py
 
-tests: $(STAMP)
+tests: tests-but-soma tests-soma
+
+tests-but-soma: $(STAMP)
 	$(PYTEST) $(SOMA:%=--ignore=%)
-	$(PYTEST) $(SOMA)
+
+tests-soma: $(STAMP)
+	$(PYTEST) --numprocesses=1 $(SOMA)
 
 # With ten times as many hypothesis examples.
 thorough: $(STAMP)

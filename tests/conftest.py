@@ -5,11 +5,11 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 import types
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.short_replicates import shorten
 from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
@@ -60,11 +60,8 @@ def measuring_processes_find_imports_done():
 @pytest.fixture(scope="module")
 def short_replicates():
     """Replicates of a tenth of a second, for tests of what a search reports, not of its choice."""
-    importlib.import_module("cellfeed_tuner._autotune")
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in sorted(sys.modules.items()):
-            if name.startswith("cellfeed_tuner.") and hasattr(module, "REPLICATE_SECONDS"):
-                patch.setattr(module, "REPLICATE_SECONDS", 0.1)
+        shorten(patch.setattr)
         yield
 
 

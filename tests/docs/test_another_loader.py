@@ -11,6 +11,12 @@ from tests.warm import python as warm
 from cellfeed.synthetic import write_tahoe_like
 
 ROOT = Path(__file__).parents[2]
+SHORTENED = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+from tests.short_replicates import shorten
+shorten()
+"""
 PAGE = (ROOT / "docs" / "how-to" / "another_loader.md").read_text()
 
 
@@ -27,13 +33,13 @@ def folder(tmp_path_factory):
 
 def run(folder, code):
     environment = os.environ | {warm.ADDRESS: warm.address()}  # for what is measured
-    ran = warm.run([sys.executable, "-c", code], cwd=folder, env=environment)
+    ran = warm.run([sys.executable, "-c", SHORTENED + code], cwd=folder, env=environment)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def test_it_tunes_the_loader(folder):
-    code = (folder / "run.py").read_text().replace("budget=20", "budget=8, entropy_floor=0.5")
+    code = (folder / "run.py").read_text().replace("budget=20", "budget=60, entropy_floor=0.5")
     printed = run(folder, code + "print(len(minibatch[0]))")
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     assert printed.splitlines()[-1] == "64"
@@ -44,7 +50,7 @@ def test_it_tunes_for_the_training_step(folder):
         "import my_training\n"
         "from cellfeed_tuner import autotune\n"
         "from other_loader import Plates\n"
-        "result = autotune(Plates('plates'), step=my_training.step, budget=8, entropy_floor=0.5)\n"
+        "result = autotune(Plates('plates'), step=my_training.step, budget=60, entropy_floor=0.5)\n"
         "print(result.constraints.step_seconds > 0, result.recommended.waiting is not None)"
     )
     assert run(folder, code).split() == ["True", "True"]

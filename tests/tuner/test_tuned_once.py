@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from tests.warm import python as warm
@@ -14,16 +15,21 @@ from cellfeed_tuner import AutotuneResult
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import code_to_paste, print_report
 
+ROOT = str(Path(__file__).parents[2])
 SCRIPT = """
 import json, os, signal, sys, threading, time
 import torch.distributed as dist
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import autotune
+sys.path.append({root!r})
+from tests.short_replicates import shorten
 
+shorten()
 data, folder = sys.argv[1:]
 rank = int(os.environ["RANK"])
 settings = dict(label="plate", block_sizes=[4, 16], fetch_factors=[2, 8], workers=[0],
-                batch_size=16, budget=6.0, entropy_floor=0.5)
+                batch_size=16, budget=60.0, entropy_floor=0.5)
+ONE = {{"block_sizes": [4], "fetch_factors": [2]}}
 stages, found = [], {{}}
 
 def on_progress(stage, done, total):
@@ -42,12 +48,13 @@ result = autotune(collection, **settings, on_progress=on_progress)
 dataset = CellDataset.from_autotune(collection, result, seed=0)
 found |= {"result": result.to_json(), "batch_size": dataset.batch_size}
 """
+ONE = TUNED.replace("**settings", "**settings | ONE")
 BEGIN, END = 'dist.init_process_group("gloo")', "dist.destroy_process_group()"
 
 
 def script(folder, body):
     path = folder / "script.py"
-    path.write_text(SCRIPT.format(body=textwrap.indent(body, "    ")))
+    path.write_text(SCRIPT.format(root=ROOT, body=textwrap.indent(body, "    ")))
     return path
 
 
@@ -110,13 +117,13 @@ def test_it_says_for_how_many_ranks_it_is(result, tmp_path, capsys):
 
 
 def test_a_process_by_itself_measures_for_as_many_as_are_asked_for(small_collection, tmp_path):
-    body = TUNED.replace("**settings", "**settings, ranks=3")
+    body = ONE.replace("| ONE", "| ONE, ranks=3")
     (alone,) = processes(1, tmp_path, small_collection, body)
     assert alone["result"]["ranks"] == {"n_local": 3, "n_total": 3}
 
 
 def test_with_a_process_group_that_is_left_as_it_was(small_collection, tmp_path):
-    body = f"{BEGIN}\n{TUNED}\ndist.barrier()\n{END}"
+    body = f"{BEGIN}\n{ONE}\ndist.barrier()\n{END}"
     first, second = torchrun(2, tmp_path, small_collection, body)
     assert "result" in first, first
     assert first["result"] == second["result"]
@@ -126,7 +133,7 @@ def test_with_a_process_group_that_is_left_as_it_was(small_collection, tmp_path)
 def test_ranks_of_other_machines_get_the_result(small_collection, tmp_path, begin):
     """Two machines with a rank each, by the store of torchrun or of the process group."""
     alone = 'os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}'
-    body = f"{alone}\n{begin}\n{TUNED}"
+    body = f"{alone}\n{begin}\n{ONE}"
     first, second = torchrun(2, tmp_path, small_collection, body)
     assert "result" in first, first
     assert first["result"] == second["result"]
@@ -143,7 +150,7 @@ def test_what_the_first_refuses_all_refuse_alike(small_collection, tmp_path):
 
 def test_a_group_of_its_own_can_be_made_afterwards(small_collection, tmp_path):
     said = 'found["ranks"] = [dataset.rank, dataset.world_size]'
-    body = f"{TUNED}\n{BEGIN}\n{said}\n{END}"
+    body = f"{ONE}\n{BEGIN}\n{said}\n{END}"
     found = processes(2, tmp_path, small_collection, body)
     assert [each["ranks"] for each in found] == [[0, 2], [1, 2]]
 
@@ -165,7 +172,7 @@ def die():
 if rank == killed and rank:
     threading.Thread(target=die, daemon=True).start()
 collection = open_collection(data, obs=["plate"])
-autotune(collection, **settings | {{"budget": 60.0}}, on_progress=until_it_measures)
+autotune(collection, **settings, on_progress=until_it_measures)
 """
 
 
@@ -185,6 +192,7 @@ def test_wrong_variables_are_one_line_on_each(small_collection, tmp_path):
     assert all("LOCAL_WORLD_SIZE is not set" in each["message"] for each in found)
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_the_command_takes_ranks(small_collection, tmp_path):
     from click.testing import CliRunner  # noqa: PLC0415 - as the command does
 
@@ -192,7 +200,7 @@ def test_the_command_takes_ranks(small_collection, tmp_path):
 
     command = [
         *(small_collection, "--label", "plate", "--ranks", 2, "--batch-size", 16),
-        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 6),
+        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 60),
         *("--entropy-floor", 0.5, "--output", tmp_path),
     ]
     ran = CliRunner().invoke(main, list(map(str, command)))

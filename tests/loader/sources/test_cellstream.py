@@ -161,11 +161,12 @@ def test_workers_weights_and_resume(stored):
     assert before + after == [each.rows.tolist() for each in minibatches_of(collection)]
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     archive, _, adata = stored
     collection = open_collection(archive, obs=["donor"])
-    result = autotune(collection, label="donor", batch_size=16, budget=6, **SMALL)
+    result = autotune(collection, label="donor", batch_size=16, budget=60, **SMALL)
     assert result.loader_fault is None
     assert result.recommended is not None
     preshuffle(archive, tmp_path / "shuffled.zarr", seed=0)

@@ -220,6 +220,7 @@ def test_without_psycopg(stored):
     assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_autotune_and_preshuffle(stored, options, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     url, _, adata = stored

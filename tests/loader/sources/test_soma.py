@@ -211,6 +211,7 @@ def test_without_tiledbsoma(stored):
     assert ran.stdout == f"{stored[0]}: {expected}\n"
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     experiment, _, adata = stored

@@ -108,12 +108,13 @@ def test_weights_and_resume(open_kind, kind):
     assert taken + [minibatch.rows.tolist() for minibatch in second] == whole
 
 
+@pytest.mark.usefixtures("short_replicates")
 @pytest.mark.parametrize("kind", ["folder", "npy", "scdl", "objects"])
 def test_autotune(open_kind, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
     result = autotune(
         open_kind(kind), label="plate", batch_size=16, block_sizes=[4], fetch_factors=[2],
-        entropy_floor=0.5, budget=6,
+        entropy_floor=0.5, budget=60,
     )  # fmt: skip
     assert result.loader_fault is None
     assert result.recommended is not None
