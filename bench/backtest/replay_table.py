@@ -42,10 +42,10 @@ def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
     return [*rows, *(_mean_row(noise, found) for noise, found in by_noise.items())]
 
 
-def markdown_table(rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(rows: Iterable[Sequence[str]], headings: Sequence[str] = HEADINGS) -> str:
     """Return rows as a Markdown table."""
-    aligned = ["---" if each in _LEFT_ALIGNED else "---:" for each in HEADINGS]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (HEADINGS, aligned, *rows))
+    aligned = ["---" if each in _LEFT_ALIGNED else "---:" for each in headings]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (headings, aligned, *rows))
 
 
 def _row(found: Replay) -> list[str]:
