@@ -118,7 +118,7 @@ def test_the_page_and_a_notebook_say_so_first(result_of):
 
 def test_a_wrong_loader_and_a_choice_exclude_each_other(result_of):
     wrong, right = result_of("wrong loader"), result_of("recommended")
-    with pytest.raises(ParameterError, match="a loader that is wrong cannot be recommended"):
+    with pytest.raises(ParameterError, match="delivers wrong data cannot be recommended"):
         replace(right, loader_fault=wrong.loader_fault)
 
 
