@@ -91,8 +91,7 @@ class Run:
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
             self._key = key_of(request.selected, request.labels[0].name, self._machine)
-            if not request.fresh:
-                self._recollection = self._recalled(self._key)
+            self._recollection = self._recalled(self._key)
         self._known = self._recollection.trials_in(request.space)
         self._grid = list(dict.fromkeys([*request.grid, *self._known]))
 
@@ -100,7 +99,10 @@ class Run:
         """Return which earlier runs bear on this one; only this, and keeping it, load Optuna."""
         from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415
 
-        runs = read_runs(cache_folder(), key.data.digest)
+        folder = cache_folder()  # fails here where there is none, not after measuring
+        if self.request.fresh:
+            return Recollection.ignored()
+        runs = read_runs(folder, key.data.digest)
         return Recollection.of(runs, key, self.request.asked(self._found_cache))
 
     def start(self) -> None:
