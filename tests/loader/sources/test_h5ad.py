@@ -58,6 +58,12 @@ class TestOtherFiles:
         ):
             open_collection(f"{tmp_path}/*.h5ad")
 
+    @pytest.mark.parametrize("name", ["cells.h5ad.gz", "cells.zarr.zip"])
+    def test_one_that_is_compressed(self, tmp_path, name):
+        (tmp_path / name).touch()
+        with pytest.raises(FormatError, match=rf"{name}: a compressed file .*; unpack it first$"):
+            open_collection(tmp_path / name)
+
     def test_one_that_vanishes_after_it_was_opened(self, csr_file):
         collection = pickle.dumps(open_collection(csr_file))
         csr_file.unlink()
