@@ -21,9 +21,13 @@ _INTERRUPTED = 130  # as shells say it
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
 # How libraries say so that raise no MemoryError, such as while they are imported.
 _OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
+# What Python raises, as a RuntimeError, where a limit of processes is reached.
+_NO_THREAD = "can't start new thread"
+_MORE_PROCESSES = "end other programs, or allow more processes by `ulimit -u`"
 _REMEDIES = {
     errno.EACCES: "change its permissions, or name another",
     errno.EPERM: "change its permissions, or name another",
+    errno.EAGAIN: _MORE_PROCESSES,
     errno.EMFILE: "allow this shell more by `ulimit -n 65536`",
     errno.ENFILE: "end other programs that hold files open",
     errno.ENOSPC: "free some space there, or name another folder",
@@ -58,6 +62,8 @@ class _OneLineErrors(click.Command):
             msg = f"`{ctx.info_name}` needs {package}, which is not installed"
             raise _OneLineError(f"{msg}; install it: pip install 'cellfeed[tune]'") from error
         except (ImportError, RuntimeError) as error:
+            if str(error) == _NO_THREAD:
+                raise _OneLineError(f"{error}; {_MORE_PROCESSES}") from error
             if not any(each in str(error) for each in _OUT_OF_MEMORY):
                 raise
             raise _OneLineError(_out_of_memory(error)) from error

@@ -7,6 +7,7 @@ from cellfeed import ParameterError, _cli
 from cellfeed.console import OneLineErrorCommand, format_bytes
 
 ASK_FOR_LESS = "ask for less at once, such as by --memory, or end other programs"
+MORE_PROCESSES = "end other programs, or allow more processes by `ulimit -u`"
 SYNTHESIZE = ["--cells", "100", "--genes", "50", "--plates", "2"]
 
 
@@ -66,6 +67,14 @@ def test_a_file_in_place_of_the_folder(run, tmp_path):
         (
             OSError(28, "No space left on device", "/a/path"),
             "No space left on device: `/a/path`; free some space there, or name another folder",
+        ),
+        (
+            BlockingIOError(11, "Resource temporarily unavailable"),
+            f"Resource temporarily unavailable; {MORE_PROCESSES}",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            f"can't start new thread; {MORE_PROCESSES}",
         ),
         (
             MemoryError("of\n9 GiB"),
