@@ -46,6 +46,12 @@ class _OneLineErrors(click.Command):
     An interruption becomes one line and exit code 130.
     """
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **options)
+        except KeyboardInterrupt:  # such as while help is printed; click would exit with 1
+            interrupted("Interrupted.")
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

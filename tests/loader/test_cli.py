@@ -99,6 +99,19 @@ def test_errors_become_one_line(error, message):
     assert (result.exit_code, result.stderr) == (2, f"Error: {message}\n")
 
 
+def test_an_interruption_while_arguments_are_parsed():
+    def interrupt(ctx, param, value):
+        raise KeyboardInterrupt
+
+    @click.command(cls=OneLineErrorCommand)
+    @click.option("--help-me", is_flag=True, is_eager=True, callback=interrupt)
+    def command(help_me):
+        pass
+
+    result = CliRunner().invoke(command, ["--help-me"])
+    assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
+
+
 def test_errors_of_the_program_keep_their_traceback():
     @click.command(cls=OneLineErrorCommand)
     def command():
