@@ -21,9 +21,13 @@ _INTERRUPTED = 130  # the exit code of shells
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
 # Messages of libraries that do not raise MemoryError, for example while they are imported.
 _OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
+# The RuntimeError of Python at the limit of processes.
+_NO_THREAD = "can't start new thread"
+_MORE_PROCESSES = "close other programs, or raise the limit of processes with `ulimit -u`"
 _REMEDIES = {
     errno.EACCES: "change its permissions, or name another",
     errno.EPERM: "change its permissions, or name another",
+    errno.EAGAIN: _MORE_PROCESSES,
     errno.EMFILE: "raise the limit of this shell with `ulimit -n 65536`",
     errno.ENFILE: "close other programs that have files open",
     errno.ENOSPC: "free some space there, or name another folder",
@@ -42,6 +46,12 @@ class _OneLineErrors(click.Command):
     An interruption is reported as one line, with exit code 130.
     """
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **options)
+        except KeyboardInterrupt:  # for example while help is printed; click would exit with 1
+            interrupted("Interrupted.")
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -58,6 +68,8 @@ class _OneLineErrors(click.Command):
             msg = f"`{ctx.info_name}` needs {package}, which is not installed"
             raise _OneLineError(f"{msg}; install it: pip install 'cellfeed[tune]'") from error
         except (ImportError, RuntimeError) as error:
+            if str(error) == _NO_THREAD:
+                raise _OneLineError(f"{error}; {_MORE_PROCESSES}") from error
             if not any(each in str(error) for each in _OUT_OF_MEMORY):
                 raise
             raise _OneLineError(_out_of_memory(error)) from error

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import psutil
+from platformdirs import user_cache_path
 
 from cellfeed._cgroup import cpu_quota, memory_headroom
+from cellfeed._errors import PathError
 
 __all__ = [
     "cache_folder",
@@ -22,16 +24,21 @@ _DIGITS_OF_NONSENSE = 10
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder for files that can be made anew, which need not be there.
+    """Return a folder for files that can be rebuilt; it may not exist yet.
 
-    In the folder ``CELLFEED_CACHE_DIR`` if that is set, else in ``cellfeed`` in the user's cache
-    folder (``XDG_CACHE_HOME``, or ``~/.cache``).
+    It is in ``CELLFEED_CACHE_DIR`` if that is set, else in ``cellfeed`` in the user's cache folder:
+    ``XDG_CACHE_HOME`` or ``~/.cache`` on Linux, ``~/Library/Caches`` on macOS.
 
     Parameters
     ----------
     name
-        What is kept there: ``autotune`` (results), ``tables`` (where rows and chunks lie), or
-        ``bytes`` and ``pages`` (of remote files).
+        What it holds: ``autotune`` (results), ``tables`` (where rows and chunks lie), or ``bytes``
+        and ``pages`` (of remote files).
+
+    Raises
+    ------
+    PathError
+        The user's home folder is unknown, and no variable names another.
 
     Examples
     --------
@@ -41,8 +48,12 @@ def cache_folder(name: str) -> Path:
     given = os.environ.get("CELLFEED_CACHE_DIR")
     if given:
         return Path(given) / name
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "cellfeed" / name
+    try:
+        # Where the home folder is unknown, older versions of platformdirs leave a ~ in the path.
+        return user_cache_path("cellfeed").expanduser() / name
+    except RuntimeError as error:
+        msg = "no cache folder, as the home folder is unknown; name one in CELLFEED_CACHE_DIR"
+        raise PathError(msg) from error
 
 
 def usable_cores() -> float:

@@ -7,6 +7,7 @@ from cellfeed import ParameterError, _cli
 from cellfeed.console import OneLineErrorCommand, format_bytes
 
 ASK_FOR_LESS = "use less, for example with --memory, or close other programs"
+MORE_PROCESSES = "close other programs, or raise the limit of processes with `ulimit -u`"
 SYNTHESIZE = ["--cells", "100", "--genes", "50", "--plates", "2"]
 
 
@@ -68,6 +69,14 @@ def test_a_file_in_place_of_the_folder(run, tmp_path):
             "No space left on device: `/a/path`; free some space there, or name another folder",
         ),
         (
+            BlockingIOError(11, "Resource temporarily unavailable"),
+            f"Resource temporarily unavailable; {MORE_PROCESSES}",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            f"can't start new thread; {MORE_PROCESSES}",
+        ),
+        (
             MemoryError("of\n9 GiB"),
             f"out of memory (of 9 GiB); {ASK_FOR_LESS}",
         ),
@@ -88,6 +97,19 @@ def test_errors_become_one_line(error, message):
 
     result = CliRunner().invoke(command)
     assert (result.exit_code, result.stderr) == (2, f"Error: {message}\n")
+
+
+def test_an_interruption_while_arguments_are_parsed():
+    def interrupt(ctx, param, value):
+        raise KeyboardInterrupt
+
+    @click.command(cls=OneLineErrorCommand)
+    @click.option("--help-me", is_flag=True, is_eager=True, callback=interrupt)
+    def command(help_me):
+        pass
+
+    result = CliRunner().invoke(command, ["--help-me"])
+    assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
 
 
 def test_errors_of_the_program_keep_their_traceback():

@@ -98,9 +98,10 @@ class Run:
         """Return the configurations to measure first, from an earlier run."""
         from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415 - Optuna
 
+        folder = cache_folder()  # if there is none, fail before anything is measured
         if self.request.fresh:
             return [], IGNORED
-        runs = read_runs(cache_folder(), key.data.digest)
+        runs = read_runs(folder, key.data.digest)
         return recall(runs, key, self.request.asked(self._found_cache), self.request.space)
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
 from cellfeed._collection._chunk_starts import StoredRows
 from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
 from cellfeed._collection._join_elements import join_elements
-from cellfeed._collection._join_obs import JoinObs, read_obs
+from cellfeed._collection._join_obs import JoinObs, OpenedObs, read_obs
 from cellfeed._collection._join_var import Genes
 from cellfeed._collection._query import Query
 from cellfeed._collection._rows import known_mean, row_numbers
@@ -71,7 +71,7 @@ class Collection:
             msg = f"{self.locations[0]}: has no cells; give files that have some"
             raise FormatError(msg)
         self._join_obs: JoinObs = join_obs
-        self._obs = read_obs(self._sources, tuple(obs), join_obs)
+        self._obs = OpenedObs(read_obs(self._sources, tuple(obs), join_obs))
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Collection:
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]:
-        """The obs columns that the collection was opened with, by name."""
+        """The obs columns that the collection was opened with; others raise `ColumnError`."""
         return MappingProxyType(self._obs)
 
     def read_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:

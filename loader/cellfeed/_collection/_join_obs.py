@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
 from cellfeed._sources import Source
 
-__all__ = ["JoinObs", "exact_numbers", "join_column", "read_obs"]
+__all__ = ["JoinObs", "OpenedObs", "exact_numbers", "join_column", "read_obs"]
 
 JoinObs = Literal["same", "outer"]
 
@@ -24,6 +24,15 @@ _UNKNOWN_TO_TORCH = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {
     np.dtype(np.float64),
     np.dtype(np.complex128),
 }
+
+
+class OpenedObs(dict[str, ObsColumn]):
+    """The obs columns that a collection was opened with, by name."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        opened = ", ".join(self) or "none"
+        msg = f"obs column {name!r} was not opened (opened: {opened})"
+        raise ColumnError(f"{msg}; name it in `open_collection(..., obs=[...])`, or use `read_obs`")
 
 
 def read_obs(

@@ -37,6 +37,18 @@ def open_column(write_h5ad):
     return open_
 
 
+def test_a_column_that_was_not_opened(write_h5ad):
+    path = write_h5ad(np.zeros((2, 1), np.float32), {"plate": ["a", "b"], "donor": ["c", "d"]})
+    obs = open_collection(path, obs=["plate"]).obs
+    with pytest.raises(
+        ColumnError,
+        match=r"^obs column 'donor' was not opened \(opened: plate\); name it in `open_collection",
+    ):
+        obs["donor"]
+    assert "donor" not in obs
+    assert obs.get("donor") is None
+
+
 def assert_decodes_to(column, values) -> None:
     assert isinstance(column, CategoricalColumn)
     assert column.codes.dtype.kind == "i"

@@ -1,5 +1,6 @@
 """Files that are damaged, replaced, removed or unreadable: a clear error where it can be seen."""
 
+import errno
 import os
 import re
 import sys
@@ -267,6 +268,17 @@ class TestMessages:
         message = "cannot be read (first second); the file is damaged"
         with pytest.raises(FormatError, match=re.escape(message)), damage_named(Location("a"), "X"):
             raise OSError("first\n  second")
+
+    @pytest.mark.parametrize(
+        "error",
+        [RuntimeError("can't start new thread"), OSError(errno.EMFILE, "Too many open files")],
+    )
+    def test_what_the_machine_lacks_is_not_called_damage(self, error):
+        with (
+            pytest.raises(type(error), match=f"{error.args[-1]}$"),
+            damage_named(Location("a"), "X"),
+        ):
+            raise error
 
 
 class TestDamageAnywhere:

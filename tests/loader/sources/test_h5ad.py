@@ -1,5 +1,6 @@
 """What happens with files that are damaged, inconsistent, or not AnnData."""
 
+import fcntl
 import pickle
 import re
 from pathlib import Path
@@ -57,6 +58,18 @@ class TestOtherFiles:
         (tmp_path / "folder.h5ad").mkdir()
         with pytest.raises(FormatError, match=r"folder\.h5ad: no storage opens it; known"):
             open_collection(f"{tmp_path}/*.h5ad")
+
+    def test_one_that_another_process_writes(self, csr_file):
+        with csr_file.open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(PathError, match=r"another process .* for writing; close it there$"):
+                open_collection(csr_file)
+
+    @pytest.mark.parametrize("name", ["cells.h5ad.gz", "cells.zarr.zip"])
+    def test_one_that_is_compressed(self, tmp_path, name):
+        (tmp_path / name).touch()
+        with pytest.raises(FormatError, match=rf"{name}: a compressed file .*; unpack it first$"):
+            open_collection(tmp_path / name)
 
     def test_one_that_vanishes_after_it_was_opened(self, csr_file):
         collection = pickle.dumps(open_collection(csr_file))

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import pwd
 import shutil
 import time
 import warnings
@@ -17,7 +18,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellfeed import FormatError, _mapping, open_collection
+from cellfeed import FormatError, PathError, _mapping, open_collection
 from cellfeed._chunks import _hdf5, _hdf5_chunks, _zarr
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._tables import _folder, _kept
@@ -298,14 +299,18 @@ def test_without_a_folder(path, monkeypatch, tmp_path, folder):
         assert (read(path) == COUNTS).all()
 
 
-def test_without_a_home(path, monkeypatch):
-    def unknown():
-        raise RuntimeError("Could not determine home directory.")
+def test_without_a_home(path, monkeypatch, tmp_path):
+    def unknown(user):
+        raise KeyError(user)
 
-    for name in ("CELLFEED_CACHE_DIR", "XDG_CACHE_HOME"):
+    for name in ("CELLFEED_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
     assert (read(path) == COUNTS).all()
+    with pytest.raises(PathError, match=r"name one in CELLFEED_CACHE_DIR$"):
+        cache_folder("tables")
+    assert not Path("~").exists()
 
 
 def test_a_full_disk(path, monkeypatch, tables):

@@ -1,5 +1,6 @@
 """Error messages for damaged files."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,10 @@ from cellfeed._runs import Runs
 from cellfeed._sources._anndata._hdf5_filters import lacking_filter
 
 __all__ = ["damage_named"]
+
+# What the machine lacks, not the file.
+_LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_NO_THREAD = "can't start new thread"
 
 
 @contextmanager
@@ -31,6 +36,8 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise
+        if getattr(error, "errno", None) in _LACKING or str(error) == _NO_THREAD:
+            raise
         if is_of_server(error):
             raise failure(error, location) from None
         compression = lacking_filter(location.path, element)

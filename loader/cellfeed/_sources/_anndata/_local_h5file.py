@@ -130,6 +130,13 @@ def _open(path: Location, absolute: Path) -> h5py.File:
         if error.errno == errno.EMFILE:
             msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
             raise PathError(msg) from error
+        if "unable to lock file" in str(error):
+            remedy = (
+                "another process has it open for writing; close it there"
+                if error.errno == errno.EAGAIN
+                else "its file system has no locks; set HDF5_USE_FILE_LOCKING=FALSE"
+            )
+            raise PathError(f"{path}: cannot be locked: {remedy}") from error
         if "truncated file" in str(error):
             msg = f"{path}: the file is truncated; copy or download it again"
         elif not h5py.is_hdf5(absolute):

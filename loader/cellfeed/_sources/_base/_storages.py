@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _ENTRY_POINTS = "cellfeed.sources"
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,8 @@ def storage_of(location: Location) -> Storage:
         if location.scheme == "tiledb":
             raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
         raise PathError(f"{msg}; known are {known}; install the package that adds it")
+    if location.text.endswith(_PACKED):
+        raise FormatError(f"{location}: a compressed file or an archive; unpack it first")
     raise FormatError(f"{location}: no storage opens it; known are {known}; give one of these")
 
 
