@@ -115,7 +115,7 @@ def test_it_names_the_server_and_what_it_cannot_know(tuned):
     assert {each["bytes_read_per_cell"] for each in result["configurations"]} == {None}
     said = " ".join(printed.stderr.split())
     page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
-    assert "read from a server; its caches are not under control" in page
+    assert "read from a server, whose caches cannot be controlled" in page
     for text in (said, page):
         assert url in text
         assert "storage_options=..." in text

@@ -142,7 +142,7 @@ def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch,
     plain = json.loads((tmp_path / "autotune.json").read_text())
     assert plain["interrupted"] is True
     path = tmp_path / "autotune.json"
-    last = f"Interrupted. {path} holds what was measured by then."
+    last = f"Interrupted. {path} has what was measured so far."
     assert ran.stderr.splitlines()[-1] == last
     assert "Traceback" not in ran.output
     if as_json:

@@ -87,7 +87,7 @@ def test_that_most_cells_lack_a_label_is_said_everywhere(result_of, capsys):
     said = "plate is missing in 99.75% of the cells"
     for page in (html_report(missing, code=""), html_summary(missing)):
         assert said in page
-        assert "a minibatch has 0.16 on average" in page
+        assert "on average 0.16 per minibatch" in page
     print_report(missing, Path("autotune.json"))
     assert said in capsys.readouterr().out
     assert said not in html_summary(result)

@@ -313,7 +313,7 @@ class TestMistakes:
         ):
             path = tmp_path / "autotune.json"
             path.write_text(json.dumps(plain | {"strategy": strategy}))
-            with pytest.raises(FormatError, match="garbles"):
+            with pytest.raises(FormatError, match="in it is damaged"):
                 CellDataset.from_autotune(collection, path, seed=0)
 
     def test_a_strategy_of_the_users_own_has_to_be_given(self, collection, balanced, tmp_path):

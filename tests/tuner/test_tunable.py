@@ -157,7 +157,7 @@ class TestStep:
         assert result.recommended.configuration.block_size == 1
 
     def test_a_step_that_fails_is_one_line(self):
-        with pytest.raises(ParameterError, match="no training step came to its end: no such layer"):
+        with pytest.raises(ParameterError, match="no training step ended: no such layer"):
             autotune(PlannedPlates(), budget=5.0, step=other_loaders.failing_step)
 
     def test_one_of_three(self):
