@@ -65,7 +65,7 @@ def test_of_those_as_cheap_the_best_mixed_is_chosen():
     choice = choose(grid, CONSTRAINTS)
     assert choice is not None
     assert choice.result.configuration.block_size == 2
-    assert "the best mixed of those as cheap" in choice.reason
+    assert "mixes best of those as cheap" in choice.reason
 
 
 def test_memory_is_a_limit():
@@ -191,4 +191,4 @@ class TestTurns:
         choice = choose([result(1, 55), result(2, 52)], CONSTRAINTS, turns)
         assert choice is not None
         assert choice.rivals[0].is_undecided
-        assert "but not clearly" in choice.reason
+        assert "though not clearly" in choice.reason

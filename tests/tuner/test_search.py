@@ -320,7 +320,7 @@ class TestTrainingStep:
         choice, found = stepped(BATCH_SIZE / 40_000)
         speed = true_speed(choice.result.configuration)
         assert speed == pytest.approx(max(map(true_speed, costs())), rel=0.02)
-        assert "None is as fast" in choice.reason
+        assert "None keeps up with training." in choice.reason
         assert found.waiting_share.value == pytest.approx(1 - speed / 40_000)
 
     def test_a_long_step_is_measured_for_as_long_as_there_is_time(self):

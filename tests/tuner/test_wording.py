@@ -81,3 +81,26 @@ def test_what_is_read(result_of, cache, amplification, expected):
     assert expected in in_words("reading", result)
     assert result.chosen is not None
     assert result.read_amplification(result.chosen) == amplification
+
+
+@pytest.mark.parametrize(
+    ("depth", "kind", "said"),
+    [
+        (16, "reading", "Reading further ahead still helps, so latency limits throughput."),
+        (4, "reading", "latency is hidden: the bandwidth of the link or the server limits"),
+        (4, "decompressing", "Reading further ahead does not help, so latency is hidden."),
+        (None, "reading", "arrive from the server."),
+    ],
+)
+def test_what_limits_reading_from_a_server(result_of, depth, kind, said):
+    result, found = result_of("remote"), result_of("explained").bottleneck
+    result = replace(
+        result,
+        recommended=replace(result.recommended, prefetch=depth),
+        bottleneck=replace(found, kind=kind),
+    )
+    (line,) = in_words("link", result)
+    assert line.startswith("53.1 MB per second arrive from the server")
+    assert said in line
+    assert in_words("link", replace(result, cache="cold")) == []
+    assert in_words("link", replace(result, bottleneck=None)) == []

@@ -214,7 +214,7 @@ class Bottleneck:
 
 _MEANINGS: dict[StageName, str] = {
     "planning": "planning, which is single-threaded",
-    "reading": "reading bytes from storage or the page cache",
+    "reading": "waiting for bytes from storage, the page cache or a server",
     "decompressing": "decompression",
     "placing": "copying rows into minibatches",
     "library": "the format's own library (decompression and copying are not separated)",

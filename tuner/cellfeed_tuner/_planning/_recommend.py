@@ -201,13 +201,13 @@ def _cheapest_of_the_fastest(
             f"with {chosen.share}."
         )
     elif len(alike) > 1:
-        best_mixed = "" if len(cheapest) == 1 else ", the best mixed of those as cheap"
+        best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those as cheap"
         reason = (
-            f"Of {those}, {len(alike)} cannot be told from the fastest, and it is the cheapest of "
+            f"{len(alike)} of {those} are equally fast within sampling noise. It is the cheapest of "
             f"these in memory and workers{best_mixed}, with {chosen.share}."
         )
     elif undecided:
-        reason = f"It was the fastest of {those}, with {chosen.share}, but not clearly."
+        reason = f"It is the fastest of {those}, though not clearly, with {chosen.share}."
     else:
         reason = f"It is the fastest of {those}, with {chosen.share}."
     return Choice(chosen.result, chosen.speed, reason, rivals)
@@ -224,7 +224,7 @@ def _although_too_slow(
     choice = choose(results, unmet, turns, costs)
     if choice is None:
         return None
-    return choice._replace(reason=f"None is as fast as training. {choice.reason}")
+    return choice._replace(reason=f"None keeps up with training. {choice.reason}")
 
 
 def _mixed_alike(feasible: Sequence[_Timed]) -> list[_Timed]:

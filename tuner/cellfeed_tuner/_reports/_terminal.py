@@ -41,6 +41,7 @@ def print_report(
         return
     say_choice(console, result)
     limits = [result.bottleneck.sentence] if result.bottleneck is not None else []
+    limits += in_words("link", result)
     limits += [advice.sentence for advice in result.storage_advice]
     limits += in_words("floor", result, floor_cost(result))
     for lines, style in (
