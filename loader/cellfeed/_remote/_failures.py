@@ -126,7 +126,7 @@ def failure(
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
     elif isinstance(error, ShortError):
         what = "the server returned fewer bytes than the object has"
-        remedy = "upload it again if that goes on"
+        remedy = "upload it again if that persists"
     elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"

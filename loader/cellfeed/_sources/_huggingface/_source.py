@@ -106,7 +106,7 @@ class HuggingFaceSource(Source):
         ]
         if dtypes[0].kind not in "iu":
             msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
-            raise FormatError(f"{msg}; name another")
+            raise FormatError(f"{msg}; give another column as `genes=`")
         if n_vars is None:
             n_vars = self._largest() + 1 if ids is None else ids.size
         elif ids is not None and n_vars != ids.size:

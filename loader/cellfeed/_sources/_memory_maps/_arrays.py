@@ -92,7 +92,7 @@ def arrays_of(folder: Location) -> FlatArrays:
     PathError
         There is no such folder, or a file is missing.
     FormatError
-        The files are not the arrays of one CSR matrix.
+        The arrays do not form one CSR matrix.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -193,5 +193,5 @@ def _parsed(content: bytes) -> dict[str, str]:
 
 
 def _not_one_matrix(folder: Location) -> FormatError:
-    msg = f"{folder}: its arrays are not those of one CSR matrix"
+    msg = f"{folder}: its arrays do not form one CSR matrix"
     return FormatError(f"{msg}; write them again, in the layout of `scipy.sparse.csr_array`")

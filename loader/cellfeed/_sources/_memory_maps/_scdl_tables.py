@@ -136,7 +136,7 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
         msg = f"{where}: has {len(files)} tables, but `{index.name}` has {n_tables}"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     if bounds[-1] != n_rows:
-        msg = f"{index}: is of {bounds[-1]} cells, not {n_rows}"
+        msg = f"{index}: covers {bounds[-1]} cells, not {n_rows}"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     return bounds, files
 

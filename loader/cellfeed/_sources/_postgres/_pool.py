@@ -64,8 +64,8 @@ class Coming:
         for request in self.requests:
             while not wait([request.answer], LOOK_UP_SECONDS).done:
                 if not is_awaited():
-                    msg = f"{location}: its answer is no longer waited for"
-                    raise RemoteError(f"{msg}; the process ends")
+                    msg = f"{location}: reading was cancelled, since the process is exiting"
+                    raise RemoteError(msg)
             found, packed = request.answer.result()
             if not np.array_equal(found, request.ids) or None in packed:
                 there = found[[each is not None for each in packed]]
