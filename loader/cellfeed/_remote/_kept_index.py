@@ -37,9 +37,7 @@ _HEAD = struct.Struct("<8sQQQ")  # mark, number of buckets, segment being filled
 _HEAD_BYTES = 256
 _WAYS = 8  # slots of a bucket, where a range may be
 _BUCKET_BYTES = _WAYS * SLOT.itemsize
-_BYTES_PER_BUCKET = (
-    _WAYS * 4096
-)  # of the cache per slot; smaller ranges fill the table before the cache
+_BYTES_PER_BUCKET = _WAYS * 4096  # of the cache; with smaller ranges the table is full first
 
 
 def index_bytes(max_bytes: int) -> int:

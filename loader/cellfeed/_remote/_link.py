@@ -59,7 +59,6 @@ class Window:
 
     Attributes
     ----------
-    ----------
     first
         Initial limit of new instances in this process.
     """

@@ -71,7 +71,7 @@ def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
     folder
         A folder.
     most
-        Maximum number of objects; a listing with more is abandoned.
+        Maximum number of objects; if there are more, returns None.
     """
     if folder.scheme in _WEB:
         return None

@@ -112,7 +112,7 @@ class ScdlObs:
 
 
 def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Path]]:
-    """Return the files of the last save and the first row of each; empty if it saved none.
+    """Return the row bounds and the files of the tables of the last save; may be none.
 
     BioNeMo numbers the files from 0, padded to the number of digits of their count, and does not
     remove the files of an earlier save.
