@@ -1,8 +1,8 @@
 """Functions compiled by numba, cached on disk until any file in their folder changes.
 
-numba keeps compiled code as long as the file of its function stays the same. But constants and
+numba reuses compiled code as long as the file of its function stays the same. But constants and
 functions of other files are compiled into it as well, such as the columns of a table: after an
-upgrade in place, old code would write to addresses that it takes from the wrong columns.
+upgrade in place, old code would take addresses from the wrong columns, and write to them.
 The cache here therefore depends on all sources in the folder of a function, and a function uses
 only constants and functions from its own folder.
 """
@@ -74,14 +74,14 @@ def _keep_on_disk(compiled: Any, function: Function) -> None:
     """Make a dispatcher or callback, which has compiled nothing yet, cache its code on disk."""
     try:
         kept = _Cache(function)
-    except (RuntimeError, OSError) as error:  # no folder may be written to, or sources are gone
+    except (RuntimeError, OSError) as error:  # no folder is writable, or sources are missing
         msg = (
             f"compiled code cannot be cached, so each process compiles it again ({error}); "
             "set NUMBA_CACHE_DIR to a writable folder"
         )
         warnings.warn(msg, RuntimeWarning, stacklevel=2)
     else:
-        compiled._cache = kept  # noqa: SLF001 - numba's own is put there by `enable_caching`
+        compiled._cache = kept  # noqa: SLF001 - numba's `enable_caching` sets it
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -92,7 +92,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(Path(self.cache_path), function)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk, say; it is compiled anew next time
+        with contextlib.suppress(OSError):  # such as a full disk; it is compiled again next time
             super().save_overload(sig, data)
 
 

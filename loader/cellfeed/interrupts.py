@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["interrupts_held", "run_command"]
 
-_INTERRUPTED = 130  # as shells say it
+_INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 _SAID = "\nInterrupted.\n"
 
 

@@ -22,7 +22,7 @@ from cellfeed.console import format_bytes
 
 __all__ = ["plate_sizes", "write_tahoe_like"]
 
-# To be raised whenever the same parameters give other content.
+# Increase it whenever the same parameters give other content.
 _GENERATOR = "cellfeed tahoe-like 1"
 _MANIFEST = "collection.json"
 
@@ -127,7 +127,7 @@ def write_tahoe_like(
 def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
     """Return the number of cells on each plate of such a collection.
 
-    These suffice to study label entropy, which does not depend on counts.
+    The sizes suffice to study label entropy, which does not depend on counts.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
     found = manifest.read_text() if manifest.exists() else None
     if found == wanted and not overwrite:
         return
-    # Any other plate would be taken for one of this collection by whoever reads plate*.h5ad.
+    # Readers of plate*.h5ad would take any other plate for part of this collection.
     plates = sorted(folder.glob("plate*.h5ad"))
     if plates and not overwrite:
         msg = (
@@ -205,5 +205,5 @@ def _require_space(folder: Path, model: ExpressionModel, n_cells: int, n_files: 
 
 
 def _usable_cpus() -> int:
-    # Other counts of CPUs ignore that this process may be confined to some of them.
+    # Other counts of CPUs ignore that this process may be restricted to some of them.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

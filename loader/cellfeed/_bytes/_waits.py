@@ -1,4 +1,4 @@
-"""Cancelling threads that wait for bytes, which may never arrive."""
+"""Cancelling threads that wait for bytes which may never arrive."""
 
 import concurrent.futures.thread as futures_threads
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 __all__ = ["LOOK_UP_SECONDS", "is_awaited", "threads_until_left", "until_left"]
 
-LOOK_UP_SECONDS = 0.2  # between two looks at whether somebody still wants what is waited for
+LOOK_UP_SECONDS = 0.2  # between checks whether anybody still waits for the result
 
 
 class _Own(threading.local):
@@ -19,7 +19,7 @@ _own = _Own()
 
 
 def until_left(left: threading.Event) -> None:
-    """Cancel what this thread waits for once ``left`` is set."""
+    """Cancel the waits of this thread once ``left`` is set."""
     _own.left = left
 
 
@@ -37,8 +37,8 @@ def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor
 
 
 def is_awaited() -> bool:
-    """Return whether this thread must still wait; it must not once Python exits."""
-    # Python waits for the threads of executors before the main thread counts as ended.
+    """Return whether this thread must still wait, which it must not once Python exits."""
+    # Python joins the threads of executors before it marks the main thread as ended.
     is_ending = getattr(futures_threads, "_shutdown", False)
     is_left = _own.left is not None and _own.left.is_set()
     return not (is_ending or is_left) and threading.main_thread().is_alive()

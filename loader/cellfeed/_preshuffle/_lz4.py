@@ -1,8 +1,8 @@
-"""Small numbers that repeat each other, compressed to LZ4 in the frame of Blosc.
+"""LZ4 compression, in Blosc's frame, of small numbers that repeat often.
 
-Counts of single cells are mostly 1, 2 and 3: four of them, by which LZ4HC looks for matches, are
-found in hundreds of places of its window, of which it tries the nearest 64. Here matches are
-looked for by eight, of which there are few, so that the longest is found in less time.
+Counts of single cells are mostly 1, 2 and 3. LZ4HC searches for matches by four bytes, which occur
+at hundreds of places in its window, and tries only the nearest 64. Here matches are searched for by
+eight bytes, which occur rarely, so that the longest match is found in less time.
 """
 
 from typing import Any
@@ -19,19 +19,19 @@ __all__ = ["compress"]
 
 _HASH_BITS = 15
 _WINDOW = 1 << 16
-_LONG, _SHORT = 8, 5  # bytes by which matches are looked for
+_LONG, _SHORT = 8, 5  # bytes that are hashed to find matches
 _ATTEMPTS = 16
-_LONG_ENOUGH = 64  # to look no further
-_WORTH_A_LITERAL = 3  # bytes by which a match at the next place has to be longer
-_LONG_ENOUGH_TO_TAKE = 14  # without a look at the next place
+_LONG_ENOUGH = 64  # length at which the search stops
+_WORTH_A_LITERAL = 3  # bytes by which a match at the next place must be longer
+_LONG_ENOUGH_TO_TAKE = 14  # length from which the next place is not tried
 _LEAST_MATCH = 4
-_LAST_LITERALS, _LAST_MATCH = 5, 12  # bytes at the end that are no match, and begin none
+_LAST_LITERALS, _LAST_MATCH = 5, 12  # bytes at the end that are in no match, and begin none
 _MOST_IN_TOKEN, _BYTE = 15, 255
 
 _HEADER_BYTES = 16
 _BLOSC_FORMAT, _LZ4_FORMAT = 2, 1
 _SHUFFLED, _STORED, _OF_LZ4 = 1, 2, 1 << 5
-_LEAST_SPLIT = 128  # elements of a block whose bytes are compressed apart
+_LEAST_SPLIT = 128  # elements of a block whose bytes are compressed separately
 _BLOCK_ELEMENTS = 1 << 17
 
 _I64 = ir.IntType(64)
@@ -48,7 +48,7 @@ def _load_word(typingctx: Any, address: Any) -> Any:  # noqa: ARG001 - numba fix
 
 
 def _count_trailing_zeros(typingctx: Any, word: Any) -> Any:  # noqa: ARG001
-    """Return how many of the lowest bits of a number that is not 0 are."""
+    """Return the number of trailing zero bits of a nonzero number."""
     signature = types.int64(types.uint64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
@@ -62,14 +62,14 @@ _word, _trailing_zeros = intrinsic(_load_word), intrinsic(_count_trailing_zeros)
 
 @compiled("int64(uint64, int64)")
 def _hash(word: Any, n_bytes: int) -> Any:
-    """Return a number below 2^15 that follows from the first bytes of a word."""
+    """Return a hash below 2^15 of the first bytes of a word."""
     shifted = word << np.uint64(64 - 8 * n_bytes)
     return np.int64((shifted * np.uint64(0x9E3779B185EBCA87)) >> np.uint64(64 - _HASH_BITS))
 
 
 @compiled("int64(int64, int64, int64)")
 def _common(earlier: int, later: int, end: int) -> Any:
-    """Return how many bytes at two addresses are the same, up to where the later ones end."""
+    """Return how many bytes at two addresses agree, up to the end of the later ones."""
     n = 0
     while later + n + 8 <= end:
         difference = _word(earlier + n) ^ _word(later + n)
@@ -77,7 +77,7 @@ def _common(earlier: int, later: int, end: int) -> Any:
             return n + (_trailing_zeros(difference) >> 3)
         n += 8
     rest = end - later - n
-    if rest > 0:  # there are more bytes behind the end, which count no more
+    if rest > 0:  # bytes after the end do not count
         difference = _word(earlier + n) ^ _word(later + n)
         n += min(rest, _trailing_zeros(difference) >> 3) if difference else rest
     return n
@@ -85,7 +85,7 @@ def _common(earlier: int, later: int, end: int) -> Any:
 
 @compiled("int64(uint8[::1], int64, int64)")
 def _put_length(out: NDArray[np.uint8], at: int, length: int) -> int:
-    """Write what of a length is not in its token; return where it ends."""
+    """Write the part of a length that does not fit in its token; return where it ends."""
     while length >= _BYTE:
         out[at] = _BYTE
         length -= _BYTE
@@ -134,7 +134,7 @@ def _longest_match(
     heads: NDArray[np.int32],
     earlier: NDArray[np.int32],
 ) -> Any:
-    """Return the length of the longest match at ``i`` above ``least``, and where it is; or that."""
+    """Return length and place of the longest match at ``i`` above ``least``; else ``least``."""
     base = source.ctypes.data
     end = base + n - _LAST_LITERALS
     word = _word(base + i)
@@ -143,7 +143,8 @@ def _longest_match(
     for _ in range(_ATTEMPTS):
         if candidate < 0 or i - candidate >= _WINDOW:
             break
-        # What the longest so far ends with, and the byte behind it, tell most that are no longer.
+        # The last bytes of the longest match so far, and the byte after it, rule out most that are
+        # not longer.
         back = min(length, 7)
         later = _word(base + i + length - back)
         difference = _word(base + candidate + length - back) ^ later
@@ -171,7 +172,7 @@ def _note_places(
     heads: NDArray[np.int32],
     earlier: NDArray[np.int32],
 ) -> int:
-    """Note places up to ``stop``, so that they are found; return where it went on to."""
+    """Enter places up to ``stop`` in the search tables; return the first place not entered."""
     base = source.ctypes.data
     for place in range(first, stop):
         word = _word(base + place)
@@ -191,18 +192,18 @@ def _lz4(
     heads: NDArray[np.int32],
     earlier: NDArray[np.int32],
 ) -> Any:
-    """Compress the first ``n`` bytes, behind which there are eight more; return where they end.
+    """Compress the first ``n`` bytes, which eight more must follow; return where the output ends.
 
     Parameters
     ----------
     source, n
-        What is compressed.
+        The input.
     out, start
-        Where to, which has room for what does not compress.
+        The output, with room for incompressible input.
     heads
-        Room for the last place of each hash, of `_LONG` and of `_SHORT` bytes.
+        Scratch memory for the last place of each hash, of `_LONG` and of `_SHORT` bytes.
     earlier
-        Room for the place before each one that has the same hash.
+        Scratch memory for the previous place with the same hash.
     """
     heads[:] = -1
     at, anchor, i, noted = start, 0, 0, 0
@@ -212,7 +213,7 @@ def _lz4(
         if match < 0:
             i += 1
             continue
-        # A literal more takes a byte, which as much of a match as `_WORTH_A_LITERAL` saves.
+        # One more literal takes a byte, which a match longer by `_WORTH_A_LITERAL` saves.
         while length < _LONG_ENOUGH_TO_TAKE and i < n - _LAST_MATCH - length:
             noted = _note_places(source, noted, i + 1, heads, earlier)
             least = length + _WORTH_A_LITERAL - 1
@@ -236,7 +237,7 @@ def _stream(
     heads: NDArray[np.int32],
     earlier: NDArray[np.int32],
 ) -> Any:
-    """Write a stream of Blosc: its size, and what is compressed, or stored if that is no larger."""
+    """Write a stream of Blosc: its size, and compressed data, or stored data if not larger."""
     end = _lz4(source, n, out, start + 4, heads, earlier)
     if end - start - 4 >= n:
         out[start + 4 : start + 4 + n] = source[:n]
@@ -259,10 +260,10 @@ def _frame(
     heads: NDArray[np.int32],
     earlier: NDArray[np.int32],
 ) -> Any:
-    """Write blocks behind the header of a frame; return where they end.
+    """Write blocks after the header of a frame; return where they end.
 
-    Bytes of an element are shuffled: the lowest of all come first. They are compressed apart but
-    in a last block that is shorter than the others, or in very short ones.
+    Bytes of elements are shuffled: the lowest bytes come first. Each byte plane is compressed
+    separately, except in a last, shorter block, and in very short blocks.
     """
     itemsize = elements.itemsize
     block = min(elements.size, _BLOCK_ELEMENTS)
@@ -285,7 +286,7 @@ def _frame(
 
 
 def compress(chunks: NDArray[np.unsignedinteger[Any]]) -> list[bytes]:
-    """Compress chunks as Blosc does with LZ4, for whatever decompresses that.
+    """Compress chunks as Blosc does with LZ4, for any decompressor of Blosc.
 
     Parameters
     ----------

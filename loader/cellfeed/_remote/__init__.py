@@ -1,7 +1,7 @@
-"""Bytes of web servers and object stores: opened, asked for in ranges, and kept.
+"""Bytes of web servers and object stores: opening objects, requesting ranges, caching them.
 
-A fetch's ranges are known before it is read. They are joined where that saves a round trip, many
-requests are under way at a time, and what arrives waits for the fetch that it belongs to.
+The ranges of a fetch are known before it is read. They are joined where that saves a round trip,
+many requests are in flight at a time, and each answer waits for the fetch that needs it.
 """
 
 from cellfeed._remote._asking import open_object, zarr_store

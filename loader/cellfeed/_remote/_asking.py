@@ -1,4 +1,4 @@
-"""Questions to a server, asked again where that may help."""
+"""Requests to a server, with retries where they may help."""
 
 import asyncio
 import atexit
@@ -21,7 +21,7 @@ __all__ = ["answer_of", "ask_in_loop", "ask_in_thread", "open_object", "zarr_sto
 
 _Answer = TypeVar("_Answer")
 
-_LEAVING_SECONDS = 1.0  # that the end of the process may take
+_LEAVING_SECONDS = 1.0  # that the process may take to exit
 
 
 def open_object(location: Location) -> Version:
@@ -29,22 +29,22 @@ def open_object(location: Location) -> Version:
 
     Raises
     ------
-    PathError
+    The object does not exist.
         There is no such object.
     RemoteError
-        The server cannot be reached, or refuses.
+        The server cannot be reached, or refuses the request.
     """
     store, path = object_store(location)
     return version_of(answer_of(location, ask_in_loop(location, lambda: store.head_async(path))))
 
 
 def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Wait for what `ask_in_loop` returns, as long as somebody wants it.
+    """Wait for the result of `ask_in_loop`, as long as somebody needs it.
 
     Raises
     ------
     CellfeedError
-        As of `ask_in_loop`; `RemoteError` if nobody does.
+        As `ask_in_loop`; `RemoteError` if nobody needs the result any more.
     """
     try:
         return result_of(asking)
@@ -58,12 +58,12 @@ async def ask_in_loop(
     first: int | None = None,
     stop: int | None = None,
 ) -> _Answer:
-    """Ask a server, again where that may help.
+    """Send a request to a server, with retries where they may help.
 
     Raises
     ------
     CellfeedError
-        It does not answer; names the object, and the bytes from ``first`` to ``stop``.
+        The server does not answer; names the object, and the bytes from ``first`` to ``stop``.
     """
     attempts = Attempts(location, first, stop)
     while True:
@@ -77,12 +77,12 @@ async def ask_in_loop(
 
 
 def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, stop: int) -> _Answer:
-    """Ask a server in the calling thread, and run no other Python code meanwhile.
+    """Send a request in the calling thread, and run no other Python code meanwhile.
 
     Raises
     ------
     CellfeedError
-        It does not answer; names the object, and the bytes from ``first`` to ``stop``.
+        The server does not answer; names the object, and the bytes from ``first`` to ``stop``.
     """
     attempts = Attempts(location, first, stop)
     while True:
@@ -98,12 +98,12 @@ def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, st
 
 
 def zarr_store(location: Location) -> tuple[Any, str]:
-    """Return a store of zarr that a group is in, and its path there.
+    """Return the zarr store that contains a group, and the path of the group in it.
 
     Raises
     ------
     CellfeedError
-        As of `object_store`.
+        As `object_store`.
     """
     store, path = object_store(location)
     root = Location(location.text[: len(location.text.rstrip("/")) - len(path)], location.options)
@@ -116,7 +116,7 @@ def _asking_again() -> Any:
     atexit.register(_end_requests_of_zarr)  # before zarr ends its loop, which came earlier
 
     class Objects(base):  # type: ignore[misc]
-        """Objects that zarr reads, asked for again where that may help."""
+        """Objects that zarr reads, with retries where they may help."""
 
         def __init__(self, store: Any, root: Location) -> None:
             super().__init__(store, read_only=True)
@@ -137,7 +137,7 @@ def _asking_again() -> Any:
 
 
 def _end_requests_of_zarr() -> None:
-    """Cancel what zarr still waits for after Ctrl-C; asyncio would complain of it otherwise."""
+    """Cancel zarr's pending requests after Ctrl-C, about which asyncio would complain otherwise."""
     loop = importlib.import_module("zarr.core.sync").loop[0]
     if loop is None or not loop.is_running():
         return

@@ -1,9 +1,9 @@
-"""Bytes of remote files that are kept on the disks of this machine.
+"""Bytes of remote files that are cached on the disks of this machine.
 
-A cache is a folder: a lock, an index (`KeptIndex`) and segments (`Segments`). Ranges are appended
-to a segment first, and then entered in the index with a checksum of what they are and of their
-bytes. Whenever a process is killed, what it had not entered is not there, and what is not what was
-entered is noticed when it is read.
+A cache is a folder: a lock, an index (`KeptIndex`) and segments (`Segments`). Ranges are first
+appended to a segment, and then entered in the index with a checksum of their key and their bytes.
+If a process is killed, ranges that it had not entered are missing; a range whose bytes differ from
+what was entered is detected when it is read.
 """
 
 import errno
@@ -34,10 +34,10 @@ __all__ = ["DiskCache", "KeptObject"]
 _logger = logging.getLogger(__name__)
 
 _KEY = struct.Struct("<16sqq")  # digest of the object, first byte and number of bytes of a range
-_MOST_BYTES = 2**32 - 1  # of a range that is kept, and of a segment
-_FULL_SECONDS = 60.0  # for which a cache that was full is not asked again
-_BUSY_SECONDS = 10.0  # for which nothing is kept after that
-_LOCK_SECONDS = 1.0  # for which other processes are waited for; then ranges are not kept
+_MOST_BYTES = 2**32 - 1  # of a cached range, and of a segment
+_FULL_SECONDS = 60.0  # during which a cache that was full is not tried again
+_BUSY_SECONDS = 10.0  # during which nothing is cached after a timeout of the lock
+_LOCK_SECONDS = 1.0  # to wait for the lock; after that the ranges are not cached
 
 Buffer = bytes | memoryview | NDArray[np.uint8]
 
@@ -45,21 +45,22 @@ Buffer = bytes | memoryview | NDArray[np.uint8]
 class DiskCache:
     """A bounded cache of ranges of remote objects, shared by the processes of this machine.
 
-    Where more is read than fits, what came first stays until it has not been read for hours, so
-    that a part of every epoch is found; what was replaced on the server makes room at once.
+    If more is read than fits, the ranges that came first stay until they have not been read for
+    hours, so that every epoch finds a part of its data. Ranges that were replaced on the server are
+    evicted immediately.
 
-    It holds on to nothing but the mapped index. No descriptor stays open, and a process that was
-    forked, or got it pickled, goes on with the same folder. A cache that cannot be used is empty,
-    and says so once, at the level INFO.
+    Only the mapped index is held. No descriptor stays open, and a process that was forked, or that
+    unpickled the cache, continues with the same folder. A cache that cannot be used acts as empty,
+    and logs this once, at the level INFO.
 
     Parameters
     ----------
     max_bytes
-        Bound of the size of all its files.
+        Bound on the size of all its files.
     folder
-        Where the folder of the cache is; that of `cache_folder` unless given.
+        Parent of the cache's folder; `cache_folder` by default.
     name
-        Of the folder in it: ``bytes``, or ``pages`` for metadata.
+        Name of the cache's folder: ``bytes``, or ``pages`` for metadata.
     """
 
     def __init__(self, max_bytes: int, folder: Path | None = None, name: str = "bytes") -> None:
@@ -82,14 +83,14 @@ class DiskCache:
         return DiskCache, (self._max_bytes, self._path.parent, self._path.name)
 
     def object(self, url: str, etag: str | None, size: int) -> "KeptObject | None":
-        """Return what is kept of an object, None if nothing tells its content from another.
+        """Return the cached ranges of an object, None if nothing identifies its content.
 
         Parameters
         ----------
         url
-            Where it is, without what changes from one opening to the next, such as a signature.
+            Its URL, without parts that change from one opening to the next, such as a signature.
         etag
-            What the server says of its content. What was kept with another one is not found.
+            The server's ETag. Ranges that were cached with another ETag are not found.
         size
             Its number of bytes.
         """
@@ -98,13 +99,13 @@ class DiskCache:
         kept = KeptObject(self, url, etag, size)
         if self._current.get(kept.url_hash) != kept.identity_hash:
             self._current[kept.url_hash] = kept.identity_hash
-            self._full_until = 0.0  # for an earlier one may make room
+            self._full_until = 0.0  # ranges of an earlier version may be evicted
         return kept
 
     def read(
         self, tags: NDArray[np.uint64], sizes: NDArray[np.int64], seeds: Sequence[int]
     ) -> list[bytes | None]:
-        """Return the bytes of ranges, None where they are not kept.
+        """Return the bytes of ranges, None for those that are not cached.
 
         Parameters
         ----------
@@ -134,12 +135,12 @@ class DiskCache:
         return found
 
     def write(self, slots: Slots, seeds: Sequence[int], buffers: Sequence[memoryview]) -> None:
-        """Keep ranges, or some of them, or none; without an error whatever happens.
+        """Cache all, some or none of the ranges; never raises an error.
 
         Parameters
         ----------
         slots
-            What is to be entered in the index, but for where the bytes are, and their checksum.
+            The entries of the index, without positions and checksums of the bytes.
         seeds
             CRC-32 of the key of each.
         buffers
@@ -179,7 +180,7 @@ class DiskCache:
                 self._open().put(slots[is_written])
 
     def _reserve(self, index: KeptIndex, slots: Slots) -> int:
-        """Set where the bytes of ranges are to lie; return for how many of them there is room."""
+        """Set the positions of the ranges' bytes; return how many of the ranges fit."""
         segment, taken = index.filling()
         end = self._segments.size(segment)
         n_bytes = slots["size"].astype(np.int64)
@@ -202,7 +203,7 @@ class DiskCache:
         return first
 
     def _open(self) -> KeptIndex:
-        """Return the index as it is now, made if it is not there; called under the lock."""
+        """Return the current index, creating it if it does not exist; called under the lock."""
         index, path = self._index, self._path / "index"
         if index is not None and index.is_current():
             return index
@@ -218,12 +219,12 @@ class DiskCache:
 
     @contextmanager
     def _locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Keep other processes and threads from changing the cache.
+        """Prevent other processes and threads from changing the cache.
 
         Raises
         ------
         OSError
-            There can be no lock, or none for so long.
+            The lock cannot be created, or not be acquired in this time.
         """
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -241,7 +242,7 @@ class DiskCache:
             os.close(descriptor)
 
     def _turn_off(self, error: Exception) -> None:
-        if isinstance(error, TimeoutError):  # whoever has the lock may keep it for long
+        if isinstance(error, TimeoutError):  # the lock may stay taken for long
             self._busy_until = time.monotonic() + _BUSY_SECONDS
         elif not self._is_off:
             self._is_off = True
@@ -249,14 +250,14 @@ class DiskCache:
 
 
 class KeptObject:
-    """What is kept of one remote object, as it was when it had one ETag.
+    """The cached ranges of one version of a remote object, identified by its ETag.
 
     Parameters
     ----------
     cache
         The cache.
     url, etag, size
-        What tells it from others.
+        Identify the version.
     """
 
     def __init__(self, cache: DiskCache, url: str, etag: str, size: int) -> None:
@@ -272,13 +273,13 @@ class KeptObject:
         return DiskCache.object, (self._cache, *self._key)
 
     def read(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[bytes | None]:
-        """Return the bytes of ranges, None where they are not kept.
+        """Return the bytes of ranges, None for those that are not cached.
 
         Parameters
         ----------
         offsets, sizes
             First byte and number of bytes of each, int64, shape (n,). A range is found if it was
-            written with the same offset and size, and has not made room for others.
+            written with the same offset and size, and has not been evicted.
         """
         found = self._cache.read(self._tags(offsets, sizes), sizes, self._crcs(offsets, sizes))
         for empty in np.flatnonzero(sizes == 0).tolist():
@@ -286,14 +287,14 @@ class KeptObject:
         return found
 
     def write(self, offsets: NDArray[np.int64], buffers: Sequence[Buffer]) -> None:
-        """Keep ranges, if there is room; without an error whatever happens.
+        """Cache ranges, if there is room; never raises an error.
 
         Parameters
         ----------
         offsets
             First byte of each, int64, shape (n,).
         buffers
-            Bytes of each. Nothing refers to them later.
+            Bytes of each. They are not referenced after the call.
         """
         all_views = [_view(each) for each in buffers]
         views = [each.cast("B") for each in all_views if each.nbytes]
@@ -307,7 +308,7 @@ class KeptObject:
         self._cache.write(slots, self._crcs(offsets, sizes), views)
 
     def _tags(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return a hash of each range's key, which is not 0."""
+        """Return a hash of each range's key, never 0."""
         first, second = self._seeds
         tags = random_words(first, offsets.view(np.uint64) ^ random_words(second, sizes))
         return np.maximum(tags, np.uint64(1))

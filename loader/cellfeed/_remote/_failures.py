@@ -1,4 +1,4 @@
-"""What went wrong at a server, whether it may pass, and the words for it."""
+"""Errors of servers: whether they may pass, and how messages describe them."""
 
 import re
 
@@ -53,26 +53,26 @@ _FINAL = (
 
 
 class ChangedError(Exception):
-    """An object is another one than was opened."""
+    """An object has changed since it was opened."""
 
 
 class ShortError(Exception):
-    """A server returned fewer bytes than it was asked for."""
+    """A server returned fewer bytes than were requested."""
 
 
 def is_of_server(error: BaseException) -> bool:
-    """Return whether an error is obstore's."""
+    """Return whether an error was raised by obstore."""
     return type(error).__module__.startswith("obstore")
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an error of obstore tells of, None if there is none."""
+    """Return the HTTP status in an error of obstore, None if it contains none."""
     found = _STATUS.search(str(error))
     return int(found[1][:3]) if found else None
 
 
 def is_missing(error: BaseException) -> bool:
-    """Return whether there is no such object."""
+    """Return whether the error means that the object does not exist."""
     return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
 
 
@@ -99,16 +99,16 @@ def may_pass(error: BaseException) -> bool:
 def failure(
     error: BaseException, location: Location, first: int | None = None, stop: int | None = None
 ) -> CellfeedError:
-    """Return what is raised in place of an error of obstore: one line with where and the remedy.
+    """Return the exception that replaces an error of obstore: one line with place and remedy.
 
     Parameters
     ----------
     error
-        What a request ended with.
+        The error of a request.
     location
         The object.
     first, stop
-        The bytes that were asked for, if it was some.
+        The requested bytes, if it was a range.
     """
     where = str(location)
     if first is not None:
@@ -126,7 +126,7 @@ def failure(
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
     elif isinstance(error, ShortError):
         what = "the server returned fewer bytes than the object has"
-        remedy = "upload it again if that goes on"
+        remedy = "upload it again if that persists"
     elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"
@@ -137,17 +137,17 @@ def failure(
 
 
 def given_up(location: Location) -> RemoteError:
-    """Return what is raised where reading is given up."""
+    """Return the exception that is raised if reading is given up."""
     return RemoteError(
         f"{location}: reading was cancelled, since nothing waits for it; read it again"
     )
 
 
 def _said(error: BaseException) -> str:
-    """Return what the server answered, or why it did not, without what it may have repeated.
+    """Return the server's answer, or why there is none, without secrets that it may repeat.
 
-    The text of an answer may hold what was sent, credentials among it; of that only a code is
-    taken.
+    The text of an answer may repeat parts of the request, such as credentials, so only an error
+    code is taken from it.
     """
     line, _, details = str(error).partition("\n")
     found = _STATUS.search(line)
@@ -158,5 +158,5 @@ def _said(error: BaseException) -> str:
     if cause is not None:
         return cause
     said = re.sub(r"^Generic \w+ error: ", "", line.rpartition(" - ")[2])
-    said = re.sub(r"https?://\S+", "", said)  # it is named already, and may be signed
+    said = re.sub(r"https?://\S+", "", said)  # the message names it already, and it may be signed
     return " ".join(said.split())[:160]

@@ -1,8 +1,8 @@
 """Where a range of bytes lies in the disk cache: a hash table in a file, shared by processes.
 
-The table is mapped, so that its memory is that of the page cache, and a range that another process
-keeps is found at once. It is read without a lock and may be wrong: of what it says, only what the
-checksum of the bytes confirms is used.
+The table is memory-mapped, so its memory is that of the page cache, and a range that another
+process caches is found immediately. It is read without a lock and may be inconsistent: an entry
+counts only if the checksum of the bytes confirms it.
 """
 
 import os
@@ -16,9 +16,9 @@ from cellfeed._mapping import map_or_read
 
 __all__ = ["SLOT", "KeptIndex", "Slots", "index_bytes"]
 
-# One kept range. `tag` is a hash of object, offset and size; 0 where the slot is free. `segment`
-# and `position` say where its bytes lie; `crc` is that of its key and its bytes. `url` and
-# `identity` are hashes of the object's URL, and of that with its ETag and size.
+# One cached range. `tag` is a hash of object, offset and size; 0 if the slot is free. `segment`
+# and `position` locate its bytes; `crc` is the CRC-32 of its key and its bytes. `url` is a hash
+# of the object's URL, `identity` a hash of the URL with its ETag and size.
 SLOT = np.dtype(
     [
         ("tag", "<u8"),
@@ -33,32 +33,30 @@ SLOT = np.dtype(
 Slots = NDArray[np.void]
 
 _MARK = b"cfbytes1"
-_HEAD = struct.Struct("<8sQQQ")  # mark, buckets, segment that is being filled, its bytes taken
+_HEAD = struct.Struct("<8sQQQ")  # mark, number of buckets, segment being filled, its bytes in use
 _HEAD_BYTES = 256
-_WAYS = 8  # slots of a bucket, which is where a range may be
+_WAYS = 8  # slots of a bucket, where a range may be
 _BUCKET_BYTES = _WAYS * SLOT.itemsize
-_BYTES_PER_BUCKET = (
-    _WAYS * 4096
-)  # of the cache: more than the table has room for if ranges are smaller
+_BYTES_PER_BUCKET = _WAYS * 4096  # of the cache; with smaller ranges the table is full first
 
 
 def index_bytes(max_bytes: int) -> int:
-    """Return the size of the table for a cache of so many bytes; a 128th of it, and a bit."""
+    """Return the size of the table for a cache of this size; a little more than a 128th of it."""
     return _HEAD_BYTES + _n_buckets(max_bytes) * _BUCKET_BYTES
 
 
 class KeptIndex:
-    """A table that is there.
+    """An existing table.
 
-    Methods that write are called by one process and thread at a time, which holds the lock of the
-    cache.
+    Methods that write are called by one process and thread at a time, the one that holds the lock
+    of the cache.
 
     Raises
     ------
     OSError
-        It cannot be read, or is not there.
+        The table cannot be read, or does not exist.
     ValueError
-        It is damaged.
+        The table is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +74,7 @@ class KeptIndex:
 
     @classmethod
     def create(cls, path: Path, max_bytes: int, earlier: "KeptIndex | None" = None) -> "KeptIndex":
-        """Write a table for a cache of so many bytes, with what an earlier one has."""
+        """Write a table for a cache of this size, with the entries of an earlier table."""
         n_buckets = _n_buckets(max_bytes)
         segment, taken = (0, 0) if earlier is None else earlier.filling()
         unfinished = path.with_suffix(".unfinished")
@@ -101,17 +99,17 @@ class KeptIndex:
         return _n_buckets(max_bytes) <= 2 * self._n_buckets
 
     def filling(self) -> tuple[int, int]:
-        """Return the number of the segment that is being filled, and how many bytes it has."""
+        """Return the number of the segment being filled, and how many of its bytes are in use."""
         with self._path.open("rb") as file:
             _, _, segment, taken = _HEAD.unpack(file.read(_HEAD.size))
         return segment, taken
 
     def fill(self, segment: int, taken: int) -> None:
-        """Say what `filling` returns."""
+        """Set what `filling` returns."""
         self._write([(0, _HEAD.pack(_MARK, self._n_buckets, segment, taken))])
 
     def find(self, tags: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Slots]:
-        """Return numbers of slots, -1 for what is not there, and copies of the slots."""
+        """Return numbers of slots, -1 for tags that are not found, and copies of the slots."""
         buckets = self._buckets(tags)
         found = self._tags[buckets] == tags[:, None]
         where = np.where(found.any(axis=1), buckets * _WAYS + found.argmax(axis=1), -1)
@@ -119,15 +117,15 @@ class KeptIndex:
         return np.where(slots["tag"] == tags, where, -1), slots
 
     def may_take(self, tags: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which are not there, though there is a slot for them."""
+        """Return which tags are not found but have a slot available."""
         there = self._tags[self._buckets(tags)]
         is_there = (there == tags[:, None]).any(axis=1)
         return np.asarray((there == 0).any(axis=1) & ~is_there)
 
     def put(self, slots: Slots) -> None:
-        """Write slots, but for those that are there, or of which the bucket is full."""
+        """Write slots, except those that exist already and those whose bucket is full."""
         buckets = self._buckets(slots["tag"])
-        tags = self._tags[buckets]  # and what this call adds to them
+        tags = self._tags[buckets]  # and the slots that this call adds
         rank = {int(bucket): number for number, bucket in enumerate(buckets)}
         writes = list[tuple[int, bytes]]()
         for bucket, slot in zip(buckets.tolist(), slots, strict=True):
@@ -140,7 +138,7 @@ class KeptIndex:
         self._write_slots(writes)
 
     def forget(self, where: NDArray[np.int64], slots: Slots) -> None:
-        """Free slots that are still what they were when they were found."""
+        """Free slots that have not changed since they were found."""
         unchanged = self._slots.reshape(-1)[where] == slots
         self._write_slots([(slot, bytes(SLOT.itemsize)) for slot in where[unchanged].tolist()])
 

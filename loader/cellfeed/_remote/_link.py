@@ -1,30 +1,30 @@
-"""What a round trip costs on the way to a server, and how many requests are under way at a time."""
+"""Cost of a round trip to a server, and the number of concurrent requests."""
 
 from collections import deque
 from statistics import median
 
 __all__ = ["LARGEST_REQUEST", "Link", "Window", "begin_with_requests"]
 
-LARGEST_REQUEST = 1 << 23  # more in one piece is late as a whole, and is kept as a whole
+LARGEST_REQUEST = 1 << 23  # a larger request would arrive late, and be kept, as a whole
 
 _SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
 _SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends
-_SECONDS_OF_A_PIECE = 0.2  # over which throughput is taken, so that one large answer is not all
+_SECONDS_OF_A_PIECE = 0.2  # interval of throughput; one large answer must not dominate it
 _N_PIECES = 16
 _FIRST, _LEAST, _MOST = 8, 4, 256
 _GROWTH = 2
-_RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to stay
+_RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to keep the limit
 _ROUNDS_ON_A_PLATEAU = 8
 
 
 class Link:
-    """Latency and bandwidth of the way to one server, from the last requests.
+    """Latency and bandwidth of the connection to one server, from the last requests.
 
-    A gap between two ranges is read in vain where that takes no longer than another request does:
-    up to ``bandwidth * (latency / 256 + 0.5 ms)`` bytes. Other requests, of which 256 may be under
-    way, hide latency; 0.5 ms are what processors do for a request, at both ends. Latency is the
-    shortest time to a first byte, as other times have waiting in them; bandwidth is the highest
-    throughput of all requests together, in pieces of 0.2 s.
+    The gap between two ranges is read and discarded if that takes no longer than another request:
+    up to ``bandwidth * (latency / 256 + 0.5 ms)`` bytes. Concurrent requests, up to 256, hide
+    latency; 0.5 ms is the processor time of a request, at both ends. Latency is the shortest time
+    to a first byte, since longer times include waiting; bandwidth is the highest throughput of all
+    requests together, in intervals of 0.2 s.
     """
 
     def __init__(self) -> None:
@@ -48,36 +48,36 @@ class Link:
 
 
 class Window:
-    """How many requests may be under way: more as long as that raises throughput.
+    """The limit of concurrent requests: it grows as long as that raises throughput.
 
-    Throughput is the number of requests under way over the time that one takes, by Little's law.
-    The median time is that of requests which were sent at the present limit, and of which as many
-    were answered as may be under way; what opened a connection takes longer, and is not half of
-    them. The limit doubles until that brings less than two fifths more, and goes back to what it
-    was where it brought less than a tenth; some rounds later it is tried again. It halves where
-    the server asks for fewer.
+    Throughput is the number of concurrent requests divided by the duration of one, by Little's law.
+    The duration is the median over requests that were sent at the present limit, once as many of
+    them were answered as the limit allows. Requests that open a connection take longer, but are
+    fewer than half. The limit doubles until doubling raises throughput by less than two fifths, and
+    is reset if it raised it by less than a tenth; some rounds later doubling is tried again. The
+    limit halves if the server asks for fewer requests.
 
     Attributes
     ----------
     first
-        What new ones of this process begin with.
+        Initial limit of new instances in this process.
     """
 
     first = _FIRST
 
     def __init__(self) -> None:
         self.limit = self.first
-        self._before = self.first  # what the last growth began from
+        self._before = self.first  # the limit before the last growth
         self._best = 0.0
         self._n_held = 0
         self._seconds = list[float]()
         self._since = 0.0
 
     def note(self, began: float, now: float, *, is_full: bool) -> None:
-        """Note a request that was answered, and whether others wait for their turn."""
+        """Note a request that was answered, and whether others are queued."""
         if began < self._since:
             return
-        if not is_full:  # times say nothing of a limit that does not bind
+        if not is_full:  # a limit that does not bind cannot be judged
             self._begin_round(now)
             return
         self._seconds.append(now - began)
@@ -97,7 +97,7 @@ class Window:
             self._best, self._n_held, self._before = rate, 0, self.limit
             self.limit = min(self.limit * _GROWTH, _MOST)
         elif self._n_held == 1 and rate < self._best * _GAIN:
-            self.limit = self._before  # what was added brought nothing
+            self.limit = self._before  # the last growth brought nothing
 
     def _begin_round(self, now: float) -> None:
         self._since = now

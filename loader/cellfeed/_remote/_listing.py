@@ -1,4 +1,4 @@
-"""What a folder or a pattern of an object store stands for."""
+"""Expanding folders and patterns of object stores."""
 
 import asyncio
 import re
@@ -14,30 +14,30 @@ __all__ = ["expand_url", "versions_below", "versions_of"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _WEB = ("http", "https")
-_ZARR = {"zarr.json", ".zgroup"}  # which a folder that is a group of zarr has
+_ZARR = {"zarr.json", ".zgroup"}  # present in a folder that is a zarr group
 _MOST_AT_ONCE = 1000
 _MOST_ASKED = 32
 
 
 def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
-    """Return what a URL stands for: itself, what is in its folder, or what matches its pattern.
+    """Return the objects that a URL refers to: itself, its folder's, or those matching its pattern.
 
-    ``*`` and ``?`` match within a name, ``**`` any number of folders, ``[ab]`` one of some
-    characters.
+    ``*`` and ``?`` match within a name, ``**`` matches any number of folders, ``[ab]`` one of
+    several characters.
 
     Parameters
     ----------
     location
         A URL; one that ends with a slash, or with none of ``suffixes``, is a folder.
     suffixes
-        How what can be opened is called.
+        Suffixes of names that can be opened.
 
     Raises
     ------
     PathError
-        Nothing is there, or the server lists nothing.
+        Nothing is found, or the server does not support listing.
     RemoteError
-        The server cannot be reached, or refuses.
+        The server cannot be reached, or refuses the request.
     """
     check_url(location)
     pattern = _MAGIC.search(location.text)
@@ -46,7 +46,7 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
         return [location]
     if location.scheme in _WEB:
         if pattern is None:
-            return [replace(location, text=text)]  # whatever it is called
+            return [replace(location, text=text)]  # whatever its name
         msg = f"{location}: a web server cannot list files; give the URL of each file"
         raise PathError(msg)
     if pattern is None:
@@ -64,14 +64,14 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
 
 
 def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
-    """Return the objects in a folder by their names in it; None if they cannot be listed.
+    """Return the versions of the objects in a folder by name; None if they cannot be listed.
 
     Parameters
     ----------
     folder
         A folder.
     most
-        Objects; more are not listed to the end.
+        Maximum number of objects; if there are more, returns None.
     """
     if folder.scheme in _WEB:
         return None
@@ -90,7 +90,7 @@ def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
 
 
 def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
-    """Ask for the versions of objects in a folder, many at a time; of those that are there."""
+    """Return the versions of the objects that exist, requesting many at a time."""
     store, prefix = object_store(folder)
 
     async def ask(name: str, turns: asyncio.Semaphore) -> Version | None:
@@ -132,7 +132,7 @@ def _matches(location: Location, first: int) -> list[Location]:
     wanted = re.compile(_regular_expression(rest))
     for name in _names_below(below):
         parts = name.split("/")
-        # A store of zarr is a folder of objects, which matches as a whole.
+        # A zarr store is a folder of objects, which matches as a whole.
         candidates = ("/".join(parts[: k + 1]) for k in range(len(parts)))
         found = next((each for each in candidates if wanted.fullmatch(each)), None)
         if found is not None:
@@ -149,7 +149,7 @@ def _regular_expression(pattern: str) -> str:
 
 
 def _names_below(location: Location) -> list[str]:
-    """Return the names of all objects below a folder, without it."""
+    """Return the names of all objects below a folder, relative to it."""
     store, prefix = object_store(location)
 
     async def ask() -> list[str]:

@@ -1,7 +1,7 @@
-"""The thread in which requests are under way, many at a time.
+"""The thread that runs requests, many at a time.
 
-It is one event loop for the process. When the process ends, what is under way is given up: nobody
-waits for a server then.
+It runs one event loop for the process. When the process exits, pending requests are cancelled
+instead of waiting for a server.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Knows the futures that obstore's threads have not let go of yet."""
+    """An event loop that knows the futures which obstore's threads still refer to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,20 +51,20 @@ _process = -1
 
 
 class GivenUpError(Exception):
-    """Nobody wants any more what is waited for."""
+    """The awaited result is no longer needed."""
 
 
 class ForkedError(RuntimeError):
-    """The process was forked from one that had begun to read from servers."""
+    """The process was forked from one that had already read from servers."""
 
 
 def check_process() -> None:
-    """Check that this process may use the network client, whose threads no fork survives.
+    """Check that this process may use the network client, whose threads do not survive a fork.
 
     Raises
     ------
     ForkedError
-        It is a fork of a process that used it.
+        This process was forked from one that used it.
     """
     global _process  # noqa: PLW0603 - one client for the process
     if _process == -1:
@@ -79,34 +79,34 @@ def is_forked() -> bool:
 
 
 async def from_loop(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return what a coroutine returns in the loop, to a coroutine of another one."""
+    """Run a coroutine in this loop, and await its result from a coroutine of another loop."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, _started()))
 
 
 def result_of(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return what a coroutine returns in the loop; Ctrl-C ends the wait, and what is under way."""
+    """Run a coroutine in the loop and wait for its result; Ctrl-C cancels it."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _started())
     try:
         while not wait([future], LOOK_UP_SECONDS).done:
             if not is_awaited():
                 raise GivenUpError
         return future.result()
-    except CancelledError:  # the process ends
+    except CancelledError:  # the process is exiting
         raise GivenUpError from None
     finally:
         future.cancel()
 
 
 def in_loop(call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function soon, in the thread of the loop; returns at once."""
+    """Schedule a call in the thread of the loop; returns immediately."""
     loop = _started()
-    if not loop.is_closed():  # which it is when the process ends
+    if not loop.is_closed():  # as it is when the process exits
         loop.call_soon_threadsafe(call, *arguments)
 
 
 def _started() -> _Loop:
     global _loop, _thread  # noqa: PLW0603 - one loop for the process
-    if _loop is not None:  # without the lock, which the thread may hold where a destructor asks
+    if _loop is not None:  # without the lock, which this thread may hold when a destructor calls
         return _loop
     with _lock:
         if _loop is None:
@@ -121,7 +121,7 @@ def _started() -> _Loop:
 
 @atexit.register
 def _end() -> None:
-    """Give up what is under way, before Python stops the thread wherever it is."""
+    """Cancel pending requests, before Python stops the thread at an arbitrary point."""
     loop, thread = _loop, _thread
     if loop is None or thread is None or _process != os.getpid():
         return
@@ -134,7 +134,7 @@ def _end() -> None:
         loop.call_soon(stop)
 
     def stop() -> None:
-        # Threads of obstore that came back to a Python that has ended would say so loudly.
+        # Threads of obstore that return to a finalized interpreter would print errors.
         if loop.held and time.monotonic() < latest:
             loop.call_later(_END_STEP_SECONDS, stop)
         else:

@@ -1,4 +1,4 @@
-"""Objects of a server, in which chunks lie: ranges are expected first, and read when due."""
+"""Objects of a server that contain chunks: ranges are announced first, and read when needed."""
 
 import threading
 import weakref
@@ -34,23 +34,23 @@ __all__ = ["Expected", "RemoteObjects"]
 _Range = tuple[int, int, int]
 _Content = memoryview | bytes | None
 _numbers = count()
-_REQUESTS_OF_A_BATCH = 32  # which are waited for, and decoded, together
+_REQUESTS_OF_A_BATCH = 32  # that are awaited, and decoded, together
 _HERE = Future[None]()
 _HERE.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Where ranges come from.
+    """Where requested ranges come from.
 
     Parameters
     ----------
     kept
-        Those that this machine's disk has.
+        The ranges in the cache on this machine's disk.
     batches
         Requests for the others.
     places
-        Where in these each of the others is.
+        Where each of the others lies in these.
     """
 
     kept: Mapping[_Range, bytes]
@@ -59,7 +59,7 @@ class _Asked:
 
 
 class _Place(NamedTuple):
-    """Where a range is in answers: of which request, and its first byte and number of bytes."""
+    """Where a range lies in the answers: in which request, from which byte, and its size."""
 
     batch: Batch
     request: int
@@ -68,16 +68,16 @@ class _Place(NamedTuple):
 
 
 class Expected:
-    """Ranges that are on their way, or here; what nobody reads is given up with this object.
+    """Announced ranges, requested or already here; unread ones are dropped with this object.
 
     Parameters
     ----------
     wanted
-        The ranges: object, first byte and number of bytes.
+        Object, first byte and number of bytes of each range.
     asked
         Where they come from, once that is known.
     location
-        Of one of the objects, for messages.
+        Location of one of the objects, for messages.
     """
 
     def __init__(
@@ -94,21 +94,21 @@ class Expected:
         return wanted in self._wanted
 
     def read(self, wanted: _Range) -> tuple[_Content, bool]:
-        """Return the bytes of a range, and whether this machine's disk had them; waits for them.
+        """Wait for a range; return its bytes, and whether they were cached on this machine's disk.
 
         Raises
         ------
         CellfeedError
-            They cannot be had.
+            The bytes cannot be read.
         """
         try:
             return self._read(wanted)
         except CellfeedError:
-            self._wanted = frozenset()  # who tries again asks again
+            self._wanted = frozenset()  # so that a retry requests it again
             raise
 
     def arrival(self, wanted: _Range) -> Future[None]:
-        """Return what is done once `read` need not wait for a range."""
+        """Return a future that is done once `read` need not wait for a range."""
         place = self._where().places.get(wanted)
         return _HERE if place is None else place.batch.is_here
 
@@ -121,12 +121,12 @@ class Expected:
         batch, request, first, n_bytes = asked.places[wanted]
         answer = batch.result()[request]
         if isinstance(answer, CellfeedError):
-            raise type(answer)(*answer.args)  # one's own: others raise it in other threads
+            raise type(answer)(*answer.args)  # a copy, since other threads raise it too
         return (None if answer is None else answer[first : first + n_bytes]), False
 
     def _where(self) -> _Asked:
-        """Return where ranges come from; waits for no more than this machine's disk."""
-        # Asked for each range, so that it costs little where nothing is waited for.
+        """Return where ranges come from; waits only for this machine's disk."""
+        # Called for each range, so it is cheap when there is nothing to wait for.
         while not self._asked.done() and not wait([self._asked], LOOK_UP_SECONDS).done:
             if not is_awaited():
                 raise given_up(self._location)
@@ -150,9 +150,9 @@ class RemoteObjects(ByteStore):
     Parameters
     ----------
     locations
-        Returns the location of each object.
+        Returns the location of each object by number.
     versions
-        Returns the version that each must have, None if any will do.
+        Returns the version that each object must have, None if any version is accepted.
     """
 
     def __init__(
@@ -174,22 +174,22 @@ class RemoteObjects(ByteStore):
 
     @property
     def counters(self) -> Counters:
-        """What was asked of the server that the objects are on."""
+        """Counters of the requests to the store that contains the objects."""
         return scheduler_of(self._locations(0)).counters
 
     def location_of(self, file: int) -> Location:
-        """Return where an object is, for messages."""
+        """Return the location of an object, for messages."""
         return self._locations(file)
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of objects, -1 where there is none or it is not known."""
+        """Return the sizes of objects in bytes, -1 for missing ones and unknown sizes."""
         found = {file: self._versions(file) for file in np.unique(files).tolist()}
         return np.array(
             [-1 if (one := found[file]) is None else one.size for file in files.tolist()], np.int64
         )
 
     def identity(self) -> LastingIdentity | None:
-        """Return the identity of the first object; of several, `RemoteObjects` knows none."""
+        """Return the identity of the first object; None if there are several."""
         version = self._versions(0)
         if version is None or version.etag is None:
             return None
@@ -201,14 +201,14 @@ class RemoteObjects(ByteStore):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> Expected | None:
-        """Ask for ranges now; see `ByteStore`."""
+        """Request ranges now; see `ByteStore`."""
         return self._expected_now(_Ranges(files, offsets, sizes)) if files.size else None
 
     def _expected_now(self, ranges: "_Ranges") -> Expected:
         asked = Future[_Asked]()
         if self._cache() is None:
             asked.set_result(self._ask(ranges))
-        else:  # which is read in a thread, as nobody may wait for that here
+        else:  # the disk is read in another thread, since this call must not block
             asked = _disk_threads().submit(self._ask, ranges)
         expected = Expected(set(ranges.listed), asked, self._locations(ranges.listed[0][0]))
         with self._lock:
@@ -221,7 +221,7 @@ class RemoteObjects(ByteStore):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> Sequence[_Content]:
-        """Return ranges that were expected, and ask for the others; see `ByteStore`."""
+        """Return ranges; request those that were not announced; see `ByteStore`."""
         ranges = _Ranges(files, offsets, sizes)
         found, arrived = list[_Content](), list[int]()
         for k, (source, each) in enumerate(zip(self._sources(ranges), ranges.listed, strict=True)):
@@ -238,7 +238,7 @@ class RemoteObjects(ByteStore):
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> Sequence[Arrival]:
-        """Return how ranges arrive; see `ByteStore`."""
+        """Return futures of the ranges; see `ByteStore`."""
         ranges = _Ranges(files, offsets, sizes)
         together = dict[tuple[Expected, Future[None]], list[int]]()
         for k, (source, each) in enumerate(zip(self._sources(ranges), ranges.listed, strict=True)):
@@ -249,11 +249,11 @@ class RemoteObjects(ByteStore):
         ]
 
     def _sources(self, ranges: "_Ranges") -> Sequence[Expected]:
-        """Return what each range comes with; ask for those that were not expected."""
+        """Return the announcement that delivers each range; request those not announced."""
         if not ranges.listed:
             return []
-        stores_of(self._locations(ranges.listed[0][0]))  # what was expected is of no use in a fork
-        with self._lock:  # a chunk may be wanted by several fetches: the oldest has it first
+        stores_of(self._locations(ranges.listed[0][0]))  # fails in a fork, as it must
+        with self._lock:  # several fetches may want one chunk: the oldest has it first
             expected = sorted(self._expected, key=lambda each: each.number)
         found = [next((one for one in expected if each in one), None) for each in ranges.listed]
         missing = np.array([k for k, each in enumerate(found) if each is None], np.intp)
@@ -264,7 +264,7 @@ class RemoteObjects(ByteStore):
         return [asked if each is None else each for each in found]
 
     def _ask(self, ranges: "_Ranges") -> _Asked:
-        """Look for ranges on this machine's disk, and ask the server for the others."""
+        """Look ranges up in this machine's disk cache, and request the others from the server."""
         versions = {file: self._versions(file) for file in np.unique(ranges.files).tolist()}
         kept = self._kept(ranges, versions)
         others = np.array([k for k, each in enumerate(ranges.listed) if each not in kept], np.intp)
@@ -276,14 +276,14 @@ class RemoteObjects(ByteStore):
     def _batches(
         self, ranges: "_Ranges", versions: Mapping[int, Version | None]
     ) -> tuple[list[Batch], dict[_Range, _Place]]:
-        """Return requests for ranges, and where each range is in them."""
+        """Return requests for ranges, and where each range lies in them."""
         requests, members = list[Request](), list[tuple[int, int]]()
         files, offsets = ranges.files, ranges.offsets
         numbers, of_file = np.unique(files, return_inverse=True)
         unknown = np.iinfo(np.int64).max
         known = [versions[file] for file in numbers.tolist()]
         limits = np.array([unknown if each is None else each.size for each in known], np.int64)
-        # Fewer where a file ends before its range does, which is noticed from what is there.
+        # A file may end before its range does; the size of the answer shows it.
         there = np.clip(limits[of_file] - offsets, 0, ranges.sizes)
         some = np.flatnonzero(there)
         if not some.size:
@@ -320,7 +320,7 @@ class RemoteObjects(ByteStore):
     def _kept(
         self, ranges: "_Ranges", versions: Mapping[int, Version | None]
     ) -> Mapping[_Range, bytes]:
-        """Return those ranges that this machine's disk has."""
+        """Return the ranges that are cached on this machine's disk."""
         found = dict[_Range, bytes]()
         if self._cache() is None:
             return found
@@ -334,7 +334,7 @@ class RemoteObjects(ByteStore):
         return found
 
     def _keep(self, ranges: "_Ranges", found: Sequence[_Content], arrived: Sequence[int]) -> None:
-        """Keep what the server sent on this machine's disk, if the user wants that."""
+        """Cache ranges from the server on this machine's disk, if the user enabled that."""
         if not arrived or self._cache() is None:
             return
         numbers = np.array(arrived, np.intp)
@@ -352,14 +352,14 @@ class RemoteObjects(ByteStore):
 
 
 def _by_file(files: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Iterate over objects, each with the positions at which it is."""
+    """Iterate over objects, each with its positions in ``files``."""
     order = np.argsort(files, kind="stable")
     numbers, begins = np.unique(files[order], return_index=True)
     yield from zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 class _Ranges:
-    """Byte ranges, as arrays and one by one."""
+    """Byte ranges, as arrays and as a sequence."""
 
     def __init__(
         self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -368,7 +368,7 @@ class _Ranges:
         self.listed = list(zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
 
     def some(self, numbers: NDArray[np.intp]) -> "_Ranges":
-        """Return those of some numbers."""
+        """Return the ranges with these numbers."""
         return _Ranges(self.files[numbers], self.offsets[numbers], self.sizes[numbers])
 
 

@@ -1,4 +1,4 @@
-"""Which store of obstore a URL is in, and which object of that is the one that it names."""
+"""Stores of obstore: which store a URL belongs to, and which object it names."""
 
 import importlib
 import threading
@@ -34,15 +34,15 @@ _BLOCKING = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1m"}
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Stores:
-    """One store, as obstore has it.
+    """One store, as two objects of obstore.
 
     Parameters
     ----------
     store
-        For requests that are waited for in Python.
+        For asynchronous requests.
     blocking
-        For requests in the calling thread, where Ctrl-C is noticed once one has ended: it waits
-        for no more than five seconds, unless the user's ``client_options`` say else.
+        For requests in the calling thread, where Ctrl-C takes effect after the current request.
+        Requests time out after five seconds, unless the user's ``client_options`` override this.
     """
 
     store: Any
@@ -55,16 +55,16 @@ _opening = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells an object from another one of the same URL.
+    """Identifies one version of the object at a URL.
 
     Parameters
     ----------
     size
-        Its bytes.
+        Size in bytes.
     etag
-        What its server calls this version, None if it has no name for it.
+        ETag of the server, None if it sends none.
     modified
-        When it was changed.
+        Time of the last modification.
     """
 
     size: int
@@ -73,7 +73,7 @@ class Version:
 
     @property
     def strong_etag(self) -> str | None:
-        """The name of the version, if no two contents of it have the same."""
+        """The ETag, if no two contents can have the same one."""
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
     def check(self, found: "Version") -> None:
@@ -82,7 +82,7 @@ class Version:
         Raises
         ------
         ChangedError
-            It is of another one.
+            It is of another version.
         """
         if self.size != found.size:
             raise ChangedError
@@ -94,29 +94,29 @@ class Version:
 
 
 def version_of(meta: Any) -> Version:
-    """Return the version that obstore's metadata of an object tells of."""
+    """Return the version in obstore's metadata of an object."""
     return Version(int(meta["size"]), meta.get("e_tag"), meta.get("last_modified"))
 
 
 def object_store(location: Location) -> tuple[Any, str]:
-    """Return obstore's store that an object is in, and its path there; see `stores_of`."""
+    """Return obstore's store that contains an object, and the object's path; see `stores_of`."""
     stores, path = stores_of(location)
     return stores.store, path
 
 
 def stores_of(location: Location) -> tuple[Stores, str]:
-    """Return the store that an object is in, one for the same options, and its path there.
+    """Return the store that contains an object, shared by equal options, and the object's path.
 
-    It lasts as long as the options do, which are those of one `open_collection`.
+    It lives as long as the options, which belong to one `open_collection`.
 
     Raises
     ------
     DeliveryError
         This process was forked from one that has read from servers.
     ParameterError
-        obstore is not installed, or does not take the storage options.
+        obstore is not installed, or rejects the storage options.
     PathError
-        The URL names no object, or holds a credential.
+        The URL names no object, or contains a credential.
     """
     try:
         check_process()
@@ -140,29 +140,29 @@ def stores_of(location: Location) -> tuple[Stores, str]:
 
 @cache
 def disk_cache(name: str, max_bytes: int) -> DiskCache | None:
-    """Return a cache on this machine's disk, one for the process; None if it may hold nothing."""
+    """Return a cache on this machine's disk, one per process; None if its size limit is 0."""
     return DiskCache(max_bytes, name=name) if max_bytes else None
 
 
 def check_url(location: Location) -> None:
-    """Check that a URL holds no credential, before it is shown anywhere.
+    """Check that a URL contains no credential, before any message shows it.
 
     Raises
     ------
     PathError
-        It does, or may.
+        It contains one, or may.
     """
     _parted(location)
 
 
 def _parted(location: Location) -> tuple[str, str]:
-    """Return the root of the store, and the path of the object in it."""
+    """Return the root URL of the store, and the path of the object in it."""
     parts = urlsplit(location.text)
     if "@" in parts.netloc and location.scheme in (*_WEB, "s3", "gs"):
         msg = f"{location.shown}: URLs must not contain credentials; give them in `storage_options`"
         raise PathError(msg)
     is_web = location.scheme in _WEB
-    # A key, and a pattern, may have a question mark; a signature has an equals sign, too.
+    # A key, or a pattern, may contain a question mark; a signature also contains an equals sign.
     if (parts.query and (is_web or "=" in parts.query)) or (is_web and parts.fragment):
         shown = location.shown
         msg = f"{shown}: URLs with a query cannot be read here; give a plain one, and credentials "
@@ -173,19 +173,19 @@ def _parted(location: Location) -> tuple[str, str]:
     if location.scheme in _AZURE:
         container, _, path = path.partition("/")
         root = f"{root}/{container}"
-    # That of a web server is quoted; keys of object stores are as they are.
+    # Paths on web servers are percent-encoded; keys of object stores are literal.
     return root, unquote(path) if location.scheme in _WEB else path
 
 
 def _store(location: Location, root: str, defaults: dict[str, str]) -> Any:
     try:
-        stores: Any = importlib.import_module("obstore.store")  # an extra, and only here
+        stores: Any = importlib.import_module("obstore.store")  # optional, needed only here
     except ImportError:
         msg = f"{location}: URLs are read with obstore; install it: pip install 'cellfeed[remote]'"
         raise ParameterError(msg) from None
     values = dict(location.options.values)
     client = {**defaults, **(values.pop("client_options", None) or {})}
-    # It is tried again by us: not obstore's whole range, and not only what obstore would.
+    # Retries are ours: obstore would repeat the whole range, and retries fewer errors.
     retries = {**(values.pop("retry_config", None) or {}), "max_retries": 0}
     allows_http = location.scheme == "http" or _is_plain(values)
     client.setdefault("allow_http", allows_http)
@@ -196,7 +196,7 @@ def _store(location: Location, root: str, defaults: dict[str, str]) -> Any:
             )
         return stores.from_url(root, client_options=client, retry_config=retries, **values)
     except Exception as error:  # noqa: BLE001 - obstore's, Python's
-        # What obstore says may hold the values.
+        # Messages of obstore may contain the values.
         names = ", ".join(sorted(map(str, location.options.values))) or "none"
         msg = (
             f"{location}: obstore does not take these `storage_options` ({names}); "
@@ -206,7 +206,7 @@ def _store(location: Location, root: str, defaults: dict[str, str]) -> Any:
 
 
 def _is_plain(values: dict[str, Any]) -> bool:
-    """Return whether the endpoint that is given is not encrypted."""
+    """Return whether the given endpoint is not encrypted."""
     return any(
         str(value).startswith("http://") for name, value in values.items() if "endpoint" in name
     )

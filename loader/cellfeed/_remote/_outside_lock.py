@@ -1,8 +1,8 @@
-"""Reading through h5py of several files at once, though it locks all of HDF5 while it reads.
+"""Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
 
-What is read is tried with the pages that are there. Where one is missing, the attempt ends, the
-page is brought without the lock, and it is tried again: so pages of many files are on their way
-side by side.
+A read is tried with the pages that are present. If one is missing, the attempt ends, the page is
+fetched without the lock, and the read is tried again. So pages of many files are fetched
+concurrently.
 """
 
 import threading
@@ -25,15 +25,15 @@ _local = _Local()
 
 
 class Bringing(Protocol):
-    """What knows which pages are missing."""
+    """Knows which pages are missing."""
 
     def __call__(self) -> bool:
-        """Bring them; return whether they will still be there when it is tried again."""
+        """Fetch them; return whether they will still be present at the next attempt."""
         ...
 
 
 class MissingError(BaseException):
-    """Pages are missing; not an error, so that nobody takes it for damage."""
+    """Pages are missing; not an `Exception`, so that nobody mistakes it for damage."""
 
     def __init__(self, bring: Bringing) -> None:
         super().__init__()
@@ -41,18 +41,18 @@ class MissingError(BaseException):
 
 
 def brings_outside() -> bool:
-    """Return whether this thread brings pages without the lock of h5py."""
+    """Return whether this thread fetches pages without the lock of h5py."""
     return _local.is_on
 
 
 def at_end(key: object, call: Callable[[], None]) -> None:
-    """Have a function called once this thread has read what it reads outside the lock."""
+    """Call a function once this thread has finished its read outside the lock."""
     if _local.at_end is not None:
         _local.at_end[key] = call
 
 
 def opened_outside(key: object, make: Callable[[], _File]) -> _File:
-    """Return a file that earlier attempts of this thread have made, so that its pages are there."""
+    """Return a file that an earlier attempt of this thread opened, so that its pages are kept."""
     if _local.files is None:
         return make()
     if key not in _local.files:
@@ -62,12 +62,12 @@ def opened_outside(key: object, make: Callable[[], _File]) -> _File:
 
 
 def outside_lock(read: Callable[[], _Read]) -> _Read:
-    """Read, and bring pages that are missing without the lock of h5py.
+    """Read, and fetch missing pages without the lock of h5py.
 
     Parameters
     ----------
     read
-        Called again after each time that pages were missing, so it leaves nothing behind then.
+        Called again after each time that pages were missing, so it must have no side effects then.
     """
     if _local.files is not None:
         return read()
@@ -78,7 +78,7 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
             try:
                 return read()
             except MissingError as missing:
-                # More than there is room for is brought one after the other, under the lock.
+                # Pages beyond the limit are fetched one after the other, under the lock.
                 _local.is_on = missing.bring()
     finally:
         ended, _local.at_end = _local.at_end, None

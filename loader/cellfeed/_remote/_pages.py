@@ -1,12 +1,12 @@
-"""An object as a file that h5py reads: in pages, which are kept, and many of them at once.
+"""A remote object as a file for h5py: read in pages, which are kept, and many of them at a time.
 
-HDF5 asks for its metadata piece by piece, one after the other, which would take a round trip
-each. So what a piece refers to is brought with one round trip before HDF5 asks for it: all
-children of a node of a B-tree, or all chunks of a column. It is interpreted by HDF5 alone: a wrong
-guess costs bytes, and nothing else.
+HDF5 reads its metadata piece by piece, one after the other, which would take a round trip each.
+So the pages that a piece refers to are fetched with one round trip before HDF5 reads them: all
+children of a node of a B-tree, or all chunks of a column. Only HDF5 interprets the contents: a
+wrong guess costs bytes, and nothing else.
 
-Where HDF5 is locked meanwhile, requests are made in the calling thread, and no other Python code
-runs for them: a thread that let go of an object of h5py would wait for that.
+While HDF5 is locked, requests are made in the calling thread, and no other Python code runs for
+them: a thread that drops an object of h5py would wait for that lock.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
 _MOST_AHEAD = 256  # pages
 _GAP = 1 << 18
-_AT_ONCE = 32  # requests of one file
-_PIECE = 1 << 20  # of a large read, which is asked for in pieces side by side
+_AT_ONCE = 32  # concurrent requests for one file
+_PIECE = 1 << 20  # of a large read, whose pieces are requested concurrently
 _MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
-_MOST_KEPT = 1 << 30  # bytes of pages of all objects, on this machine's disk
+_MOST_KEPT = 1 << 30  # of pages of all objects, cached on this machine's disk
 
 _NODE_OF_CHUNKS = b"TREE\x01"
 _NODE_HEAD = 24
-_NODE_ENTRIES = 64  # of chunk indexes, unless the file says otherwise, which nobody does
+_NODE_ENTRIES = 64  # B-tree parameter of chunk indexes; files may set another, but none do
 _ADDRESS = 8
 
 
@@ -52,23 +52,23 @@ def paged_file(location: Location) -> "PagedFile":
     Raises
     ------
     PathError
-        There is no such object.
+        The object does not exist.
     RemoteError
-        The server cannot be reached, or refuses.
+        The server cannot be reached, or refuses the request.
     """
     key = location, id(location.options)
     return opened_outside(key, lambda: PagedFile(location, open_object(location)))
 
 
 class PagedFile(io.RawIOBase):
-    """An object of a server, for reading.
+    """A remote object as a read-only file.
 
     Parameters
     ----------
     location
         The object.
     version
-        That it must have.
+        The version that it must have.
     """
 
     def __init__(self, location: Location, version: Version) -> None:
@@ -89,29 +89,29 @@ class PagedFile(io.RawIOBase):
 
     @property
     def version(self) -> Version:
-        """The version that is read."""
+        """The version that is being read."""
         return self._version
 
     def readable(self) -> bool:
-        """Return that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return that one can go to any byte of it."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte."""
+        """Set the position."""
         begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._version.size}
         self._position = begin[whence] + offset
         return self._position
 
     def tell(self) -> int:
-        """Return the byte that is read next."""
+        """Return the position."""
         return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read as many bytes as the buffer takes, or as there are."""
+        """Read until the buffer is full or the object ends; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         first = self._position
         stop = min(first + len(view), self._version.size)
@@ -127,7 +127,7 @@ class PagedFile(io.RawIOBase):
         return stop - first
 
     def bring(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Bring ranges that will be read, with one round trip for all of them."""
+        """Fetch ranges that will be read, with one round trip for all of them."""
         stops = np.minimum(offsets + sizes, self._version.size)
         is_there = (offsets >= 0) & (stops > offsets)
         first, last = offsets[is_there] // PAGE_BYTES, (stops[is_there] - 1) // PAGE_BYTES
@@ -138,7 +138,7 @@ class PagedFile(io.RawIOBase):
         self._bring_pages([page for page in pages.tolist() if page not in self._pages])
 
     def index_of_chunks(self, n_dimensions: int) -> None:
-        """Say that the chunks of an array of so many dimensions will be listed; 0 once they are."""
+        """Announce the listing of chunks of an array with so many dimensions; 0 once it is done."""
         self._n_dimensions = n_dimensions
 
     def _piece(self, first: int, stop: int) -> bytes:
@@ -148,17 +148,17 @@ class PagedFile(io.RawIOBase):
             self._bring_missing(pages)
             try:
                 content = b"".join(self._pages[page] for page in pages)
-            except KeyError:  # another thread made room meanwhile
+            except KeyError:  # another thread evicted it meanwhile
                 continue
             return content[begin : begin + stop - first]
 
     def _bring_missing(self, pages: range) -> None:
-        """Bring pages that are read now, and some after them."""
+        """Fetch pages that are being read, and some after them."""
         if not all(page in self._pages for page in pages):
             self._make_room(_PAGES_OF_A_MISS + len(pages))
             n_pages = -(-self._version.size // PAGE_BYTES)
             missing = next((page for page in pages if page not in self._pages), pages.start)
-            # What is read in a row, such as the names of genes, is brought in ever larger pieces.
+            # Sequential reads, such as of gene names, fetch ever larger pieces.
             goes_on = 0 <= missing - self._ahead_to < _PAGES_OF_A_MISS
             self._n_ahead = min(2 * self._n_ahead, _MOST_AHEAD) if goes_on else _PAGES_OF_A_MISS
             end = self._ahead_to = min(max(pages.stop, missing + self._n_ahead), n_pages)
@@ -177,7 +177,7 @@ class PagedFile(io.RawIOBase):
         self._bring_now(pages)
 
     def _bring_now(self, pages: Sequence[int]) -> bool:
-        """Bring pages; return whether all that were brought before are still there."""
+        """Fetch pages; return whether all pages fetched before are still present."""
         is_outside = brings_outside()
         ask = self._ask_outside if is_outside else self._ask
         if is_outside:
@@ -199,18 +199,18 @@ class PagedFile(io.RawIOBase):
                 start = int(offsets[k]) - first
                 brought[pages[k]] = bytes(content[start : start + int(sizes[k])])
         self._pages |= brought
-        # Only what is known to be of this version: of several ranges `_ask` checks the last.
+        # Only pages known to be of this version: with several ranges, `_ask` checks the last one.
         if self._kept is not None and (is_outside or len(firsts) == 1):
             self._kept.write(offsets, [brought[page] for page in pages])
         return self._has_all
 
     def _forget(self) -> None:
-        """Let go of pages that this machine's disk has."""
+        """Drop pages that are cached on this machine's disk."""
         if self._kept is not None:
             self._pages.clear()
 
     def _not_kept(self, pages: Sequence[int]) -> list[int]:
-        """Take pages that this machine's disk has, and return the others."""
+        """Load pages that are cached on this machine's disk, and return the others."""
         if self._kept is None:
             return list(pages)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
@@ -227,7 +227,7 @@ class PagedFile(io.RawIOBase):
             view[start - first : start - first + len(content)] = content
 
     def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
-        """Return ranges; the last is asked for after the others, with the version it is of."""
+        """Return ranges; the last is requested after the others, to check the version."""
         if not firsts:
             return ()
 
@@ -244,7 +244,7 @@ class PagedFile(io.RawIOBase):
         return ask_in_thread(self._location, ask, min(firsts), max(stops))
 
     def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
-        """Return ranges, each of the version; the wait for them can be given up."""
+        """Return ranges, each checked to be of the version; waiting for them can be interrupted."""
 
         async def ask() -> list[memoryview]:
             gate = asyncio.Semaphore(_AT_ONCE)
@@ -265,7 +265,7 @@ class PagedFile(io.RawIOBase):
             return await ask_in_loop(self._location, ask, first, stop)
 
     def _bring_children(self, nodes: Sequence[bytes]) -> None:
-        """Bring all nodes below nodes of a chunk index, level by level."""
+        """Fetch all descendants of nodes of a chunk index, level by level."""
         key = 8 + 8 * (self._n_dimensions + 1)
         node_bytes = _NODE_HEAD + (_NODE_ENTRIES + 1) * key + _NODE_ENTRIES * _ADDRESS
         while nodes and nodes[0][5] > 0:
@@ -291,7 +291,7 @@ class PagedFile(io.RawIOBase):
 def _of_sizes(
     contents: list[memoryview], firsts: Sequence[int], stops: Sequence[int]
 ) -> list[memoryview]:
-    """Return ranges, each of which has all of its bytes."""
+    """Return ranges, after checking that each is complete."""
     for content, first, stop in zip(contents, firsts, stops, strict=True):
         if len(content) != stop - first:
             raise ShortError

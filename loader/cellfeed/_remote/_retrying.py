@@ -1,4 +1,4 @@
-"""How often a server is asked again, and after which pauses."""
+"""How often a request is retried, and after which pauses."""
 
 import time
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ _OVERLOAD_FACTOR = 5
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Attempts, and pauses between them: 0.1 s, 0.3 s, 0.9 s and so on unless the user says else.
+    """Attempts, and pauses between them: 0.1 s, 0.3 s, 0.9 s and so on unless the user sets others.
 
-    A server that has too much to do is given five times as long: a minute in all. obstore does
-    not show the headers of an error, so that ``Retry-After`` is not known here.
+    An overloaded server gets pauses five times as long: a minute in total. obstore does not expose
+    the headers of an error, so ``Retry-After`` is not known here.
 
     Parameters
     ----------
     n_attempts
-        Of which all but the first are further ones.
+        Maximum number of attempts, including the first.
     first_pause, longest_pause
         In seconds.
     factor
-        By which pauses grow.
+        Factor by which pauses grow.
     limit
-        Seconds after the first attempt from which there is no further one.
+        Seconds after the first attempt after which there is no further attempt.
     """
 
     n_attempts: int = 6
@@ -40,7 +40,7 @@ class Retries:
 
     @classmethod
     def of(cls, location: Location) -> "Retries":
-        """Return what the storage options say in obstore's ``retry_config``."""
+        """Return the settings in the storage options, in obstore's ``retry_config``."""
         given = location.options.values.get("retry_config") or {}
         pauses = given.get("backoff") or {}
         return cls(
@@ -52,16 +52,16 @@ class Retries:
         )
 
     def pause_after(self, error: BaseException, n: int, seconds: float) -> float | None:
-        """Return how long to wait before a further attempt, in seconds; None if there is none.
+        """Return how long to wait before the next attempt, in seconds; None if there is none.
 
         Parameters
         ----------
         error
-            What the n-th attempt ended with.
+            The error of the n-th attempt.
         n
-            From 1.
+            Number of the attempt, from 1.
         seconds
-            That have passed since the first attempt began.
+            Seconds since the first attempt began.
         """
         if n >= self.n_attempts or seconds >= self.limit or not may_pass(error):
             return None
@@ -70,14 +70,14 @@ class Retries:
 
 
 class Attempts:
-    """The attempts at one question.
+    """The attempts at one request.
 
     Parameters
     ----------
     location
         The object.
     first, stop
-        The bytes that are asked for, if it is some; for messages.
+        The requested bytes, if it is a range; for messages.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Attempts:
         self._n = 0
 
     def pause_after(self, error: BaseException) -> float:
-        """Return how long to wait before the next attempt, in seconds, after one that failed.
+        """Return how long to wait before the next attempt, in seconds, after a failed one.
 
         Raises
         ------
         CellfeedError
-            There is none; names the object, and the bytes.
+            There are no attempts left; names the object, and the bytes.
         """
         self._n += 1
         pause = self._retries.pause_after(error, self._n, time.monotonic() - self._began)

@@ -1,7 +1,7 @@
-"""Requests to one store: in which order, how many at a time, and again where that may help.
+"""Requests to one store: their order, how many are concurrent, and retries.
 
-All of it runs in the thread of the event loop, so that nothing is locked. What is asked for first
-is sent first; answers come in any order.
+All of it runs in the thread of the event loop, so nothing needs a lock. Requests are sent in the
+order in which they were submitted; answers come in any order.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ __all__ = ["Batch", "Counters", "Request", "Scheduler", "requests_under_way", "s
 
 @dataclass(slots=True)
 class Counters:
-    """What was asked of a store since it was opened.
+    """Requests to a store since it was opened.
 
     Parameters
     ----------
     n_requests, n_bytes
-        Requests that were answered, and their bytes, with those of gaps.
+        Answered requests, and their bytes, including gaps.
     n_wanted
-        Bytes of these that were asked for.
+        Bytes of these that were needed.
     n_repeated
-        Requests that failed and were sent again.
+        Requests that failed and were retried.
     """
 
     n_requests: int = 0
@@ -48,18 +48,18 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Bytes of one object.
+    """A range of bytes of one object.
 
     Parameters
     ----------
     location, path
         The object, and its path in the store.
     version
-        That it must have; None if it may have any.
+        The version that it must have; None if any is accepted.
     first, stop
-        The bytes; an object of which the version is not known may end before.
+        The bytes; an object whose version is not known may end before ``stop``.
     n_wanted
-        How many of them are wanted; the others are gaps.
+        Number of these bytes that are needed; the others are gaps.
     """
 
     location: Location
@@ -72,17 +72,17 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that are waited for together.
+    """Requests that are awaited together.
 
     Parameters
     ----------
     requests
-        What is asked for.
+        The requests.
 
     Attributes
     ----------
     is_here
-        Done once each of them is answered, or has failed.
+        Done once each request is answered, or has failed.
     """
 
     requests: Sequence[Request]
@@ -99,23 +99,23 @@ class Batch:
             self.is_here.set_result(None)
 
     def result(self) -> Sequence[memoryview | CellfeedError | None]:
-        """Wait for all answers: the bytes, None where there is no such object, or what went wrong.
+        """Wait for all answers: the bytes, None if there is no such object, or the error.
 
-        Each request ends in time, so that this does, too; and where the process ends, which must
-        not wait for a server.
+        Each request ends in bounded time, so this does too, and immediately when the process exits,
+        which must not wait for a server.
 
         Raises
         ------
         RemoteError
-            Nobody wants these any more, as where the process ends.
+            The requests are no longer needed, as when the process exits.
         """
         while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
-            if self._is_given_up or not is_awaited():  # others may still wait for it
+            if self._is_given_up or not is_awaited():  # others may still be waiting for it
                 raise given_up(self.requests[0].location)
         return self.answers
 
     def give_up(self) -> None:
-        """Let go of it; from any thread, and without waiting."""
+        """Cancel the requests; from any thread, and without waiting."""
         if not self.is_here.done() and not is_forked():
             in_loop(self._give_up)
 
@@ -125,7 +125,7 @@ class Batch:
             task.cancel()
 
     def put(self, number: int, answer: memoryview | CellfeedError | None) -> None:
-        """Note an answer."""
+        """Store an answer."""
         self.answers[number] = answer
         self._left -= 1
         if not self._left:
@@ -133,12 +133,12 @@ class Batch:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody waits for it."""
+        """Whether nobody waits for it any more."""
         return self._is_given_up
 
     @property
     def tasks(self) -> set["asyncio.Task[memoryview | None]"]:
-        """What is under way."""
+        """The running requests."""
         return self._tasks
 
 
@@ -148,7 +148,7 @@ class Scheduler:
     Parameters
     ----------
     store
-        Of obstore.
+        The store of obstore.
     """
 
     def __init__(self, store: Any) -> None:
@@ -161,11 +161,11 @@ class Scheduler:
 
     @property
     def limit(self) -> int:
-        """How many requests may be under way."""
+        """Limit of concurrent requests."""
         return self._window.limit
 
     def submit(self, batches: Sequence[Batch]) -> None:
-        """Send requests as soon as it is their turn; from any thread, and without waiting."""
+        """Queue requests; from any thread, and without waiting."""
         if batches:
             in_loop(self._submit, batches)
 
@@ -182,7 +182,7 @@ class Scheduler:
             self._n_under_way += 1
             task = asyncio.get_running_loop().create_task(self._bytes_of(batch.requests[number]))
             batch.tasks.add(task)
-            # Called also for a task that was cancelled before it began.
+            # Also called for a task that was cancelled before it began.
             task.add_done_callback(partial(self._answered, batch, number))
 
     def _answered(self, batch: Batch, number: int, task: "asyncio.Task[memoryview | None]") -> None:
@@ -198,14 +198,14 @@ class Scheduler:
             batch.put(number, task.result())
         elif isinstance(error, CellfeedError):
             batch.put(number, error.with_traceback(None))
-        else:  # whatever it is, somebody waits
+        else:  # any error, since somebody waits for the result
             batch.put(number, failure(error, location))
 
     def _send_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self._send)
 
     async def _bytes_of(self, request: Request) -> memoryview | None:
-        """Return the bytes, None if there is no such object and there need not be."""
+        """Return the bytes, None if the object does not exist and need not exist."""
         attempts = Attempts(request.location, request.first, request.stop)
         while True:
             try:
@@ -249,7 +249,7 @@ def requests_under_way() -> int:
 
 
 def scheduler_of(location: Location) -> Scheduler:
-    """Return what sends requests to the store of an object."""
+    """Return the scheduler of the store that contains an object."""
     stores, _ = stores_of(location)
     with _lock:
         return _schedulers.setdefault(stores, Scheduler(stores.store))

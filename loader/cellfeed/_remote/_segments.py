@@ -1,8 +1,7 @@
-"""The files that the bytes of a disk cache lie in: which of them go when room is needed.
+"""The files that contain the bytes of a disk cache, and which of them are evicted.
 
-Bytes are appended to one segment after the other, whatever objects they are of, and leave it
-together. A segment has its full size from the beginning, without taking it on the disk, so that
-what has been promised is counted.
+Bytes of all objects are appended to one segment after the other, and are evicted with it. A
+segment has its full size from the beginning, as a sparse file, so that reserved space is counted.
 """
 
 import errno
@@ -24,34 +23,34 @@ from cellfeed._remote._kept_index import KeptIndex, Slots
 __all__ = ["Segments"]
 
 _SUFFIX = ".segment"
-_SEGMENTS = 256  # of a large cache: what goes at once is one of so many parts
+_SEGMENTS = 256  # of a large cache: one in this many parts is evicted at a time
 _FEWEST_SEGMENTS, _LEAST_BYTES = 8, 64 * 2**20  # of a small cache; enough for large chunks
 _MOST_BYTES = 2**30
-_IN_USE_SECONDS = 6 * 3600  # an epoch in order, over more than the cache holds, can be long
+_IN_USE_SECONDS = 6 * 3600  # a sequential epoch over more than the cache holds can be long
 _BEING_WRITTEN_SECONDS = 60
-_USED_EVERY_SECONDS = 30  # as exactly as it is known when a segment was last used
-_MOST_BUFFERS, _MOST_BYTES_AT_ONCE = 512, 2**30  # of one write; systems take 1024, and 2 GiB
+_USED_EVERY_SECONDS = 30  # resolution of the time when a segment was last used
+_MOST_BUFFERS, _MOST_BYTES_AT_ONCE = 512, 2**30  # of one write; systems accept 1024, and 2 GiB
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
     number: int
     n_bytes: int
-    used: float  # when, in seconds as `time.time` has it
+    used: float  # time of the last use, in seconds as of `time.time`
 
 
 class Segments:
     """The segments of a cache.
 
-    `size`, `add` and `shrink` are called by one process and thread at a time, which holds the lock
-    of the cache.
+    `size`, `add` and `shrink` are called by one process and thread at a time, the one that holds
+    the lock of the cache.
 
     Parameters
     ----------
     folder
-        Where they are.
+        The folder that contains them.
     max_bytes
-        Bound of the size of all files in the folder.
+        Bound on the size of all files in the folder.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -61,31 +60,31 @@ class Segments:
         self._usual_bytes = min(usual, _MOST_BYTES)
 
     def size(self, number: int) -> int:
-        """Return the size of a segment, 0 if it is not there."""
+        """Return the size of a segment, 0 if it does not exist."""
         try:
             return self._path(number).stat().st_size
         except FileNotFoundError:
             return 0
 
     def add(self, number: int, n_bytes: int, index: KeptIndex, current: dict[int, int]) -> bool:
-        """Create a segment for at least so many bytes; return whether there was room for it.
+        """Create a segment for at least this many bytes; return whether there was room for it.
 
-        Segments that may go make room: those of which half or more is of objects that have been
-        replaced, and those that nobody has used for hours. Others stay: where more is read than
-        the cache holds, what is in it is worth as much as what would take its place.
+        Segments may be evicted if at least half of their contents belong to objects that have been
+        replaced, or if they have not been used for hours. Others stay: if more is read than the
+        cache holds, its contents are worth as much as what would replace them.
 
         Parameters
         ----------
         number
-            The segment, which nothing has been written to.
+            The segment, to which nothing has been written.
         n_bytes
-            The least size.
+            Minimum size.
         index
-            What the segments hold.
+            The index of the segments' ranges.
         current
-            Hash of an identity by hash of the URL, of objects that are open.
+            Hash of the identity of each open object, by the hash of its URL.
         """
-        self._path(number).unlink(missing_ok=True)  # by a process that was killed here
+        self._path(number).unlink(missing_ok=True)  # left by a process that was killed here
         wanted = max(n_bytes, self._usual_bytes)
         room = self._make_room(wanted, index, current)
         size = min(room, wanted)
@@ -96,7 +95,7 @@ class Segments:
         return True
 
     def shrink(self, index: KeptIndex) -> None:
-        """Remove segments, the longest unused first, until the bound holds."""
+        """Remove segments, least recently used first, until the bound holds."""
         found, taken = self._found()
         for each in sorted(found, key=lambda each: each.used):
             if taken <= self._max_bytes:
@@ -105,7 +104,7 @@ class Segments:
             taken -= each.n_bytes
 
     def read(self, slots: Slots, seeds: Sequence[int]) -> list[bytes | None]:
-        """Return the bytes of ranges, None where they are not there or not right.
+        """Return the bytes of ranges, None for those that are missing or damaged.
 
         Parameters
         ----------
@@ -137,16 +136,16 @@ class Segments:
         return found
 
     def append(self, number: int, position: int, buffers: Sequence[memoryview]) -> bool:
-        """Write buffers one after the other, from a position of a segment on.
+        """Write buffers one after the other, starting at a position of a segment.
 
         Returns
         -------
-        Whether the segment was there. It may have made room.
+        Whether the segment exists. It may have been evicted.
 
         Raises
         ------
         OSError
-            They cannot all be written.
+            The buffers cannot be written completely.
         """
         try:
             descriptor = os.open(self._path(number), os.O_WRONLY)
@@ -171,7 +170,7 @@ class Segments:
                 os.utime(self._path(number))
 
     def _make_room(self, wanted: int, index: KeptIndex, current: dict[int, int]) -> int:
-        """Return the bytes that are free, once what may go has made room."""
+        """Evict segments if needed, and return the number of free bytes."""
         found, taken = self._found()
         if taken + wanted > self._max_bytes:
             newest, _ = index.filling()
@@ -188,7 +187,7 @@ class Segments:
             self._path(each.number).unlink(missing_ok=True)
 
     def _found(self) -> tuple[list[_Segment], int]:
-        """Return the segments, and the size of all files."""
+        """Return the segments, and the total size of all files."""
         found, taken = list[_Segment](), 0
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):
@@ -204,10 +203,10 @@ class Segments:
 def _expendable(
     found: list[_Segment], newest: int, kept: Slots, current: dict[int, int]
 ) -> list[_Segment]:
-    """Return the segments that may go, in the order in which they do.
+    """Return the segments that may be evicted, in this order.
 
-    Those from the newest on, or of which nothing has been entered in the index, may be what others
-    are writing to; they stay for a minute.
+    Other processes may be writing to the segments from ``newest`` on, and to those without entries
+    in the index; these stay for a minute.
     """
     is_replaced = _is_replaced(kept, current)
     segments, of_segment = np.unique(kept["segment"], return_inverse=True)
@@ -228,14 +227,14 @@ def _expendable(
 
 
 def _is_replaced(kept: Slots, current: dict[int, int]) -> NDArray[np.bool_]:
-    """Return which ranges are of objects that are open under another identity."""
+    """Return which ranges belong to objects that are open under another identity."""
     urls, of_slot = np.unique(kept["url"], return_inverse=True)
     newest = np.array([current.get(url, -1) for url in urls.tolist()], np.int64)[of_slot]
     return np.asarray((newest >= 0) & (newest != kept["identity"]))
 
 
 def _batches(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield as many buffers at once as one write takes."""
+    """Yield as many buffers at a time as one write accepts."""
     some, n_bytes = list[memoryview](), 0
     for each in buffers:
         if some and (len(some) == _MOST_BUFFERS or n_bytes + each.nbytes > _MOST_BYTES_AT_ONCE):

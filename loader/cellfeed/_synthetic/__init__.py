@@ -1,1 +1,1 @@
-"""What `cellfeed.synthetic` is made of: the experiment, its expression, and its files."""
+"""The parts of `cellfeed.synthetic`: the experiment, its expression, and its files."""

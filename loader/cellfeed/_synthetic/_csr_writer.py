@@ -11,7 +11,7 @@ from cellfeed._synthetic._expression import CountRows
 __all__ = ["CsrWriter"]
 
 _INT32_MAX = np.iinfo(np.int32).max
-_GZIP_LEVEL = 4  # what anndata's compression="gzip" stands for
+_GZIP_LEVEL = 4  # anndata's compression="gzip"
 
 
 class CsrWriter:
@@ -24,8 +24,8 @@ class CsrWriter:
     shape
         Rows and columns of the finished matrix.
     expected_nonzeros
-        About how many there will be. HDF5 chunks are as large as h5py guesses for that length,
-        as they are when anndata writes the whole array at once.
+        Estimated number of non-zeros. HDF5 chunks get the size that h5py guesses for that length,
+        as when anndata writes the whole array in one call.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CsrWriter:
         self._n_rows = stop
 
     def finish(self) -> None:
-        """Write what is left, and where each row begins."""
+        """Write the remaining values, and the row pointers."""
         self._indices.finish()
         self._data.finish()
         dtype = np.int32 if self._indptr[-1] <= _INT32_MAX else np.int64
@@ -57,7 +57,7 @@ class CsrWriter:
 
 
 class _ChunkWriter:
-    """Appends to a gzipped dataset, and compresses outside of HDF5's and Python's locks."""
+    """Appends to a gzipped dataset; compresses outside HDF5's lock and the GIL."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         self._dataset = dataset
@@ -75,7 +75,7 @@ class _ChunkWriter:
                 self._write_chunk()
 
     def finish(self) -> None:
-        """Write the last chunk, which may be partly filled, and cut the dataset to its length."""
+        """Write the last chunk, possibly a partial one, and truncate the dataset to its length."""
         length = self._written + self._filled
         if self._filled:
             self._chunk[self._filled :] = 0

@@ -1,9 +1,9 @@
-"""The experiment behind a synthetic collection: who was treated with what, on which plate.
+"""The experiment behind a synthetic collection: which cells got which drug, on which plate.
 
 A *well* is one drug at one dosage; a *condition* is one cell line in one well. Every drug is
-spread over as many plates as it has dosages, so that a plate that is held out can be predicted
-from the others. In a small collection a well holds only some cell lines, chosen so that each
-plate still has all its wells and all cell lines.
+spread over as many plates as it has dosages, so that a held-out plate can be predicted from the
+others. In a small collection a well contains only some cell lines, chosen so that each plate
+still has all its wells and all cell lines.
 """
 
 import math
@@ -34,7 +34,7 @@ N_FINE = 25
 _SHARES_OF_14_PLATES = (7.6, 5.4, 8.2, 6.5, 10.4, 5.9, 7.2, 4.7, 7.8, 6.8, 8.9, 6.2, 7.4, 7.0)
 
 _MIN_CELLS_PER_PLATE = 10
-_CELLS_PER_CONDITION = 20  # unless all cell lines are in all wells, or some would be missing
+_CELLS_PER_CONDITION = 20  # unless all lines are in all wells, or some would be missing
 
 _Drugs = TypeVar("_Drugs", int, NDArray[np.int64])
 
@@ -59,7 +59,7 @@ class PlateLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The parameters of a collection, from which its whole content follows.
+    """The parameters of a collection, which determine its whole content.
 
     Raises
     ------
@@ -90,7 +90,7 @@ class Experiment:
 
     @property
     def plate_names(self) -> list[str]:
-        """Names of the plates, such that they sort in the order of the plates."""
+        """Names of the plates, which sort in plate order."""
         width = max(2, len(str(self.n_plates)))
         return [f"plate{number:0{width}d}" for number in range(1, self.n_plates + 1)]
 
@@ -106,7 +106,7 @@ class Experiment:
         Parameters
         ----------
         plate
-            Which plate, 0 <= plate < n_plates.
+            Number of the plate, 0 <= plate < n_plates.
         """
         rng = random_stream(self.seed, Stream.LAYOUT, plate)
         n_cells = int(self.cells_per_plate()[plate])
@@ -126,13 +126,13 @@ class Experiment:
         """Return (drug, dosage) of the plate's wells, shape (n_wells, 2)."""
         rng = random_stream(self.seed, Stream.WELLS)
         rank = rng.permutation(self.n_drugs)
-        # The step from one dosage's plate to the next varies between drugs, so that drugs which
-        # share one plate do not share them all.
+        # The step from one dosage's plate to the next varies between drugs, so that two drugs which
+        # share one plate do not share all of them.
         step = 1 + rank // self.n_plates % max(1, (self.n_plates - 1) // 2)
         dosage = np.arange(len(DOSAGES))
         plate_of_well = (rank[:, None] + step[:, None] * dosage) % self.n_plates
         wells = np.argwhere(plate_of_well == plate)
-        # With very few drugs a plate may get none: it then repeats one that others have.
+        # With very few drugs a plate may get none: it then repeats a drug of other plates.
         return wells if len(wells) else np.array([[plate % self.n_drugs, plate % len(dosage)]])
 
 
@@ -142,7 +142,7 @@ def fine_mechanism(drug: _Drugs) -> _Drugs:
 
 
 def broad_mechanism(drug: _Drugs) -> _Drugs:
-    """Return the broad mechanism of each drug, below `N_BROAD`; fine ones nest in it."""
+    """Return the broad mechanism of each drug, below `N_BROAD`; fine mechanisms nest in it."""
     return fine_mechanism(drug) % N_BROAD
 
 
@@ -152,8 +152,8 @@ def _choose_pairs(
     """Choose distinct (well, line) pairs that use all wells and lines about equally."""
     wanted = max(n_cells // _CELLS_PER_CONDITION, n_wells, n_lines)
     n_pairs = min(wanted, n_wells * n_lines, n_cells)
-    # Along the diagonals of the table of wells and lines: no pair twice, no row or column left
-    # out before the others have had their turn.
+    # Along the diagonals of the table of wells and lines: no pair is used twice, and every row and
+    # column is used once before any is used again.
     step = np.arange(n_pairs)
     return step % n_wells, (step + step // math.lcm(n_wells, n_lines)) % n_lines
 
@@ -161,7 +161,7 @@ def _choose_pairs(
 def _condition_sizes(
     rng: np.random.Generator, n_cells: int, n_conditions: int
 ) -> NDArray[np.int64]:
-    """Divide the cells unevenly, as wells and lines survive, with at least one for each."""
+    """Divide the cells unevenly, as in a real screen, with at least one cell per condition."""
     survival = rng.gamma(4.0, size=n_conditions)
     return 1 + _apportion(n_cells - n_conditions, survival)
 

@@ -1,4 +1,4 @@
-"""A model of expression: how often each gene is caught, given line, drug, dosage and plate.
+"""A model of expression: how often each gene is detected, given line, drug, dosage and plate.
 
 The logarithm of a gene's abundance is the sum of a baseline and of sparse shifts: markers of
 the cell line, effects of the drug's broad mechanism, of its fine mechanism and of the drug
@@ -33,16 +33,16 @@ _SPREAD_OF_UMIS = 0.45
 _SPREAD_OF_ABUNDANCE = 2.3
 
 # In natural logarithms. Chosen so that a linear classifier, trained on 13 plates of a collection
-# of 28,000 cells, finds on the other the cell line always, the broad mechanism for 0.7 of the
-# cells, the fine one for 0.5 to 0.6, and the drug for 0.2.
+# of 28,000 cells, predicts on the remaining plate the cell line always, the broad mechanism for
+# 0.7 of the cells, the fine one for 0.5 to 0.6, and the drug for 0.2.
 _CELL_LINE_STRENGTH = 1.4
 _BROAD_STRENGTH = 0.3
 _FINE_STRENGTH = 0.5
 _DRUG_STRENGTH = 1.6
 _PLATE_STRENGTH = 0.1
 
-_SHIFTED_SHARE = 0.04  # of all genes, by each effect
-_MAX_SHIFT = 2.0  # in standard deviations, or one gene could take over a cell
+_SHIFTED_SHARE = 0.04  # fraction of genes shifted by each effect
+_MAX_SHIFT = 2.0  # in standard deviations; otherwise one gene could dominate a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class CountRows:
     Parameters
     ----------
     genes
-        The genes caught, int32, shape (n_nonzeros,), ascending within a cell.
+        The detected genes, int32, shape (n_nonzeros,), ascending within a cell.
     counts
-        How often, float32, shape (n_nonzeros,).
+        Their counts, float32, shape (n_nonzeros,).
     row_ends
-        Where each cell ends in these, int64, shape (n_cells,).
+        Where each cell ends in these arrays, int64, shape (n_cells,).
     """
 
     genes: NDArray[np.int32]
@@ -83,7 +83,7 @@ class CountRows:
 
 
 class ExpressionModel:
-    """The expression in a collection.
+    """The expression of a collection.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class ExpressionModel:
         self.drugs = _Shifts.draw(rng, experiment.n_drugs, n_genes, _DRUG_STRENGTH)
 
     def expected_nonzeros(self, n_cells: int) -> int:
-        """Return about how many non-zeros so many cells have together."""
+        """Return the approximate number of non-zeros of this many cells."""
         median = _median_umis(self.experiment.n_genes)
         abundance = np.exp(self.baseline)
         abundance *= median * math.exp(_SPREAD_OF_UMIS**2 / 2) / abundance.sum()
@@ -119,17 +119,17 @@ class ExpressionModel:
 
 @dataclass(frozen=True, slots=True)
 class PlateExpression:
-    """The expression on one plate: a model, and the log abundance without its shifts."""
+    """The expression on one plate: a model, and the log abundance without shifts by condition."""
 
     model: ExpressionModel
     untreated: NDArray[np.float64]
 
     def cumulative(self, *, cell_line: int, drug: int, dosage: int) -> NDArray[np.float64]:
-        """Return the distribution function over genes of one condition.
+        """Return the cumulative distribution over genes of one condition.
 
         Returns
         -------
-        float64, shape (n_genes,), not decreasing, 1.0 at the end.
+        float64, shape (n_genes,), non-decreasing, 1.0 at the end.
         """
         scale = 1 + math.log10(DOSAGES[dosage] / DOSAGES[-1]) / len(DOSAGES)
         log_abundance = self.untreated.copy()
@@ -143,7 +143,7 @@ class PlateExpression:
 
 
 def _baseline(seed: int, n_genes: int) -> NDArray[np.float64]:
-    """Return a lognormal distribution's quantiles, so that its tail is the same for any seed."""
+    """Return quantiles of a lognormal distribution, so that its tail is the same for any seed."""
     quantiles = ndtri((np.arange(n_genes) + 0.5) / n_genes)
     rng = random_stream(seed, Stream.BASELINE)
     return rng.permutation(_SPREAD_OF_ABUNDANCE * quantiles)
@@ -169,15 +169,15 @@ def draw_counts(
     Parameters
     ----------
     rng
-        Where the randomness comes from.
+        The random generator.
     cumulative
-        The distribution function over genes, see `ExpressionModel.cumulative`.
+        The cumulative distribution over genes, see `PlateExpression.cumulative`.
     n_umis
         UMIs of each cell, int64, shape (n_cells,), at least one each.
     """
-    # Arrival times of a Poisson process, divided by the time of one more arrival, are uniforms
-    # that come sorted: the search then walks through the genes in order, and the UMIs of one gene
-    # end up side by side. All cells share one process, cut by their closing arrivals.
+    # Arrival times of a Poisson process, divided by the time of the next arrival, are sorted
+    # uniforms: the search then walks through the genes in order, and the UMIs of one gene are
+    # adjacent. All cells share one process, cut at the last arrival of each cell.
     closing = np.cumsum(n_umis + 1) - 1
     times = rng.standard_exponential(closing[-1] + 1).cumsum()
     end_times = times[closing]

@@ -23,28 +23,28 @@ from cellfeed._synthetic._streams import Stream, random_stream
 
 __all__ = ["write_plate"]
 
-_CELLS_PER_WRITE = 64  # so that what is drawn at once stays in a CPU's cache
+_CELLS_PER_WRITE = 64  # so that one draw fits in a CPU's cache
 
-# Libraries below anndata change the list of warnings filters, which all threads share.
+# Libraries that anndata uses change the list of warning filters, which all threads share.
 _anndata_lock = threading.Lock()
 
 
 def write_plate(
     model: ExpressionModel, plate: int, path: Path, on_written: Callable[[int], None]
 ) -> None:
-    """Write one plate; the file appears at ``path`` only once it is whole.
+    """Write one plate; the file appears at ``path`` only once it is complete.
 
     Parameters
     ----------
     model
         The expression in the collection.
     plate
-        Which plate, 0 <= plate < n_plates.
+        Number of the plate, 0 <= plate < n_plates.
     path
-        Where the file goes; its folder exists.
+        Path of the file; its folder must exist.
     on_written
-        Called with the number of cells written since the last call. What it raises ends the
-        writing.
+        Called with the number of cells written since the last call. An exception that it raises
+        stops the writing.
     """
     unfinished = path.with_name(path.name + ".part")
     try:
@@ -57,10 +57,10 @@ def write_plate(
 
 
 def _in_short(error: OSError | RuntimeError, path: Path) -> Exception:
-    """Return what a full disk would be in Python.
+    """Return the exception that Python would raise for a full disk.
 
-    HDF5 describes it at length, and if it fails once more as it closes the file, that is a
-    RuntimeError which hides the first one.
+    HDF5 describes a full disk at length. If closing the file fails as well, HDF5 raises a
+    RuntimeError which hides the first error.
     """
     first = error.__context__ if isinstance(error, RuntimeError) else error
     if isinstance(first, OSError) and first.errno:
@@ -76,7 +76,7 @@ def _write(
     rng = random_stream(experiment.seed, Stream.COUNTS, plate)
     n_umis = draw_n_umis(rng, int(layout.n_cells.sum()), experiment.n_genes)
 
-    # anndata writes all but the matrix, which would have to be in memory as a whole.
+    # anndata writes everything except the matrix, which would have to fit in memory.
     with _anndata_lock:
         var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
         obs = _obs(experiment.plate_names[plate], layout, n_umis)
@@ -132,7 +132,7 @@ def _obs(plate_name: str, layout: PlateLayout, n_umis: NDArray[np.int64]) -> pd.
 
 
 def _named(prefix: str, codes: NDArray[np.int64]) -> "pd.Categorical[str]":
-    """Return a categorical that knows only the names which occur, as files of one plate do."""
+    """Return a categorical with only the names that occur, as in files of single plates."""
     present, local = np.unique(codes, return_inverse=True)
     names = pd.Index([f"{prefix}{code + 1:03d}" for code in present])
     return pd.Categorical.from_codes(local, names)

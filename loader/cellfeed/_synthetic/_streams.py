@@ -1,4 +1,4 @@
-"""Independent random streams, so that plates can be made in any order and in any process."""
+"""Independent random streams, so that plates can be written in any order and by any process."""
 
 from enum import IntEnum
 
@@ -8,7 +8,7 @@ __all__ = ["Stream", "random_stream"]
 
 
 class Stream(IntEnum):
-    """What a stream of random numbers is used for; the numbers are part of the output."""
+    """Purposes of random streams; the numbers determine the output."""
 
     WELLS = 0
     LAYOUT = 1
@@ -21,5 +21,5 @@ class Stream(IntEnum):
 
 
 def random_stream(seed: int, stream: Stream, plate: int = 0) -> np.random.Generator:
-    """Return the generator of one purpose and one plate, at its beginning."""
+    """Return the generator for one purpose and one plate, at its beginning."""
     return np.random.default_rng([seed, stream, plate])

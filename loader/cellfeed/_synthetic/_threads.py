@@ -1,7 +1,7 @@
-"""Writing several plates at a time.
+"""Writing several plates concurrently.
 
-Threads suffice, since almost all of the time goes into drawing and compressing, outside of
-Python's and HDF5's locks. Unlike processes they start at once and ask nothing of the caller.
+Threads suffice, since almost all of the time is spent drawing and compressing, outside the GIL
+and HDF5's lock. Unlike processes, they start immediately and demand nothing of the caller.
 """
 
 import threading
@@ -24,18 +24,18 @@ def write_plates(
     on_progress: Callable[[int], None],
     n_threads: int,
 ) -> None:
-    """Write plates; if one fails, or if the caller is interrupted, end them all.
+    """Write plates; if one fails, or the caller is interrupted, stop them all.
 
     Parameters
     ----------
     model
         The expression in the collection.
     paths
-        Where each plate goes, by its number.
+        Path of each plate, by its number.
     on_progress
-        Called in this thread, with the number of cells written so far.
+        Called in the calling thread, with the number of cells written so far.
     n_threads
-        How many plates are written at a time.
+        Number of plates that are written concurrently.
     """
     work = _Work(model, paths)
     with ThreadPoolExecutor(n_threads) as pool:
@@ -52,7 +52,7 @@ def write_plates(
 
 
 class _Work:
-    """What the threads share."""
+    """State shared by the threads."""
 
     def __init__(self, model: ExpressionModel, paths: Mapping[int, Path]) -> None:
         self.cancelled = threading.Event()
@@ -66,7 +66,7 @@ class _Work:
                 raise CancelledError
             self.n_written[plate] += n_cells
 
-        # Who has cancelled tells why; and HDF5, once it has failed, had better be left alone.
+        # The thread that cancelled reports why; and after a failure HDF5 is better left alone.
         with suppress(CancelledError):
             count(0)
             try:

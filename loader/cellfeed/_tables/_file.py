@@ -1,9 +1,9 @@
-"""One file of tables, of which any change is noticed.
+"""One file of tables, in which any change is detected.
 
 It begins with a mark, the CRC-32 of all that follows, and the number of bytes of a description
-in JSON. This holds the key, and the name, dtype and length of each table. The tables follow, each
-at a multiple of 64 bytes. A checksum notices every change of up to four bytes in a row, and others
-but for one in four billion.
+in JSON. The description contains the key, and the name, dtype and length of each table. The tables
+follow, each at a multiple of 64 bytes. The checksum detects every change of up to four adjacent
+bytes, and all but one in four billion of the others.
 """
 
 import json
@@ -20,13 +20,13 @@ __all__ = ["Tables", "parse", "size_of", "write"]
 Tables = Mapping[str, NDArray[Any]]
 
 _MARK = b"cellfeed"
-_HEAD = struct.Struct("<8sII")  # mark, checksum, bytes of the description
+_HEAD = struct.Struct("<8sII")  # mark, checksum, size of the description in bytes
 _CHECKED_FROM = 12
 _ALIGNMENT = 64
 
 
 def size_of(key: bytes, tables: Tables) -> int:
-    """Return how many bytes a file of these tables has."""
+    """Return the size in bytes of a file with these tables."""
     return len(_begin(key, tables)) + sum(_padded(table.nbytes) for table in tables.values())
 
 
@@ -51,7 +51,7 @@ def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
     Raises
     ------
     ValueError
-        It is not what was written for this key.
+        The content was not written for this key, or is damaged.
     """
     if content.size < _HEAD.size:
         raise ValueError("a file of tables is too short")
@@ -72,7 +72,7 @@ def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
 
 
 def _begin(key: bytes, tables: Tables) -> bytes:
-    """Return all that comes before the tables, with no checksum yet."""
+    """Return everything before the tables, with the checksum not yet set."""
     described = json.dumps(
         {
             "key": key.decode(),

@@ -1,4 +1,4 @@
-"""The folder of tables: bounded, written by any number of processes at once."""
+"""The folder of tables: bounded, and written by any number of processes concurrently."""
 
 import os
 import tempfile
@@ -12,17 +12,17 @@ from cellfeed.machine import cache_folder
 
 __all__ = ["TableFolder"]
 
-_MOST_BYTES = 5 * 10**9  # tables of 400 million cells and their chunks
-_IN_USE_SECONDS = 24 * 3600  # for which a table that was looked up stays, whatever comes
+_MOST_BYTES = 5 * 10**9  # enough for tables of 400 million cells and their chunks
+_IN_USE_SECONDS = 24 * 3600  # for which a table stays after its last use
 _SUFFIX, _UNFINISHED = ".tables", ".unfinished"
 
 
 class TableFolder:
     """Files of tables by name, ``tables`` in the `cache_folder`.
 
-    Files are written under another name and renamed, so that each is whole, and stays what it is
-    while it is mapped, even if it is removed or replaced. Of those that were not looked up for a
-    day, the oldest make room for new ones; where that is not enough, nothing new is written.
+    Files are written under a temporary name and renamed, so each is complete, and a mapped file
+    stays valid even if it is removed or replaced. Tables that have not been used for a day are
+    evicted, oldest first, to make room for new ones; if that is not enough, nothing is written.
     """
 
     @property
@@ -30,12 +30,12 @@ class TableFolder:
         return cache_folder("tables")
 
     def read(self, name: str, key: bytes) -> Tables | None:
-        """Return tables, read-only, None if there are none of this name.
+        """Return the tables of a name, read-only; None if there are none.
 
         Raises
         ------
         OSError, ValueError
-            They cannot be read, or are damaged, or are of something else.
+            They cannot be read, are damaged, or have another key.
         """
         path = self._path / f"{name}{_SUFFIX}"
         try:
@@ -44,11 +44,11 @@ class TableFolder:
             return None
         tables = parse(content, key)
         with suppress(OSError):
-            os.utime(path)  # when it was used
+            os.utime(path)  # time of the last use
         return tables
 
     def write(self, name: str, key: bytes, tables: Tables) -> None:
-        """Write tables, unless the folder is full of others that are in use.
+        """Write tables, unless the folder is full of tables in use.
 
         Raises
         ------
@@ -71,7 +71,7 @@ class TableFolder:
         """Remove files until there is room for another; return whether there is."""
         found = list[tuple[float, int, Path]]()
         for path in self._path.iterdir():
-            with suppress(FileNotFoundError):  # another process removes some, too
+            with suppress(FileNotFoundError):  # another process may remove files concurrently
                 if path.suffix in {_SUFFIX, _UNFINISHED}:
                     state = path.stat()
                     found.append((state.st_mtime, state.st_size, path))

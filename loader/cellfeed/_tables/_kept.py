@@ -1,4 +1,4 @@
-"""Tables of an array, made once and found again by whoever opens the same file."""
+"""Tables of an array, computed once and found again by later openings of the same file."""
 
 import json
 import logging
@@ -18,26 +18,26 @@ Made = TypeVar("Made", Tables, Tables | None)
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of the files, and of what the tables in them mean
+_FORMAT = 1  # of the files, and of the meaning of their tables
 _FEWEST_ENTRIES = 100_000  # fewer are read in less than 0.1 s, and take less than 2 MB
 
 
 class KeptTables:
-    """Tables that are made of one stored array, kept in the user's cache folder.
+    """Tables computed from one stored array, cached in the user's cache folder.
 
-    A table that was kept is mapped, so that its memory is that of the page cache, shared by all
-    processes of the machine. It is looked up by the path of the storage, its identity, the array
-    and what the table depends on, and by the versions of cellfeed and of the format; and it is
-    used only if its checksum is right. Without a cache that works, tables are made anew.
+    A cached table is memory-mapped, so its memory is that of the page cache, shared by all
+    processes of the machine. Its key is the path of the storage, its identity, the array and the
+    table's dependencies, and the versions of cellfeed and of the format; it is used only if its
+    checksum is right. Without a working cache, tables are recomputed.
 
     Parameters
     ----------
     name
         The file or folder, absolute, or the URL.
     array
-        Path of the array in it.
+        Path of the array in the storage.
     identity
-        Returns the identity of the storage as it is now, None if that is not known.
+        Returns the current identity of the storage, None if it is not known.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class KeptTables:
         *,
         fewest: int | None = None,
     ) -> Made | Tables:
-        """Return tables, mapped if they were kept, and else made, and kept if that is worth it.
+        """Return tables: mapped if cached, otherwise computed, and cached if that is worth it.
 
         Parameters
         ----------
         depends_on
-            What the tables are, and what they depend on beside the content of the storage.
+            Names the tables and what they depend on besides the content of the storage.
         n_entries
-            Length of the longest of them.
+            Length of the longest table.
         make
-            Makes them; what it raises is passed on. None if there can be none.
+            Computes them; its exceptions are passed on. None if the tables cannot be computed.
         fewest
-            Entries from which on it is worth it; as many as take 0.1 s to read if None.
+            Minimum number of entries to cache; by default, as many as take 0.1 s to read.
         """
         if n_entries < (_FEWEST_ENTRIES if fewest is None else fewest):
             return make()
@@ -80,7 +80,7 @@ class KeptTables:
         if kept is not None:
             return kept
         made = make()
-        # What changed meanwhile may be half of the one and half of the other.
+        # A change while computing may have mixed old and new content.
         if self._identity() != before or made is None:
             return made
         _or_none(lambda: folder.write(name, key, made))
@@ -101,7 +101,7 @@ class KeptTables:
 
 
 def _or_none(step: Callable[[], Any]) -> Any:
-    """Return what a step returns, None if the cache cannot be used for whatever reason."""
+    """Return the result of a step, None if the cache cannot be used for any reason."""
     try:
         return step()
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""How minibatches come from worker processes: in shared memory, which is used again."""
+"""Delivering minibatches from worker processes: in shared memory, which is reused."""
 
 from cellfeed._workers._arrivals import Arrivals
 from cellfeed._workers._departures import Departures, WorkerStart, departures, pool_of_minibatches

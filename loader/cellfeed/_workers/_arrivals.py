@@ -1,4 +1,4 @@
-"""What workers lend to this process: shared memory, until nothing here refers to it."""
+"""Shared memory that workers lend to this process, until nothing here refers to it."""
 
 import contextlib
 import itertools
@@ -20,11 +20,11 @@ __all__ = ["Arrivals", "arrivals_of"]
 
 
 class Arrivals:
-    """Segments of the workers of one iterator, and what is still in use here of them.
+    """Segments of the workers of one iterator, and which parts are still in use here.
 
-    Memory goes back to its worker with the next message after the last array over it is gone.
-    What is left when the workers have gone is given back to the system with the next message of
-    any.
+    A piece of memory is returned to its worker with the first message after the last array that
+    uses it is gone. Memory still in use when the workers have exited is returned to the system
+    later, with the next message of any worker.
 
     Parameters
     ----------
@@ -42,16 +42,16 @@ class Arrivals:
 
     @property
     def n_segments(self) -> int:
-        """How many were announced."""
+        """Number of announced segments."""
         return len(self._segments)
 
     def take(self, lent: Sequence[Lent]) -> list[Buffer]:
-        """Return memory that a message names.
+        """Return the memory that a message refers to.
 
         Raises
         ------
         DeliveryError
-            The process has too many files open.
+            The process has too many open files.
         """
         _give_back_what_was_left()
         with self.borrowed.lock:
@@ -61,7 +61,7 @@ class Arrivals:
     def __del__(self) -> None:
         if not self.borrowed.is_own:
             return
-        # The workers have gone. What is still in use keeps its segment, but not what else is there.
+        # The workers have exited. Only the pieces still in use keep their segments.
         used = self.borrowed.end()
         for (worker, number), segment in self._segments.items():
             for index in range(segment.n_pieces):
@@ -77,7 +77,7 @@ class Arrivals:
         return self._segments[place]
 
     def _receive(self) -> None:
-        """Take a segment that was announced; its message came after it."""
+        """Receive an announced segment; its announcement precedes the message that uses it."""
         try:
             with as_socket(self._connection) as line:
                 content, (descriptor,), _, _ = socket.recv_fds(line, ANNOUNCED.size, 1)
@@ -86,7 +86,7 @@ class Arrivals:
                 segment = Segment(descriptor, number, piece_bytes, n_pieces)
             finally:
                 os.close(descriptor)
-        except (OSError, ValueError) as error:  # there is none where none can be opened
+        except (OSError, ValueError) as error:  # there are none if none can be opened
             msg = (
                 f"memory of a worker cannot be received ({error}); allow more open files (ulimit "
                 "-n), keep fewer minibatches, or use num_workers=0"
@@ -96,14 +96,14 @@ class Arrivals:
 
 
 class _Borrowed:
-    """Pieces that this process, or a fork of it, may look at."""
+    """Pieces that this process, or a fork of it, may be using."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._process = os.getpid()
         self._in_use = dict[weakref.ref[Buffer], tuple[Segment | Remains, Lent]]()
         self._returned = deque[Any]()  # references to buffers that are gone
-        self._let_go = list[tuple[Segment | Remains, Lent]]()  # here; a fork may look at them
+        self._let_go = list[tuple[Segment | Remains, Lent]]()  # here; a fork may use them
         self._forks = list[tuple[Fork, set[Lent]]]()
 
     @property
@@ -113,7 +113,7 @@ class _Borrowed:
 
     @property
     def pieces(self) -> set[Lent]:
-        """Those that are not given back."""
+        """Pieces that have not been returned."""
         return {lent for _, lent in (*self._in_use.values(), *self._let_go)}
 
     def add(self, segment: Segment, lent: Lent) -> Buffer:
@@ -124,10 +124,10 @@ class _Borrowed:
         return buffer
 
     def give_back(self) -> None:
-        """Give back what nobody looks at any more, to the worker, or the system if it has gone."""
+        """Return unused pieces to the worker, or to the system if the worker has exited."""
         while self._returned:
             place = self._in_use.pop(self._returned.popleft(), None)
-            if place is not None:  # else it was noted when the workers had gone
+            if place is not None:  # otherwise this was noted when the workers exited
                 self._let_go.append(place)
         self._forks = [(fork, seen) for fork, seen in self._forks if not fork.has_ended()]
         free, seen_by_forks = self._let_go, set[Lent]().union(*(seen for _, seen in self._forks))
@@ -141,15 +141,15 @@ class _Borrowed:
                 segment.is_lent[lent.piece] = 0
 
     def end(self) -> set[Lent]:
-        """Let the segments go, since the workers have gone; return what is still in use."""
+        """Release the segments of exited workers; return the pieces still in use."""
         with self.lock:
             self.give_back()
             in_use, self._in_use = self._in_use, {}
             for lease, (segment, lent) in in_use.items():
                 buffer = lease()
-                if buffer is None:  # it was dropped by now
+                if buffer is None:  # it is no longer in use
                     self._let_go.append((segment, lent))
-                else:  # a lease would keep the memory
+                else:  # a lease would keep the memory alive
                     kept = weakref.ref(buffer, self._returned.append)
                     self._in_use[kept] = _remains(segment, lent), lent
                 del buffer
@@ -157,7 +157,7 @@ class _Borrowed:
             return self.pieces
 
     def seen_by(self, fork: Fork) -> bool:
-        """Keep what is in use as long as processes of a fork live; return whether it is any."""
+        """Keep pieces in use while processes of a fork live; return whether there are any."""
         if not self.is_own:
             return False
         with self.lock:
@@ -173,7 +173,7 @@ def _remains(segment: Segment | Remains, lent: Lent) -> Remains:
 
 
 def arrivals_of(key: int) -> Arrivals:
-    """Return those of an iterator."""
+    """Return the arrivals of an iterator."""
     return _ARRIVALS[key]
 
 
@@ -183,12 +183,12 @@ def _give_back_what_was_left() -> None:
             with borrowed.lock:
                 borrowed.give_back()
         if not (borrowed.is_own and borrowed.pieces):
-            with contextlib.suppress(ValueError):  # another thread has
+            with contextlib.suppress(ValueError):  # another thread is doing it
                 _LEFT.remove(borrowed)
 
 
 def _keep_for_fork() -> None:
-    """Keep what is in use now: in a forked process it is the same memory."""
+    """Keep pieces that are in use now: a forked process shares the same memory."""
     fork = Fork()
     borrowed = [*(each.borrowed for each in list(_ARRIVALS.values())), *_LEFT]
     is_seen = [each.seen_by(fork) for each in borrowed]
@@ -197,7 +197,7 @@ def _keep_for_fork() -> None:
 
 _KEYS = itertools.count()
 _ARRIVALS = weakref.WeakValueDictionary[int, Arrivals]()
-_LEFT = list[_Borrowed]()  # by iterators that have ended
+_LEFT = list[_Borrowed]()  # of iterators that have ended
 
 os.register_at_fork(
     before=_keep_for_fork, after_in_parent=Fork.has_begun, after_in_child=Fork.has_begun_here

@@ -1,4 +1,4 @@
-"""What a worker lends: the pool of shared memory of this process, if it is a worker of a loader."""
+"""Lending memory to the training process: the pool of shared memory of a loader's worker."""
 
 import os
 import socket
@@ -19,13 +19,13 @@ class Departures:
     Parameters
     ----------
     connection, key, worker
-        Where segments are announced, to which `Arrivals`, and by which worker.
+        Where segments are announced, for which `Arrivals`, and by which worker.
     pool
-        Memory that both processes have.
+        Memory shared by both processes.
     are_rows_placed
-        Whether rows may be read into it, since none but the consumer gets to see them.
+        Whether rows may be read into it directly, since only the consumer sees them.
     are_persistent
-        Whether workers live on for the next epoch.
+        Whether workers continue with the next epoch.
     """
 
     connection: Connection
@@ -36,11 +36,11 @@ class Departures:
     are_persistent: bool
 
     def lend(self, pieces: Iterable[Piece]) -> list[Lent] | None:
-        """Lend pieces, of segments that are announced if they were not before.
+        """Lend pieces, announcing their segments if they are new.
 
         Returns
         -------
-        What names them; None if too many segments wait for the consumer.
+        Handles of the pieces; None if too many segments wait for the consumer.
         """
         pieces = list(pieces)
         for each in pieces:
@@ -68,14 +68,14 @@ class Departures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerStart:
-    """A ``worker_init_fn`` that lets a worker lend memory.
+    """A ``worker_init_fn`` that enables a worker to lend memory.
 
     Parameters
     ----------
     connection, key, are_rows_placed, are_persistent
         See `Departures`.
     then
-        The user's, if there is one.
+        The user's ``worker_init_fn``, if any.
     """
 
     connection: Connection
@@ -97,15 +97,15 @@ class WorkerStart:
             self.then(worker)
 
 
-_OF_THIS_PROCESS = dict[int, Departures]()  # by process, since others are forked from it
+_OF_THIS_PROCESS = dict[int, Departures]()  # by process, since it may be forked
 
 
 def departures() -> Departures | None:
-    """Return what this process lends by, if it is a worker that does."""
+    """Return the departures of this process, None unless it is a worker that lends memory."""
     return _OF_THIS_PROCESS.get(os.getpid())
 
 
 def pool_of_minibatches() -> SharedPool | None:
-    """Return the memory that rows of minibatches are read into, if they are lent from there."""
+    """Return the pool into which rows of minibatches are read, if they are lent from there."""
     found = departures()
     return found.pool if found is not None and found.are_rows_placed else None

@@ -1,4 +1,4 @@
-"""Whether processes that were forked from this one are still there."""
+"""Whether processes that were forked from this one still exist."""
 
 import contextlib
 import os
@@ -9,19 +9,19 @@ __all__ = ["Fork"]
 
 
 class Fork:
-    """The process that is forked next, and those that are forked from it.
+    """The next forked process, and all processes forked from it.
 
-    They inherit one end of a pipe, which the system closes with the last of them, or where one
-    becomes another program. Where no pipe can be opened, they are taken to live for ever.
+    They inherit one end of a pipe, which the system closes when the last of them exits or executes
+    another program. If no pipe can be opened, they are assumed to live for ever.
     """
 
-    _beginning: ClassVar[list[int]] = []  # descriptors that forks keep, and this process does not
+    _beginning: ClassVar[list[int]] = []  # descriptors that forks keep, and this process closes
 
     def __init__(self) -> None:
         self._ended: int | None = None
 
-    def begin(self, is_asked: bool) -> None:  # noqa: FBT001 - all that there is to say
-        """Open the pipe, if anybody will ask."""
+    def begin(self, is_asked: bool) -> None:  # noqa: FBT001 - the only argument
+        """Open the pipe, if `has_ended` will be used."""
         if is_asked:
             with contextlib.suppress(OSError):
                 self._ended, alive = os.pipe()
@@ -29,21 +29,21 @@ class Fork:
 
     @classmethod
     def has_begun(cls) -> None:
-        """Close what only the fork is to have."""
+        """Close the end of the pipe that belongs to the fork."""
         while cls._beginning:
             os.close(cls._beginning.pop())
 
     @classmethod
     def has_begun_here(cls) -> None:
-        """Keep it: this is the fork."""
+        """Keep that end: this is the fork."""
         cls._beginning.clear()
 
     def has_ended(self) -> bool:
-        """Whether none of the processes is there any more."""
+        """Whether all of these processes have exited."""
         if self._ended is None:
             return False
         ends = select.poll()
-        ends.register(self._ended, 0)  # that the other end is closed is always told
+        ends.register(self._ended, 0)  # the closing of the other end is always reported
         return bool(ends.poll(0))
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""The line on which workers announce shared memory, by its descriptor."""
+"""The connection on which workers announce shared memory, by its descriptor."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ ANNOUNCED = struct.Struct("4q")
 
 
 class Lent(NamedTuple):
-    """A piece of shared memory, as a message names it."""
+    """A piece of shared memory, as messages refer to it."""
 
     worker: int
     segment: int
@@ -21,19 +21,19 @@ class Lent(NamedTuple):
 
 
 def can_lend() -> bool:
-    """Whether the system has memory that another process is given by its descriptor."""
+    """Whether the system has memory that can be passed to another process by descriptor."""
     return hasattr(os, "memfd_create")
 
 
 def connected() -> tuple[Connection, Connection]:
-    """Return where segments are received, and where they are sent."""
+    """Return the receiving and the sending end of a connection for segments."""
     receiving, sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Which are closed with the last reference, and can be pickled for a process that starts.
+    # They close with the last reference, and can be pickled for a process that starts.
     return Connection(receiving.detach()), Connection(sending.detach())
 
 
 def as_socket(connection: Connection) -> socket.socket:
-    """Return a socket of the same line that waits for nothing, to be closed."""
+    """Return a non-blocking socket of the same connection, to be closed."""
     line = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.settimeout(0)
     return line

@@ -1,4 +1,4 @@
-"""Minibatches as messages: large arrays in memory that is lent, the rest pickled."""
+"""Minibatches as messages: large arrays in lent memory, the rest pickled."""
 
 import io
 import pickle
@@ -18,15 +18,15 @@ from cellfeed._workers._line import Lent
 
 __all__ = ["Message", "message_of"]
 
-_LEAST = 1 << 15  # bytes; less is pickled
+_LEAST = 1 << 15  # bytes; smaller arrays are pickled
 
-# Which piece of the message it lies in, and from which byte on, or its bytes; how many bytes there
-# are; shape and dtype.
+# The number of the piece in the message and the first byte in it, or the bytes themselves; number
+# of bytes; shape and dtype.
 _Placed: TypeAlias = tuple[tuple[int, int] | bytearray, int, tuple[int, ...], Any]
 
 
 class Message:
-    """Unpickled by the consumer, it is what it was made of."""
+    """A message that the consumer unpickles as the original minibatch."""
 
     __slots__ = ("_content", "_key", "_lent")
 
@@ -38,14 +38,14 @@ class Message:
 
 
 def message_of(minibatch: Any, departures: Departures) -> Message | None:
-    """Return a minibatch as a message, with which the memory is lent that it takes.
+    """Return a minibatch as a message, and lend the memory that it uses.
 
-    Arrays and tensors that lie in memory of the pool are not copied, unless that is lent already;
-    others are copied there if they are large.
+    Arrays and tensors in memory of the pool are not copied, unless that memory is lent already;
+    others are copied into the pool if they are large.
 
     Returns
     -------
-    None if memory cannot be lent, so that it has to be sent in another way.
+    None if memory cannot be lent, so the minibatch has to be sent another way.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, departures)
@@ -63,11 +63,11 @@ class _Pickler(ForkingPickler):
 
     @property
     def pieces(self) -> list[Piece]:
-        """Memory that the message refers to."""
+        """Pieces of memory that the message refers to."""
         return list(self._numbers)
 
     def persistent_id(self, obj: Any) -> _Placed | None:
-        """Place arrays and tensors."""
+        """Place the memory of arrays and tensors."""
         if type(obj) is np.ndarray:
             if obj.dtype.hasobject or not obj.flags.c_contiguous or not obj.nbytes:
                 return None
@@ -75,13 +75,13 @@ class _Pickler(ForkingPickler):
             return None if where is None else (where, obj.nbytes, obj.shape, obj.dtype)
         if HAS_TORCH and type(obj) is torch.Tensor and _is_plain(obj):
             content = obj.contiguous().reshape(-1).view(torch.uint8).numpy()
-            # Not as torch does it, which takes shared memory of its own for each.
+            # Unlike torch, which takes separate shared memory for each tensor.
             placed = self._where(content) or bytearray(content)
             return placed, content.size, tuple(obj.shape), obj.dtype
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Take apart what consists of tensors."""
+        """Reduce objects that consist of tensors."""
         if type(obj) is Minibatch:
             return Minibatch, (obj.elements, obj.obs, obj.rows)
         if HAS_TORCH and type(obj) is torch.Tensor and obj.layout == torch.sparse_csr:
@@ -111,7 +111,7 @@ class _Unpickler(pickle.Unpickler):
         self._buffers = buffers
 
     def persistent_load(self, pid: _Placed) -> Any:
-        """Return an array or a tensor over memory that was lent."""
+        """Return an array or a tensor over lent memory."""
         where, n_bytes, shape, dtype = pid
         if isinstance(where, bytearray):
             return (
@@ -133,7 +133,7 @@ def _opened(key: int, lent: Sequence[Lent], content: bytes) -> Any:
 
 
 def _is_plain(tensor: "torch.Tensor") -> bool:
-    """Whether it is its values and nothing else, in memory of the processor."""
+    """Whether a tensor is nothing but its values, in CPU memory."""
     return (
         tensor.layout == torch.strided
         and tensor.device.type == "cpu"

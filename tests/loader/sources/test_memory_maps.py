@@ -119,7 +119,7 @@ class TestScdl:
                     open_collection(where, obs=["plate"])
                 file.write_bytes(before)
             np.save(index, [-1, N_ROWS - 1])
-            with pytest.raises(FormatError, match=r"index\.npy: is of 59 cells, not 60"):
+            with pytest.raises(FormatError, match=r"index\.npy: covers 59 cells, not 60"):
                 open_collection(where, obs=["plate"])
             np.save(index, [-1, N_ROWS])
         obs_of(N_ROWS - 1).to_parquet(where / "obs_features" / "dataframe_0.parquet")
@@ -127,7 +127,7 @@ class TestScdl:
             open_collection(where, obs=["plate"])
         data = where / "data.npy"
         data.write_bytes(data.read_bytes()[:-4])
-        with pytest.raises(FormatError, match="its arrays are not those of one CSR matrix"):
+        with pytest.raises(FormatError, match="its arrays do not form one CSR matrix"):
             open_collection(where)
         data.write_bytes(data.read_bytes()[:-3])
         with pytest.raises(FormatError, match=r"data\.npy: .* bytes are not a multiple of float32"):
@@ -200,11 +200,11 @@ class TestNpyFolder:
         where = write_npy(tmp_path / "cells", X)
         np.save(where / "format.npy", np.array(b"csr"))
         for name, values, said in (
-            ("indptr", X.indptr[:-1], "are not those of one CSR matrix"),
-            ("indptr", X.indptr[::-1].copy(), "are not those of one CSR matrix"),
+            ("indptr", X.indptr[:-1], "its arrays do not form one CSR matrix"),
+            ("indptr", X.indptr[::-1].copy(), "its arrays do not form one CSR matrix"),
             ("indices", X.indices.astype(">i4"), "not in the byte order of this machine"),
             ("data", X.data[None], "is not a one-dimensional array"),
-            ("format", np.array(b"csc"), "are not those of one CSR matrix"),
+            ("format", np.array(b"csc"), "its arrays do not form one CSR matrix"),
         ):
             path = where / f"{name}.npy"
             before = path.read_bytes()

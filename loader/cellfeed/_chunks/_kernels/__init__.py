@@ -1,8 +1,8 @@
-"""What is compiled: this folder and nothing else, so that a change in it compiles all of it anew.
+"""The compiled code of chunks, and nothing else, as any change in this folder recompiles all of it.
 
-Every function has its signature written out, so that it is compiled (or loaded from disk) when
-this folder is imported, and never later beside threads or before a fork; casts, of which there
-are many, are the exception. Functions that are compiled run without the GIL.
+Every function declares its signature, so that it is compiled (or loaded from disk) when this
+folder is imported, and never later beside threads or before a fork; the many casts are the
+exception. Compiled functions run without the GIL.
 """
 
 from cellfeed._chunks._kernels._casts import can_cast, cast_address

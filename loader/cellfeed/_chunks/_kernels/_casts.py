@@ -14,11 +14,11 @@ __all__ = ["can_cast", "cast_address"]
 _SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
-# Bits of a float32 without its sign; the last ones as a float16 has them.
+# Bits of a float32 without its sign; the last three are bounds of float16.
 _INFINITY = 0x7F800000
 _TOO_LARGE, _LEAST_NORMAL, _TOO_SMALL = 0x47800000, 0x38800000, 0x33000000
 
-# Fractions that do not fit are undefined in C. NumPy goes through these, and then cuts off bits.
+# Casts of floats out of range are undefined in C. NumPy casts via these, and then truncates bits.
 _WRAPPED = {
     np.dtype(target): np.dtype(via)
     for target, via in (
@@ -32,7 +32,7 @@ _WRAPPED = {
 
 
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether `cast_address` knows the way."""
+    """Return whether `cast_address` supports the cast."""
     is_halved = source == np.float32 and target == np.float16 and source.isnative
     return source == target or is_halved or (_is_plain(source) and _is_plain(target))
 
@@ -46,7 +46,7 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
     source, target
         Native dtypes for which `can_cast` holds.
     of_indices
-        Whether the elements are indices, of which those that do not fit become -1.
+        Whether the elements are indices, of which those out of range become -1.
     """
     if source == target:
         return 0
@@ -66,7 +66,7 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
     return int(function.address)
 
 
-_KEPT: list[Any] = []  # compiled functions live as long as somebody holds them
+_KEPT: list[Any] = []  # compiled functions live only as long as they are referenced
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
@@ -120,9 +120,9 @@ def _to_bool(ins: Any) -> Any:
 
 @compiled("uint16(uint32)")
 def _half(bits: Any) -> Any:
-    """Return the bits of a float32 as those of the nearest float16, of two the even one."""
+    """Return the bits of the nearest float16 of a float32, given by its bits; ties go to even."""
     sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
-    if size > _INFINITY:  # none of the bits that are left may make an infinity of it
+    if size > _INFINITY:  # no remaining bits may turn it into an infinity
         return sign | 0x7E00 | ((size >> 13) & 0x1FF)
     if size >= _TOO_LARGE:
         return sign | 0x7C00

@@ -1,4 +1,4 @@
-"""Codecs: each is described here, once, and has a branch in `_decompression`."""
+"""Codecs: each is described once, here, and has a branch in `_decompression`."""
 
 from dataclasses import dataclass
 
@@ -35,16 +35,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Filter:
-    """The filter of HDF5 that a codec is.
+    """The HDF5 filter of a codec.
 
     Parameters
     ----------
     number
         As registered: https://github.com/HDFGroup/hdf5_plugins
     name
-        What those who write files call it.
+        The name that writers of files use.
     level
-        Which of the filter's parameters says how hard it tries, if there is one.
+        Index of the filter's parameter with the compression level, if there is one.
     """
 
     number: int
@@ -54,12 +54,12 @@ class Hdf5Filter:
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """How chunks are compressed.
+    """A codec of chunks.
 
     Parameters
     ----------
     functions
-        The C functions that decompress them, as `_native` numbers these.
+        The C functions that decompress them, by their indices in `_native`.
     hdf5
         The filter of HDF5, if there is one.
     zarr
@@ -75,12 +75,12 @@ _codecs: list[_Codec] = []
 
 
 def _codec(*functions: int, hdf5: Hdf5Filter | None = None, zarr: str | None = None) -> int:
-    """Describe a codec, and return its number, which compiled functions know it by."""
+    """Describe a codec, and return its number, by which compiled functions know it."""
     _codecs.append(_Codec(functions, hdf5, zarr))
     return len(_codecs) - 1
 
 
-STORED = _codec()  # as it is
+STORED = _codec()  # not compressed
 ZLIB = _codec(
     DEFLATE_NEW, DEFLATE_FREE, ZLIB_DECOMPRESS, hdf5=Hdf5Filter(1, "gzip", level=0), zarr="zlib"
 )
@@ -99,11 +99,11 @@ ZARR_CODECS = {each.zarr: codec for codec, each in enumerate(_codecs) if each.za
 
 
 def can_decode(codec: int) -> bool:
-    """Return whether the functions that a codec needs were found."""
+    """Return whether all functions that a codec needs were found."""
     addresses = function_addresses()
     return all(addresses[function] for function in (PREAD, *_codecs[codec].functions))
 
 
 def hdf5_filter(number: int) -> Hdf5Filter | None:
-    """Return what is known of a filter of HDF5, None if it is not one of these codecs."""
+    """Return the description of an HDF5 filter, None if it is not one of these codecs."""
     return _codecs[HDF5_CODECS[number]].hdf5 if number in HDF5_CODECS else None

@@ -1,4 +1,4 @@
-"""Compiled: values with a row and a column each become rows."""
+"""Compiled: converting values with row and column numbers to rows."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["count_by_row", "scatter_by_row"]
 
 @compiled("int64(int64[::1], int64)")
 def _find(ids: NDArray[np.int64], wanted: int) -> int:
-    """Return where a number is among ascending ones, -1 if it is not there."""
+    """Return the position of a number in an ascending array, -1 if it is not there."""
     first, last = 0, ids.size
     while first < last:
         middle = (first + last) // 2
@@ -29,11 +29,11 @@ def _find(ids: NDArray[np.int64], wanted: int) -> int:
 def count_by_row(
     rows_address: int, n: int, ids: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> bool:
-    """Add to ``counts`` how many of n values each of ``ids``, which ascend, has.
+    """Add the number of values of each of the ascending ``ids``, out of n values, to ``counts``.
 
     Returns
     -------
-    Whether all values are of one of them.
+    Whether every value belongs to one of them.
     """
     rows = carray(pointer(rows_address), (n,), np.int64)
     row, previous = -1, np.int64(0)
@@ -63,22 +63,22 @@ def scatter_by_row(
     indices: NDArray[np.int32],
     data: NDArray[Any],
 ) -> bool:
-    """Append n values, which `count_by_row` has counted, to their rows.
+    """Append n values, counted by `count_by_row`, to their rows.
 
     Parameters
     ----------
     rows_address, columns_address, values_address
-        Where rows and columns, int64, and values lie.
+        Addresses of rows and columns, int64, and of values.
     ids
-        Of the rows, ascending.
+        Ids of the rows, ascending.
     ends
-        Where each row ends so far; moved on.
+        Where each row ends so far; updated.
     indices, data
-        Of all rows.
+        Indices and data of all rows.
 
     Returns
     -------
-    Whether all columns are of an int32 that is not negative.
+    Whether all columns fit in a non-negative int32.
     """
     rows = carray(pointer(rows_address), (n,), np.int64)
     columns = carray(pointer(columns_address), (n,), np.int64)

@@ -1,4 +1,4 @@
-"""Compiled: counters that threads and processes add to at once."""
+"""Compiled: counters that threads and processes update concurrently."""
 
 from cellfeed._chunks._kernels._native import atomic_add
 from cellfeed._compiled import compiled

@@ -1,4 +1,4 @@
-"""Compiled: chunks are read, decompressed and placed, by many threads together."""
+"""Compiled: reading, decompressing and placing chunks in many threads."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ _int64_2d = "int64[:,::1]"
 
 @compiled("boolean(int64[::1], int64[:,::1])")
 def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
-    """Return whether these elements may be zero, and for that reason were never written."""
+    """Return whether these elements may be zeros that were therefore never written."""
     if array[LOST_IS_ZERO]:
         return True
     # No row has more than one element of column 0.
@@ -73,7 +73,7 @@ def _may_be_lost(array: NDArray[np.int64], segments: NDArray[np.int64]) -> bool:
 def _take_zeros(
     segments: NDArray[np.int64], array: NDArray[np.int64], buffer: NDArray[np.uint8]
 ) -> None:
-    """Let all segments begin at zeros, no more of which are made than the longest takes."""
+    """Let all segments begin at the same zeros, as many as the longest segment needs."""
     if array[PLACING] == SCATTERED:
         buffer[: array[DECODED_BYTES]] = 0
         return
@@ -93,7 +93,7 @@ def _unfiltered(
     decoded: int,
     unshuffled: int,
 ) -> int:
-    """Return the address of the elements of a chunk that is not compressed, or no longer."""
+    """Return the address of the elements of a chunk that is not, or no longer, compressed."""
     if array[SHUFFLED] and not chunk[FLAGS] & UNSHUFFLED:
         unshuffle(source, array[DECODED_BYTES], unshuffled, array[ITEMSIZE])
         source = unshuffled
@@ -113,20 +113,20 @@ def _decompress_as_wanted(
     addresses: tuple[int, int, int, int],
     functions: NDArray[np.int64],
 ) -> Any:
-    """Decompress a chunk, if it is, as far as it has to be.
+    """Decompress a chunk, if it is compressed, as far as needed.
 
     Parameters
     ----------
     array, chunk, segments
         Rows of the tables.
     addresses
-        Of its bytes, of where they go, and of the decompressors that have a state.
+        Addresses of its bytes, of the output, and of the decompressors with a state.
     functions
         Addresses of the C functions.
 
     Returns
     -------
-    A failure, 0 if none, and how many bytes came out.
+    A failure, 0 if none, and the number of decompressed bytes.
     """
     source, target, zlib, zstd = addresses
     if not is_compressed(array, chunk):
@@ -157,25 +157,25 @@ def decode(
     unshuffled_buffer: NDArray[np.uint8],
     scratch_buffer: NDArray[np.uint8],
 ) -> int:
-    """Read, decompress and place chunks until none is left; many threads share one report.
+    """Read, decompress and place chunks until none is left; several threads share one report.
 
     Parameters
     ----------
     arrays, chunks, segments
-        The tables; of ``chunks``, those that are to be decoded now.
+        The tables; ``chunks`` contains only the chunks to decode now.
     functions
         Addresses of the C functions.
     report
-        Shared by all threads that work on these tables.
+        Shared by all threads that decode these tables.
     raw_buffer, decoded_buffer, unshuffled_buffer, scratch_buffer
-        What one read brings, a chunk decompressed, a chunk unshuffled, and, where elements are
-        cast before they are placed, a chunk of these; of this thread alone. (They are arguments
-        since a compiled function frees its own arrays after their last use by name, whoever
-        still has their address.)
+        Buffers for the bytes of one read, a decompressed chunk, an unshuffled chunk, and, if
+        elements are cast before they are placed, a chunk of cast elements; each thread has its own.
+        (They are arguments since a compiled function frees its own arrays after their last use by
+        name, even if their address is still in use.)
 
     Returns
     -------
-    The bytes that this thread read.
+    Number of bytes that this thread read.
     """
     n_chunks = len(chunks)
     raw, decoded, unshuffled = (
@@ -193,7 +193,7 @@ def decode(
         if first >= n_chunks:
             break
         stop = min(first + CHUNKS_OF_A_TASK, n_chunks)
-        begin = end = first  # chunks whose bytes are at hand
+        begin = end = first  # chunks whose bytes have been read
         for c in range(first, stop):
             failure = 0
             array = arrays[chunks[c, ARRAY]]

@@ -1,4 +1,4 @@
-"""Compiled: chunks are decompressed. Each codec has a branch here; `_codecs` describes them."""
+"""Compiled: decompressing chunks. Each codec has a branch here; `_codecs` describes them."""
 
 from typing import Any
 
@@ -33,14 +33,14 @@ from cellfeed._compiled import compiled
 
 __all__ = ["LZ4_HEADER", "decompress", "is_compressed", "lzf", "unshuffle"]
 
-LZ4_HEADER = 4  # bytes: numcodecs puts the size there
+LZ4_HEADER = 4  # of numcodecs' header, which contains the size
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
 def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
     """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged.
 
-    It ends once as many bytes are written as are wanted.
+    It stops once ``wanted`` bytes are written.
     """
     ins = carray(pointer(source), (size,), np.uint8)
     out = carray(pointer(target), (capacity,), np.uint8)
@@ -70,7 +70,7 @@ def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
         n += 2
         if start < 0 or o + n > capacity:
             return -1
-        for j in range(n):  # byte by byte, since what is copied may overlap where it goes
+        for j in range(n):  # byte by byte, since source and target may overlap
             out[o + j] = out[start + j]
         o += n
     return int(o)
@@ -78,7 +78,7 @@ def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
 
 @compiled("int64(int64, int64, int64, int64, int64[::1])")
 def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
-    """Decompress LZ4 as numcodecs writes it; the bytes written, below 0 if damaged."""
+    """Decompress LZ4 as numcodecs writes it; return the bytes written, negative if damaged."""
     if size <= LZ4_HEADER:
         return -1
     begin, n_compressed = source + LZ4_HEADER, size - LZ4_HEADER
@@ -87,7 +87,7 @@ def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[
 
 @compiled("void(int64, int64, int64, int64)")
 def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
-    """Put together what HDF5's shuffle filter took apart: first all first bytes, and so on."""
+    """Undo HDF5's shuffle filter, which groups the bytes of elements by position."""
     n = size // itemsize
     ins = carray(pointer(source), (size,), np.uint8)
     if itemsize == 4:
@@ -117,7 +117,7 @@ def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
 
 @compiled("boolean(int64[::1], int64[::1])")
 def is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
-    """Return whether there is anything to decompress."""
+    """Return whether a chunk is compressed."""
     return array[CODEC] != STORED and not chunk[FLAGS] & UNCOMPRESSED
 
 
@@ -131,10 +131,10 @@ def decompress(
     zlib: int,
     zstd: int,
 ) -> int:
-    """Decompress a chunk, if it is, which has to come out at exactly its size; 0, or a failure."""
+    """Decompress a chunk, if compressed, to exactly its expected size; return 0, or a failure."""
     size, expected = chunk[SIZE], array[DECODED_BYTES]
     if not is_compressed(array, chunk):
-        # Chunks stored as they are were cut to what is wanted of them, unless shuffled.
+        # Uncompressed chunks were cut to the wanted elements, unless they are shuffled.
         whole = array[CODEC] != STORED or array[SHUFFLED] or array[DELTA]
         return WRONG_SIZE if whole and size != expected else 0
     if array[CODEC] in (ZLIB, GZIP):

@@ -1,4 +1,4 @@
-"""Compiled: elements that are stored as differences are added up."""
+"""Compiled: adding up elements that are stored as differences."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _word = "uint8", "uint32", "uint64"
 
 @compiled(*(f"void({word}[::1], {word}[::1])" for word in _word))
 def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
-    """Add up integers, which wrap around at the size of their dtype, whatever their sign."""
+    """Add up integers, which wrap around at the size of their dtype, signed or not."""
     total = differences.dtype.type(0)
     for i in range(differences.size):
         total = differences.dtype.type(total + differences[i])
@@ -27,7 +27,7 @@ def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
 
 @compiled("void(int64, int64, int64)")
 def _add_up_16_bits(source: int, target: int, n: int) -> None:
-    """Add up integers of 16 bits at one address to those at another; most indices are such."""
+    """Add up 16-bit integers from one address to another; most indices have 16 bits."""
     total, whole = np.uint16(0), n - n % LANES
     for i in range(0, whole, LANES):
         total = add_up_lanes(target + 2 * i, source + 2 * i, total)
@@ -45,7 +45,7 @@ def add_up(
     segments: NDArray[np.int64],
     array: NDArray[np.int64],
 ) -> None:
-    """Add up the differences of a chunk, as far as segments take its elements.
+    """Add up the differences of a chunk, as far as segments need its elements.
 
     ``source`` and ``target`` are addresses, and may be the same.
     """

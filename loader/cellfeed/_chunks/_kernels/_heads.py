@@ -1,8 +1,8 @@
-"""Compiled: chunks are decompressed as far as they are wanted, where their codec allows it.
+"""Compiled: decompressing only the beginning of a chunk, if its codec allows it.
 
-Deflate, LZ4 and LZF write in order, so that a short buffer takes the head of a chunk; Blosc and
-Zstandard are made of blocks. What is given up is what is known at the end alone: checksums, and
-that the chunk has its size.
+Deflate, LZ4 and LZF write sequentially, so a short buffer receives the head of a chunk; Blosc and
+Zstandard consist of blocks. This skips checks that need the end of a chunk: its checksum, and its
+size.
 """
 
 from typing import Any
@@ -46,21 +46,21 @@ from cellfeed._compiled import compiled
 
 __all__ = ["decompress_head", "head_sizes", "mark_checked", "wanted_bytes"]
 
-# libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so that all
-# bytes up to there are right; it may have written up to 39 wrong ones after these. Where a stored
-# block does not fit, of up to 64 KiB, nothing of it is written: then the mark is still there.
+# libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so all
+# bytes before it are right; up to 39 wrong bytes may follow them. If a stored block of up to 64 KiB
+# does not fit, nothing of it is written: then the mark is still there.
 _MARK_AT, _HEAD_MARGIN = 64, 384
 _MARK = np.uint64(0x9E3779B97F4A7C15)
 _INSUFFICIENT_SPACE = 3
 
 _ZSTD_BLOCK = 1 << 17
 _ZSTD_ERRORS = -256  # results from here to -1 are errors
-_BLOSC_TYPESIZE, _BLOSC_BLOCK_SIZE, _BLOSC_HEADER = 3, 8, 16  # places in its header, and its size
+_BLOSC_TYPESIZE, _BLOSC_BLOCK_SIZE, _BLOSC_HEADER = 3, 8, 16  # positions in the header; its size
 
 
 @compiled("boolean(int64[::1], int64[::1])")
 def _is_checked(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
-    """Return whether a chunk need not be decompressed whole."""
+    """Return whether a chunk may be decompressed partially."""
     if array[CHECKED] in (EVERY_TIME, NEVER):
         return bool(array[CHECKED] == NEVER)
     bits = carray(pointer(array[CHECKED] + (chunk[NUMBER] >> 3)), (1,), np.uint8)
@@ -69,10 +69,10 @@ def _is_checked(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
 
 @compiled("void(int64[::1], int64[::1])")
 def mark_checked(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> None:
-    """Remember that a chunk was decompressed whole.
+    """Record that a chunk was decompressed completely.
 
-    Of two threads that mark neighbours at once, one may be forgotten, whose chunk is then
-    decompressed whole once more.
+    If two threads mark adjacent chunks at the same time, one mark may be lost; that chunk is then
+    decompressed completely once more.
     """
     if array[CHECKED] in (EVERY_TIME, NEVER):
         return
@@ -84,7 +84,7 @@ def mark_checked(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> None:
 def wanted_bytes(
     array: NDArray[np.int64], chunk: NDArray[np.int64], segments: NDArray[np.int64]
 ) -> int:
-    """Return how far a chunk has to be decompressed, in bytes from its first on."""
+    """Return how many bytes of a chunk, from its first, have to be decompressed."""
     whole = array[DECODED_BYTES]
     is_shuffled = array[SHUFFLED] and not chunk[FLAGS] & UNSHUFFLED
     if is_shuffled or not is_compressed(array, chunk) or not _is_checked(array, chunk):
@@ -126,7 +126,7 @@ def _zstd_head(
     functions: NDArray[np.int64],
     zstd: int,
 ) -> int:
-    n = -(-wanted // _ZSTD_BLOCK) * _ZSTD_BLOCK  # whole blocks are decompressed anyhow
+    n = -(-wanted // _ZSTD_BLOCK) * _ZSTD_BLOCK  # whole blocks are decompressed anyway
     if n >= array[DECODED_BYTES] or not functions[ZSTD_STREAM]:
         return 0
     call(functions[ZSTD_START_STREAM], (zstd,))
@@ -179,12 +179,12 @@ def decompress_head(
     zlib: int,
     zstd: int,
 ) -> int:
-    """Decompress the first bytes of a compressed chunk, at least as many as are wanted.
+    """Decompress the first bytes of a compressed chunk, at least ``wanted``.
 
     Returns
     -------
-    Bytes that were decompressed; 0 if nothing is known of them, since the codec cannot stop there,
-    or the chunk is damaged: it has to be decompressed whole, which tells.
+    Number of bytes that were decompressed; 0 if the codec cannot stop there, or the chunk is
+    damaged: then the chunk has to be decompressed completely, which shows the damage.
     """
     codec = array[CODEC]
     if codec in (ZLIB, GZIP):
@@ -207,7 +207,7 @@ def decompress_head(
 def head_sizes(
     arrays: NDArray[np.int64], chunks: NDArray[np.int64], segments: NDArray[np.int64]
 ) -> Any:
-    """Return how far each chunk has to be decompressed, in bytes, shape (n_chunks,)."""
+    """Return how many bytes of each chunk have to be decompressed, shape (n_chunks,)."""
     sizes = np.empty(len(chunks), np.int64)
     for c in range(len(chunks)):
         own = segments[chunks[c, FIRST_SEGMENT] : chunks[c, END_SEGMENT]]

@@ -1,4 +1,4 @@
-"""Compiled: what HDF5 calls for each chunk of an array, to note where it lies."""
+"""Compiled: the callback by which HDF5 lists the chunks of an array and their locations."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ __all__ = [
     "note_chunk",
 ]
 
-# Columns of what is listed.
+# Columns of the list.
 ADDRESS, SIZE, FILTER_MASK, N_COLUMNS = range(4)
 
-# What the callback is given: where it writes, and for each dimension the length of a chunk and
-# the number of chunks. It gives back whether a chunk was odd.
+# State of the callback: where it writes, and for each dimension the length of a chunk and the
+# number of chunks. The callback sets whether a chunk was unusual.
 LISTED, N_DIMENSIONS, ODD, GRID = range(4)
 _MOST_DIMENSIONS = 32  # of HDF5
 N_STATE = GRID + 2 * _MOST_DIMENSIONS
@@ -33,7 +33,7 @@ N_STATE = GRID + 2 * _MOST_DIMENSIONS
 
 @compiled_callback("int32(CPointer(uint64), uint32, uint64, uint64, voidptr)")
 def note_chunk(offset: Any, filter_mask: Any, address: Any, size: Any, state: Any) -> Any:
-    """Note a chunk; compiled, so that it is written without anything that could be raised."""
+    """Note a chunk; compiled, so that it cannot raise an exception."""
     known = carray(state, (N_STATE,), np.int64)
     number, n_chunks = np.int64(0), np.int64(1)
     for k in range(known[N_DIMENSIONS]):
@@ -41,7 +41,7 @@ def note_chunk(offset: Any, filter_mask: Any, address: Any, size: Any, state: An
         n = known[GRID + 2 * k + 1]
         if place < 0 or place >= n:
             known[ODD] = 1
-            return np.int32(1)  # which ends the iteration
+            return np.int32(1)  # stops the iteration
         number = number * n + place
         n_chunks *= n
     first, n_bytes = np.int64(address), np.int64(size)

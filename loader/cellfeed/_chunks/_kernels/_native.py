@@ -1,8 +1,8 @@
 # ruff: noqa: ARG001 - numba fixes what such functions take
-"""Calls of C functions by address from compiled code, and raw memory.
+"""Calling C functions by address from compiled code, and raw memory.
 
-The compressors are reached in the shared libraries of well-kept packages. Their addresses are
-arguments of the kernels, not constants in them, so that compiled kernels can be kept on disk.
+The decompressors are in the shared libraries of well-maintained packages. Their addresses are
+arguments of the kernels, not constants in them, so that compiled kernels can be cached on disk.
 """
 
 import ctypes
@@ -77,7 +77,7 @@ def _c_function(name: str, module: str | None = None) -> int:
     name
         Its symbol.
     module
-        The Python module whose shared library has it; the C library if None.
+        The Python module whose shared library contains it; the C library if None.
     """
     _c_functions.append((name, module))
     return len(_c_functions) - 1
@@ -122,7 +122,7 @@ def _address(name: str, module: str | None) -> int:
 
 
 def _library_file(module: str) -> str:
-    # Asked for by its whole name it would be imported, which another thread may be doing.
+    # Looking up its full name would import it, which another thread may be doing.
     package = importlib.util.find_spec(module.rpartition(".")[0])
     folders = None if package is None else package.submodule_search_locations
     spec = importlib.machinery.PathFinder.find_spec(module, folders)
@@ -133,10 +133,10 @@ def _library_file(module: str) -> str:
 
 @intrinsic
 def call(typingctx: Any, address: Any, arguments: Any) -> Any:
-    """``call(address, (a, b, ...))``: a C function of integers and pointers, as int64.
+    """``call(address, (a, b, ...))``: call a C function of integers and pointers; returns int64.
 
-    An argument that C declares as int arrives in a register of 64 bits, whose lower half C
-    reads. Of a result that C declares as int, only the lower half counts: cast it to int32.
+    An argument that C declares as int is passed in a register of 64 bits, of which C reads the
+    lower half. If C declares the result as int, only its lower half is valid: cast it to int32.
     """
     signature = types.int64(types.int64, arguments)
 
@@ -151,7 +151,7 @@ def call(typingctx: Any, address: Any, arguments: Any) -> Any:
 
 @intrinsic
 def nanoseconds(typingctx: Any, clock: Any) -> Any:
-    """Return the time of a clock that never goes back; ``clock`` is the address of `CLOCK`."""
+    """Return the time of a monotonic clock; ``clock`` is the address of `CLOCK`."""
     signature = types.int64(types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -168,7 +168,7 @@ def nanoseconds(typingctx: Any, clock: Any) -> Any:
 
 @intrinsic
 def pointer(typingctx: Any, address: Any) -> Any:
-    """Return an address as the pointer that `numba.carray` wants."""
+    """Return an address as a pointer for `numba.carray`."""
     signature = types.voidptr(types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -179,7 +179,7 @@ def pointer(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
-    """``memcpy(target, source, n)`` on addresses."""
+    """Call ``memcpy(target, source, n)`` on addresses."""
     signature = types.void(types.int64, types.int64, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -192,10 +192,10 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
-    """Copy ``n`` blocks of `BLOCK_BYTES` past the cache; ``target`` is aligned to as many.
+    """Copy ``n`` blocks of `BLOCK_BYTES`, bypassing the cache; ``target`` must be aligned to them.
 
-    What is written fills whole lines of memory, which therefore need not be read first. Other
-    threads may see it out of order until `finish_streams`.
+    The writes fill whole cache lines, which therefore need not be read first. Other threads may see
+    them out of order until `finish_streams`.
     """
     signature = types.void(types.int64, types.int64, types.int64)
 
@@ -217,9 +217,9 @@ def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def finish_streams(typingctx: Any) -> Any:
-    """Wait until what this thread has streamed is in memory, before others are told of it.
+    """Wait until this thread's streamed writes are in memory, before announcing them to others.
 
-    That takes as long as some hundred elements, so it is done once for many streams.
+    That takes as long as copying a hundred elements or so, so it is done once for many streams.
     """
     signature = types.void()
 
@@ -234,7 +234,7 @@ def finish_streams(typingctx: Any) -> Any:
 def add_up_lanes(typingctx: Any, target: Any, source: Any, before: Any) -> Any:
     """Add up `LANES` integers of 16 bits to what came before them, and return the last sum.
 
-    Sums of 1, 2, 4 and 8 neighbours are made side by side, so that none waits for all others.
+    Sums of 1, 2, 4 and 8 neighbours are computed in parallel, so that none waits for all others.
     """
     signature = types.uint16(types.int64, types.int64, types.uint16)
 
@@ -258,7 +258,7 @@ def add_up_lanes(typingctx: Any, target: Any, source: Any, before: Any) -> Any:
 
 @intrinsic
 def atomic_add(typingctx: Any, address: Any, n: Any) -> Any:
-    """Add to the int64 at an address, and return what it was before."""
+    """Add to the int64 at an address, and return its previous value."""
     signature = types.int64(types.int64, types.int64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -279,7 +279,7 @@ def _reinterpreted(source: Any, target: Any, of_llvm: ir.Type) -> Any:
     return reinterpret
 
 
-# The same bits as a number of another type.
+# Reinterpret the bits as another type.
 bits_of_float = _reinterpreted(types.float32, types.uint32, ir.IntType(32))
 float_of_bits = _reinterpreted(types.uint32, types.float32, ir.FloatType())
 
@@ -297,7 +297,7 @@ def popcount(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def add_unordered(typingctx: Any, sum_: Any, value: Any) -> Any:
-    """Add to a sum of which several parts may be added up side by side."""
+    """Add to a sum whose terms may be added in any order."""
     signature = types.float64(types.float64, types.float64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -308,7 +308,7 @@ def add_unordered(typingctx: Any, sum_: Any, value: Any) -> Any:
 
 @intrinsic
 def divide(typingctx: Any, dividend: Any, divisor: Any) -> Any:
-    """Divide as processors do; Python's error of a divisor of 0 would take a branch."""
+    """Divide as processors do, without the branch for Python's ZeroDivisionError."""
     signature = types.float64(types.float64, types.float64)
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:

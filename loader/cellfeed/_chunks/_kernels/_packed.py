@@ -1,6 +1,6 @@
-"""Compiled: rows that are each compressed by itself become sparse or dense rows.
+"""Compiled: converting individually compressed rows to sparse or dense rows.
 
-`cellfeed._chunks._packed` says what a packed row is.
+`cellfeed._chunks._packed` describes packed rows.
 """
 
 import numpy as np
@@ -30,18 +30,18 @@ def count_packed(
     counts: NDArray[np.int64],
     is_raw: NDArray[np.bool_],
 ) -> int:
-    """Read the headers of rows, of which k is ``packed[starts[k] : starts[k + 1]]``.
+    """Read the headers of rows, of which row k is ``packed[starts[k] : starts[k + 1]]``.
 
     Parameters
     ----------
     itemsize, n_columns
-        Bytes of a value that is stored as it is, and most values of a row.
+        Size in bytes of a value in raw form, and maximum number of values of a row.
     counts, is_raw
-        Filled: how many values a row has, and whether they are stored as they are.
+        Output: the number of values of each row, and whether they are in raw form.
 
     Returns
     -------
-    The first row whose header is damaged, -1 if none is.
+    The first row with a damaged header, -1 if none.
     """
     for k in range(counts.size):
         first = starts[k]
@@ -70,7 +70,7 @@ def count_packed(
 
 @compiled("int64(uint8[::1], int64, int64, int64)")
 def _joined(planes: NDArray[np.uint8], n: int, width: int, k: int) -> int:
-    """Return the number whose bytes are the k-th of each of ``width`` planes of ``n`` bytes."""
+    """Return the number with its bytes at position k of ``width`` planes of ``n`` bytes each."""
     value = np.int64(planes[k])
     for byte in range(1, width):
         value |= np.int64(planes[byte * n + k]) << (8 * byte)
@@ -93,23 +93,23 @@ def unpack(
     raw: NDArray[np.uint8],
     functions: NDArray[np.int64],
 ) -> int:
-    """Decompress rows, whose headers `count_packed` has read.
+    """Decompress rows whose headers `count_packed` has read.
 
     Parameters
     ----------
     indptr
         Where the values of each row begin, shape (n_rows + 1,).
     indices
-        Filled with columns; left as it is of dense rows, whose `indices` is empty.
+        Output: columns; unchanged for dense rows, whose `indices` is empty.
     small, raw
-        Filled with values: small integers, and the bytes of those that are stored as they are,
-        which may be empty if none is.
+        Output: values, as small integers, and as bytes of values in raw form; ``raw`` may be empty
+        if there are none.
     functions
-        As of `function_addresses`.
+        Addresses from `function_addresses`.
 
     Returns
     -------
-    The first row that is damaged, -1 if none is.
+    The first damaged row, -1 if none.
     """
     most = np.int64(0)
     for k in range(is_raw.size):

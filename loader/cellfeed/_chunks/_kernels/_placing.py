@@ -1,4 +1,4 @@
-"""Compiled: elements are checked, and copied or cast to where they go."""
+"""Compiled: checking elements, and copying or casting them to their destinations."""
 
 from typing import Any
 
@@ -51,14 +51,14 @@ from cellfeed._compiled import compiled
 __all__ = ["copy_all", "crossings_ascend", "densify", "place", "place_segments"]
 
 _UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
-_LEAST_STREAMED = 1 << 10  # bytes; the ends of what is streamed are not
-_TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the first cache
-_SPARSE = 16  # elements for each that is placed, from which on it is faster to clear only these
+_LEAST_STREAMED = 1 << 10  # bytes; the unaligned ends are copied normally
+_TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
+_SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
 
 
 @compiled("int64(int64, int64, int64, int64)")
 def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
-    """Return 0 if indices ascend strictly within [0, limit), else what is wrong with them."""
+    """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
     if n == 0:
         return 0
     descents = 0
@@ -85,7 +85,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
 
 @compiled("void(int64, int64, int64)")
 def _stream_bytes(target: int, source: int, n: int) -> None:
-    """Copy bytes past the cache; see `finish_streams`."""
+    """Copy bytes, bypassing the cache; see `finish_streams`."""
     if n < _LEAST_STREAMED:
         copy_bytes(target, source, n)
         return
@@ -105,7 +105,7 @@ def _copy_segments(
     report: NDArray[np.int64],
     scratch: int,
 ) -> int:
-    """Copy or cast elements of a chunk, one after the other; return 0, or a failure."""
+    """Copy or cast elements of a chunk contiguously; return 0, or a failure."""
     for k in range(len(segments)):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
@@ -130,7 +130,7 @@ def _copy_segments(
 def _place_piece(
     segment: NDArray[np.int64], source: int, target: int, array: NDArray[np.int64]
 ) -> None:
-    """Place a piece of a row; whoever places the last of its pieces transforms the row."""
+    """Place a piece of a row; the thread that places the last piece transforms the row."""
     n, itemsize = segment[COUNT], array[OUT_ITEMSIZE]
     if array[CAST]:
         call(array[CAST], (source, target, n))
@@ -151,7 +151,7 @@ def _transform_segments(
     scratch: int,
     may_change: int,
 ) -> None:
-    """Place values of sparse rows, transformed while they are in the cache."""
+    """Place values of sparse rows, and transform them while they are in the cache."""
     itemsize = array[OUT_ITEMSIZE]
     for k in range(len(segments)):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
@@ -181,10 +181,10 @@ def place_segments(
     scratch: int,
     may_change: int,
 ) -> int:
-    """Place elements of a chunk where they go; return 0, or a failure.
+    """Place elements of a chunk at their destinations; return 0, or a failure.
 
-    ``scratch`` is the address of `scratch_bytes` of memory. ``may_change`` is 1 if the
-    elements may be changed where they are, else 0.
+    ``scratch`` is the address of `scratch_bytes` of memory. ``may_change`` is 1 if the elements may
+    be changed in place, else 0.
     """
     if array[PLACING] == COPIED:
         return int(_copy_segments(source, segments, array, report, scratch))
@@ -209,14 +209,14 @@ def place(
     report: NDArray[np.int64],
     scratch: int,
 ) -> None:
-    """Place elements that are in memory already, as `decode` does with those of a chunk."""
+    """Place elements that are already in memory, as `decode` does for chunks."""
     report[FAILURE] = place_segments(source, segments, array, report, scratch, 0)
     finish_streams()
 
 
 @compiled("boolean(int64[::1], int64)")
 def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
-    """Return whether the index at each address is above the one before it in memory."""
+    """Return whether the index at each address is larger than the one before it in memory."""
     for i in range(crossings.size):
         if itemsize == 4:
             narrow = carray(pointer(crossings[i] - 4), (2,), np.int32)
@@ -239,16 +239,16 @@ def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
 def densify(
     pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
 ) -> None:
-    """Fill ``dense`` from CSR rows of ascending columns; values are bits, whatever they mean.
+    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits.
 
-    It is made piece by piece in the first cache, from which it goes to memory in whole lines. Of a
-    piece that is sparse, only what was placed is set to zero again. (numba takes no index without
-    a sign for one from the end.)
+    It is assembled in tiles in the L1 cache, which are then written to memory in whole cache lines.
+    In a sparse tile, only the placed elements are reset to zero. (Indices are unsigned, so that
+    numba does not check for negative ones.)
     """
     n_vars, n_elements = dense.shape[1], dense.size
     size = _TILE_BYTES // dense.itemsize
     tile, places = np.empty(size, dense.dtype), np.empty(size, np.int32)
-    for i in range(size):  # which becomes one call, as a slice would not
+    for i in range(size):  # becomes one call, unlike a slice
         tile[i] = 0
     row, k = 0, np.int64(pointers[0])
     for first in range(0, n_elements, size):
@@ -282,6 +282,6 @@ def densify(
 def copy_all(
     sources: NDArray[np.int64], targets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> None:
-    """Copy pieces of memory, given by address and bytes."""
+    """Copy pieces of memory, given by addresses and sizes in bytes."""
     for i in range(sizes.size):
         copy_bytes(targets[i], sources[i], sizes[i])

@@ -1,4 +1,4 @@
-"""Compiled: which chunks hold the elements that are wanted, and where these go."""
+"""Compiled: finding the chunks that contain the requested elements, and their destinations."""
 
 from typing import Any
 
@@ -26,23 +26,23 @@ def plan_flat(
     chunk_elements: int,
     out_itemsize: int,
 ) -> Any:
-    """Return the chunks and segments that ranges of a one-dimensional array lie in.
+    """Return the chunks and segments that ranges of a one-dimensional array consist of.
 
     Parameters
     ----------
     starts, counts
         Ascending, disjoint ranges of elements, shape (n,).
     destinations
-        Address that each range goes to, shape (n,).
+        Address of the destination of each range, shape (n,).
     chunk_elements
-        Elements of a chunk.
+        Number of elements of a chunk.
     out_itemsize
-        Bytes of an element where it goes.
+        Size in bytes of an element at the destination.
 
     Returns
     -------
     The distinct chunks, ascending; the first segment of each; the segments; and the addresses
-    inside a range where it goes on in another chunk.
+    inside destinations where a range continues in another chunk.
     """
     n_segments = 0
     for i in range(starts.size):
@@ -94,20 +94,20 @@ def plan_grid(
     chunk_columns: int,
     out_itemsize: int,
 ) -> Any:
-    """Return the chunks and segments that rows of a two-dimensional array lie in.
+    """Return the chunks and segments that rows of a two-dimensional array consist of.
 
     Parameters
     ----------
     rows
-        Ascending, shape (n,).
+        Ascending row numbers, shape (n,).
     destinations
-        Address that each row goes to, shape (n,).
+        Address of the destination of each row, shape (n,).
     n_columns
-        Columns of the array.
+        Number of columns of the array.
     chunk_rows, chunk_columns
         Shape of a chunk.
     out_itemsize
-        Bytes of an element where it goes.
+        Size in bytes of an element at the destination.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def plan_grid(
 
 @compiled("Tuple((int64, int64))(int64[::1], int64)")
 def extent(segment: NDArray[np.int64], placing: int) -> Any:
-    """Return the first element of a chunk that a segment takes, and the one after the last."""
+    """Return the first element of a chunk in a segment, and the one after the last."""
     first, n = segment[FROM], segment[COUNT]
     if placing == SCATTERED:
         entries = carray(pointer(segment[WITHIN]), (n,), np.int64)
@@ -157,7 +157,7 @@ def trim(
     itemsize: int,
     placing: int,
 ) -> None:
-    """Cut chunks that are stored as they are to the elements that are wanted of them, in place."""
+    """Cut uncompressed chunks to their requested elements, in place."""
     for c in range(offsets.size):
         if sizes[c] == 0:
             continue

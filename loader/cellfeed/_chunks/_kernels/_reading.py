@@ -1,4 +1,4 @@
-"""Compiled: bytes of chunks are read, those that lie beside each other together."""
+"""Compiled: reading the bytes of chunks, adjacent chunks with one call."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ from cellfeed._compiled import compiled
 __all__ = ["LARGEST_READ", "advise", "read_ahead"]
 
 LARGEST_READ = 1 << 20
-_LARGEST_GAP = 1 << 14  # bytes read in vain cost less than another system call
+_LARGEST_GAP = 1 << 14  # reading this many unneeded bytes costs less than another system call
 _MOST_TRIES = 3
 _WILL_NEED = 3
 _FROM_END = 2
@@ -48,11 +48,11 @@ _int64_2d = "int64[:,::1]"
 
 @compiled(f"Tuple((int64, int64))({_int64_2d}, int64, int64)")
 def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
-    """Return up to which chunk one read goes, and how many bytes that takes."""
+    """Return the first chunk after one read, and the number of bytes of the read."""
     begin = chunks[first, OFFSET]
     end = begin + chunks[first, SIZE]
     last = first + 1
-    if end == begin:  # there is no such chunk
+    if end == begin:  # the chunk does not exist
         return last, 0
     if chunks[first, FLAGS] & IN_MEMORY:
         return last, end - begin
@@ -69,7 +69,7 @@ def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
 
 @compiled(f"void({_int64_2d}, int64[::1])")
 def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
-    """Tell the system which bytes will be read, so that it fetches them side by side."""
+    """Tell the system which bytes will be read, so that it fetches them concurrently."""
     if functions[FADVISE] == 0:
         return
     i = 0
@@ -82,14 +82,14 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
 
 @compiled("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])")
 def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> Any:
-    """Read up to the end of the file, or ``size`` bytes; return a failure, and the bytes read."""
+    """Read ``size`` bytes, or up to the end of the file; return a failure, and the bytes read."""
     done = interrupted = 0
     while done < size:
         n = call(functions[PREAD], (fd, target + done, size - done, offset + done))
         if n == 0:
             return TRUNCATED, done
         if n < 0:
-            # An interrupted call looks like any other failure from here, so it is tried again.
+            # An interrupted call cannot be told from another failure here, so it is retried.
             interrupted += 1
             if interrupted > _MOST_TRIES:
                 return UNREADABLE, done
@@ -112,7 +112,7 @@ def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
 def _read_from(
     chunk: NDArray[np.int64], target: int, size: int, expected: int, functions: NDArray[np.int64]
 ) -> Any:
-    """Read bytes from where a chunk begins; return a failure, and the bytes read."""
+    """Read bytes from the beginning of a chunk; return a failure, and the bytes read."""
     if size == 0:
         return 0, 0
     fd = chunk[FD]
@@ -141,12 +141,12 @@ def read_ahead(
     expected: int,
     functions: NDArray[np.int64],
 ) -> Any:
-    """Read a chunk and those that lie beside it; return a failure, where they end, and bytes."""
+    """Read a chunk and adjacent ones; return a failure, the first chunk after them, and bytes."""
     end, size = _extent(chunks, first, stop)
     if chunks[first, FLAGS] & IN_MEMORY:
         return 0, end, size
     failure, n = _read_from(chunks[first], target, size, expected, functions)
-    if failure and end > first + 1:  # find out which chunk it is
+    if failure and end > first + 1:  # find out which chunk fails
         end = first + 1
         failure, n = _read_from(chunks[first], target, chunks[first, SIZE], expected, functions)
     return failure, end, n

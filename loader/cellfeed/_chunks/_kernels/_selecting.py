@@ -1,12 +1,12 @@
-"""Compiled: columns of a source become those of a collection, some are left out.
+"""Compiled: mapping columns of a source to columns of a collection, leaving some out.
 
-Of sparse rows it is not known before their column indices are read how many elements are kept.
-So indices are decoded first, and each element that is kept is listed, as its column in the
-collection and its position in the stored row (`select`). From these follow the columns of each
-row, and the slot among them that each element goes to (`gather`). Values are decoded last, and
-only those that are kept are touched (`plan_kept`, `scatter`).
+How many elements of a sparse row are kept is known only after its column indices are read. So
+indices are decoded first, and each kept element is listed, as its column in the collection and
+its position in the stored row (`select`). This list determines the columns of each row, and the
+slot among them of each element (`gather`). Values are decoded last, and only kept ones are
+touched (`plan_kept`, `scatter`).
 
-Two int32 are kept as one int64: the first is its upper half.
+Two int32 are packed into one int64: the first is its upper half.
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ def renumber(
     array: NDArray[np.int64],
     report: NDArray[np.int64],
 ) -> int:
-    """Place column indices, each as its column in the collection; return 0, or a failure."""
+    """Place column indices, renumbered to the collection's columns; return 0, or a failure."""
     columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
     for k in range(len(segments)):
         begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
@@ -87,9 +87,9 @@ def renumber(
 
 @compiled(*(f"int64({index}[::1], uint8[::1], int64)" for index in ("uint32", "uint64")))
 def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int) -> int:
-    """Write positions of those that are kept to an address; return how many.
+    """Write the positions of kept indices to an address; return their number.
 
-    They are int32. If an index is out of bounds (of which a negative one is large), it is -1.
+    They are int32. If an index is out of bounds (a negative one counts as large), return -1.
     """
     highest = indices[0]
     for i in range(1, indices.size):
@@ -98,7 +98,7 @@ def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int
         return -1
     out, n = carray(pointer(positions), (indices.size,), np.int32), np.uint64(0)
     for i in range(indices.size):
-        out[n] = i  # and is written over if it is left out
+        out[n] = i  # overwritten by the next one if it is not kept
         n += np.uint64(is_kept[indices[i]])
     return int(n)
 
@@ -117,7 +117,7 @@ def _list_kept(
     kept: int,
     n: int,
 ) -> None:
-    """List at an address those that `_find_kept` found; the first index is at ``within``."""
+    """List at an address the elements that `_find_kept` found; the first index is at ``within``."""
     found = carray(pointer(positions), (n,), np.int32)
     out = carray(pointer(kept), (n,), np.int64)
     for j in range(n):
@@ -133,9 +133,10 @@ def select(
     report: NDArray[np.int64],
     scratch: int,
 ) -> int:
-    """List the elements that are kept of each segment; return 0, or a failure.
+    """List the kept elements of each segment; return 0, or a failure.
 
-    In ``segments`` is left how many there are, and in ``TO`` where they begin in the list.
+    Each segment receives the number of its kept elements in ``COUNT``, and the position of the
+    first one in the list in ``TO``.
     ``scratch`` has 8 bytes for each element, and as many for each that is cast.
     """
     columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
@@ -170,7 +171,7 @@ def select(
 def _sort_row(
     start: int, stop: int, columns: NDArray[np.int32], entries: NDArray[np.int64]
 ) -> bool:
-    """Let the columns of a row ascend, and slots follow; return whether they are distinct."""
+    """Sort the columns of a row, with their slots; return whether the columns are distinct."""
     n = stop - start
     n_words = n * WORDS_OF_A_COLUMN
     bits, before = np.empty(n_words, np.uint64), np.empty(n_words, np.int32)
@@ -192,21 +193,21 @@ def gather(
     columns: NDArray[np.int32],
     entries: NDArray[np.int64],
 ) -> bool:
-    """Gather the elements that were kept of each row.
+    """Gather the kept elements of each row.
 
     Parameters
     ----------
     segments, rows
-        What `select` left, in the order of rows, and the row of each.
+        Segments as `select` left them, in row order, and the row of each.
     starts
         Where each row begins, shape (n_rows + 1,).
     kept
-        The list.
+        The list of kept elements.
     columns
-        Filled with the columns of each row, ascending.
+        Output: the columns of each row, ascending.
     entries
-        Filled, in the order in which elements are stored, with position in the stored row and
-        slot among ``columns``.
+        Output, in stored order: for each element, its position in the stored row and its slot among
+        ``columns``.
 
     Returns
     -------
@@ -242,20 +243,20 @@ def plan_kept(
     destinations: NDArray[np.int64],
     chunk_elements: int,
 ) -> Any:
-    """Return the chunks and segments that the kept elements of rows lie in; see `plan_flat`.
+    """Return the chunks and segments that contain the kept elements of rows; see `plan_flat`.
 
     Parameters
     ----------
     starts
         Where each row begins in the stored array, ascending, shape (n_rows,).
     entry_starts
-        Where its entries begin, shape (n_rows + 1,).
+        Where the entries of each row begin, shape (n_rows + 1,).
     entries
         See `gather`.
     destinations
         Where the values of each row begin, shape (n_rows,).
     chunk_elements
-        Elements of a chunk.
+        Number of elements of a chunk.
     """
     n_segments = 0
     for i in range(starts.size):
@@ -290,7 +291,7 @@ def plan_kept(
 
 @compiled("void(int64, int64, int64, int64)")
 def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
-    """Copy one element to the ``k``-th of a target."""
+    """Copy one element to the ``k``-th position of the target."""
     if itemsize == 4:
         carray(pointer(target), (k + 1,), np.uint32)[k] = carray(pointer(source), (1,), np.uint32)[
             0
@@ -301,7 +302,7 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
 
 @compiled("void(int64, int64[:,::1], int64[::1])")
 def scatter(source: int, segments: NDArray[np.int64], array: NDArray[np.int64]) -> None:
-    """Place the values that were kept, each in its slot."""
+    """Place the kept values, each in its slot."""
     itemsize, out_itemsize = array[ITEMSIZE], array[OUT_ITEMSIZE]
     for k in range(len(segments)):
         n, target = segments[k, COUNT], segments[k, TO]
@@ -319,7 +320,7 @@ def scatter(source: int, segments: NDArray[np.int64], array: NDArray[np.int64]) 
 def spread(
     source: int, segments: NDArray[np.int64], array: NDArray[np.int64], scratch: int
 ) -> None:
-    """Place elements of dense rows, each in its column of the collection."""
+    """Place the elements of dense rows, each in its column of the collection."""
     itemsize = array[OUT_ITEMSIZE]
     for k in range(len(segments)):
         begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]

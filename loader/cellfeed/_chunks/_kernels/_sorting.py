@@ -1,8 +1,8 @@
-"""Compiled: the columns of sparse rows are put in order.
+"""Compiled: sorting the columns of sparse rows.
 
-Columns that are not far apart are ranked by a bit for each that there may be between the first and
-the last of a row: how many bits are set below its own is the slot of a column. Others, and those
-of which some are the same, are sorted by comparison.
+Columns that are close together are ranked by a bitmap of the columns between the first and the
+last of a row: the slot of a column is the number of set bits below its own. Other rows, and rows
+with repeated columns, are sorted by comparison.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ __all__ = ["WORDS_OF_A_COLUMN", "rank", "sort_rows"]
 
 _LOWER = (1 << 32) - 1
 WORDS_OF_A_COLUMN = 4
-"""Words of bits for each column of a row, up to which they are ranked by these."""
+"""Maximum number of bitmap words per column of a row for ranking by bitmap."""
 
 
 @compiled(
@@ -30,7 +30,7 @@ def _by_bits(
     before: NDArray[np.int32],
     slots: NDArray[np.int32],
 ) -> bool:
-    """Find slots as `rank` does; return False where columns are the same, or too far apart."""
+    """Find slots as `rank` does; return False if columns repeat, or are too far apart."""
     low, high = columns[0], columns[0]
     for j in range(1, columns.size):
         low, high = min(low, columns[j]), max(high, columns[j])
@@ -67,20 +67,20 @@ def rank(
     keys: NDArray[np.int64],
     slots: NDArray[np.int32],
 ) -> bool:
-    """Find the slot of each column of a row among all of them; the same stay in order.
+    """Find the slot of each column of a row among all of them; equal columns keep their order.
 
     Parameters
     ----------
     columns
         At least one.
     bits, before, keys
-        Scratch memory: `WORDS_OF_A_COLUMN` for each column, and one for each.
+        Scratch memory: `WORDS_OF_A_COLUMN` per column for ``bits``, one per column for the others.
     slots
         Filled with the slots.
 
     Returns
     -------
-    Whether they are distinct.
+    Whether the columns are distinct.
     """
     if _by_bits(columns, bits, before, slots):
         return True
@@ -108,7 +108,7 @@ def _to_slots(
     kept: NDArray[Any],
     values: int,
 ) -> None:
-    """Move columns, and values at an address, to their slots, by way of scratch memory."""
+    """Move columns, and values at an address, to their slots, using scratch memory."""
     n = columns.size
     kept[:n] = columns
     copy_bytes(values, first, n * itemsize)
@@ -130,14 +130,14 @@ def _to_slots(
 def sort_rows(
     indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[np.uint8], itemsize: int
 ) -> bool:
-    """Sort the elements of each row by column, in place; those of one column stay in order.
+    """Sort the elements of each row by column, in place; equal columns keep their order.
 
     Parameters
     ----------
     indptr, indices
-        Rows of CSR, of fewer than 2^31 columns.
+        CSR rows with fewer than 2^31 columns.
     data, itemsize
-        The bytes of the values, and how many each has.
+        The bytes of the values, and the size of a value in bytes.
 
     Returns
     -------
@@ -162,5 +162,5 @@ def sort_rows(
         distinct &= rank(columns, bits, before, keys, slots)
         first = data.ctypes.data + start * itemsize
         _to_slots(columns, first, itemsize, slots, kept, values.ctypes.data)
-    values[:] = 0  # used by name after its address was, so that it is not freed before
+    values[:] = 0  # named after the last use of its address, so that it is not freed before
     return distinct

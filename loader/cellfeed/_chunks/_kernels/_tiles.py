@@ -1,7 +1,7 @@
-"""Compiled: where rows begin in tiles of TileDB, of whose elements each has the number of its row.
+"""Compiled: finding where rows begin in tiles of TileDB, which store the row of each element.
 
-A run is a stretch of elements of one row within one tile. Rows are counted from the first of a
-band of them, so that 16 bits suffice.
+A run is a sequence of elements of one row within one tile. Rows are numbered within a band of
+rows, so that 16 bits suffice.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from cellfeed._compiled import compiled
 
 __all__ = ["MOST_ROWS", "N_ROW_PIECE_COLUMNS", "find_row_pieces", "find_runs"]
 
-MOST_ROWS = (1 << 16) - 1  # of a band, and elements of a run
+MOST_ROWS = (1 << 16) - 1  # maximum rows of a band, and elements of a run
 
-# Columns of a table of pieces: which of the rows that were asked for; the first element; how many;
-# and how many elements of its row come before them.
+# Columns of a table of pieces: number among the requested rows; first element; number of elements;
+# and number of elements of the row before them.
 ROW, FIRST, N_ELEMENTS, BEFORE, N_ROW_PIECE_COLUMNS = range(5)
 
 
@@ -36,16 +36,16 @@ def find_runs(
     rows
         The row of each element.
     capacity
-        Elements of a tile.
+        Number of elements of a tile.
     first_row, n_rows
         The band.
     run_rows, run_lengths
-        Filled; as long as ``rows``.
+        Output; as long as ``rows``.
 
     Returns
     -------
-    Elements of earlier bands before the first run, elements up to the end of the last one, and the
-    number of runs.
+    Number of elements of earlier bands before the first run, of elements up to the end of the last
+    run, and of runs.
     """
     skipped = 0
     while skipped < rows.size and rows[skipped] < first_row:
@@ -85,15 +85,15 @@ def find_row_pieces(
     first
         Number of the first element of the first run.
     places
-        Which of the rows asked for each row of the band is, -1 if it is none.
+        Number of each row of the band among the requested rows, -1 for other rows.
     lengths
-        How many elements the rows asked for have; added to.
+        Number of elements of each requested row; added to.
     pieces
-        Filled; as many rows as there are runs.
+        Output; as many rows as there are runs.
 
     Returns
     -------
-    How many there are.
+    Number of pieces.
     """
     n, element = 0, np.int64(first)
     for k in range(run_rows.size):

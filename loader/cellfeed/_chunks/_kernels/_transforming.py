@@ -1,4 +1,4 @@
-"""Compiled: values of rows are transformed where they are, by many threads together."""
+"""Compiled: transforming values of rows in place, in many threads."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ __all__ = [
     "transform_rows",
 ]
 
-# What a step does; those from CENTRED on need to know the columns of values.
+# Kinds of steps; those from CENTRED on depend on the columns of values.
 NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
 
 # Columns of a table of groups.
@@ -41,16 +41,16 @@ N_GROUP_COLUMNS = 6
 
 ROWS_OF_A_TASK = 16
 
-# Of what is computed in float32: of values once they are divided, and of what they are multiplied
-# with for that.
+# Bounds for float32: for values after division, and for the factor that replaces the division.
 _LARGEST_PLAIN, _LARGEST_FACTOR = 2.0**100, 2.0**60
 _FLOAT_INFINITY = np.uint32(0x7F800000)
-# Of float32: bits of the square root of 1/2, of the exponent, and its value at 1.
+# For float32: bits of the square root of 1/2, of the mantissa, and the bias of the exponent.
 _ROOT_BITS = np.uint32(np.float32(math.sqrt(0.5)).view(np.uint32))
 _MANTISSA_BITS, _BIAS = np.uint32(23), np.uint32(127)
 _ONE, _LN2 = np.float32(1.0), np.float32(math.log(2.0))
-# (log(1 + f) - f) / f^2 in powers of f between the square roots of 1/2 and 2, less 1: fitted by
-# least squares, reweighted until the largest error of the logarithm was least, 2^-28 of it.
+# Coefficients of (log(1 + f) - f) / f^2 in powers of f, with 1 + f between the square roots of 1/2
+# and 2: fitted by least squares, reweighted to minimize the largest relative error of the
+# logarithm, 2^-28.
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
     np.float32(each)
     for each in (
@@ -69,9 +69,10 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 
 @compiled("Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])")
 def _total_and_highest(values: NDArray[Any]) -> Any:
-    """Return the sum of values, and the highest of their bits if they are float32.
+    """Return the sum of values, and the largest bit pattern of their values if they are float32.
 
-    A sign is above infinity and NaN there, and these above numbers.
+    Bit patterns of negative numbers are above those of infinity and NaN, and these are above those
+    of positive numbers.
     """
     total, highest = 0.0, np.uint32(0)
     for i in range(values.size):
@@ -82,13 +83,13 @@ def _total_and_highest(values: NDArray[Any]) -> Any:
 
 @compiled("float64(float64, float64)")
 def _divisor(total: float, target: float) -> float:
-    """Return by what values are divided to sum to ``target``; 1 if their sum is 0."""
+    """Return the divisor that scales values to the sum ``target``; 1 if their sum is 0."""
     return divide(total, target) if total != 0.0 else 1.0
 
 
 @compiled("boolean(uint32, float64)")
 def _are_plain(highest: int, factor: float) -> bool:
-    """Return whether float32 are finite, not negative, and not huge once multiplied."""
+    """Return whether float32 values are finite, non-negative, and not huge after multiplication."""
     largest = np.float64(float_of_bits(highest)) * factor
     is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
     return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
@@ -98,10 +99,10 @@ def _are_plain(highest: int, factor: float) -> bool:
 def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
     """Replace values by the logarithm of 1 + value / ``divisor``.
 
-    Plain ones in float32 without branches, so that many are computed at once: 1 + y is
-    2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
-    What roundings leave out of y and of f is carried beside them, so that the result is off by
-    less than one unit. ``highest`` is that of `_total_and_highest`.
+    "Plain" float32 values are computed without branches, so that many are computed at a time: 1 + y
+    is 2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
+    The rounding errors of y and of f are carried along, so that the result is off by less than one
+    unit in the last place. ``highest`` comes from `_total_and_highest`.
     """
     factor = divide(1.0, divisor)
     if values.itemsize != 4 or not _are_plain(highest, factor):
@@ -114,7 +115,7 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
         value = np.float32(values[i])
         y = value * upper
         rest = multiply_add(value, lower, multiply_add(value, upper, -y))
-        # numba computes with 64 bits what is not cast back at once.
+        # numba computes with 64 bits unless each result is cast back.
         k = np.uint32(np.uint32(bits_of_float(_ONE + y) - _ROOT_BITS) >> _MANTISSA_BITS)
         power = float_of_bits(np.uint32(np.uint32(_BIAS - k) << _MANTISSA_BITS))  # 2^-k
         less = power - _ONE
@@ -140,7 +141,7 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
 def _scale_sparse(
     values: NDArray[Any], columns: NDArray[Any], std: NDArray[np.float64], most: float
 ) -> None:
-    """Divide elements of a sparse row by what is given for their columns."""
+    """Divide elements of a sparse row by the divisors of their columns."""
     for i in range(values.size):
         scaled = divide(np.float64(values[i]), std[columns[i]])
         values[i] = min(scaled, most)
@@ -168,7 +169,7 @@ def _scale_dense(
 
 @compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
 def _divide(values: NDArray[Any], divisor: float) -> None:
-    """Divide values; float32 by a multiplication in float64, whose error is far below theirs."""
+    """Divide values; float32 by a multiplication in float64, whose error is far below float32's."""
     if values.itemsize == 4:
         factor = divide(1.0, divisor)
         for i in range(values.size):
@@ -220,7 +221,7 @@ def _transform(
     numbers: NDArray[np.float64],
     moments: NDArray[np.float64],
 ) -> None:
-    """Apply all steps to one row, which is in the cache by then."""
+    """Apply all steps to one row, which is in the cache after the first."""
     for k in range(len(steps)):
         kind, number = steps[k, 0], numbers[k]
         if kind < CENTRED:
@@ -257,26 +258,26 @@ def transform_rows(
     moments: NDArray[np.float64],
     taken: NDArray[np.int64],
 ) -> None:
-    """Transform rows until none is left; many threads share ``taken``.
+    """Transform rows until none is left; several threads share ``taken``.
 
     Parameters
     ----------
     groups
-        A table of rows that lie together: the number of the first, the addresses of the values,
-        how many values each row has if it is dense, and the addresses of column indices and row
-        pointer, with their itemsize, if it is sparse. The first column of a last row ends it.
+        A table of rows that are stored together: number of the first row, address of the values,
+        number of values per row if dense, and addresses of column indices and row pointer, with
+        their itemsize, if sparse. The first column of an additional last row marks the end.
     rows
-        Numbers of those that are transformed, ascending.
+        Numbers of the rows to transform, ascending.
     itemsize
-        Bytes of a value, which is a float.
+        Size of a value in bytes; values are floats.
     steps, numbers
-        What is done, one after the other: kinds with the number of the moments that they take,
-        shape (n_steps, 2); and the number of each: a sum, a threshold, or the largest value.
+        The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
+        2); and one number for each: a sum, a threshold, or the largest value.
     moments
-        What is subtracted from each column, from dense rows alone, and its divisor, shape
+        For each column the number to subtract, from dense rows only, and the divisor, shape
         (n, 2, n_columns).
     taken
-        How many rows some thread has begun, shape (1,).
+        Number of rows that threads have begun, shape (1,).
     """
     while True:
         first = atomic_add(taken.ctypes.data, ROWS_OF_A_TASK)

@@ -1,4 +1,4 @@
-"""Archives of cellstream, decoded by its own library into minibatches of ours."""
+"""Archives of cellstream, decoded by cellstream's own library into cellfeed's minibatches."""
 
 from cellfeed._sources._cellstream._storage import CELLSTREAM
 

@@ -1,4 +1,4 @@
-"""An archive that is open in this process: its tables, the bytes of its cells, and its decoder."""
+"""An archive opened in this process: its tables, the bytes of its cells, and its decoder."""
 
 import mmap
 import os
@@ -36,25 +36,25 @@ Decode = Callable[[NDArray[np.int64], NDArray[Any], NDArray[Any]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """What one process has of an archive.
+    """An opened archive, in one process.
 
     Parameters
     ----------
     packed
-        The `cellstream.packed.reader.PackedArchive`, which says where its members are.
+        The `cellstream.packed.reader.PackedArchive`, which locates its members.
     shape
         Number of cells and of genes.
     offsets, indptr
         Where the frame of each cell begins, and its elements, int64, shape (n_cells + 1,).
     descriptor, owner
-        The file, and what closes it.
+        Descriptor of the file, and the object that closes it.
     first
-        Where the frames of its cells begin in the file.
+        Where the frames of the cells begin in the file.
     payload
-        These frames, uint8, mapped.
+        These frames, uint8, memory-mapped.
     decode
-        cellstream's decoder of rows into memory for values and column indices; None where this
-        version of it, or what the archive holds, knows none.
+        cellstream's decoder of rows into memory for values and column indices; None if this version
+        of cellstream lacks it, or does not support the archive.
     """
 
     packed: Any
@@ -69,17 +69,17 @@ class Opened:
 
     @property
     def manifest(self) -> Any:
-        """What the archive says of itself."""
+        """The manifest of the archive."""
         return self.packed.manifest
 
 
 class Archive(ByteStore):
-    """An archive, opened anew in each process that reads it.
+    """An archive, opened separately in each process that reads it.
 
     Parameters
     ----------
     location
-        A file of this machine.
+        A local file.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Archive(ByteStore):
             msg = f"{location}: cellstream archives must be local"
             raise PathError(f"{msg}; download it")
         self.location = location
-        self.path = location.path.absolute()  # it stays the same file where the folder changes
+        self.path = location.path.absolute()  # stays valid if the working directory changes
         self._identity: Identity | None = None
         self._opened: tuple[int, Opened] | None = None
 
@@ -100,7 +100,7 @@ class Archive(ByteStore):
         return {**self.__dict__, "_opened": None}
 
     def __call__(self) -> Opened:
-        """Return it, open."""
+        """Return the opened archive."""
         if self._opened is None or self._opened[0] != os.getpid():
             with self.failures_named("archive"):
                 self._opened = os.getpid(), self._open()
@@ -108,12 +108,12 @@ class Archive(ByteStore):
 
     @contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Say in one line where cellstream failed.
+        """Convert errors of cellstream into an error of one line.
 
         Raises
         ------
         FormatError
-            In place of whatever it raises.
+            Replaces any error that it raises.
         """
         try:
             yield
@@ -127,25 +127,25 @@ class Archive(ByteStore):
             raise FormatError(f"{msg}; if it is damaged, copy it again") from error
 
     def check_unchanged(self) -> None:
-        """Check that the path still holds the file that was opened first.
+        """Check that the path still refers to the file that was opened first.
 
-        It is mapped: what is no longer there would end the process when it is read.
+        The file is memory-mapped: reading a part that no longer exists would kill the process.
         """
         try:
-            self._compare(identity(os.stat(self.path)))  # noqa: PTH116 - it is asked often
+            self._compare(identity(os.stat(self.path)))  # noqa: PTH116 - called often
         except OSError as error:
             raise removed(self.location) from error
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
-        """Return where it is."""
+        """Return the location of the archive."""
         return self.location
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of the file."""
+        """Return the size of the file in bytes."""
         return np.full(len(files), os.fstat(self().descriptor).st_size, np.int64)
 
     def identity(self) -> LastingIdentity | None:
-        """Return what tells the file from another one."""
+        """Return the identity of the file."""
         return lasting_identity([("", os.fstat(self().descriptor))])
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
@@ -175,7 +175,7 @@ class Archive(ByteStore):
         return Opened(packed, shape, offsets, indptr, descriptor, owner, first, payload, decode)
 
     def gather(self, rows: NDArray[np.int64], dtype: np.dtype[Any]) -> Any:
-        """Return rows, in CSR of SciPy, by cellstream's own function."""
+        """Return rows, as CSR of SciPy, by cellstream's own function."""
         cellstream = library("cellstream", self.location, what=_WHAT, extra="cellstream")
         with closing(cellstream.CellStore(self.path)) as store:
             return store.gather_rows(rows, out_dtype=dtype)
@@ -194,9 +194,9 @@ def _decoder(
     indptr: NDArray[np.int64],
     n_genes: int,
 ) -> Decode | None:
-    """Return cellstream's compiled decoder, if it is there and knows what the archive holds.
+    """Return cellstream's compiled decoder, if it exists and supports the archive.
 
-    Its own `gather_rows` calls it, with memory that it takes for each call.
+    cellstream's `gather_rows` calls the same decoder, but allocates memory on each call.
     """
     try:
         dispatch = import_module("cellstream.cell._rust_dispatch")
@@ -210,7 +210,7 @@ def _decoder(
         "codec": codec,
         "value_dtype_on_disk": dtypes[1],
         "n_vars": n_genes,
-        "allow_lossy": True,  # as of float64 values that are asked for as float32
+        "allow_lossy": True,  # such as float64 values requested as float32
         "n_threads": 1,
     }
 

@@ -1,4 +1,4 @@
-"""The matrix of an archive, of which each cell has a frame of its own."""
+"""The matrix of an archive, which stores each cell in a frame of its own."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from cellfeed._sources._cellstream._tables import read_var
 __all__ = ["CellFrames"]
 
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
-_ANNOUNCED_BYTES = 1 << 14  # what lies in so much of the file is announced together
-_LARGEST = 1 << 24  # integers up to this are the same as float32
+_ANNOUNCED_BYTES = 1 << 14  # cells whose frames lie within this many bytes are announced together
+_LARGEST = 1 << 24  # float32 represents integers up to this exactly
 
 
 class CellFrames(DirectCsr):
     """The frames of an archive's cells.
 
-    Values are float32, as cellstream returns them, or float64 where float32 may not hold them.
+    Values are float32, as cellstream returns them, or float64 if float32 may not represent them.
 
     Parameters
     ----------
@@ -56,12 +56,12 @@ class CellFrames(DirectCsr):
         return read_var(self._archive).index.to_numpy(object)
 
     def stored_bytes(self) -> int:
-        """Return how many bytes the frames have, and the tables that say where they are."""
+        """Return the size in bytes of the frames, and of the tables that locate them."""
         tables = 2 * 8 * (self.shape[0] + 1)
         return int(self._archive().payload.size) + tables
 
     def codec(self) -> str:
-        """Return how frames are compressed."""
+        """Return the compression of frames."""
         return str(self._archive().manifest["codec"])
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - any is cast to
@@ -72,7 +72,7 @@ class CellFrames(DirectCsr):
         return SlowRead("cellstream", reason, "install its current wheel")
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return how many genes each cell has."""
+        """Return the number of nonzeros of each cell."""
         return _differences(self._archive().indptr, expand(runs))
 
     def stored_rows(self, rows: NDArray[np.int64]) -> ChunkReads:
@@ -95,7 +95,7 @@ class CellFrames(DirectCsr):
                 opened.decode(rows, data, indices)
                 return
             found = self._archive.gather(rows, data.dtype)
-        except Exception as error:  # what is said of it takes longer than many a call
+        except Exception as error:  # describing it takes longer than many calls
             with self._archive.failures_named(f"cells {rows.min()} to {rows.max()}"):
                 raise error from None
         indices[:], data[:] = found.indices, found.data

@@ -23,14 +23,14 @@ __all__ = ["CellstreamSource"]
 class CellstreamSource(Source):
     """Cells of an archive that cellstream wrote with ``layout="cell"``.
 
-    `open_collection` takes its path. It is read by cellstream (``pip install
-    'cellfeed[cellstream]'``), whose compiled decoder writes into minibatches of ours, in as many
-    threads as are given.
+    `open_collection` takes its path. cellstream (``pip install 'cellfeed[cellstream]'``) reads it:
+    its compiled decoder writes directly into cellfeed's minibatches, in as many threads as
+    requested.
 
     Parameters
     ----------
     path
-        The archive, on this machine.
+        The archive, a local file.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class CellstreamSource(Source):
     Raises
     ------
     FormatError
-        It cannot be read, or cellstream is not installed.
+        The archive cannot be read, or cellstream is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Location) -> None:
@@ -70,7 +70,7 @@ class CellstreamSource(Source):
         return read_obs(self._archive, columns)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, with the names of the cells as index."""
+        """Read some rows of obs columns, indexed by the names of the cells."""
         table = read_obs(self._archive, columns, rows)
         table = table.set_index(table.index.astype(str))
         return table.astype({name: "string" for name in table if table[name].dtype == object})
@@ -81,7 +81,7 @@ class CellstreamSource(Source):
 
 
 class _Embedding(StoredElement):
-    """An array of obsm, which is stored whole in the archive's header."""
+    """An array of obsm, which the archive's header stores as a whole."""
 
     layout: Layout = "dense"
     var = None

@@ -17,7 +17,7 @@ def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa:
 
 
 def _is_archive(path: Path) -> bool:
-    """Return whether a file begins as archives do, without cellstream."""
+    """Return whether a file begins like an archive, without importing cellstream."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tables of cells and genes in an archive: members of its file, of which columns are read."""
+"""Tables of cells and genes in an archive: members of its file, read by column."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,9 +31,9 @@ def read_obs(
     archive
         The archive.
     columns
-        Which; there may be none if rows are given.
+        Names of the columns; may be empty if rows are given.
     rows
-        Which cells, whose names are then the index; all of them, numbered, if None.
+        Rows to read, indexed by the names of the cells; if None, all cells, indexed by number.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 - cellstream needs it
 
@@ -54,13 +54,13 @@ def read_var(archive: Archive) -> pd.DataFrame:
 
 @contextmanager
 def header(archive: Archive) -> Iterator[h5py.File]:
-    """Open what an archive has beside the matrix: an AnnData file within its own."""
+    """Open the rest of an archive, all except the matrix: an AnnData file within its file."""
     with archive.failures_named("header"), h5py.File(_member(archive, "header.h5ad"), "r") as file:
         yield file
 
 
 def _member(archive: Archive, name: str) -> Any:
-    """Return a member of the archive as a file, which is mapped."""
+    """Return a member of the archive as a memory-mapped file."""
     import pyarrow as pa  # noqa: PLC0415 - cellstream needs it
 
     _, first, n_bytes = archive().packed.member_location(name)

@@ -31,18 +31,18 @@ Placed = tuple[Any, Callable[[int, int], tuple[int, int] | None]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListColumns:
-    """Where the lists of two columns lie in some files; arrays have a row for each batch.
+    """Where the lists of two columns lie in some files; arrays have one row per record batch.
 
     Parameters
     ----------
     files, n_rows
-        File of each record batch, and how many rows it has, int64, shape (n_batches,).
+        File of each record batch, and its number of rows, int64, shape (n_batches,).
     offsets, values
         First byte of the offsets, and of the values, of both columns, int64, shape (n_batches, 2).
     sizes
-        How many values there are of both, int64, shape (n_batches, 2).
+        Number of values of both columns, int64, shape (n_batches, 2).
     offset_dtypes, dtypes
-        Dtypes of offsets and of values of both.
+        Dtypes of offsets and of values of both columns.
     """
 
     files: NDArray[np.int64]
@@ -54,7 +54,7 @@ class ListColumns:
     dtypes: tuple[np.dtype[Any], ...]
 
     def of_files(self, paths: Sequence[Path]) -> "tuple[list[Path], ListColumns]":
-        """Return those of some files that are needed, and the same columns in them."""
+        """Return the files that are needed, and the columns with file numbers among these."""
         used, files = np.unique(self.files, return_inverse=True)
         return [paths[file] for file in used.tolist()], replace(self, files=files.astype(np.int64))
 
@@ -65,7 +65,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise PathError(f"{path}: there is no such file; put it back") from error
-    except (OSError, ValueError) as error:  # Arrow's are of these
+    except (OSError, ValueError) as error:  # the base classes of Arrow's errors
         said = str(error).splitlines()[0]
         raise FormatError(
             f"{path}: is not a complete Arrow stream ({said}); copy it again"
@@ -73,7 +73,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def batches_in_files(location: Location, paths: Sequence[Path]) -> Iterator[Placed]:
-    """Yield the record batches of files, and what says where in them a buffer lies."""
+    """Yield the record batches of files, each with a function that locates a buffer in them."""
     arrow = import_arrow(location, EXTRA)
     for number, path in enumerate(paths):
         with _damage_named(path), arrow.memory_map(str(path)) as mapped:
@@ -90,7 +90,7 @@ def batches_in_memory(table: Any) -> tuple[list[Path], Iterator[Placed]]:
     Parameters
     ----------
     table
-        A `pyarrow.Table`, of which nothing need lie in a file.
+        A `pyarrow.Table`, all or part of which may be in memory instead of a file.
     """
     paths, regions = _mapped_files()
     begins = np.array([region[0] for region in regions], np.int64)
@@ -113,7 +113,7 @@ def _within(
 
 
 def _mapped_files() -> tuple[list[Path], list[tuple[int, int, int, int]]]:
-    """Return files that are mapped, and begin, end, offset and file of each region; Linux knows."""
+    """Return mapped files, and begin, end, offset and file of each mapped region; Linux only."""
     paths, regions = dict[str, int](), list[tuple[int, int, int, int]]()
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else ():
@@ -126,7 +126,7 @@ def _mapped_files() -> tuple[list[Path], list[tuple[int, int, int, int]]]:
 
 
 def open_table(location: Location, paths: Sequence[Path]) -> Any:
-    """Return all rows of some files as a `pyarrow.Table`, mapped into memory."""
+    """Return all rows of some files as a memory-mapped `pyarrow.Table`."""
     arrow = import_arrow(location, EXTRA)
     tables = []
     for path in paths:
@@ -136,12 +136,12 @@ def open_table(location: Location, paths: Sequence[Path]) -> Any:
 
 
 def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any:
-    """Return the type of a column of lists of numbers.
+    """Return the type of a column, which must contain lists of numbers.
 
     Raises
     ------
     FormatError
-        It is another.
+        The column has another type.
     """
     found = schema.field(name).type
     is_list = arrow.types.is_list(found) or arrow.types.is_large_list(found)
@@ -155,17 +155,17 @@ def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any
 def list_columns(
     location: Location, batches: Iterable[Placed], names: tuple[str, str]
 ) -> ListColumns | None:
-    """Return where the lists of two columns lie; None if they are not in files as in memory.
+    """Return where the lists of two columns lie; None if files do not store them uncompressed.
 
     Parameters
     ----------
     location
         For messages.
     batches
-        Record batches, each with what returns file and first byte of a buffer that has an address
-        and a size; None if it is in none.
+        Record batches, each with a function from address and size of a buffer to its file and first
+        byte; it returns None if the buffer is in no file.
     names
-        The columns.
+        Names of the columns.
     """
     arrow = import_arrow(location, EXTRA)
     found, types = list[list[int]](), None

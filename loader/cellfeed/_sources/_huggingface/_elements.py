@@ -1,4 +1,4 @@
-"""Cells whose genes and values are two lists in a row of Arrow."""
+"""Cells whose genes and values are two lists in a row of an Arrow table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,20 +27,20 @@ _OTHER_GENE = (
 
 
 class Columns:
-    """The two columns that hold cells, and what columns of the matrix their numbers stand for.
+    """The two columns that contain cells, and the mapping from their gene numbers to columns.
 
     Parameters
     ----------
     location
         For messages.
     lists
-        Names of the columns of lists: of genes, and of values.
+        Names of the columns with the two lists: genes, and values.
     n_stored
-        All numbers of genes are below it.
+        Upper bound of gene numbers, exclusive.
     names
         Names of the genes, str, shape (n_vars,); None if they have none.
     n_markers
-        How many elements the lists of each cell begin with that are no genes.
+        Number of elements at the beginning of each cell's lists that are not genes.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Columns:
         self.n_markers = n_markers
 
     def differ(self) -> FormatError:
-        """Return the error for cells whose lists do not belong together."""
+        """Return the error for cells whose two lists do not match."""
         msg = "columns {!r} and {!r}: the lists of a cell differ in length".format(*self.lists)
         return FormatError(f"{self.location}: {msg}; give columns that belong together")
 
 
 class ArrowLists(FlatCsr):
-    """Lists that lie in files as they are in memory, which compiled threads read.
+    """Lists that files store uncompressed, read by compiled threads.
 
     Parameters
     ----------
     columns
-        Which columns of the files.
+        The columns of the files.
     paths
         The files.
     stored
@@ -93,7 +93,7 @@ class ArrowLists(FlatCsr):
         return super().var_names() if self._columns.names is None else self._columns.names
 
     def stored_bytes(self) -> int:
-        """Return how many bytes lists and their offsets take."""
+        """Return the size in bytes of lists and their offsets."""
         itemsizes = [dtype.itemsize for dtype in self._stored.dtypes]
         of_offsets = sum(dtype.itemsize for dtype in self._stored.offset_dtypes)
         values = int((self._stored.sizes.sum(axis=0) * itemsizes).sum())
@@ -123,7 +123,7 @@ class ArrowLists(FlatCsr):
         return CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows, n_markers)
 
     def _check_markers(self, whole: CsrChunks, known: NDArray[np.int32]) -> None:
-        """Check of some cells that what they begin with are no genes, before it is left out."""
+        """Check for some cells that their markers are no genes, before markers are left out."""
         rows = np.unique(np.linspace(0, len(whole.indptr) - 2, _CHECKED_CELLS).astype(np.int64))
         starts, lengths = whole.ranges(rows)
         counts = np.minimum(lengths, self._columns.n_markers)
@@ -157,12 +157,12 @@ class ArrowLists(FlatCsr):
 
 
 class ArrowRows(StoredElement):
-    """Lists that only pyarrow can read, such as compressed ones, or of some rows of a file.
+    """Lists that only pyarrow can read, such as compressed lists, or those of selected rows.
 
     Parameters
     ----------
     columns
-        Which columns of the table.
+        The columns of the table.
     table
         Returns all rows as a `pyarrow.Table`.
     dtype
@@ -170,7 +170,7 @@ class ArrowRows(StoredElement):
     shape
         Number of cells and of genes.
     reason
-        Why nothing else can read them; None if they are in memory.
+        Why only pyarrow can read them; None if they are in memory.
     """
 
     layout: Layout = "csr"
@@ -196,12 +196,12 @@ class ArrowRows(StoredElement):
         return None if self._reason is None else SlowRead("pyarrow", self._reason, remedy)
 
     def codec(self) -> str:
-        """Return how values are compressed."""
+        """Return the compression of values."""
         return "none" if self._reason is None else "unknown"
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows."""
-        import pyarrow as pa  # noqa: PLC0415 - an extra, which has made the table
+        import pyarrow as pa  # noqa: PLC0415 - optional; it made the table
 
         table = self._table().select(list(self._columns.lists))
         parts = [table.slice(start, stop - start) for start, stop in runs.tolist()]
@@ -231,7 +231,7 @@ class ArrowRows(StoredElement):
 
 
 def _common(paths: Sequence[Path]) -> Path:
-    """Return the innermost folder that all files are in."""
+    """Return the innermost folder that contains all files."""
     parents = [path.absolute().parent for path in paths]
     common = parents[0]
     while not all(parent.is_relative_to(common) for parent in parents):

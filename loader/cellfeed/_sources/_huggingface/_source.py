@@ -23,9 +23,9 @@ from cellfeed._sources._huggingface._tables import ArrowTable
 
 __all__ = ["HuggingFaceSource"]
 
-_MOST_IDS = 1 << 20  # numbers of genes below it may be left out; the table of them takes 4 MB
+_MOST_IDS = 1 << 20  # only gene numbers below it may be left out; their table takes 4 MB
 
-_LEFT_OUT, _NOT_THERE = -1, -2  # of columns that are none of the element's
+_LEFT_OUT, _NOT_THERE = -1, -2  # stands for columns that are not in the element
 
 
 class HuggingFaceSource(Source):
@@ -106,7 +106,7 @@ class HuggingFaceSource(Source):
         ]
         if dtypes[0].kind not in "iu":
             msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
-            raise FormatError(f"{msg}; name another")
+            raise FormatError(f"{msg}; give another column as `genes=`")
         if n_vars is None:
             n_vars = self._largest() + 1 if ids is None else ids.size
         elif ids is not None and n_vars != ids.size:

@@ -1,4 +1,4 @@
-"""Folders that HuggingFace's library wrote."""
+"""Folders that HuggingFace's ``datasets`` library wrote."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
 def is_saved(path: Path) -> bool:
-    """Return whether `save_to_disk` of a `Dataset` or a `DatasetDict` wrote a folder."""
+    """Return whether `save_to_disk` of a `Dataset` or a `DatasetDict` wrote this folder."""
     is_dataset = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
     return is_dataset or (path / _SPLITS).is_file()
 
@@ -40,16 +40,16 @@ class ArrowTable:
     Parameters
     ----------
     given
-        A folder as `Dataset.save_to_disk` writes it, or a `datasets.Dataset`.
+        A folder that `Dataset.save_to_disk` wrote, or a `datasets.Dataset`.
 
     Raises
     ------
     PathError
         There is no such folder.
     FormatError
-        It is none of these.
+        It is neither.
     ParameterError
-        The data set has several splits, or is an iterable one, or has a row twice.
+        The data set has several splits, is iterable only, or has a row twice.
     """
 
     def __init__(self, given: Any) -> None:
@@ -62,7 +62,7 @@ class ArrowTable:
         else:
             self.paths = _files_of(given)
             self.location = Location.of(_folder_of(self.paths))
-            indices = given._indices  # noqa: SLF001 - there is no other name for it
+            indices = given._indices  # noqa: SLF001 - it has no public name
             if indices is not None:
                 self.row_order = indices.column(0).to_numpy().astype(np.int64)
                 if np.unique(self.row_order).size != self.row_order.size:
@@ -83,7 +83,7 @@ class ArrowTable:
     def list_columns(self, names: tuple[str, str]) -> tuple[Sequence[Path], ListColumns | None]:
         """Return some files, and where the lists of two columns lie in them.
 
-        None if they are elsewhere.
+        None if the lists are not in files.
         """
         if self._dataset is None:
             batches: Iterable[Placed] = batches_in_files(self.location, self.paths)
@@ -92,7 +92,7 @@ class ArrowTable:
         return paths, list_columns(self.location, batches, names)
 
     def obs_names(self) -> list[str]:
-        """Return the columns that have one number, boolean or text for each row."""
+        """Return the columns with one number, boolean or text per row."""
         arrow = import_arrow(self.location, EXTRA)
         schema, types = self().schema, arrow.types
         tests = (
@@ -102,7 +102,7 @@ class ArrowTable:
         return [each.name for each in schema if any(test(each.type) for test in tests)]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return some columns, of the rows in their order; class labels by their names."""
+        """Return some columns, in row order; class labels as their names."""
         table = self().select(list(columns))
         frame = to_frame(table)
         for name, classes in self._class_labels().items():

@@ -89,7 +89,7 @@ class SparseInMemory(_InMemory):
             self._chunks = CsrChunks(pointer, chunked[0], chunked[1], self.shape[1])
 
     def stored_bytes(self) -> int:
-        """Return how many bytes it takes in memory."""
+        """Return its size in memory, in bytes."""
         parts = (self._matrix.data, self._matrix.indices, self._matrix.indptr)
         return sum(int(each.nbytes) for each in parts)
 
@@ -125,7 +125,7 @@ class DenseInMemory(_InMemory):
             self._chunks = DenseChunks(self._array(matrix), matrix.size // len(matrix))
 
     def stored_bytes(self) -> int:
-        """Return how many bytes it takes in memory."""
+        """Return its size in memory, in bytes."""
         return int(self._matrix.nbytes)
 
     def chunked(self) -> DenseChunks | None:

@@ -1,4 +1,4 @@
-"""Arrays in memory, as chunks that need not be read."""
+"""Arrays in memory, as chunks that need no reading."""
 
 import math
 from typing import Any
@@ -19,11 +19,11 @@ class _Memory(ByteStore):
         self._location, self._values = location, values
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
-        """Return what messages call it."""
+        """Return the location for messages."""
         return self._location
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of the array."""
+        """Return the size of the array in bytes."""
         return np.full(len(files), self._values.nbytes, np.int64)
 
     def read_ranges(
@@ -40,14 +40,14 @@ class _Memory(ByteStore):
 
 
 def array_in_memory(location: Location, name: str, values: NDArray[Any]) -> ChunkedArray:
-    """Return an array as chunks, which are copied from where they are.
+    """Return an array as chunks, which are copied directly from its memory.
 
     Parameters
     ----------
     location, name
         For messages.
     values
-        Of native dtype, in C order; of two dimensions, it is taken as one.
+        Of native dtype, in C order; a two-dimensional array is flattened.
     """
     size = math.prod(values.shape)
     pieces = Pieces(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([size]), values.itemsize)

@@ -1,4 +1,4 @@
-"""What objects of other libraries stand for: sources, or where their cells are stored."""
+"""Converting objects of other libraries to sources, or to the locations of their cells."""
 
 import os
 import sys
@@ -19,22 +19,22 @@ Found = list[str | os.PathLike[str] | Source]
 
 
 def locations_or_sources(given: Any, elements: Sequence[str]) -> Found | None:
-    """Return the sources that an object stands for, or paths and URLs; None if it is no such.
+    """Return the sources of an object, or its paths and URLs; None for other objects.
 
     Parameters
     ----------
     given
         `anndata.AnnData`, `anndata.experimental.AnnCollection`, `datasets.Dataset`, BioNeMo's
-        ``SingleCellMemMapDataset``, or what lamindb calls Artifact, Collection, a query set of
-        artifacts, and MappedCollection. Libraries are known by what their objects offer, and none
-        is imported.
+        ``SingleCellMemMapDataset``, or an Artifact, Collection, query set of artifacts or
+        MappedCollection of lamindb. Objects are recognised by their attributes, without importing
+        their libraries.
     elements
-        What is read of each.
+        Names of the elements to read.
 
     Raises
     ------
     FormatError, ParameterError
-        It cannot be read, or only in another form.
+        The object cannot be read, or only in another form.
     """
     if _is_of(given, "anndata", "AnnData"):
         return [AnnDataObjectSource(given, elements)]
@@ -49,7 +49,7 @@ def locations_or_sources(given: Any, elements: Sequence[str]) -> Found | None:
 
 
 def _locations_of(given: Any) -> Found | None:
-    """Return the paths and URLs that an object says its cells are at."""
+    """Return the paths and URLs where an object stores its cells."""
     if hasattr(given, "data_path") and hasattr(given, "row_index"):  # of BioNeMo
         return [str(given.data_path)]
     if hasattr(given, "path_list"):  # MappedCollection
@@ -62,14 +62,14 @@ def _locations_of(given: Any) -> Found | None:
 
 
 def _is_of(given: Any, module: str, *names: str) -> bool:
-    """Return whether an object is of a class of a module, which was imported if it is."""
+    """Return whether an object is of a class of a module, which then is imported already."""
     loaded = sys.modules.get(module)
     classes = (getattr(loaded, name, None) for name in names)
     return any(isinstance(given, each) for each in classes if isinstance(each, type))
 
 
 def _of_artifact(artifact: Any) -> str:
-    """Return where an artifact is: its URL if that is opened here, else a copy on this machine."""
+    """Return the location of an artifact: its URL if cellfeed can open it, else a local copy."""
     location = Location.of(_location(artifact.path))
     if location.path is not None or location.scheme in SCHEMES:
         return str(location)
@@ -77,5 +77,5 @@ def _of_artifact(artifact: Any) -> str:
 
 
 def _location(path: Any) -> str:
-    """Return a path or URL, such as that of a `upath.UPath`, as text."""
+    """Return a path or URL, such as a `upath.UPath`, as text."""
     return str(path).removeprefix("file://")

@@ -22,20 +22,20 @@ _BYTES_LOOKED_AT = 8 << 20
 
 
 class AnnDataObjectSource(Source):
-    """Some elements of an AnnData object, with its obs as it is in memory.
+    """Some elements of an AnnData object, with its obs in memory.
 
     Parameters
     ----------
     adata
-        The object; a backed one is read from its file.
+        The object; if it is backed, its file is read.
     elements
-        What is read.
+        Names of the elements to read.
 
     Raises
     ------
     FormatError
-        It lacks an element, or one is no matrix that is read by cell; or it is a view of a backed
-        object.
+        It lacks an element, or an element is no matrix that can be read by cell; or it is a view of
+        a backed object.
     """
 
     def __init__(self, adata: Any, elements: Sequence[str]) -> None:
@@ -56,11 +56,11 @@ class AnnDataObjectSource(Source):
         self._version = _fingerprint(adata)
 
     def version(self) -> str | None:
-        """Return a digest of a sample of what is in memory; None of a backed object.
+        """Return a digest of a sample of the contents in memory; None if the object is backed.
 
-        It is of the shape, of 4,096 names of cells, and of at most 8 MiB of ``X``, in rows from the
-        first to the last, if that is CSR or a NumPy array; whatever the elements. So it tells most
-        objects apart, but not those that differ in few cells alone.
+        The digest covers the shape, 4,096 names of cells, and at most 8 MiB of ``X``, in rows
+        spread from the first to the last, if ``X`` is CSR or a NumPy array; it does not depend on
+        the elements. It distinguishes most objects, but not those that differ only in few cells.
         """
         return self._version
 
@@ -74,7 +74,7 @@ class AnnDataObjectSource(Source):
         return table
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return some rows of obs columns, with the names of the cells as index."""
+        """Return some rows of obs columns, indexed by the names of the cells."""
         names = self._obs.index[rows].astype(str)
         return super().read_obs_rows(columns, rows).set_axis(names.astype(object), axis=0)
 
@@ -128,6 +128,6 @@ def _is_by_row(matrix: Any) -> bool:
 
 
 def _spread(n_rows: int, most: int) -> NDArray[np.int64]:
-    """Return up to so many rows, but one at least, from the first to the last."""
+    """Return up to this many rows, at least one, spread from the first to the last."""
     n = min(n_rows, max(1, most))
     return np.linspace(0, max(0, n_rows - 1), n).astype(np.int64)

@@ -1,4 +1,4 @@
-"""CSR matrices in uncompressed files: of BioNeMo SCDL, and of SciPy."""
+"""CSR matrices in uncompressed files, as BioNeMo SCDL and SciPy write them."""
 
 from cellfeed._sources._memory_maps._source import MemoryMapSource
 from cellfeed._sources._memory_maps._storage import MEMORY_MAPS, SCDL

@@ -31,11 +31,11 @@ class FlatArray:
     path
         The file.
     dtype
-        Of its elements, in the file's byte order.
+        Dtype of its elements, in the file's byte order.
     offset
-        First byte of the first of them.
+        First byte of the first element.
     size
-        How many they are.
+        Number of elements.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class FlatArray:
     size: int
 
     def mapped(self) -> NDArray[Any]:
-        """Return the array, mapped into memory where that is safe."""
+        """Return the array, memory-mapped if that is safe."""
         if not self.size:
             return np.empty(0, self.dtype)
         n_bytes = self.size * self.dtype.itemsize
@@ -60,7 +60,7 @@ class FlatArrays:
     data, indices, indptr
         Values, column indices and row pointer.
     n_columns
-        Number of columns; None if these files do not tell.
+        Number of columns; None if the files do not state it.
     """
 
     data: FlatArray
@@ -80,7 +80,7 @@ def is_npy_folder(path: Path) -> bool:
 
 
 def is_scdl(path: Path) -> bool:
-    """Return whether a folder is one of BioNeMo SCDL."""
+    """Return whether a folder is a BioNeMo SCDL data set."""
     return all((path / name).is_file() for name in _SCDL.values())
 
 
@@ -92,7 +92,7 @@ def arrays_of(folder: Location) -> FlatArrays:
     PathError
         There is no such folder, or a file is missing.
     FormatError
-        The files are not those of one CSR matrix.
+        The arrays do not form one CSR matrix.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -158,7 +158,7 @@ def _of_scdl(folder: Location, path: Path) -> FlatArrays:
 
 
 def _scdl_dtypes(header: Path) -> dict[str, str]:
-    """Return the dtypes that a header states; without one, those of folders that had none."""
+    """Return the dtypes in a header; without a header, the dtypes of folders that had none."""
     if not header.exists():
         return _WITHOUT_HEADER
     content = header.read_bytes()
@@ -170,7 +170,7 @@ def _scdl_dtypes(header: Path) -> dict[str, str]:
 
 
 def _parsed(content: bytes) -> dict[str, str]:
-    """Return the dtype of each array; numbers are big-endian, text follows its length."""
+    """Return the dtype of each array; numbers are big-endian, text is preceded by its length."""
     if not content.startswith(_MAGIC):
         raise ValueError("it begins with other bytes")
     at = _COUNTS_FROM
@@ -185,7 +185,7 @@ def _parsed(content: bytes) -> dict[str, str]:
     found = dict[str, str]()
     for _ in range(take("I")):
         name = take_text()
-        take("Q")  # its length, which the size of the file tells, too
+        take("Q")  # the length of the array, which also follows from the file size
         found[name] = _SCDL_DTYPES[take("I")]
         if take("B"):
             take(f"{4 * take('I')}s")
@@ -193,5 +193,5 @@ def _parsed(content: bytes) -> dict[str, str]:
 
 
 def _not_one_matrix(folder: Location) -> FormatError:
-    msg = f"{folder}: its arrays are not those of one CSR matrix"
+    msg = f"{folder}: its arrays do not form one CSR matrix"
     return FormatError(f"{msg}; write them again, in the layout of `scipy.sparse.csr_array`")

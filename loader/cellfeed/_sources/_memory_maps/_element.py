@@ -23,15 +23,15 @@ class MappedCsr(FlatCsr):
     Parameters
     ----------
     folder
-        Where the files are.
+        Folder of the files.
     arrays
-        What is in them.
+        Its arrays.
     rows
         First row, and the one after the last.
     names
         Names of the columns, str, shape (n_columns,); None if they have none.
     n_columns
-        How many there are.
+        Number of columns.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class MappedCsr(FlatCsr):
         return super().var_names() if self._names is None else self._names
 
     def stored_bytes(self) -> int:
-        """Return how many bytes its files have, or the share of its rows in them."""
+        """Return the size of its files in bytes, or the share of its rows in them."""
         n_bytes = int(self._files.sizes(np.arange(3)).sum())
         return round(n_bytes * self.shape[0] / max(1, self._arrays.n_rows))
 
     def read_rows(self, runs: Runs) -> CsrRows:
-        """Read rows as they are stored."""
+        """Read rows in their stored form."""
         chunked = self.chunked()
         if can_cast(chunked.data.dtype, self.dtype):
             return super().read_rows(runs)

@@ -15,20 +15,20 @@ from cellfeed._sources._base import import_arrow, to_frame
 
 __all__ = ["GeneTable", "ScdlObs", "gene_tables", "names_of"]
 
-# What a column with names of genes is called: first as SCDL calls what was the index.
+# Columns that may contain names of genes, first the one into which SCDL writes the index.
 _NAMES = ("var_feature_id", "feature_id", "gene_id", "ensembl_id", "feature_name", "gene_name")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneTable:
-    """Genes, and the cells that have them.
+    """Genes, and the cells that have these genes.
 
     Parameters
     ----------
     rows
         The first of these cells, and the one after the last.
     var
-        A row for each gene.
+        One row per gene.
     """
 
     rows: tuple[int, int]
@@ -36,12 +36,12 @@ class GeneTable:
 
 
 def gene_tables(folder: Location, n_rows: int) -> list[GeneTable]:
-    """Return the tables of genes of a folder; those beside each other that are equal are one.
+    """Return the tables of genes of a folder, merging adjacent tables that are equal.
 
     Raises
     ------
     FormatError
-        There is none, or they are not of the cells of the folder.
+        There are no tables, or they do not cover the cells of the folder.
     """
     where = next(
         (Path(folder, n) for n in ("var_features", "features") if Path(folder, n).is_dir()), None
@@ -62,7 +62,7 @@ def gene_tables(folder: Location, n_rows: int) -> list[GeneTable]:
 
 
 def names_of(var: pd.DataFrame) -> NDArray[np.object_] | None:
-    """Return the names of genes, None if no column has them."""
+    """Return the names of genes; None if no column contains them."""
     column = next((name for name in _NAMES if name in var), None)
     return None if column is None else var[column].astype(str).to_numpy(object)
 
@@ -75,9 +75,9 @@ class ScdlObs:
     folder
         The folder.
     n_rows
-        How many cells it has.
+        Its number of cells.
     rows
-        The first of those that are read, and the one after the last.
+        First row to read, and the one after the last.
     """
 
     def __init__(self, folder: Location, n_rows: int, rows: tuple[int, int]) -> None:
@@ -90,7 +90,7 @@ class ScdlObs:
         return list(dict.fromkeys(name for names in named for name in names))
 
     def read(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return some columns; what a part of the cells lacks is missing."""
+        """Return some columns, with missing values for cells whose table lacks a column."""
         arrow, files = self._files()
         parts = [_read(arrow, file, columns) for file in files]
         table = arrow.concat_tables(parts, promote_options="permissive").select(list(columns))
@@ -98,7 +98,7 @@ class ScdlObs:
         return to_frame(table.slice(first, stop - first))
 
     def _files(self) -> tuple[Any, list[Path]]:
-        """Return pyarrow, and the tables, each of which has as many rows as the index says."""
+        """Return pyarrow, and the tables, after comparing their row counts with the index."""
         arrow = import_arrow(self._folder, "scdl")
         if not Path(self._folder, "obs_features").is_dir():
             return arrow, []
@@ -112,15 +112,15 @@ class ScdlObs:
 
 
 def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Path]]:
-    """Return the first row of each table that was saved last, and of none, and their files.
+    """Return the row bounds and the files of the tables of the last save; may be none.
 
-    BioNeMo numbers the files from 0, with as many digits as their count has, and leaves those of
-    an earlier save where they are.
+    BioNeMo numbers the files from 0, padded to the number of digits of their count, and does not
+    remove the files of an earlier save.
 
     Raises
     ------
     FormatError
-        One is missing, or they are not of ``n_rows`` cells.
+        A file is missing, or the files do not cover ``n_rows`` cells.
     """
     where = Path(folder, name)
     index = where / "cumulative_sum_index.npy"
@@ -131,18 +131,18 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
         return bounds, []
     files = [where / f"dataframe_{k:0{len(str(n_tables))}d}.parquet" for k in range(n_tables)]
     if not all(file.is_file() for file in files):
-        files = sorted(where.rglob("*.parquet"))  # named otherwise, if all are of one save
+        files = sorted(where.rglob("*.parquet"))  # with other names, but of one save
     if len(files) != n_tables or len({len(file.name) for file in files}) > 1:
         msg = f"{where}: has {len(files)} tables, but `{index.name}` has {n_tables}"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     if bounds[-1] != n_rows:
-        msg = f"{index}: is of {bounds[-1]} cells, not {n_rows}"
+        msg = f"{index}: covers {bounds[-1]} cells, not {n_rows}"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     return bounds, files
 
 
 def _said_in(file: Path, read: Callable[[Path], Any]) -> Any:
-    """Return what is read of a file.
+    """Return the contents of a file.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def _read(arrow: Any, file: Path, columns: Sequence[str] | None) -> Any:
     there = _said_in(file, arrow.parquet.read_schema).names
     wanted = None if columns is None else [name for name in columns if name in there]
     table = _said_in(file, lambda path: arrow.parquet.ParquetFile(path).read(columns=wanted))
-    if columns is not None and not wanted:  # so that it keeps its rows
+    if columns is not None and not wanted:  # so that the number of rows is kept
         n_rows = arrow.parquet.read_metadata(file).num_rows
         return arrow.table({columns[0]: arrow.nulls(n_rows)})
     return table

@@ -44,7 +44,7 @@ class MemoryMapSource(Source):
     PathError
         A file is missing.
     FormatError
-        The files are not those of one matrix; or the cells of an SCDL folder have several tables of
+        The arrays do not form one CSR matrix; or the cells of an SCDL folder have several tables of
         genes, which `open_collection` opens as several sources.
     ParameterError
         The number of rows of a table is not the number of cells or genes.

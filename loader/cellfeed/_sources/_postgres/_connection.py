@@ -1,4 +1,4 @@
-"""One connection that is asked for rows by key, several questions at a time, in libpq's pipeline.
+"""One connection that reads rows by key, with several queries in libpq's pipeline.
 
 All of it runs in the thread of `loop`.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Connection", "Request", "Rows"]
 
-_ANSWER_SECONDS = 30.0  # without a byte, after which a connection is given up
+_ANSWER_SECONDS = 30.0  # without a byte from the server, after which a connection is closed
 _INT8, _INT8_ARRAY, _BINARY = 20, 1016, 1
 _ELEMENT = np.dtype([("size", ">i4"), ("id", ">i8")])
 
@@ -26,18 +26,18 @@ Rows = tuple[NDArray[np.int64], Sequence[bytes | None]]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Rows that are asked for at once.
+    """Rows that are requested together.
 
     Parameters
     ----------
     query
-        With ``ANY($1)`` for the ids.
+        The query, with ``ANY($1)`` for the ids.
     ids
         Ascending, int64.
     answer
         The ids that were found, ascending, and the packed row of each.
     failed_at
-        When it failed for the first time, by the loop's clock.
+        Time of the first failure, by the loop's clock.
     """
 
     query: bytes
@@ -46,31 +46,31 @@ class Request:
     failed_at: float | None = None
 
     def give_up(self) -> None:
-        """Ask no more."""
+        """Cancel the request."""
         self.answer.cancel()
 
     def give(self, rows: Rows) -> None:
-        """Answer, unless nobody wants it any more."""
+        """Set the answer, unless the request was cancelled."""
         with suppress(InvalidStateError):
             self.answer.set_result(rows)
 
     def fail(self, error: Exception) -> None:
-        """Say why there is no answer."""
+        """Set the error."""
         with suppress(InvalidStateError):
             self.answer.set_exception(error)
 
 
 class Connection:
-    """A connection that is opened, and answers what it is asked in order.
+    """A connection that is opened, and answers requests in order.
 
     Parameters
     ----------
     arguments
-        What psycopg connects with.
+        Arguments of psycopg's connect.
     on_free
-        Called when it has answered, or is there.
+        Called when it has opened, and after each answer.
     on_end
-        Called once with itself, and the error that it ended with.
+        Called once with the connection, and the error that ended it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Connection:
         self._opening = self._loop.create_task(self._open())
 
     def ask(self, request: Request) -> None:
-        """Ask for rows, now or once it is open."""
+        """Request rows, now or once the connection is open."""
         if not self.asked:
             self._heard = self._loop.time()
         self.asked.append(request)
@@ -97,7 +97,7 @@ class Connection:
             self._guarded(self._send, request)
 
     def close(self) -> None:
-        """Close it; what was asked is not answered."""
+        """Close it; pending requests get no answer."""
         self._opening.cancel()
         if self._connection is None:
             return
@@ -108,7 +108,7 @@ class Connection:
         self._connection.pgconn.finish()
 
     async def _open(self) -> None:
-        import psycopg  # noqa: PLC0415 - an extra
+        import psycopg  # noqa: PLC0415 - optional
 
         try:
             self._connection = await psycopg.AsyncConnection.connect(**self._arguments)
@@ -121,7 +121,7 @@ class Connection:
             for request in self.asked:
                 self._send(request)
             self._watch()
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
+        except Exception as error:  # noqa: BLE001 - reported to the requests
             self._end(error)
         else:
             self._on_free()
@@ -129,7 +129,7 @@ class Connection:
     def _guarded(self, do: Callable[..., object], *arguments: Any) -> None:
         try:
             do(*arguments)
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
+        except Exception as error:  # noqa: BLE001 - reported to the requests
             self._end(error)
 
     def _send(self, request: Request) -> None:
@@ -150,7 +150,7 @@ class Connection:
             self._loop.remove_writer(self._socket)
 
     def _read(self) -> None:
-        from psycopg.pq import ExecStatus  # noqa: PLC0415 - an extra
+        from psycopg.pq import ExecStatus  # noqa: PLC0415 - optional
 
         self._heard = self._loop.time()
         self._pq.consume_input()
@@ -166,13 +166,13 @@ class Connection:
                 self._answered = result
             else:
                 raise _error_of(result, self._connection)
-        if not self.asked:  # a server that ends says so, and then closes the connection
+        if not self.asked:  # a server that shuts down reports it, and then closes the connection
             self._pq.is_busy()
         if len(self.asked) < n_asked:
             self._on_free()
 
     def _watch(self) -> None:
-        """Give up a connection from which nothing comes though it was asked."""
+        """Close a connection that has requests but sends nothing."""
         if not self.is_open:
             return
         if self.asked and self._loop.time() - self._heard > _ANSWER_SECONDS:
@@ -208,7 +208,7 @@ def _rows(result: Any) -> Rows:
 
 
 def _error_of(result: Any, connection: Any) -> Exception:
-    from psycopg import errors  # noqa: PLC0415 - an extra
+    from psycopg import errors  # noqa: PLC0415 - optional
 
     error: Exception = errors.error_from_result(result, encoding=connection.info.encoding)
     return error

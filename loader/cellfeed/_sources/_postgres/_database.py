@@ -1,4 +1,4 @@
-"""A database that a URL names: how it is connected to, and what is said where that fails."""
+"""A database that a URL names: connecting to it, and describing its errors."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,17 +19,17 @@ _OWN_OPTIONS = ("connections", "retry_seconds")
 _DEFAULTS: dict[str, Any] = {
     "application_name": "cellfeed",
     "connect_timeout": 10,
-    # A server that has gone without a word is noticed after some 30 seconds.
+    # A server that disappears silently is noticed after some 30 seconds.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-_STATEMENT_MS = 600_000  # of one query of metadata or obs
+_STATEMENT_MS = 600_000  # for one query of metadata or obs
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-# SQLSTATEs, or how they begin: connections, resources, a server that stops or starts, time-outs.
+# SQLSTATEs, or their prefixes: connections, resources, server starting or stopping, time-outs.
 _PASSING = ("08", "53", "57P", "57014", "40", "58", "XX")
-_NOT_GRANTED, _DROPPED = "42501", ("42P01", "42703", "3F000")  # table, column, schema
+_NOT_GRANTED, _DROPPED = "42501", ("42P01", "42703", "3F000")  # undefined table, column, schema
 _LASTING = (
     "password",
     "authentication",
@@ -41,12 +41,12 @@ _LASTING = (
 
 
 def psycopg(location: Location) -> Any:
-    """Return the library.
+    """Return the psycopg library.
 
     Raises
     ------
     FormatError
-        It is not installed.
+        psycopg is not installed.
     """
     return library("psycopg", location, what="PostgreSQL", extra="postgres")
 
@@ -59,16 +59,16 @@ class _Parts:
 
 
 class Database:
-    """What is connected to; a process that gets a copy connects by itself.
+    """A database; each process that receives a copy opens its own connections.
 
     Parameters
     ----------
     location
-        A URL as libpq takes it, with ``collection=NAME`` in its query. Its options are what libpq
-        takes besides, such as ``password``; ``connections``, the most that one process has; and
-        ``retry_seconds``, for how long a server that does not answer is asked again.
+        A URL as libpq takes it, with ``collection=NAME`` in its query. Its options are further
+        options of libpq, such as ``password``; ``connections``, the maximum number of connections
+        of a process; and ``retry_seconds``, how long to retry if the server does not answer.
     options_name
-        What the parameter is called by which the user gave them, for messages.
+        Name of the parameter by which the user passed them, for messages.
     """
 
     def __init__(self, location: Location, options_name: str = "storage_options") -> None:
@@ -88,21 +88,21 @@ class Database:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What psycopg connects with; there may be a password in it."""
+        """Arguments of psycopg's connect; they may contain a password."""
         return {**self._arguments, "autocommit": True, "prepare_threshold": None}
 
     def connect(self, *, for_writing: bool = False) -> Any:
-        """Connect; whoever asks closes the connection.
+        """Return a new connection, which the caller closes.
 
         Parameters
         ----------
         for_writing
-            Whether anything may be changed.
+            Whether to allow changes.
 
         Raises
         ------
         RemoteError
-            There is no connection, at once if there never was one.
+            The connection fails; raised without retries if none was ever established.
         """
         driver = psycopg(self.location)
         if self._has_connected:
@@ -120,13 +120,13 @@ class Database:
         return connection
 
     def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query that changes nothing, asked again where that may help."""
+        """Return the rows of a read-only query, with retries where they may help."""
         with self.session() as session:
             return session.ask(query, parameters)
 
     @contextmanager
     def session(self) -> Iterator["Session"]:
-        """Have a connection for several queries."""
+        """Provide a connection for several queries."""
         session = Session(self)
         try:
             yield session
@@ -134,12 +134,12 @@ class Database:
             session.close()
 
     def retried(self, ask: Callable[[], _Result]) -> _Result:
-        """Call a function again, while what fails may pass and there is time.
+        """Call a function, and retry it while the error may pass and there is time.
 
         Raises
         ------
         RemoteError
-            It still fails.
+            The last attempt failed.
         """
         driver = psycopg(self.location)
         began, pause = time.monotonic(), _FIRST_PAUSE
@@ -154,12 +154,12 @@ class Database:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def failure(self, error: BaseException, what: str = "") -> CellfeedError:
-        """Return the error for what psycopg raised, in one line.
+        """Return a one-line error for an exception of psycopg.
 
         Parameters
         ----------
         what
-            What could not be had, such as "cells 3 to 9"; empty where it is the database.
+            What could not be read, such as "cells 3 to 9"; empty for the database itself.
         """
         state = str(getattr(error, "sqlstate", None) or "")
         if may_pass(error):
@@ -175,12 +175,12 @@ class Database:
 
 
 class Session:
-    """A connection that is opened when it is asked, and again where it was dropped.
+    """A connection that is opened when needed, and reopened if it was dropped.
 
     Parameters
     ----------
     database
-        What is connected to.
+        The database.
     """
 
     def __init__(self, database: Database) -> None:
@@ -188,12 +188,12 @@ class Session:
         self._connection: Any = None
 
     def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query that changes nothing.
+        """Return the rows of a read-only query.
 
         Raises
         ------
         RemoteError
-            There is no answer.
+            The server does not answer.
         """
 
         def ask() -> list[tuple[Any, ...]]:
@@ -212,7 +212,7 @@ class Session:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether it may help to connect or to ask again."""
+    """Return whether connecting or asking again may help."""
     if isinstance(error, OSError | TimeoutError):
         return not isinstance(error, CellfeedError)
     state = getattr(error, "sqlstate", None)
@@ -235,7 +235,7 @@ def _number(values: Mapping[str, Any], name: str, usual: float, kind: type[float
 
 def _parts(location: Location) -> _Parts:
     shown, _, query = location.text.partition("?")
-    shown = location.scheme + shown[len(location.scheme) :]  # libpq knows lower case alone
+    shown = location.scheme + shown[len(location.scheme) :]  # libpq accepts only lower case
     given = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
     collection = given.pop("collection", None)
     query = urlencode(given, quote_via=quote, safe="/")

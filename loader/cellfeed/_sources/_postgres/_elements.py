@@ -1,4 +1,4 @@
-"""Elements whose rows are packed in a table, and are read by key."""
+"""Elements whose rows are packed in a table, and read by key."""
 
 import weakref
 from typing import Any
@@ -23,13 +23,13 @@ class PostgresElement(StoredElement):
     Parameters
     ----------
     database, pool
-        Where it is, and the connections that read it.
+        The database, and the connections that read it.
     schema, column
-        Of which collection, and what the metadata says.
+        The schema of the collection, and the metadata of the column.
     n_stored
-        Cells of the whole collection.
+        Number of cells of the whole collection.
     ids
-        The number that each cell has there, ascending, int64.
+        The id of each cell in the table, ascending, int64.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PostgresElement(StoredElement):
         self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
         table, packed = quoted(schema, "packed"), quoted(column.column)
         self._query = f"SELECT id, {packed} FROM {table} WHERE id = ANY($1)"  # noqa: S608
-        self._coming = tuple[weakref.ref[Coming], ...]()  # replaced, as two threads look at it
+        self._coming = tuple[weakref.ref[Coming], ...]()  # replaced, since two threads read it
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_coming": ()}
@@ -68,21 +68,21 @@ class PostgresElement(StoredElement):
         return np.array(found[0][0], object)
 
     def stored_bytes(self) -> int:
-        """Return how many bytes the packed rows have."""
+        """Return the size of the packed rows in bytes."""
         return round(self.expected_row_bytes * len(self._ids))
 
     def codec(self) -> str:
-        """Return how rows are packed."""
+        """Return the encoding of rows."""
         return "zstd, each cell"
 
     def expect(self, runs: Runs) -> object:
-        """Ask for rows, and do not wait."""
+        """Request rows, without waiting."""
         coming = self._pool().ask(self._query, self._ids_of(runs), is_urgent=False)
         self._coming = (*(each for each in self._coming if each()), weakref.ref(coming))
         return coming
 
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
-        """Read rows: those that are on their way, or else by asking for them."""
+        """Return rows: wait for announced ones, and request the others."""
         from cellfeed._chunks._packed import PackedRowError, unpack_rows  # noqa: PLC0415 - compiles
 
         ids = self._ids_of(runs)

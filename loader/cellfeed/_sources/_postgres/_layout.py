@@ -1,14 +1,14 @@
-"""How a collection lies in a database: tables, columns, and the metadata that names them.
+"""The layout of a collection in a database: tables, columns, and the metadata that names them.
 
-A collection is a schema of the database, of its name, with three tables:
+A collection is a schema of the database, with the collection's name and three tables:
 
 - ``cellfeed (key text PRIMARY KEY, value jsonb)``: the metadata;
 - ``cells (id bigint PRIMARY KEY, name text, ...)``: a row for each cell, numbered from 0, and a
   column for each obs column;
 - ``packed (id bigint PRIMARY KEY, ...)``: a row for each cell, and a column of type bytea for each
-  element; `cellfeed._chunks._packed` says what is in it.
+  element; `cellfeed._chunks._packed` describes its contents.
 
-docs/how-to/postgres.md states it.
+docs/how-to/postgres.md documents the layout.
 """
 
 import math
@@ -23,7 +23,7 @@ from cellfeed._layouts import Layout
 __all__ = ["VERSION", "ElementColumn", "Metadata", "ObsColumn", "column_names", "escaped", "quoted"]
 
 VERSION = 1
-_LONGEST = 63  # bytes of a name in PostgreSQL
+_LONGEST = 63  # maximum length of a name in PostgreSQL
 _RESERVED = (
     "id", "name", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid",
 )  # fmt: skip
@@ -31,16 +31,16 @@ _RESERVED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObsColumn:
-    """An obs column, and the column of the table of cells that has it.
+    """An obs column, and its column in the table of cells.
 
     Parameters
     ----------
     name, column
-        In obs, and in the table.
+        Names in obs, and in the table.
     dtype
-        As pandas names it; "text", or "category".
+        Pandas' name of the dtype; "text", or "category".
     categories
-        Those of "category", text or numbers; None of others.
+        Categories of "category", text or numbers; None for other dtypes.
     is_ordered
         Whether categories have an order.
     """
@@ -54,20 +54,20 @@ class ObsColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementColumn:
-    """An element, and the column of the table of packed rows that has it.
+    """An element, and its column in the table of packed rows.
 
     Parameters
     ----------
     name, column
-        Of the element, and in the table.
+        Name of the element, and of its column in the table.
     layout, dtype
-        Of the element; the dtype as NumPy names it.
+        Layout and dtype of the element; the dtype by its NumPy name.
     row_shape
         Shape of a row.
     genes
-        Key of the metadata under which the names of its columns are; None if they have none.
+        Key of the metadata with the names of its columns; None if they have none.
     n_bytes
-        Of all packed rows; 0 while they are written.
+        Size of all packed rows; 0 while they are being written.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ElementColumn:
 
     @property
     def n_columns(self) -> int:
-        """Values of a dense row."""
+        """Number of values of a dense row."""
         return math.prod(self.row_shape)
 
     @property
@@ -91,18 +91,18 @@ class ElementColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """What the metadata says, except for the names of genes.
+    """The metadata of a collection, except for the names of genes.
 
     Parameters
     ----------
     n_cells
         Number of cells.
     token
-        Tells this loading from others.
+        Distinguishes this load from others.
     is_complete
-        Whether all cells are there.
+        Whether all cells have been written.
     obs, elements
-        What there is.
+        Descriptions of obs columns and elements.
     """
 
     n_cells: int
@@ -113,12 +113,12 @@ class Metadata:
 
     @classmethod
     def from_rows(cls, rows: Mapping[str, Any]) -> Self:
-        """Return what the rows of the table say.
+        """Return the metadata in the rows of the table.
 
         Raises
         ------
         KeyError, TypeError
-            They are of no collection.
+            They describe no collection.
         """
         return cls(
             n_cells=int(rows["n_cells"]),
@@ -130,7 +130,7 @@ class Metadata:
 
 
 def column_names(names: Iterable[str], otherwise: str) -> list[str]:
-    """Return a name for the column of each of some names: its own, where PostgreSQL can have it.
+    """Return a column name for each name: the name itself if PostgreSQL accepts it.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def column_names(names: Iterable[str], otherwise: str) -> list[str]:
 
 
 def escaped(sql: str) -> str:
-    """Return SQL without placeholders as psycopg takes it beside parameters.
+    """Return SQL without placeholders, escaped for use with parameters of psycopg.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def escaped(sql: str) -> str:
 
 
 def quoted(*names: str) -> str:
-    """Return names as SQL writes them, with dots between them.
+    """Return names quoted for SQL, joined by dots.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The thread in which the connections of a process are: one event loop, begun when needed."""
+"""The thread that serves the connections of a process: one event loop, started when needed."""
 
 import asyncio
 import atexit
@@ -14,12 +14,12 @@ _started: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """Return the loop of this process, which a fork has not inherited."""
+    """Return the loop of this process; a fork starts its own."""
     global _started, _lock  # noqa: PLW0603 - one loop for the process
     if _started is not None and _started[0] == os.getpid():
         return _started[1]
     if _started is not None:
-        _lock = threading.Lock()  # which another thread may have held when the process was forked
+        _lock = threading.Lock()  # another thread may have held the old lock at the fork
     with _lock:
         if _started is None or _started[0] != os.getpid():
             made = asyncio.SelectorEventLoop()
@@ -33,7 +33,7 @@ def loop() -> asyncio.AbstractEventLoop:
 
 @atexit.register
 def _end() -> None:
-    """Stop the thread before Python stops it wherever it is."""
+    """Stop the thread before Python stops it at an arbitrary point."""
     if _started is None or _started[0] != os.getpid():
         return
     _, made, thread = _started

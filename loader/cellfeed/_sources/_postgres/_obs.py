@@ -1,4 +1,4 @@
-"""obs columns of the table of cells, as pandas has them."""
+"""Converting obs columns of the table of cells to pandas."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from cellfeed._sources._postgres._layout import ObsColumn, escaped, quoted
 
 __all__ = ["read_columns", "read_ids"]
 
-_ROWS = 50_000  # that are Python's at once
+_ROWS = 50_000  # rows that are Python objects at a time
 
 
 def read_ids(database: Database, schema: str, where: str) -> NDArray[np.int64]:
@@ -35,15 +35,15 @@ def read_columns(
     Parameters
     ----------
     database, schema, columns
-        Of which collection, and which.
+        The database, the schema of the collection, and the columns.
     ids
-        Which cells, ascending; a range stands for all.
+        Ids of the cells, ascending; a range means all cells.
     named
-        Whether the index is the names of the cells, which are kept as Python has them.
+        Whether the index contains the names of the cells, as Python strings.
 
     Returns
     -------
-    A row for each of ``ids`` that is there. Text comes as categories.
+    A row for each of ``ids`` that exists. Text becomes categorical.
     """
     names = [*(each.column for each in columns), *(["name"] if named else [])]
     selected = "".join(f", {quoted(name)}" for name in names)
@@ -64,7 +64,7 @@ def read_columns(
 
 
 class _Column:
-    """One column, batch by batch."""
+    """One column, read in batches."""
 
     def __init__(self, column: ObsColumn) -> None:
         self.column = column
@@ -75,7 +75,7 @@ class _Column:
         self._parts = list[Any]()
 
     def append(self, values: Sequence[Any]) -> None:
-        """Add what a batch has."""
+        """Append the values of a batch."""
         dtype = self.column.dtype
         if dtype == "category":
             self._parts.append(
@@ -85,7 +85,7 @@ class _Column:
             texts = self._texts
             codes = (-1 if each is None else texts.setdefault(each, len(texts)) for each in values)
             self._parts.append(np.fromiter(codes, np.int32))
-        elif dtype[0].isupper() or dtype == "boolean":  # pandas' nullable ones
+        elif dtype[0].isupper() or dtype == "boolean":  # pandas' nullable dtypes
             self._parts.append(pd.Series(values, dtype=dtype))
         else:
             found = np.dtype(dtype)
@@ -94,7 +94,7 @@ class _Column:
             self._parts.append(np.array([np.nan if v is None else v for v in values], found))
 
     def series(self) -> "pd.Series[Any]":
-        """Return all of it."""
+        """Return the whole column."""
         dtype = self.column.dtype
         if dtype in ("category", "text"):
             given = self._texts if self.column.categories is None else self.column.categories
@@ -115,14 +115,14 @@ def _pages(
     schema: str,
     which: NDArray[np.int64] | str | None,
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield id and columns of cells by ascending id, many rows at a time.
+    """Yield ids and columns of cells, by ascending id, many rows at a time.
 
     Parameters
     ----------
     selected
-        Columns as SQL.
+        Columns, as SQL.
     which
-        Ids, ascending; a condition as SQL; None for all cells.
+        Ids, ascending; a condition, as SQL; None for all cells.
     """
     head = escaped(f"SELECT id{selected} FROM {quoted(schema, 'cells')} WHERE ")  # noqa: S608 - names are quoted
     with database.session() as session:

@@ -1,4 +1,4 @@
-"""Rows by key over the connections of a process: which connection asks for what, and when again."""
+"""Rows by key over the connections of a process: which connection requests what, and retries."""
 
 import os
 import weakref
@@ -18,22 +18,22 @@ from cellfeed._sources._postgres._loop import loop
 
 __all__ = ["Coming", "Pool", "PoolOfProcess"]
 
-_IDS_PER_REQUEST = 128  # some 0.3 MB
-_REQUESTS_PER_CONNECTION = 4  # under way: while one is answered, others cross the network
+_IDS_PER_REQUEST = 128  # rows of some 0.3 MB
+_REQUESTS_PER_CONNECTION = 4  # in flight: while one is answered, others cross the network
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-_TOO_MANY = ("too many", "slots are reserved")  # connections, in the words of the server
+_TOO_MANY = ("too many", "slots are reserved")  # too many connections, in the server's words
 _NAMED = 3  # missing cells
 
 
 class Coming:
-    """Rows of a column that are on their way; given up when this is let go.
+    """Rows of a column that were requested; cancelled when this object is dropped.
 
     Parameters
     ----------
     ids
-        Which, ascending, int64.
+        Ids of the rows, ascending, int64.
     requests
-        Each asks for some of them, in their order.
+        Requests for consecutive parts of the ids.
     """
 
     def __init__(self, ids: NDArray[np.int64], requests: Sequence[Request]) -> None:
@@ -44,7 +44,7 @@ class Coming:
             request.give_up()
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return where ids are among these, None unless all are."""
+        """Return the positions of ids among these; None unless all are found."""
         if not self.ids.size:
             return None
         at = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
@@ -64,8 +64,8 @@ class Coming:
         for request in self.requests:
             while not wait([request.answer], LOOK_UP_SECONDS).done:
                 if not is_awaited():
-                    msg = f"{location}: its answer is no longer waited for"
-                    raise RemoteError(f"{msg}; the process ends")
+                    msg = f"{location}: reading was cancelled, since the process is exiting"
+                    raise RemoteError(msg)
             found, packed = request.answer.result()
             if not np.array_equal(found, request.ids) or None in packed:
                 there = found[[each is not None for each in packed]]
@@ -75,12 +75,12 @@ class Coming:
 
 
 class Pool:
-    """The connections of one process to one database, opened when there is much to ask.
+    """The connections of one process to one database, opened as the load requires.
 
     Parameters
     ----------
     database
-        What is connected to.
+        The database.
     """
 
     def __init__(self, database: Database) -> None:
@@ -93,16 +93,16 @@ class Pool:
         self._loop = loop()
 
     def ask(self, query: str, ids: NDArray[np.int64], *, is_urgent: bool) -> Coming:
-        """Ask for rows, and do not wait.
+        """Request rows, without waiting.
 
         Parameters
         ----------
         query
-            With ``ANY($1)`` for the ids; gives id and packed row.
+            The query, with ``ANY($1)`` for the ids; returns id and packed row.
         ids
             Ascending, int64.
         is_urgent
-            Whether it goes before what is still to be asked.
+            Whether to serve it before the queued requests.
         """
         text = query.encode()
         requests = [
@@ -125,14 +125,14 @@ class Pool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give requests to the connections that have the fewest, or to new ones."""
+        """Assign requests to the connections with the fewest, or to new ones."""
         pause = self._not_before - self._loop.time()
         if pause > 0:
             self._loop.call_later(pause, self._dispatch)
             return
         while self._queue:
             request = self._queue[0]
-            if request.answer.done():  # given up
+            if request.answer.done():  # cancelled
                 self._queue.popleft()
                 continue
             least = min(self._connections, key=lambda each: len(each.asked), default=None)
@@ -148,7 +148,7 @@ class Pool:
         self._dispatch()
 
     def _ended(self, connection: Connection, error: Exception) -> None:
-        """Ask others what a connection has not answered, where that may help."""
+        """Move unanswered requests of a connection to others, where that may help."""
         self._connections.remove(connection)
         now = self._loop.time()
         again = list[Request]()
@@ -174,12 +174,12 @@ class Pool:
 
 
 class PoolOfProcess:
-    """The pool of whichever process asks for it; closed when this goes, or the process ends.
+    """The pool of the calling process; closed when this object is dropped, or the process exits.
 
     Parameters
     ----------
     database
-        What is connected to.
+        The database.
     """
 
     def __init__(self, database: Database) -> None:

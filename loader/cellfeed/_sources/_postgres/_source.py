@@ -19,7 +19,7 @@ from cellfeed._sources._postgres._pool import PoolOfProcess
 
 __all__ = ["PostgresSource"]
 
-# Of those that the user may not read too, which information_schema does not show.
+# Including collections that the user may not read, which information_schema does not show.
 _COLLECTIONS = """
 SELECT nspname, has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace

@@ -1,4 +1,4 @@
-"""Arrays of an experiment whose rows are those of cells."""
+"""Arrays of an experiment with one row per cell."""
 
 import json
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ class SomaElement(StoredElement):
     store
         The experiment.
     path
-        Where it is there, such as ``ms/RNA/X/data``.
+        Its path in the experiment, such as ``ms/RNA/X/data``.
     var
         The table that names its columns, such as ``ms/RNA/var``; None if they have no names.
     joinids
-        Which row of the array each cell has, ascending, int64.
+        The row of the array for each cell, ascending, int64.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class SomaElement(StoredElement):
         return super().var_names() if column is None else named[column].to_numpy(object)
 
     def stored_bytes(self) -> int:
-        """Return how many bytes its files have, 0 if they are not on this machine."""
+        """Return the size of its files in bytes, 0 if they are not on this machine."""
         folder = self._folder()
         if folder is None:
             return 0
         return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
 
     def codec(self) -> str:
-        """Return how TileDB compresses the values."""
+        """Return TileDB's compression of the values."""
         return self._codec
 
     def _folder(self) -> Path | None:
-        """Return where it is on this machine, if it is there."""
-        uri: str = self._array().uri.removeprefix("file://")  # nothing in it is escaped
+        """Return its local folder, if there is one."""
+        uri: str = self._array().uri.removeprefix("file://")  # such paths are not percent-encoded
         return None if "://" in uri else Path(uri)
 
     def _array(self) -> Any:
         return self._store.at(self._path)
 
     def _ids(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the rows of the array that the cells of runs have."""
+        """Return the rows of the array for the cells of runs."""
         rows = expand(runs)
         return rows if isinstance(self._joinids, range) else self._joinids[rows]
 
@@ -98,7 +98,7 @@ class SomaElement(StoredElement):
 
 
 class SparseElement(SomaElement):
-    """A sparse array, whose tiles are decoded here, or of which each fetch is one query."""
+    """A sparse array, whose tiles are decoded here, or which each fetch queries once."""
 
     layout = "csr"
 
@@ -120,7 +120,7 @@ class SparseElement(SomaElement):
             self.rows_per_chunk = self._tiled.rows_per_chunk(self.shape[0])
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why tiles are not decoded here; None if they are, or are not on this machine."""
+        """Return why tiles are not decoded here; None if they are, or are not local."""
         if self._tiled is None:
             return self._slow
         return why_not_cast(self.dtype, dtype)
@@ -130,7 +130,7 @@ class SparseElement(SomaElement):
         return self._tiled
 
     def read_rows(self, runs: Runs) -> CsrRows:
-        """Read rows; TileDB returns elements in the order of its tiles, which are put by row."""
+        """Read rows; TileDB returns elements in tile order, so they are sorted by row."""
         ids = self._ids(runs)
         tables = []
         if ids.size:
@@ -159,7 +159,7 @@ class SparseElement(SomaElement):
 
 
 class DenseElement(SomaElement):
-    """A dense array, of which each run of rows is a query."""
+    """A dense array, queried once for each run of rows."""
 
     layout = "dense"
 

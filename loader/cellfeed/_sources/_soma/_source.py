@@ -63,7 +63,7 @@ class SomaSource(Source):
     >>> open_collection([source], obs=["donor"])  # doctest: +SKIP
     """
 
-    can_be_forked = False  # TileDB's threads are not there in a fork, which may end by that
+    can_be_forked = False  # TileDB's threads do not survive a fork, which may then crash
 
     def __init__(
         self,

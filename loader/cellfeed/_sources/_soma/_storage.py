@@ -15,7 +15,7 @@ def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa:
 
 
 def _is_group(path: Path) -> bool:
-    """Return whether a folder is a group of TileDB, without tiledbsoma."""
+    """Return whether a folder is a group of TileDB, without importing tiledbsoma."""
     return (path / "__group").is_dir() or (path / "__tiledb_group.tdb").is_file()
 
 

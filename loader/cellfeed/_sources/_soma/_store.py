@@ -1,4 +1,4 @@
-"""An experiment that is open in this process, and what is said where tiledbsoma fails."""
+"""An experiment opened in this process, and descriptions of tiledbsoma's errors."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -13,22 +13,22 @@ from cellfeed.machine import threads_per_process
 __all__ = ["SomaStore", "first_line"]
 
 _BUFFER_BYTES = 64 << 20  # for each column of a table that tiledbsoma returns; its default is 1 GiB
-_BUDGET_BYTES = 4 << 30  # of a query's decoded tiles; TileDB's default is 10 GiB
+_BUDGET_BYTES = 4 << 30  # for the decoded tiles of a query; TileDB's default is 10 GiB
 
-# What a fork left here is never closed: its threads are not in this process, and closing waits for
-# them.
+# Objects that a fork inherits are never closed: closing waits for their threads, which this
+# process does not have.
 _of_parents = list[Any]()
 
 
 class SomaStore:
-    """An experiment, opened anew in each process that reads it.
+    """An experiment, opened separately in each process that reads it.
 
     Parameters
     ----------
     location
-        What tiledbsoma opens: a folder or a URI.
+        A folder or a URI that tiledbsoma opens.
     config
-        What TileDB is configured with besides; there may be credentials in it.
+        Further configuration of TileDB; it may contain credentials.
     """
 
     def __init__(self, location: Location, config: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class SomaStore:
         return int(self().tiledb_timestamp_ms)
 
     def at(self, path: str) -> Any:
-        """Return what is at a path of the experiment, such as ``ms/RNA/var``."""
+        """Return the object at a path of the experiment, such as ``ms/RNA/var``."""
         found = self()
         for name in path.split("/"):
             found = found[name]
@@ -62,12 +62,12 @@ class SomaStore:
 
     @contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Say in one line where tiledbsoma failed.
+        """Convert errors of tiledbsoma into an error of one line.
 
         Raises
         ------
         FormatError
-            In place of whatever it raises.
+            Replaces any error that it raises.
         """
         try:
             yield
@@ -117,6 +117,6 @@ class SomaStore:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     said = str(error).strip().splitlines()
     return said[0].rstrip(".") if said else type(error).__name__

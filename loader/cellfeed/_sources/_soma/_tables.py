@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 __all__ = ["columns_of", "name_column", "read_joinids", "read_table"]
 
 _JOINID = "soma_joinid"
-_NAMED = "soma_dataframe_original_index_name"  # metadata of a table that `tiledbsoma.io` wrote
+_NAMED = "soma_dataframe_original_index_name"  # metadata of tables by `tiledbsoma.io`
 _NAMES = {
     "obs": ("obs_id", "_index"),
-    "var": ("var_id", "_index", "feature_id", "gene_id"),  # the last two if nothing tells
+    "var": ("var_id", "_index", "feature_id", "gene_id"),  # the last two if the metadata names none
 }
 
 Axis = Literal["obs", "var"]
@@ -23,20 +23,20 @@ Axis = Literal["obs", "var"]
 def name_column(table: Any, axis: Axis) -> str | None:
     """Return the column of a table that names its cells or genes; None if there is none.
 
-    `tiledbsoma.io` calls it as the index was called, which it notes, or else ``obs_id`` or
+    `tiledbsoma.io` gives it the name of the index and records that name, or else uses ``obs_id`` or
     ``var_id``.
     """
     noted = table.metadata.get(_NAMED, "null")
     try:
         name = json.loads(noted)
-    except ValueError:  # written by something else
+    except ValueError:  # written by other software
         name = noted
     there = list(table.keys())
     return next((each for each in (name, *_NAMES[axis]) if each in there), None)
 
 
 def columns_of(table: Any, axis: Axis) -> list[str]:
-    """Return the columns of a table, without numbers and names of rows."""
+    """Return the columns of a table, without the numbers and names of its rows."""
     left_out = (_JOINID, name_column(table, axis))
     return [name for name in table.keys() if name not in left_out]  # noqa: SIM118 - no mapping
 
@@ -44,12 +44,12 @@ def columns_of(table: Any, axis: Axis) -> list[str]:
 def read_joinids(table: Any, query: str | None) -> NDArray[np.int64] | range:
     """Return the numbers of the rows that fulfil a query, ascending, int64.
 
-    They are read, since `tiledbsoma.DataFrame.count`, which lets other threads run meanwhile,
-    has ended processes by a segmentation fault.
+    They are read instead of counted, since `tiledbsoma.DataFrame.count`, which releases the GIL,
+    has crashed processes with a segmentation fault.
 
     Returns
     -------
-    A range if there is no query, and rows are numbered from 0 without gaps.
+    A range if there is no query and rows are numbered from 0 without gaps.
     """
     tables = table.read(column_names=[_JOINID], value_filter=query)
     parts = [each[_JOINID].to_numpy().astype(np.int64, copy=False) for each in tables]
@@ -62,20 +62,20 @@ def read_joinids(table: Any, query: str | None) -> NDArray[np.int64] | range:
 def read_table(
     table: Any, columns: Sequence[str], joinids: NDArray[np.int64] | None
 ) -> pd.DataFrame:
-    """Read columns of the rows of some numbers.
+    """Read columns of the rows with the given numbers.
 
     Parameters
     ----------
     table
         A `tiledbsoma.DataFrame`.
     columns
-        Which.
+        Names of the columns.
     joinids
-        Which rows, ascending, at least one; None for all.
+        Numbers of the rows, ascending, at least one; None for all.
 
     Returns
     -------
-    A row for each of ``joinids``, in their order, which are its index.
+    A row for each of ``joinids``, in their order, indexed by them.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Attributes of documents, written as they come."""
+"""Attributes of documents, written while documents are appended."""
 
 import struct
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ __all__ = ["DocumentObs", "require_kinds"]
 
 
 class DocumentObs:
-    """Columns of a value for each document: codes of text, or numbers.
+    """Columns with one value per document: codes of text, or numbers.
 
     Parameters
     ----------
     folder
-        Where they are written.
+        Folder of the files.
     kinds
-        The names, and ``str`` or ``float``.
+        Names of the columns, and ``str`` or ``float``.
     """
 
     def __init__(self, folder: Path, kinds: Mapping[str, type]) -> None:
@@ -34,12 +34,12 @@ class DocumentObs:
         return [each.file for each in self._columns.values()]
 
     def append(self, values: Mapping[str, str | float | None]) -> None:
-        """Append the attributes of a document; those that it lacks are missing.
+        """Append the attributes of a document; omitted attributes are missing values.
 
         Raises
         ------
         ParameterError
-            There is no such column, or it holds values of the other kind.
+            There is no such column, or it has values of the other kind.
         """
         for name in values:
             if name not in self._columns:
@@ -51,7 +51,7 @@ class DocumentObs:
             file.write(value)
 
     def described(self) -> dict[str, ShardObs]:
-        """Return what the header says of them."""
+        """Return the descriptions of the columns for the header."""
         return {
             name: ShardObs(
                 file=each.file.name,
@@ -62,12 +62,12 @@ class DocumentObs:
 
 
 def require_kinds(kinds: Mapping[str, type], *, has_documents: bool) -> None:
-    """Check that columns are of text or numbers, and that there are documents that have them.
+    """Check that columns are of text or numbers, and that the shard has documents if any are given.
 
     Raises
     ------
     ParameterError
-        It is otherwise.
+        A column has another kind, or there are no documents.
     """
     if kinds and not has_documents:
         msg = "`obs` requires documents; give `documents=True` as well"
@@ -84,7 +84,7 @@ class _Column:
         self.categories = dict[str, int]()
 
     def encoded(self, value: str | float | None) -> bytes:
-        """Return a value as it is written, 8 bytes: a number, or the number of a category."""
+        """Return the 8 bytes of a value: a number, or the number of a category."""
         if value is None:
             return _MISSING
         if isinstance(value, str) and self.kind is str:
@@ -95,4 +95,4 @@ class _Column:
         raise ParameterError(msg)
 
 
-_MISSING = struct.pack("<q", -1)  # all bits are set, which is NaN as a float64
+_MISSING = struct.pack("<q", -1)  # all bits set, which is NaN as float64

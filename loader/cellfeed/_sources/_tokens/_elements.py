@@ -1,4 +1,4 @@
-"""What the rows of a token stream have: tokens, spans, and the metadata of these."""
+"""The elements of a token stream: tokens, spans, and the metadata of spans."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ __all__ = ["DocumentTokens", "MetadataElement", "SpansElement", "WindowTokens"]
 
 
 class _Tokens(StoredElement):
-    """Tokens of rows, which compiled threads read: one read for each shard that a row lies in."""
+    """Tokens of rows, read by compiled threads: one read for each shard in which a row lies."""
 
     var = None
     stored_as = TOKENS
@@ -30,7 +30,7 @@ class _Tokens(StoredElement):
         self._files = shards.files(TOKENS)
 
     def stored_bytes(self) -> int:
-        """Return the bytes of all tokens."""
+        """Return the size of all tokens in bytes."""
         return self._shards.n_tokens * self.dtype.itemsize
 
     def codec(self) -> str:
@@ -64,7 +64,7 @@ class WindowTokens(_Tokens):
     Parameters
     ----------
     shards, rows, window
-        The stream, its windows, and the tokens of each.
+        The shards of the stream, its windows, and the number of tokens of each.
     """
 
     layout = "dense"
@@ -89,7 +89,7 @@ class DocumentTokens(_Tokens):
     Parameters
     ----------
     shards, rows
-        The stream, and its documents.
+        The shards of the stream, and its documents.
     """
 
     layout = "ragged"
@@ -99,7 +99,7 @@ class DocumentTokens(_Tokens):
         self.shape = (rows.n_rows,)
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the tokens of each document."""
+        """Return the number of tokens of each document."""
         return self._rows.ranges(expand(runs))[1]
 
     def chunked(self) -> RaggedRanges:
@@ -112,12 +112,12 @@ class DocumentTokens(_Tokens):
 
 
 class SpansElement(StoredElement):
-    """The spans that overlap each row; how many they are is known once they are read.
+    """The spans that overlap each row, whose number is known only after they are read.
 
     Parameters
     ----------
     shards, rows, reader
-        The stream, its rows, and what reads spans.
+        The shards of the stream, its rows, and the reader of spans.
     """
 
     layout = "ragged"
@@ -130,7 +130,7 @@ class SpansElement(StoredElement):
         self.shape = (rows.n_rows,)
 
     def stored_bytes(self) -> int:
-        """Return the bytes of all records."""
+        """Return the size of all records in bytes."""
         sizes = (header.files.get(self.stored_as, (0, 0))[0] for header in self._shards.headers)
         return sum(sizes)
 
@@ -144,7 +144,7 @@ class SpansElement(StoredElement):
 
 
 class MetadataElement(SpansElement):
-    """The metadata of the spans of each row, encoded, one after the other."""
+    """The metadata of the spans of each row, encoded and concatenated."""
 
     dtype = np.dtype(np.uint8)
     stored_as = METADATA

@@ -1,4 +1,4 @@
-"""Files of a shard that are written one after the other, with their checksums."""
+"""Files of a shard, written sequentially, with checksums."""
 
 import os
 import zlib
@@ -14,17 +14,17 @@ _BUFFER_BYTES = 1 << 20
 
 
 class WrittenFile:
-    """A file that is written from its beginning to its end.
+    """A file that is written sequentially.
 
     Parameters
     ----------
     path
-        Where; there may be no such file.
+        Path of the file, which must not exist.
 
     Attributes
     ----------
     n_bytes, crc32
-        Of what was written by now.
+        Size and checksum of the bytes written so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,11 +40,11 @@ class WrittenFile:
         self.n_bytes += len(buffer)
 
     def flush(self) -> None:
-        """Let others see what was written."""
+        """Make the bytes written so far visible to other processes."""
         self._file.flush()
 
     def close(self, *, synced: bool = False) -> None:
-        """Close it, with all bytes on the disk if ``synced``."""
+        """Close the file; if ``synced``, wait until all bytes are on disk."""
         if synced and not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -35,12 +35,12 @@ __all__ = [
     "write_header",
 ]
 
-SUFFIX = ".tokens"  # of the folder of a shard
-UNFINISHED = ".unfinished"  # of one that is being written, whose name begins with a dot
+SUFFIX = ".tokens"  # name of a shard's folder
+UNFINISHED = ".unfinished"  # name of an unfinished shard's folder, which begins with a dot
 HEADER = "shard.json"
 TOKENS, DOCUMENTS = "tokens.bin", "documents.bin"
 INDEX, SPANS, METADATA = "index.bin", "spans.bin", "metadata.bin"
-BLOCK = 4096  # tokens of a block of spans, unless the writer is given another number
+BLOCK = 4096  # default number of tokens in a block of spans
 
 SPAN_RECORD = np.dtype(
     [
@@ -58,7 +58,7 @@ these in `METADATA`, and whether the span began in an earlier block, which conta
 _FORMAT = "cellfeed token shard"
 _VERSION = 1
 _KINDS = "biuf"
-_LARGEST_ITEM = 8  # bytes of a number
+_LARGEST_ITEM = 8  # size of a number in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

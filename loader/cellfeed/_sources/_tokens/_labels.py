@@ -1,4 +1,4 @@
-"""Obs columns of rows: the shard that each begins in, and attributes of the document there."""
+"""Obs columns of rows: the shard in which a row begins, and attributes of the document there."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,19 +22,19 @@ class Labels:
     Parameters
     ----------
     shards, rows
-        The stream, and what its rows are.
+        The shards of the stream, and its rows.
     """
 
     def __init__(self, shards: Shards, rows: TokenRows) -> None:
         self._shards, self._rows = shards, rows
 
     def names(self) -> list[str]:
-        """Return the columns: the shard, and the attributes that documents of all shards have."""
+        """Return the columns: the shard, and the attributes that all shards have."""
         first, *others = (header.obs for header in self._shards.headers)
         return [SHARD, *(name for name in first if all(name in obs for obs in others))]
 
     def read(self, names: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read columns of rows, which ascend."""
+        """Read columns of ascending rows."""
         shards = self._rows.shards_of(rows)
         columns = dict[str, Any]()
         for name in names:

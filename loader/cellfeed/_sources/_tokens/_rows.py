@@ -1,4 +1,4 @@
-"""Which tokens the rows of a stream are: windows, or documents."""
+"""The rows of a stream: windows, or documents."""
 
 from typing import Protocol
 
@@ -19,31 +19,31 @@ class TokenRows(Protocol):
 
     @property
     def n_rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         ...
 
     def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where rows begin in the stream, and how many tokens each has."""
+        """Return where rows begin in the stream, and the number of tokens of each."""
         ...
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shard that each row begins in."""
+        """Return the shard in which each row begins."""
         ...
 
     def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the document of a shard that each of its rows is, or begins in."""
+        """Return the document of a shard that each row is, or in which it begins."""
         ...
 
 
 class Windows:
-    """Windows of equal length, also over the borders of shards; a last one that is short is left.
+    """Windows of equal length, which may cross shards; a shorter last window is left out.
 
     Parameters
     ----------
     shards
-        The stream.
+        The shards of the stream.
     window, stride
-        Tokens of a window, and from the start of one to that of the next.
+        Number of tokens of a window, and between the starts of consecutive windows.
     """
 
     def __init__(self, shards: Shards, window: int, stride: int) -> None:
@@ -72,7 +72,7 @@ class Documents:
     Parameters
     ----------
     shards
-        The stream, all of whose shards have documents.
+        The shards of the stream, all of which have documents.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -116,7 +116,7 @@ def pieces_of(
     bounds
         Where each shard begins, ascending, int64, shape (n_shards + 1,).
     starts, lengths
-        The ranges, int64, shape (n,).
+        The ranges: first token and number of tokens, int64, shape (n,).
 
     Examples
     --------
@@ -142,12 +142,12 @@ def pieces_of(
 
 
 def require_rows(shards: Shards, rows: TokenRows, window: int | None) -> None:
-    """Check that there are some.
+    """Check that the stream has rows.
 
     Raises
     ------
     FormatError
-        There are none.
+        It has none.
     """
     if rows.n_rows:
         return

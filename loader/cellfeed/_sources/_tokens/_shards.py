@@ -41,25 +41,25 @@ class Shards:
     Attributes
     ----------
     names
-        Their names.
+        Names of the shards.
     headers
-        What each says of itself.
+        Headers of the shards.
     dtype
-        Dtype of the tokens, which all have.
+        Dtype of the tokens, the same in all shards.
     bounds
-        Where each begins in the stream, in tokens, int64, shape (n_shards + 1,).
+        Where each shard begins in the stream, in tokens, int64, shape (n_shards + 1,).
 
     Raises
     ------
     PathError
         There is no such folder, it may not be read, or too many files are open.
     FormatError
-        It has no finished shard, one of them is damaged, or they differ in their tokens.
+        It has no finished shard, a shard is damaged, or the shards have different dtypes.
 
     Warns
     -----
     UserWarning
-        Some shards are not finished.
+        Some shards are unfinished.
     """
 
     def __init__(self, location: Location) -> None:
@@ -69,7 +69,7 @@ class Shards:
             raise PathError(f"{location.shown}: no such folder; check the path")
         self._folder = folder.absolute()
         try:
-            names = sorted(os.listdir(folder))  # noqa: PTH208 - names alone
+            names = sorted(os.listdir(folder))  # noqa: PTH208 - only names
         except OSError as error:
             raise unreadable(folder, error) from error
         found = [name for name in names if name.endswith(SUFFIX)]
@@ -89,7 +89,7 @@ class Shards:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all shards."""
+        """Number of tokens in all shards."""
         return int(self.bounds[-1])
 
     def verify(self) -> None:
@@ -104,20 +104,20 @@ class Shards:
                     raise self.damaged(shard, name, "its bytes have changed since it was written")
 
     def files(self, name: str) -> FolderFiles:
-        """Return the files of one name, by the number of the shard."""
+        """Return the files with one name, by shard number."""
         names = FileNames(*(f"{shard}/{name}" for shard in self.names))
         return FolderFiles(self._folder, names, len(self.names))
 
     def table(self, name: str, dtype: Any) -> "ShardTables":
-        """Return a file of each shard as a table of rows of a dtype, mapped when it is used."""
+        """Return the file of each shard as a table with this dtype, mapped when it is used."""
         return ShardTables([self._folder / shard / name for shard in self.names], np.dtype(dtype))
 
     def index(self) -> "ShardTables":
-        """Return where the spans of each block, and their metadata, begin."""
+        """Return the index: where the spans of each block, and their metadata, begin."""
         return self.table(INDEX, ("<i8", 2))
 
     def damaged(self, shard: int, name: str, what: str) -> FormatError:
-        """Return the error for a file that cannot be as it is."""
+        """Return the error for a file with invalid contents."""
         where = self._folder / self.names[shard] / name
         return FormatError(f"{where}: {what}; the shard is damaged, copy it again")
 
@@ -145,9 +145,9 @@ class Shards:
 
 
 class ShardTables:
-    """One table of each shard, mapped when it is first used, in each process anew.
+    """One table per shard, memory-mapped when it is first used, in each process separately.
 
-    Where too many files are mapped already, it is read whole.
+    If too many files are mapped already, the file is read into memory.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class ShardTables:
         return self._mapped[shard]
 
     def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows of tables: one of each of the shards, which need not be distinct."""
+        """Return one row of the table of each given shard; shards may repeat."""
         out = np.zeros((rows.size, *self._dtype.shape), self._dtype.base)
         order = np.argsort(shards, kind="stable")
         bounds = np.flatnonzero(np.diff(shards[order])) + 1

@@ -234,7 +234,7 @@ class TokenStream(Source):
 
 
 def _from_json(encoded: bytes) -> Any:
-    return _DECODER.decode(encoded.decode())  # `json.loads` first finds out the encoding
+    return _DECODER.decode(encoded.decode())  # `json.loads` would detect the encoding first
 
 
 def _field(rows: Any, name: str) -> list[int]:
@@ -247,5 +247,5 @@ def _field(rows: Any, name: str) -> list[int]:
 
 
 def _numpy(values: Any) -> NDArray[Any]:
-    """Return an array, or a tensor on any device, as an array."""
+    """Return an array, or a tensor on any device, as a NumPy array."""
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()

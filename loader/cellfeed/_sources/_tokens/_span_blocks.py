@@ -1,9 +1,9 @@
-"""Spans by blocks of tokens, so that those of a window lie together.
+"""Spans by blocks of tokens, so that the spans of a window are contiguous.
 
 A block lists the spans that overlap it: those that began before it, and those that begin in it.
-Their metadata lies in the same order. So what a window needs is one range of records and one of
-metadata, whatever long spans reach into it, and an index with two numbers for each block says
-which.
+Their metadata has the same order. So a window needs one range of records and one range of
+metadata, however long the spans that reach into it, and an index with two numbers per block
+locates these ranges.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,9 @@ class SpansToWrite:
     Parameters
     ----------
     spans, metadata
-        Files of `ADDED`, and of the bytes of their metadata.
+        Files of `ADDED`, and of the bytes of the spans' metadata.
     n_tokens, block
-        Tokens of the shard, and of a block.
+        Number of tokens of the shard, and of a block.
     """
 
     spans: Path
@@ -45,7 +45,7 @@ class SpansToWrite:
     block: int
 
     def write(self, index: WrittenFile, records: WrittenFile, metadata: WrittenFile) -> None:
-        """Write them by blocks."""
+        """Write the spans by block."""
         added = np.fromfile(self.spans, ADDED)
         spans, blocks = self._pairs(added)
         n_blocks = -(-self.n_tokens // self.block)
@@ -59,7 +59,7 @@ class SpansToWrite:
         _copy(added, spans, ends, stored, metadata.write)
 
     def _pairs(self, added: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each span with each block that it overlaps, by block and where spans begin."""
+        """Return each span with each block that it overlaps, sorted by block and start."""
         order = np.argsort(added["start"], kind="stable")
         first = added["start"][order] // self.block
         stop = (added["stop"][order] - 1) // self.block + 1
@@ -89,7 +89,7 @@ def _copy(
     stored: Any,
     write: Callable[[NDArray[np.uint8]], None],
 ) -> None:
-    """Write the metadata of spans, some bytes at a time."""
+    """Copy the metadata of spans, a limited number of bytes at a time."""
     first = 0
     while first < spans.size:
         stop = int(np.searchsorted(ends, ends[first] + _BYTES_AT_ONCE))

@@ -66,7 +66,7 @@ class SpanReader:
         )
         self._index = shards.index()
         self._files = {name: shards.files(name) for name in (SPANS, METADATA)}
-        self._last: _Found | None = None  # metadata follows the spans of the same rows
+        self._last: _Found | None = None  # metadata is read after the spans of the same rows
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
@@ -113,7 +113,7 @@ class SpanReader:
         )
         records, of_piece = stored.values, np.repeat(np.arange(len(stored)), stored.lengths)
         starts, stops = pieces.firsts[of_piece], (pieces.firsts + pieces.counts)[of_piece]
-        # Of a span that is in several blocks, the record in the first that the row overlaps.
+        # If a span is in several blocks, take the record in the first block that the row overlaps.
         first_records = self._first_records(pieces, located[:, 0, 0])[of_piece]
         in_first = np.arange(records.size) - stored.offsets[of_piece] < first_records
         is_kept = in_first | (records["began_before"] == 0)

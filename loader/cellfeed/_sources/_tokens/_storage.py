@@ -17,7 +17,7 @@ def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa:
 
 
 def _has_shards(path: Path) -> bool:
-    """Return whether a folder holds shards, finished or not."""
+    """Return whether a folder contains shards, finished or not."""
     if not path.is_dir():
         return False
     with os.scandir(path) as entries:

@@ -34,7 +34,7 @@ from cellfeed._sources._tokens._span_blocks import ADDED, SpansToWrite
 
 __all__ = ["TokenStreamWriter"]
 
-_MOST_METADATA = 1 << 20  # bytes of a span, which each block that it overlaps repeats
+_MOST_METADATA = 1 << 20  # bytes of a span's metadata, since each overlapping block repeats it
 
 
 class TokenStreamWriter:
@@ -163,7 +163,7 @@ class TokenStreamWriter:
         if metadata is not None and n:
             spans = [(0, n, metadata), *spans]
         encoded = [self._span(start, stop, each, n) for start, stop, each in spans]
-        self._obs.append(obs)  # nothing is written before all is known to be right
+        self._obs.append(obs)  # nothing is written before everything is validated
         if self._documents is not None:
             self._n_documents += 1
             self._longest = max(self._longest, n)

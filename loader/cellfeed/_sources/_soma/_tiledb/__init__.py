@@ -1,4 +1,4 @@
-"""How TileDB stores sparse arrays, as far as they are decoded here; the rest is left to it."""
+"""How TileDB stores sparse arrays: the part that is decoded here; TileDB reads the rest."""
 
 from cellfeed._sources._soma._tiledb._array import tiled_csr
 from cellfeed._sources._soma._tiledb._generic import UnknownLayoutError

@@ -43,13 +43,13 @@ class TiledCsr(PiecedCsr):
     Parameters
     ----------
     schema
-        How it is stored.
+        How the array is stored.
     columns, values
-        Columns and values of its elements, and where their chunks lie.
+        Columns and values of its elements, with the locations of their chunks.
     find
-        Finds rows.
+        Locates rows.
     joinids
-        Which row of the array each row here is, ascending, int64; None if they are the same.
+        The row of the array for each row, ascending, int64; None if they are the same.
     n_columns, n_elements
         Number of columns and of elements.
     """
@@ -74,7 +74,7 @@ class TiledCsr(PiecedCsr):
         return self._schema.dtype
 
     def rows_per_chunk(self, n_rows: int) -> float:
-        """Return the mean number of rows whose columns lie in a chunk, of as many in all."""
+        """Return the mean number of rows whose columns lie in one chunk, of ``n_rows`` rows."""
         blocks = -(-self._n_columns // self._schema.block_columns)
         of_row = max(1.0, self._n_elements / max(1, n_rows * blocks))
         return max(1.0, min(self._columns[1].chunk_elements / of_row, self._schema.block_rows))
@@ -102,23 +102,23 @@ def tiled_csr(
     joinids: NDArray[np.int64] | None,
     n_columns: int,
 ) -> TiledCsr | None:
-    """Return a sparse array, of which metadata alone are read; None if nothing is written there.
+    """Return a sparse array, reading only metadata; None if nothing is written there.
 
     Parameters
     ----------
     folder
-        Where it is.
+        Folder of the array.
     name
-        What messages call it.
+        Name for messages.
     timestamp
-        In ms; what was written afterwards is not there.
+        In ms; later writes are ignored.
     joinids, n_columns
         See `TiledCsr`.
 
     Raises
     ------
     UnknownLayoutError
-        It is to be read by TileDB, for the reason that this says.
+        TileDB has to read the array; the message gives the reason.
     """
     try:
         names = fragments_at(folder, timestamp)
@@ -131,7 +131,7 @@ def tiled_csr(
 
 
 def _read(folder: Path, names: list[str]) -> tuple[Schema, list[Fragment]]:
-    """Return the schema of fragments, which has to be one, and what they hold, by their rows."""
+    """Return the schema of fragments, which must share one, and the fragments, by their rows."""
     found = sorted((read_fragment(folder, name) for name in names), key=lambda each: each.rows)
     if any(first.rows[1] >= second.rows[0] for first, second in itertools.pairwise(found)):
         raise UnknownLayoutError("several of its fragments have the same rows")
@@ -150,7 +150,7 @@ def _joined(
     joinids: NDArray[np.int64] | None,
     n_columns: int,
 ) -> TiledCsr:
-    """Return an array of fragments, in the order of their rows."""
+    """Return an array of fragments, in row order."""
     names = [f"{FRAGMENTS}/{each.name}/{file}" for file in FILES for each in found]
     files = FolderFiles(folder, FileNames(*names), len(names))
     expected = np.array([each.bounds[:, -1] for each in found]).T.ravel()

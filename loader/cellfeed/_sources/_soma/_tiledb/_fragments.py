@@ -1,4 +1,4 @@
-"""The fragments of an array: what was written at once; ``format_spec/fragment.md`` of TileDB."""
+"""The fragments of an array, one per write; ``format_spec/fragment.md`` of TileDB."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +15,28 @@ FRAGMENTS = "__fragments"
 FILES = ("d0.tdb", "d1.tdb", "a0.tdb")  # rows, columns and values
 _COMMITS, _WRITTEN = "__commits", ".wrt"
 _METADATA = "__fragment_metadata.tdb"
-_N_FIELDS = 4  # values, coordinates as they were stored once, rows and columns
-_OF_FILES = (2, 3, 0)  # which of these `FILES` are
+_N_FIELDS = 4  # values, coordinates in their older form, rows and columns
+_OF_FILES = (2, 3, 0)  # indices of `FILES` among these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragment:
-    """What was written at once.
+    """One fragment: the result of one write.
 
     Parameters
     ----------
     name
         Name of its folder.
     schema
-        Name of the file with its schema.
+        File name of its schema.
     rows
-        First and last row that it has elements of.
+        First and last row with elements in it.
     n_last
-        Elements of its last tile; all others are full.
+        Number of elements of its last tile; all others are full.
     tile_rows
-        Least and greatest row of each tile, int64, shape (n_tiles, 2).
+        Smallest and largest row of each tile, int64, shape (n_tiles, 2).
     bounds
-        Where tiles begin in each of `FILES`, and end, int64, shape (3, n_tiles + 1).
+        Where tiles begin and end in each of `FILES`, int64, shape (3, n_tiles + 1).
     """
 
     name: str
@@ -52,7 +52,7 @@ class Fragment:
         return len(self.tile_rows)
 
     def n_elements(self, capacity: int) -> NDArray[np.int64]:
-        """Return the elements of each tile, int64, shape (n_tiles,), where a full one has these."""
+        """Return the number of elements of each tile, int64, shape (n_tiles,)."""
         if not 0 < self.n_last <= capacity:
             raise ValueError(
                 f"it has a tile of {self.n_last} elements, above the capacity of {capacity}"
@@ -75,7 +75,7 @@ def fragments_at(folder: Path, timestamp: int) -> list[str]:
     Raises
     ------
     UnknownLayoutError
-        It has more than fragments, or some that are of that time and of a later one.
+        The array is not made of fragments alone, or some fragments end after the time.
     OSError, ValueError
         It is damaged.
     """
@@ -94,7 +94,7 @@ def fragments_at(folder: Path, timestamp: int) -> list[str]:
 
 
 def read_fragment(folder: Path, name: str) -> Fragment:
-    """Return what the metadata of a fragment say.
+    """Return the metadata of a fragment.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def read_fragment(folder: Path, name: str) -> Fragment:
     Raises
     ------
     UnknownLayoutError
-        It is not decoded here.
+        The fragment is not decoded here.
     OSError, ValueError, struct.error, zlib.error, RuntimeError
         It is damaged.
     """
@@ -141,14 +141,14 @@ def read_fragment(folder: Path, name: str) -> Fragment:
 
 
 def _offsets(content: bytes, n_tiles: int) -> NDArray[np.int64]:
-    """Return where tiles begin in a file."""
+    """Return the offsets of tiles in a file."""
     if Fields(content).number("Q") != n_tiles:
         raise ValueError("its tile offsets do not match its tiles")
     return np.frombuffer(content, "<i8", n_tiles, offset=8).astype(np.int64)
 
 
 def _tile_rows(content: bytes, n_tiles: int) -> NDArray[np.int64]:
-    """Return the least and greatest row of each tile, from the leaves of the R-tree."""
+    """Return the smallest and largest row of each tile, from the leaves of the R-tree."""
     fields = Fields(content)
     _, n_levels = fields.numbers("II")
     extents = b""

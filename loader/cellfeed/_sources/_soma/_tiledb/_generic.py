@@ -1,4 +1,4 @@
-"""What TileDB's metadata is wrapped in; ``format_spec/generic_tile.md`` and ``tile.md`` there."""
+"""The container of TileDB's metadata; ``format_spec/generic_tile.md`` and ``tile.md`` there."""
 
 import struct
 import zlib
@@ -14,25 +14,25 @@ _HEADER = struct.Struct("<IQQBQBI")
 
 
 class UnknownLayoutError(Exception):
-    """An array is stored in a way that is left to TileDB; says which."""
+    """An array is stored in a way that only TileDB decodes; the message says which."""
 
 
 class Fields:
-    """Numbers and names that stand one after the other.
+    """A sequence of binary numbers and names.
 
     Parameters
     ----------
     content
-        What they are in.
+        The bytes.
     position
-        Where the first of them begins.
+        Position of the first one.
     """
 
     def __init__(self, content: bytes, position: int = 0) -> None:
         self.content, self.position = content, position
 
     def numbers(self, kinds: str) -> tuple[int, ...]:
-        """Return the next numbers, of the kinds that `struct` names."""
+        """Return the next numbers, with the format of `struct`."""
         fields = struct.Struct(f"<{kinds}")
         found = fields.unpack_from(self.content, self.position)
         self.position += fields.size
@@ -52,17 +52,17 @@ class Fields:
 
 
 def generic_tile(content: bytes, position: int) -> bytes:
-    """Return what a generic tile holds.
+    """Return the contents of a generic tile.
 
     Parameters
     ----------
     content, position
-        A file, and where the tile begins.
+        The bytes of a file, and the position of the tile.
 
     Raises
     ------
     UnknownLayoutError
-        It is encrypted, or has other filters than TileDB gives it.
+        It is encrypted, or has unexpected filters.
     ValueError, struct.error, zlib.error, RuntimeError
         It is damaged.
     """

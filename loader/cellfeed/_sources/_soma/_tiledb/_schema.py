@@ -15,7 +15,7 @@ from cellfeed._sources._soma._tiledb._generic import (
 
 __all__ = ["VERSIONS", "Schema", "read_schema"]
 
-VERSIONS = range(20, 23)  # of the format, that what is read here was checked with
+VERSIONS = range(20, 23)  # of the format, with which this module was tested
 _INT64 = 1
 _DTYPES = {
     0: "int32",
@@ -54,9 +54,9 @@ class Schema:
     Parameters
     ----------
     capacity
-        Elements of a tile.
+        Number of elements of a tile.
     block_rows, block_columns
-        Extents of the blocks that elements are ordered by.
+        Extents of the blocks by which elements are ordered.
     dtype
         Dtype of the values.
     row_filters, column_filters, value_filters
@@ -73,12 +73,12 @@ class Schema:
 
 
 def read_schema(content: bytes) -> Schema:
-    """Return the schema that a file holds.
+    """Return the schema in a file.
 
     Raises
     ------
     UnknownLayoutError
-        Arrays of this schema are not decoded here.
+        This module does not decode arrays of this schema.
     ValueError, struct.error, zlib.error, RuntimeError
         It is damaged.
     """
@@ -91,8 +91,8 @@ def read_schema(content: bytes) -> Schema:
     if tile_order or cell_order:
         raise UnknownLayoutError("its elements are not in row-major order")
     of_coordinates = _filters(fields)
-    _filters(fields)  # of offsets, which there are none of
-    _filters(fields)  # of what is missing
+    _filters(fields)  # filters of offsets, which there are none of
+    _filters(fields)  # filters of validity, which are unused
     if fields.number("I") != 2:  # noqa: PLR2004 - rows and columns
         raise UnknownLayoutError("it does not have two dimensions")
     extents, filters = list[int](), list[TileFilters]()
@@ -139,7 +139,7 @@ def _filters(fields: Fields) -> _Pipeline:
 
 
 def _known(pipeline: _Pipeline, dtype: np.dtype[np.generic]) -> TileFilters:
-    """Return filters as compiled code knows them."""
+    """Return filters in the form that compiled code takes."""
     *before, last = pipeline.kinds or (_NO_FILTER,)
     if last == _BYTE_SHUFFLE and not before:
         before, last = [last], _NO_FILTER
@@ -175,7 +175,7 @@ def _attribute(fields: Fields) -> tuple[np.dtype[np.generic], _Pipeline]:
     fields.bytes(fields.number("I"))  # its name
     datatype, n_values = fields.numbers("BI")
     pipeline = _filters(fields)
-    fields.bytes(fields.number("Q"))  # what stands for no value
+    fields.bytes(fields.number("Q"))  # its fill value
     if datatype not in _DTYPES or n_values != 1:
         raise UnknownLayoutError("its values are not numbers")
     if fields.number("B"):
