@@ -109,7 +109,7 @@ def test_the_cost_of_the_floor_in_words(result_of, ratio, is_measured, said):
     [
         (Estimate(1.12, 1.05, 1.2), "slower"),
         (Estimate(1.1, 0.95, 1.3), "slower, but within sampling noise"),
-        (Estimate(1.0, 0.95, 1.05), "as fast, but takes more memory or workers"),
+        (Estimate(1.0, 0.95, 1.05), "as fast, but takes 1 worker process"),
     ],
 )
 def test_why_a_rival_was_not_chosen(result_of, ratio, said):
@@ -122,6 +122,6 @@ def test_why_a_rival_was_not_chosen(result_of, ratio, said):
     sentences = {
         "slower": "It is slower: 8,000",
         "slower, but within sampling noise": "It was slower, but within sampling noise: 8,000",
-        "as fast, but takes more memory or workers": "It is as fast, but it takes 1 worker process",
+        "as fast, but takes 1 worker process": "It is as fast, but it takes 1 worker process",
     }
     assert in_words("against", result, each)[0].startswith(sentences[said])

@@ -120,3 +120,8 @@ def test_pooling_joins_samples_and_keeps_the_highest_peak():
 def test_sizes_below_their_least_are_refused(sizes):
     with pytest.raises(ParameterError, match="must hold"):
         Configuration(**sizes)
+
+
+def test_a_failure_after_enough_rounds_is_a_failure():
+    failed = replace(measurement(), failure="the process was killed")
+    assert pooled([measurement(*[1.0] * LEAST_ROUNDS), failed]).status == "failed"

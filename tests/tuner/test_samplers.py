@@ -105,6 +105,40 @@ def test_the_study_says_what_became_of_each_configuration():
         assert found[big].constraints == {"memory": 5.0}
 
 
+def test_a_configuration_that_was_only_proposed_is_no_trial():
+    trials, _ = trials_of(COST_MODEL)
+    measured, proposed = trials.propose(GRID[:1]), trials.propose(GRID[1:2])
+    trials.report(measured, [1.0])
+    (ended,) = trials.end({measured: 1.0}, {}, {})
+    assert ended.params == dict(measured)
+    assert proposed == GRID[1]
+
+
+def test_a_stopped_replicate_gives_way_to_one_with_rounds():
+    first, second = GRID[:2]
+    trials, _ = trials_of(COST_MODEL)
+    for each in (first, second):
+        trials.report(each, [])
+    trials.report(first, [0.1])
+    trials.report(first, [0.1, 0.11])
+    ended = trials.end({first: 0.105, second: 5.0}, {}, {})
+    assert [list(each.intermediate_values.values()) for each in ended] == [[0.1, 0.11], [5.0]]
+    assert [each.value for each in ended] == [0.105, 5.0]
+
+
+def test_what_is_no_candidate_any_more_wins_no_race():
+    fast, slow = GRID[:2]
+    turns = Turns()
+    trials, posterior = trials_of(COST_MODEL, turns=turns)
+    for number in range(4):
+        turns.note({fast: 2.0 + 0.01 * number, slow: 1.0 - 0.01 * number})
+    trials.report(fast, [0.5])
+    trials.report(slow, [1.0])
+    assert trials.racing([slow]) == []
+    posterior.withdraw(fast)
+    assert trials.racing([slow]) == [slow]
+
+
 def test_a_sampler_refuses_what_is_not_a_setting():
     trials, _ = trials_of(COST_MODEL)
     trials._sampler.candidates = GRID

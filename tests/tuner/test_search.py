@@ -17,6 +17,7 @@ from cellfeed_tuner._measuring._timing import (
 )
 from cellfeed_tuner._planning._constants import LEAST_TURNS
 from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._results._configuration_result import STATUS_WORDS
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
@@ -189,6 +190,33 @@ def test_with_a_need_the_best_mixed_that_is_fast_enough_is_found():
     ]
     faster_blocks = [each.block_size for each in at_largest_fetch if true_speed(each) >= need]
     assert choice.result.configuration.block_size == min(faster_blocks)
+
+
+def test_with_a_need_what_is_fast_enough_but_mixes_less_is_not_called_slow():
+    need = 5000.0
+    results, choice, _ = run_search(need=need)
+    assert choice is not None
+    chosen = choice.result.entropy_bits.share_of_random
+    by_status = {status: [e for e in results if e.status == status] for status in STATUS_WORDS}
+    assert by_status["mixes less"]
+    for each in by_status["mixes less"]:
+        assert true_speed(each.configuration) >= 0.8 * need
+        assert each.entropy_bits.share_of_random <= chosen
+    assert all(true_speed(each.configuration) <= 1.2 * need for each in by_status["too slow"])
+
+
+def test_the_race_measures_only_the_largest():
+    search = search_of(process := ModelProcess())
+    search.sampler = "race"
+    search.run(GRID)
+    raced = set(process.asked)
+    assert 1 < len(raced) <= 6
+    assert all(each.num_workers == 0 for each in raced)
+    results = search.results(GRID)
+    sizes = {each: each.block_size * each.fetch_factor for each in GRID if not each.num_workers}
+    rest = [each.configuration for each in results if each.status == "not raced"]
+    assert max(sizes[each] for each in rest if each in sizes) <= min(sizes[each] for each in raced)
+    assert search.choose(results) is not None
 
 
 def test_a_need_beyond_reach_leaves_the_fastest_measured():

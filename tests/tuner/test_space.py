@@ -82,3 +82,9 @@ def test_no_sizes_are_refused(sizes):
 def test_sizes_below_the_least_are_refused(sizes):
     with pytest.raises(ParameterError, match="must hold"):
         Space.of(*sizes)
+
+
+def test_a_loaders_own_setting_may_have_any_name():
+    space = Space.of((4,), (2,), (0,), workers=(1, 2), block_sizes=("a",))
+    assert space.others == {"workers": (1, 2), "block_sizes": ("a",)}
+    assert [each["workers"] for each in space.grid()] == [1, 2]

@@ -106,6 +106,16 @@ def test_a_garbled_file_is_left_out_with_a_warning(earlier_run, kept, tmp_path, 
     assert garbled.name in said.getMessage()
 
 
+def test_a_damaged_study_does_not_hide_the_others(earlier_run, kept, tmp_path, caplog):
+    run = earlier_run({FAST: 1e-5})
+    kept(tmp_path, run)
+    study_in(tmp_path).set_user_attr("run", {"asked": {}})
+    kept(tmp_path, run)
+    assert read_runs(tmp_path) == [run]
+    (said,) = (each for each in caplog.records if each.name.startswith("cellfeed_tuner"))
+    assert "a study is skipped" in said.getMessage()
+
+
 def test_a_run_that_was_not_written_to_its_end_does_not_count(earlier_run, kept, tmp_path):
     run = earlier_run({FAST: 1e-5, SLOW: 1e-3})
     kept(tmp_path, run)

@@ -89,18 +89,21 @@ def test_what_is_read(result_of, cache, amplification, expected):
         (16, "reading", "Reading further ahead still helps, so latency limits throughput."),
         (4, "reading", "latency is hidden: the bandwidth of the link or the server limits"),
         (4, "decompressing", "Reading further ahead does not help, so latency is hidden."),
-        (None, "reading", "arrive from the server."),
+        (None, "reading", "of stored chunks are read."),
     ],
 )
 def test_what_limits_reading_from_a_server(result_of, depth, kind, said):
     result, found = result_of("remote"), result_of("explained").bottleneck
     result = replace(
         result,
+        dataset=replace(result.dataset, cache_bytes=0),
         recommended=replace(result.recommended, prefetch=depth),
         bottleneck=replace(found, kind=kind),
     )
     (line,) = in_words("link", result)
-    assert line.startswith("53.1 MB per second arrive from the server")
+    assert line.startswith("53.1 MB per second of stored chunks are read")
     assert said in line
     assert in_words("link", replace(result, cache="cold")) == []
     assert in_words("link", replace(result, bottleneck=None)) == []
+    cached = replace(result, dataset=replace(result.dataset, cache_bytes=10**9))
+    assert in_words("link", cached) == []

@@ -159,7 +159,7 @@ def test_what_is_not_there(stored, options, said):
 def test_no_experiment(stored, tmp_path):
     with pytest.raises(PathError, match=r"nowhere: there is no SOMA experiment; check the path$"):
         SomaSource(tmp_path / "nowhere")
-    with pytest.raises(FormatError, match=r"is a SOMA Measurement, and no experiment; give"):
+    with pytest.raises(FormatError, match=r"is a SOMA Measurement, not an experiment; give"):
         open_collection(stored[0] / "ms" / "RNA")
 
 

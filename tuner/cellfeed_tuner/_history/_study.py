@@ -77,7 +77,13 @@ def _read(path: Path) -> list[EarlierRun]:
             return []  # another process is about to write the first
         facts = finished[0].user_attrs
         key = Key(**{name: Fingerprint(digest, facts[name]) for name, digest in digests})
-        return [_run(each, key) for each in finished]
+        runs = list[EarlierRun]()
+        for each in finished:
+            try:
+                runs.append(_run(each, key))
+            except _UNUSABLE as error:
+                _logger.warning("%s: a study is skipped (%r)", path, error)
+        return runs
 
 
 def _run(study: optuna.Study, key: Key) -> EarlierRun:

@@ -127,11 +127,11 @@ class Measurement:
     @property
     def status(self) -> MeasurementStatus:
         """Whether there is a reliable throughput, and if not, why."""
-        if len(self.round_seconds) >= LEAST_ROUNDS:
-            return "measured"
         if self.is_infeasible:
             return "too few cells"
-        return "failed" if self.failure else "not enough samples"
+        if self.failure:
+            return "failed"
+        return "measured" if len(self.round_seconds) >= LEAST_ROUNDS else "not enough samples"
 
     @property
     def cells_per_second(self) -> Estimate | None:

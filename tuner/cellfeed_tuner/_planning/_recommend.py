@@ -101,7 +101,7 @@ def _timed(results: Sequence[ConfigurationResult]) -> list[_Timed]:
     return [
         _Timed(result, result.cells_per_second, result.peak_memory_bytes or 0)
         for result in results
-        if result.cells_per_second is not None
+        if result.cells_per_second is not None and result.status != "failed"
     ]
 
 
@@ -150,7 +150,7 @@ def _as_fast_as_the_fastest(
             )
         else:
             share, may_be = ratio.value, ratio.high >= 1
-        if costs:
+        if costs and not (ratio is not None and ratio.low > 1):
             share = min(share, costs[best] / costs[own])
         return share >= 1 - SAME_SPEED_SHARE and may_be
 
@@ -203,8 +203,8 @@ def _cheapest_of_the_fastest(
     elif len(alike) > 1:
         best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those as cheap"
         reason = (
-            f"{len(alike)} of {those} are equally fast within sampling noise. It is the cheapest of "
-            f"these in memory and workers{best_mixed}, with {chosen.share}."
+            f"{len(alike)} of {those} are equally fast within sampling noise. It is the cheapest "
+            f"of these in memory and workers{best_mixed}, with {chosen.share}."
         )
     elif undecided:
         reason = f"It is the fastest of {those}, though not clearly, with {chosen.share}."

@@ -47,6 +47,7 @@ class Space:
         block_sizes: Sequence[int] = (1,),
         fetch_factors: Sequence[int] = (1,),
         workers: Sequence[int] = (0,),
+        /,
         **others: Sequence[Setting],
     ) -> "Space":
         """Return the space of values in any order, possibly repeated.

@@ -19,6 +19,8 @@ Status = Literal[
     "too few cells",  # an epoch has too few whole fetches to time any
     "over memory",  # its buffers alone exceed the memory limit
     "too slow",  # not timed: similar configurations show that it cannot be the best
+    "mixes less",  # not timed: predicted fast enough, but mixed less than another that is
+    "not raced",  # not timed: the sampler races only the largest
     "below entropy floor",  # not timed: it mixes too little to be chosen
     "out of budget",  # not timed: no time left
     "failed",
@@ -48,6 +50,14 @@ STATUS_WORDS: dict[Status, _StatusWords] = {
     "too slow": _StatusWords(
         "too slow", "predicted slower than the best",
         "It was not timed because it is predicted to be slower than the best",
+    ),
+    "mixes less": _StatusWords(
+        "mixes less", "mixed less than others that are fast enough",
+        "It was not timed because it mixes less than others that are fast enough",
+    ),
+    "not raced": _StatusWords(
+        "not raced", "not raced (see --sampler)",
+        "It was not timed because `--sampler race` races only the largest configurations",
     ),
     "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
     "out of budget": _StatusWords(

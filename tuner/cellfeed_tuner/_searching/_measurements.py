@@ -302,14 +302,18 @@ class Measurements:
 
     def replicates(self, configuration: Configuration) -> list[float]:
         """Return seconds per cell of each replicate; empty if the configuration failed."""
-        measured = self._replicates[configuration]
-        if found := self._seconds_per_cell(measured):
+        if found := self.timed_replicates(configuration):
             return found
+        measured = self._replicates[configuration]
         if measured[0].failure:
             return []
         # If no round ended in time, a round takes at least as long as the limit.
         seconds = measured[0].first_round_seconds or self._waited[configuration]
         return [seconds / measured[0].cells_per_round]
+
+    def timed_replicates(self, configuration: Configuration) -> list[float]:
+        """Return seconds per cell of each replicate that has a counted round."""
+        return self._seconds_per_cell(self._replicates[configuration])
 
     def _after_first_trial(self, configuration: Configuration) -> list[Measurement]:
         """Return all replicates of a configuration but that of a first trial."""

@@ -39,9 +39,9 @@ if TYPE_CHECKING:  # they load Optuna
 __all__ = ["Search"]
 
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
-_MAY_RUN = {"too slow", "below entropy floor", "out of budget"}
+_MAY_RUN = {"too slow", "mixes less", "not raced", "below entropy floor", "out of budget"}
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
-_NOT_RACED: tuple[Status, str] = ("too slow", f"not one of the {RACE_SIZE} largest")
+_NOT_RACED: tuple[Status, str] = ("not raced", "")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,9 +89,12 @@ class Search:
             self._take_turn(turn)
             self._widen()
         self._settle()
+        costs = self._posterior.seconds_per_cell()
+        need = self.requirements.constraints.need_cells_per_second
         for each, chance in self._posterior.chances().items():
-            if each in self._not_timed and chance < LEAST_CHANCE:
-                self._not_timed[each] = "too slow", "as similar ones were"
+            if each in self._not_timed and each in costs and chance < LEAST_CHANCE:
+                keeps_up = need is not None and costs[each] * need <= 1
+                self._not_timed[each] = "mixes less" if keeps_up else "too slow", ""
 
     def ended_trials(self) -> "list[FrozenTrial]":
         """End the study, and return its trials."""
@@ -298,7 +301,10 @@ class Search:
         if other not in self.measurements:
             other = self._trials.propose(new)
         # A well-known leader need not be measured again beside one that is hardly known.
-        return [other] if is_known and leader in self.measurements else [leader, other]
+        is_alone = (
+            is_known and leader in self.measurements and self.turns.count(other) < LEAST_TURNS
+        )
+        return [other] if is_alone else [leader, other]
 
     def _turn_for_need(self, enough: Collection[Configuration]) -> list[Configuration]:
         """Return the candidate that promises the most mixing for the time it takes to measure.
@@ -353,7 +359,7 @@ class Search:
         self._not_timed.pop(configuration, None)
         replicates = self.measurements.replicates(configuration)
         self._posterior.tell(configuration, replicates)
-        self._trials.report(configuration, replicates)
+        self._trials.report(configuration, self.measurements.timed_replicates(configuration))
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)

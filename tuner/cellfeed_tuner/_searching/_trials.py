@@ -20,16 +20,17 @@ __all__ = ["RacePruner", "Trials"]
 
 
 class RacePruner(BasePruner):
-    """Prunes a configuration that was slower than the fastest in the same turns, beyond chance."""
+    """Prunes a configuration that was clearly slower than the fastest candidate in turns."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, turns: Turns, posterior: Posterior) -> None:
+        self._turns, self._posterior = turns, posterior
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Return whether the trial has lost the race."""
         del study
         own = Configuration(**trial.params)
-        fastest = next(iter(self._turns.finalists()), own)
+        candidates = set(self._posterior.candidates)
+        fastest = next((each for each in self._turns.finalists() if each in candidates), own)
         return own != fastest and self._turns.is_slower(own, fastest)
 
 
@@ -60,7 +61,9 @@ class Trials:
     ) -> None:
         with quiet():
             self._sampler = sampler_of(sampler, _distributions(known), posterior, seed)
-            self._study = optuna.create_study(sampler=self._sampler, pruner=RacePruner(turns))
+            self._study = optuna.create_study(
+                sampler=self._sampler, pruner=RacePruner(turns, posterior)
+            )
         self._trials: dict[Configuration, Trial] = {}
         self._n_reported: dict[Configuration, int] = {}
         self._n_replicates = 0
@@ -99,13 +102,16 @@ class Trials:
     def end(
         self, values: Mapping[Configuration, float], facts: "_Numbers", excesses: "_Numbers"
     ) -> list[FrozenTrial]:
-        """End all trials and return them.
+        """End all trials of measured configurations and return them.
 
         ``facts`` become user attributes. ``excesses`` are constraints by name: by how much a
         configuration misses each, at most 0 if it is met. What has no value has failed.
         """
+        measured = {each: trial for each, trial in self._trials.items() if each in self._n_reported}
         with quiet():
-            for each, trial in self._trials.items():
+            for each, trial in measured.items():
+                if each in values and not self._n_reported[each]:  # stopped before a round counted
+                    trial.report(values[each], self._n_replicates)
                 for name, fact in facts.get(each, {}).items():
                     trial.set_user_attr(name, fact)
                 missed = excesses.get(each, {})
@@ -118,7 +124,8 @@ class Trials:
                     self._study.tell(trial, state=TrialState.PRUNED)
                 else:
                     self._study.tell(trial, values[each])
-            return self._study.get_trials(deepcopy=False)
+            trials = self._study.get_trials(deepcopy=False)
+        return [trials[trial.number] for trial in measured.values()]
 
 
 _Numbers = Mapping[Configuration, Mapping[str, float]]

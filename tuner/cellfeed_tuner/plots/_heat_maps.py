@@ -19,6 +19,8 @@ __all__ = ["describe", "draw_entropy", "draw_throughput", "heat_map_figure"]
 
 Quantity = Literal["throughput", "entropy"]
 _Place = tuple[int, int]
+# Not timed, though they could have been.
+_PREDICTED = {"below entropy floor", "too slow", "mixes less", "not raced", "out of budget"}
 # What is slower than this share of the fastest has the darkest colour.
 _DARKEST_SHARE = 0.25
 _WHITE_ON = 0.6  # darker colours have white text
@@ -76,7 +78,7 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
             continue
         status = STATUS_WORDS[each.status].short
         predicted = predictions.speed(each.configuration)
-        if each.status in {"below entropy floor", "too slow", "out of budget"} and predicted:
+        if each.status in _PREDICTED and predicted:
             words += f"; predicted {interval(predicted)} cells/s"
             squares[place] = _Square(None, f"~{_short(predicted.value, digits=0)}\n{status}", words)
         else:
