@@ -87,6 +87,13 @@ def postgres_server(tmp_path_factory):
         yield server
 
 
+@pytest.fixture(autouse=True)
+def servers_run(request):
+    """The PostgreSQL server of the session runs when a test begins that uses it."""
+    if "postgres_server" in request.fixturenames:
+        request.getfixturevalue("postgres_server").restart_if_ended()
+
+
 @pytest.fixture(scope="session")
 def small_collection(tmp_path_factory):
     """Three files, one plate each, with cells of a type lying together."""

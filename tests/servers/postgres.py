@@ -87,6 +87,15 @@ class PostgresServer:
             else:
                 return
 
+    def restart_if_ended(self) -> None:
+        """Start it again if it has ended by itself, and print the end of its log."""
+        if not self._process.running:
+            log = self._folder.with_suffix(".log").read_text(errors="replace")
+            sys.stderr.write(f"PostgreSQL has ended; it is started again. Its log:\n{log[-2000:]}")
+            self._process.close()
+            (self._folder / "postmaster.pid").unlink(missing_ok=True)
+            self.start()
+
     def stop(self) -> None:
         """Stop it at once: connections are dropped."""
         self._process.close()

@@ -306,14 +306,15 @@ class TestMistakes:
 
     def test_a_garbled_strategy(self, collection, balanced, tmp_path):
         plain = balanced.to_json()
-        for strategy in (
-            {"name": "ClassBalancedSampling", "parameters": {"colour": 1}, "arrays": []},
-            {"name": "ClassBalancedSampling"},
-            "ClassBalancedSampling",
+        kept = {"name": "ClassBalancedSampling", "parameters": {"colour": 1}, "arrays": []}
+        for strategy, said in (
+            (kept, "in it is damaged"),
+            ({"name": "ClassBalancedSampling"}, "not a result of autotune"),
+            ("ClassBalancedSampling", "not a result of autotune"),
         ):
             path = tmp_path / "autotune.json"
             path.write_text(json.dumps(plain | {"strategy": strategy}))
-            with pytest.raises(FormatError, match="in it is damaged"):
+            with pytest.raises(FormatError, match=said):
                 CellDataset.from_autotune(collection, path, seed=0)
 
     def test_a_strategy_of_the_users_own_has_to_be_given(self, collection, balanced, tmp_path):

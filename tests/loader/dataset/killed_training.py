@@ -40,8 +40,9 @@ def train(folder: Path, num_workers: int) -> None:
         if saved is not None:
             loader.load_state_dict(saved["state"])
             epoch = saved["state"]["epoch"]
-            log.truncate(saved["n_bytes"])
-            log.seek(0, os.SEEK_END)
+        # Rows after the last checkpoint do not count; without one, none do.
+        log.truncate(saved["n_bytes"] if saved is not None else 0)
+        log.seek(0, os.SEEK_END)
         for number in range(epoch, N_EPOCHS):
             for step, minibatch in enumerate(loader):
                 log.write(f"{number} {' '.join(map(str, minibatch.rows.tolist()))}\n")

@@ -130,7 +130,7 @@ class TestWhatWasMeasured:
     def test_of_another_collection(self, make, path, name, value):
         (said,) = make({name: value})
         assert said == (
-            f"{path}: was measured with {name}={value}, which is {COLLECTION[name]} here; its "
+            f"{path}: was measured with {name}={value}, but it is {COLLECTION[name]} here; its "
             "settings may be far from the best, so run autotune again"
         )
 

@@ -124,6 +124,6 @@ def test_integers_of_obs_are_kept_or_refused(write_h5ad, out, tmp_path):
 def test_columns_that_do_not_fit(write_h5ad, out):
     X = np.eye(2, dtype=np.float32)
     paths = [write_h5ad(X, {"a": [1, 2]}), write_h5ad(X, {"a": ["x", "y"]})]
-    with pytest.raises(MismatchError, match="'a' holds text, but numbers"):
+    with pytest.raises(MismatchError, match="'a' has text, but numbers"):
         preshuffle(paths, out)
     assert not out.exists()

@@ -151,5 +151,5 @@ class TestObsColumn:
             CellDataset(np.arange(5), ClassBalancedSampling("line"), 8)
 
     def test_that_is_not_looked_up_yet(self):
-        with pytest.raises(ParameterError, match=r"'line', and .* bound_to\(collection\)"):
+        with pytest.raises(ParameterError, match=r"'line', whose .* bound_to\(collection\)"):
             ClassBalancedSampling("line").epoch_order(n_rows=3, epoch_key=0)

@@ -202,7 +202,7 @@ def test_dense_with_other_genes_than_var(write_h5ad, replace, n_names):
         replace(file, "var/_index", np.array([b"gene"] * n_names))
 
     path = write_h5ad(COUNTS, edit=edit)
-    with pytest.raises(FormatError, match=f"^{path}: var has {n_names} rows, `X` 30 col"):
+    with pytest.raises(FormatError, match=f"^{path}: var has {n_names} rows, but `X` has 30 col"):
         open_collection(path)
 
 

@@ -215,7 +215,7 @@ def test_obs_columns_of_a_modality_are_missing_where_it_lacks_the_cell(two):
         assert column.codes[2] == -1
         present = [0, 1, 3]
         assert column.decode(column.codes[present]).tolist() == [expected[k] for k in present]
-    with pytest.raises(ColumnError, match="'rna:big' holds 4611686018427387905, which float64 can"):
+    with pytest.raises(ColumnError, match="'rna:big' has 4611686018427387905, which float64, the"):
         open_collection(path, elements=["mod/protein/X"], obs=["rna:big"])
     with pytest.raises(ColumnError, match=r"no column 'number'; its columns are: rna:number, rna"):
         open_collection(path, elements=["mod/protein/X"], obs=["number"])

@@ -159,7 +159,7 @@ def test_credentials_are_never_shown(stored, postgres_server):
             open_collection(wrong)
         shown.append(raised.value)
         assert "\n" not in str(raised.value)
-    with pytest.raises(PathError, match="perhaps in its user or password; write them") as raised:
+    with pytest.raises(PathError, match="perhaps in its user or password; quote these") as raised:
         open_collection(url.replace("postgres@", f"postgres:a/{password}@"))
     shown.append(raised.value)
     assert SAID in repr(source)

@@ -190,7 +190,7 @@ def load_once(server, tmp_path_factory):
         ("UPDATE {}.cellfeed SET value = '1' WHERE key = 'elements'", "metadata of .* is damaged"),
         (
             "UPDATE {}.cellfeed SET value = 'false' WHERE key = 'is_complete'",
-            "is not complete.*; run the same `cellfeed load-database` again",
+            "is incomplete.*; run the same `cellfeed load-database` again",
         ),
     ],
 )
@@ -212,7 +212,9 @@ def test_genes_and_cells_that_are_missing(server, load):
     with pytest.raises(FormatError, match="the names of genes are damaged; load"):
         _ = collection.var_names
     server.ask(f"DELETE FROM {name}.cells WHERE id = 3")
-    with pytest.raises(FormatError, match=f"cells has {adata.n_obs - 1} rows of {adata.n_obs}"):
+    with pytest.raises(
+        FormatError, match=f"cells has only {adata.n_obs - 1} of {adata.n_obs} rows"
+    ):
         open_collection(url, obs=["plate"], storage_options=server.options)
 
 

@@ -309,7 +309,7 @@ class TestGroups:
 
     def test_strata_that_cannot_be_balanced_are_warned_of(self):
         donors = np.repeat(["a", "b", "c", "d"], 25)
-        with pytest.warns(UserWarning, match="hold 50% of a label's rows, on average, that belong"):
+        with pytest.warns(UserWarning, match="so parts have 50% of a label's rows, on average"):
             random_split(100, [0.5, 0.5], seed=0, group=donors, stratify=donors)
 
     def test_rows_without_a_group_stay_together(self):

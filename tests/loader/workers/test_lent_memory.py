@@ -217,7 +217,7 @@ def test_too_many_open_files_are_told_by_a_worker(both):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        with pytest.raises(ParameterError, match=r"allow more files.*`ulimit -n 65536`"):
+        with pytest.raises(ParameterError, match=r"allow more open files.*`ulimit -n 65536`"):
             both.placed(1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
