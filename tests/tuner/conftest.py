@@ -188,7 +188,7 @@ GRID = (
     timed(1024, 4, 0, 12_000.0, 0.2),
     untimed(1024, 4, 1, "out of budget", 0.2),
     untimed(1024, 64, 0, "too few cells", 0.6, "whole fetches need 32,768 cells"),
-    untimed(1024, 64, 1, "too slow", 0.6, "as similar ones were"),
+    untimed(1024, 64, 1, "too slow", 0.6),
 )
 RIVAL = Rival(configuration=GRID[7].configuration, ratio=Estimate(1.12, 1.05, 1.2), n_turns=6)
 SLOWER = Rival(configuration=GRID[4].configuration, ratio=Estimate(1.5, 1.3, 1.7), n_turns=5)

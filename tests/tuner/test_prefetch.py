@@ -153,8 +153,8 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert f"Recommended: {choice}, prefetch 4" in said
     assert (
-        "Reading 4 fetches ahead (prefetch) is as fast as any other depth, within sampling noise."
-        in said
+        "Reading 4 fetches ahead (prefetch) is as fast as any other measured depth that fits in "
+        "memory, within sampling noise." in said
     )
     assert "1: 2,300 [2,070, 2,530], 2: 4,500 [4,050, 4,950], 4: 8,700" in said
     assert "16: " not in said
