@@ -87,7 +87,7 @@ def postgres_server(tmp_path_factory):
         yield server
 
 
-_run_again = set()
+_run_again = set[str]()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -28,6 +28,7 @@ __all__ = [
     "PathError",
     "RemoteError",
     "StateError",
+    "lacks_threads",
     "one_line",
     "require_integer",
     "require_positive",
@@ -96,6 +97,11 @@ def require_positive(name: str, value: Any) -> int:
         msg = f"`{name} >= 1` must hold, but got {name}={value!r}"
         raise ParameterError(msg)
     return int(value)
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """Return whether an error is Python's at the limit of processes, a `RuntimeError`."""
+    return str(error) == "can't start new thread"
 
 
 def one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cellfeed._errors import CellfeedError, ParameterError
+from cellfeed._errors import CellfeedError, ParameterError, lacks_threads
 from cellfeed._sizes import parse_size
 
 __all__ = [
@@ -21,8 +21,6 @@ _INTERRUPTED = 130  # the exit code of shells
 _OF_TUNE = ("jinja2", "matplotlib", "msgspec", "optuna", "rich", "torch")
 # Messages of libraries that do not raise MemoryError, for example while they are imported.
 _OUT_OF_MEMORY = ("std::bad_alloc", "failed to map segment", "Cannot allocate memory")
-# The RuntimeError of Python at the limit of processes.
-_NO_THREAD = "can't start new thread"
 _MORE_PROCESSES = "close other programs, or raise the limit of processes with `ulimit -u`"
 _REMEDIES = {
     errno.EACCES: "change its permissions, or name another",
@@ -68,7 +66,7 @@ class _OneLineErrors(click.Command):
             msg = f"`{ctx.info_name}` needs {package}, which is not installed"
             raise _OneLineError(f"{msg}; install it: pip install 'cellfeed[tune]'") from error
         except (ImportError, RuntimeError) as error:
-            if str(error) == _NO_THREAD:
+            if lacks_threads(error):
                 raise _OneLineError(f"{error}; {_MORE_PROCESSES}") from error
             if not any(each in str(error) for each in _OUT_OF_MEMORY):
                 raise

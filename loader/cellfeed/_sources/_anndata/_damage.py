@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cellfeed._bytes import Location
-from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._remote import failure, is_of_server
 from cellfeed._runs import Runs
 from cellfeed._sources._anndata._hdf5_filters import lacking_filter
@@ -14,7 +14,6 @@ __all__ = ["damage_named"]
 
 # What the machine lacks, not the file.
 _LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_NO_THREAD = "can't start new thread"
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
         )
         raise FormatError(msg) from error
     except Exception as error:  # they have no common base, nor a list of what they raise
-        if getattr(error, "errno", None) in _LACKING or str(error) == _NO_THREAD:
+        if getattr(error, "errno", None) in _LACKING or lacks_threads(error):
             raise
         if is_of_server(error):
             raise failure(error, location) from None
