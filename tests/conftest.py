@@ -9,6 +9,11 @@ import types
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.missing import (  # noqa: F401 - hooks
+    pytest_fixture_setup,
+    pytest_make_collect_report,
+    pytest_pyfunc_call,
+)
 from tests.short_replicates import shorten
 from tests.warm import python as warm
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import cellfeed
+
 ROOT = Path(__file__).parents[2]
 HOME, TAG = "https://example.org/owner/cellfeed", "v1.2.3"
 
@@ -38,3 +40,13 @@ def test_the_project_has_addresses_and_is_else_as_it_was(published):
     after = tomllib.loads(published.with_addresses(pyproject, HOME, TAG))
     assert after["project"].pop("urls")["Repository"] == HOME
     assert after == before
+
+
+def test_changelog_and_citation_name_the_version():
+    changelog, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
+    of_changelog = re.search(r"^## \[(.+)\] - (.+)$", changelog, re.MULTILINE)
+    of_citation = re.search(r"^version: (.+)\ndate-released: (.+)$", citation, re.MULTILINE)
+    assert of_changelog is not None
+    assert of_citation is not None
+    assert of_changelog.groups() == of_citation.groups()
+    assert of_changelog[1] == cellfeed.__version__

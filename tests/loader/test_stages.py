@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.dense import dense
 
 from cellfeed import BlockShuffling, EpochPlan, FormatError, open_collection
 from cellfeed.stages import FetchStages, Volume
@@ -78,9 +79,9 @@ def test_minibatches_are_the_planned_rows(file, plan, in_memory):
             planned = stages.readahead(stages.plan(plan.fetch(number)))
             stages.decompress(planned)  # leaves no trace
             minibatches = stages.to_minibatches(stages.read(planned))
-            rows = np.concatenate([minibatch.rows.numpy() for minibatch in minibatches])
+            rows = np.concatenate([np.asarray(minibatch.rows) for minibatch in minibatches])
             assert rows.tolist() == plan.delivered_rows(number)[0].tolist()
-            X = np.concatenate([minibatch.X.to_dense().numpy() for minibatch in minibatches])
+            X = np.concatenate([dense(minibatch.X) for minibatch in minibatches])
             assert np.array_equal(X, expected[rows])
 
 

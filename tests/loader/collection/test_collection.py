@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 
 from cellfeed import MismatchError, ParameterError, PathError, open_collection
 
@@ -138,10 +139,6 @@ def oracle(in_memory):
         return np.vstack(parts)
 
     return read
-
-
-def dense(X: Any) -> Any:
-    return X.toarray() if isinstance(X, sp.csr_array | sp.csr_matrix) else X
 
 
 def assert_reads(collection, expected: np.ndarray, rows: Any) -> None:

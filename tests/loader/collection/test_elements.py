@@ -16,6 +16,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
@@ -93,12 +94,6 @@ def write(path: Path, file: File) -> ad.AnnData:
 
 def _names(what: str, n: int) -> list[str]:
     return [f"{what}{k}" for k in range(n)]
-
-
-def dense(rows: Any) -> np.ndarray:
-    if isinstance(rows, torch.Tensor):
-        return np.asarray(rows.to_dense().numpy() if rows.layout == torch.sparse_csr else rows)
-    return np.asarray(rows.toarray() if isinstance(rows, sp.csr_array | sp.csr_matrix) else rows)
 
 
 def in_memory(adatas: list[ad.AnnData]) -> dict[str, np.ndarray]:

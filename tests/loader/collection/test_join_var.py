@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
@@ -98,12 +98,6 @@ def _rechunk(path: Path, chunks: tuple[int, int], compression: str | None) -> No
                     chunks=(max(1, min(size, values.size)),),
                     compression=compression,
                 )
-
-
-def dense(rows: Any) -> np.ndarray:
-    if isinstance(rows, torch.Tensor):
-        return np.asarray(rows.to_dense().numpy() if rows.layout == torch.sparse_csr else rows)
-    return np.asarray(rows.toarray() if isinstance(rows, sp.csr_array | sp.csr_matrix) else rows)
 
 
 def in_memory(adatas: list[ad.AnnData], join: str, genes: list[str] | None) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 
 from cellfeed import (
     BlockShuffling,
@@ -72,10 +73,6 @@ def parts_of(store: Path) -> list[ad.AnnData]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*names are not unique")
         return [ad.read_zarr(store / f"dataset_{number}") for number in range(n_parts)]
-
-
-def dense(X):
-    return X if isinstance(X, np.ndarray) else X.toarray()
 
 
 def digest(store: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tests.loader.dense import dense
 
 from cellfeed import open_collection
 from cellfeed._reading import Reader
@@ -18,10 +19,6 @@ def file(request, write_h5ad):
 def address(X: Any) -> int:
     values = X if isinstance(X, np.ndarray) else X.data
     return int(values.ctypes.data)
-
-
-def dense(X: Any) -> np.ndarray:
-    return np.asarray(X if isinstance(X, np.ndarray) else X.toarray())
 
 
 def test_memory_is_used_again_once_nobody_has_it(file):

@@ -12,5 +12,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def server(folder):
+    pytest.importorskip("obstore")
     with WebServer(folder) as server:
         yield server

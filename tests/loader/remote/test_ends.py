@@ -79,8 +79,10 @@ def run(tmp_path):
 
 
 def wait_for_request(server, process, *methods):
+    deadline = time.monotonic() + AT_MOST_S
     while not any(request.method in methods for request in server.requests):
         assert process.poll() is None
+        assert time.monotonic() < deadline, "nothing is requested"
         time.sleep(0.01)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.dense import dense
 from tests.servers.web import WebServer
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
@@ -59,10 +60,6 @@ def web(folder):
 ELEMENTS = ["X", "layers/counts", "obsm/X_pca"]
 OBS = ["plate", "depth"]
 KINDS = [["p0.h5ad", "p1.h5ad", "p2.h5ad"], ["z0.zarr", "z1.zarr"], ["dense.h5ad"]]
-
-
-def dense(values):
-    return values.toarray() if isinstance(values, sp.csr_array) else values
 
 
 def assert_same(there, here, rows):

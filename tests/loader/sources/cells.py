@@ -6,6 +6,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from tests.loader.dense import dense
 
 from cellfeed import BlockShuffling, CategoricalColumn, CellDataset
 
@@ -43,10 +44,6 @@ def make_adata():
     return adata
 
 
-def values_of(array: Any):
-    return array.toarray() if hasattr(array, "toarray") else np.asarray(array)
-
-
 def labels_of(collection, name, values):
     column = collection.obs[name]
     if isinstance(column, CategoricalColumn):
@@ -68,7 +65,7 @@ def assert_same_epochs(both):
     for some, others in zip(*epochs, strict=True):
         assert some.rows.tolist() == others.rows.tolist()
         for name in ELEMENTS:
-            assert np.array_equal(values_of(some[name]), values_of(others[name]))
+            assert np.array_equal(dense(some[name]), dense(others[name]))
         for name in OBS:
             pair = zip(both, (some, others), strict=True)
             labels = [labels_of(each, name, cells.obs[name]) for each, cells in pair]

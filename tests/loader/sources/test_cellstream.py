@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.dense import dense
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -149,7 +150,7 @@ def test_workers_weights_and_resume(stored):
     alone, seen = [each.rows.tolist() for each in copies], []
     for minibatch in dataset.loader(num_workers=2):
         rows = np.asarray(minibatch.rows)
-        assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
+        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
         seen.append(rows.tolist())
     assert sorted(seen) == sorted(alone)
     first = minibatches_of(collection)

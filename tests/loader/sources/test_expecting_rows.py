@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.loader.dense import dense
 from tests.loader.sources.arriving import Arriving, Rows
 from tests.loader.sources.expecting import matrix_of
 
@@ -67,8 +68,8 @@ def test_fetches_are_expected_ahead_and_let_go(layout, prefetch, most):
     element = Expecting(MATRIX if layout == "csr" else DENSE)
     element.waits_for = prefetch or N_FETCHES
     for minibatch in dataset_over(element, prefetch=prefetch):
-        rows = minibatch.rows.numpy()
-        found = minibatch.X.to_dense().numpy() if layout == "csr" else minibatch.X.numpy()
+        rows = np.asarray(minibatch.rows)
+        found = dense(minibatch.X)
         assert np.array_equal(found, DENSE[rows])
     assert element.expected == element.read
     assert len(element.expected) == N_FETCHES

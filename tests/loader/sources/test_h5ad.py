@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tests.loader.dense import dense
 
 from cellfeed import CellfeedError, FormatError, PathError, open_collection
 
@@ -19,10 +20,6 @@ COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 30)).astype(np.float32)
 
 def read_all(path: Path | list[Path], **options: Any) -> np.ndarray:
     return dense(open_collection(path, **options)[:].X)
-
-
-def dense(X: Any) -> np.ndarray:
-    return np.asarray(X if isinstance(X, np.ndarray) else X.toarray())
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import json
 import sys
 import warnings
 
+from tests.loader.dense import dense
 from cellfeed import CellDataset, CellfeedError, Streaming, open_collection
 
 
@@ -32,7 +33,7 @@ def rows(path, workers):
         dataset = CellDataset(collection, Streaming(), batch_size=60, fetch_factor=1)
     assert [str(each.message) for each in warned] == list(filter(None, [collection.slow_reading()]))
     (minibatch,) = dataset.loader(**workers)
-    X = minibatch.X.to_dense() if minibatch.X.is_sparse_csr else minibatch.X
+    X = dense(minibatch.X)
     order = minibatch.rows.argsort()
     return [X[order].tolist(), minibatch.obs["number"][order].tolist()]
 

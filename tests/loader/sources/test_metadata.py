@@ -218,7 +218,7 @@ class TestNumbers:
         with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
             dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
         (minibatch,) = dataset
-        assert np.array_equal(minibatch.X.to_dense(), COUNTS)
+        assert np.array_equal(dense(minibatch.X), COUNTS)
 
 
 class TestMemory:

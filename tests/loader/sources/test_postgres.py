@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.loader.dense import dense
 from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,
@@ -17,7 +18,6 @@ from tests.loader.sources.cells import (
     assert_same_epochs,
     labels_of,
     make_adata,
-    values_of,
 )
 from tests.warm import python as warm
 
@@ -101,7 +101,7 @@ def test_a_condition_in_sql(stored, options, where, in_pandas):
     cells = collection[order]
     assert np.array_equal(cells.X.toarray(), adata.X[rows[order]].toarray())
     assert np.array_equal(cells["layers/counts"].toarray(), 2 * adata.X[rows[order]].toarray())
-    assert np.array_equal(values_of(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
+    assert np.array_equal(dense(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
     donors = labels_of(collection, "donor", cells.obs["donor"])
     assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
     whole = PostgresSource(url, storage_options=options)
@@ -133,7 +133,7 @@ def test_workers(stored, options, method):
     seen = []
     for minibatch in dataset.loader(num_workers=2, multiprocessing_context=context):
         rows = np.asarray(minibatch.rows)
-        assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
+        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
         seen += rows.tolist()
     assert sorted(seen) == list(range(N_CELLS))
     assert np.array_equal(collection[:5].X.toarray(), adata.X[:5].toarray())

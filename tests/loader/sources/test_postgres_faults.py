@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.loader.dense import dense
 from tests.loader.sources.cells import make_adata
 from tests.servers.postgres import PostgresServer, is_installed
 from tests.servers.proxy import DelayingProxy
@@ -50,7 +51,7 @@ def dataset_of(url, server, **options):
 
 def check(minibatch, adata):
     rows = np.asarray(minibatch.rows)
-    assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
+    assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
     return rows.tolist()
 
 

@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from tests.loader.dense import dense
 from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,
@@ -17,7 +18,6 @@ from tests.loader.sources.cells import (
     assert_same_epochs,
     labels_of,
     make_adata,
-    values_of,
 )
 from tests.loader.sources.somas import write_experiment
 from tests.warm import python as warm
@@ -70,7 +70,7 @@ def test_an_obs_query(stored, query, in_pandas):
     cells = collection[order]
     assert np.array_equal(cells.X.toarray(), adata.X[rows[order]].toarray())
     assert np.array_equal(cells["layers/counts"].toarray(), 2 * adata.X[rows[order]].toarray())
-    assert np.array_equal(values_of(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
+    assert np.array_equal(dense(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
     assert (
         labels_of(collection, "donor", cells.obs["donor"])
         == adata.obs["donor"].iloc[rows[order]].tolist()
@@ -103,7 +103,7 @@ def test_workers(stored):
     assert loader.multiprocessing_context.get_start_method() == "forkserver"
     for minibatch in loader:
         rows = np.asarray(minibatch.rows)
-        assert np.array_equal(minibatch.X.to_dense().numpy(), adata.X[rows].toarray())
+        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
         seen += rows.tolist()
     assert sorted(seen) == list(range(N_CELLS))
 

@@ -32,9 +32,9 @@ def dataset_of(stream, **options):
 
 
 def check(stream, opened, minibatch):
-    rows = minibatch.rows.numpy()
+    rows = np.asarray(minibatch.rows)
     np.testing.assert_array_equal(
-        minibatch.X.numpy(), stream.tokens[rows[:, None] * 24 + np.arange(24)]
+        np.asarray(minibatch.X), stream.tokens[rows[:, None] * 24 + np.arange(24)]
     )
     for row, spans in zip(rows.tolist(), opened.spans(minibatch), strict=True):
         assert delivered(spans) == stream.overlapping(row * 24, row * 24 + 24)

@@ -16,6 +16,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import (
     BloscCodec,
@@ -157,10 +158,6 @@ def write(new_folder):
     )
 
 
-def dense(cells: Any) -> Any:
-    return cells.X if isinstance(cells.X, np.ndarray) else cells.X.toarray()
-
-
 def is_fast(collection: Collection) -> bool:
     return bool(collection.describe()["is_fast"].all())
 
@@ -175,7 +172,7 @@ class TestStorage:
         storage = Storage(layout=layout, zarr_format=zarr_format, codec=codec)
         collection = open_collection(write(storage))
         assert collection.layout == layout
-        assert np.array_equal(dense(collection[:]), storage.matrix())
+        assert np.array_equal(dense(collection[:].X), storage.matrix())
         assert is_fast(collection) == (codec not in SLOW)
 
     @pytest.mark.parametrize("layout", ["csr", "dense"])
@@ -183,7 +180,7 @@ class TestStorage:
     def test_every_codec_in_shards(self, write, layout, codec):
         storage = Storage(layout=layout, codec=codec, shard=3)
         collection = open_collection(write(storage))
-        assert np.array_equal(dense(collection[::-1]), storage.matrix()[::-1])
+        assert np.array_equal(dense(collection[::-1].X), storage.matrix()[::-1])
         assert is_fast(collection) == (codec not in SLOW)
 
     @pytest.mark.parametrize("layout", ["csr", "dense"])
@@ -192,12 +189,12 @@ class TestStorage:
         storage = Storage(layout=layout, dtype=dtype, shard=2)
         collection = open_collection(write(storage))
         assert collection.dtype == dtype
-        assert np.array_equal(dense(collection[:]), storage.matrix())
+        assert np.array_equal(dense(collection[:].X), storage.matrix())
 
     @pytest.mark.parametrize("index_dtype", ["uint8", "uint16", "uint32", "int64"])
     def test_every_index_dtype(self, write, index_dtype):
         storage = Storage(index_dtype=index_dtype, shard=2)
-        assert np.array_equal(dense(open_collection(write(storage))[:]), storage.matrix())
+        assert np.array_equal(dense(open_collection(write(storage))[:].X), storage.matrix())
 
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -206,7 +203,7 @@ class TestStorage:
         storage = Storage(layout=layout, zarr_format=zarr_format, separator=separator)
         collection = open_collection(write(storage))
         assert is_fast(collection)
-        assert np.array_equal(dense(collection[:]), storage.matrix())
+        assert np.array_equal(dense(collection[:].X), storage.matrix())
 
     @settings(max_examples=30)
     @given(data=st.data())
@@ -226,7 +223,7 @@ class TestStorage:
         )
         rows = data.draw(st.lists(st.integers(-storage.n_rows, storage.n_rows - 1), max_size=40))
         collection = open_collection(write(storage))
-        assert np.array_equal(dense(collection[np.array(rows, int)]), storage.matrix()[rows])
+        assert np.array_equal(dense(collection[np.array(rows, int)].X), storage.matrix()[rows])
 
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     def test_index_of_a_shard_at_its_start(self, write, layout):
@@ -242,7 +239,7 @@ class TestStorage:
             )
         collection = open_collection(path)
         assert is_fast(collection)
-        assert np.array_equal(dense(collection[:]), storage.matrix())
+        assert np.array_equal(dense(collection[:].X), storage.matrix())
 
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     @pytest.mark.parametrize(
@@ -262,7 +259,7 @@ class TestStorage:
             self.write_with_codec(path / name, make_codecs)
         collection = open_collection(path)
         assert not is_fast(collection)
-        assert np.array_equal(dense(collection[[5, 0, 5]]), storage.matrix()[[5, 0, 5]])
+        assert np.array_equal(dense(collection[[5, 0, 5]].X), storage.matrix()[[5, 0, 5]])
 
     @staticmethod
     def write_with_codec(path: Path, make_codec: Any) -> None:
@@ -315,7 +312,7 @@ class TestStorage:
         with ad.settings.override(zarr_write_format=zarr_format):
             adata.write_zarr(tmp_path / "cells.zarr")
         collection = open_collection(tmp_path / "cells.zarr", obs=["plate"])
-        assert np.array_equal(dense(collection[:]), matrix)
+        assert np.array_equal(dense(collection[:].X), matrix)
         plate = collection.obs["plate"]
         assert isinstance(plate, CategoricalColumn)
         assert list(plate.categories) == ["a", "b", "c"]
@@ -329,7 +326,7 @@ class TestRaw:
         storage = Storage(element="raw/X", layout=layout)
         collection = open_collection(write(storage), elements=["raw/X"])
         assert collection.var_names[0] == "raw gene0"
-        assert np.array_equal(dense(collection[:]), storage.matrix())
+        assert np.array_equal(dense(collection[:].X), storage.matrix())
 
     def test_of_h5ad_has_genes_of_its_own(self, tmp_path):
         adata = ad.AnnData(np.eye(4, dtype=np.float32))
@@ -366,7 +363,7 @@ class TestShuffledCollection:
         path, matrix = shuffled
         collection = open_collection(path, obs=["number"])
         assert [part.name for part in collection.locations] == [f"dataset_{k}" for k in range(11)]
-        assert np.array_equal(dense(collection[:]), matrix)
+        assert np.array_equal(dense(collection[:].X), matrix)
         assert collection[[-1]].obs["number"][0] == 10
 
     def test_is_trained_on(self, shuffled):
@@ -379,7 +376,7 @@ class TestShuffledCollection:
             seed=0,
         )
         for minibatch in dataset:
-            assert np.array_equal(minibatch.X.to_dense(), matrix[minibatch.rows])
+            assert np.array_equal(dense(minibatch.X), matrix[minibatch.rows])
 
     def test_one_data_set_of_it(self, shuffled):
         assert len(open_collection(shuffled[0] / "dataset_4")) == 7
@@ -409,7 +406,7 @@ class TestPaths:
         collection = open_collection(tmp_path)
         assert [each.name for each in collection.locations] == ["a.zarr", "b.h5ad", "c.zarr"]
         expected = np.vstack([Storage(seed=seed).matrix() for seed in (1, 3, 2)])
-        assert np.array_equal(dense(collection[:]), expected)
+        assert np.array_equal(dense(collection[:].X), expected)
         assert len(open_collection(tmp_path / "*.zarr")) == 26
 
     def test_a_group_of_something_else(self, tmp_path):

@@ -14,6 +14,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import LZ4, AsType, Delta
@@ -114,7 +115,7 @@ def stores(draw: st.DrawFn) -> tuple[Any, dict[str, Any]]:
     return X, options
 
 
-def dense(X: Any) -> Any:
+def with_wide_indices(X: Any) -> Any:
     return sp.csr_matrix((X.data, X.indices.astype(np.int64), X.indptr), X.shape).toarray()
 
 
@@ -129,7 +130,7 @@ def test_rows_are_those_in_memory(drawn, seed):
         for share in (0.5, 0.2, 0.2):  # chunks that were decoded whole, then only as far as wanted
             rows = np.flatnonzero(rng.random(X.shape[0]) < share)
             found = collection[rows].X
-            np.testing.assert_array_equal(found.toarray(), dense(X)[rows])
+            np.testing.assert_array_equal(found.toarray(), with_wide_indices(X)[rows])
             assert found.dtype == X.dtype
 
 
@@ -144,7 +145,7 @@ def test_values_are_cast_as_if_they_were_wide(tmp_path, out):
     narrow_rows, wide_rows = (
         np.concatenate(
             [
-                minibatch.X.to_dense().numpy()
+                dense(minibatch.X)
                 for minibatch in CellDataset(
                     open_collection(store), BlockShuffling(4), batch_size=5, dtype=out, seed=1
                 )

@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.dense import dense
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed._reading import Reader
@@ -47,7 +48,7 @@ def expected_of(X, recipe):
 def delivered(dataset, n_rows):
     found = np.full((n_rows, N_GENES), np.nan, np.float32)
     for minibatch in dataset:
-        found[minibatch.rows.numpy()] = minibatch.X.to_dense().numpy()
+        found[np.asarray(minibatch.rows)] = dense(minibatch.X)
     return found
 
 

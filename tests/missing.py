@@ -1,0 +1,78 @@
+"""Tests that need PyTorch, or a package of an extra, are skipped where it is not installed.
+
+Only where the test itself imports it, or calls what says that it needs it. Where cellfeed imports
+such a package though nobody asked for what needs it, tests fail.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+OPTIONAL = {
+    "cellstream",
+    "datasets",
+    "distributed",
+    "jinja2",
+    "matplotlib",
+    "msgspec",
+    "obstore",
+    "optuna",
+    "psycopg",
+    "pyarrow",
+    "pytorch_lightning",
+    "rich",
+    "tiledbsoma",
+    "torch",
+    "torchdata",
+}
+# The end of what pytest shows of a test module that failed to import something itself.
+IMPORT_OF_TEST = re.compile(
+    r"^\S*tests/\S+: in .*\n.*\nE +ModuleNotFoundError: No module named '([^.']+)", re.MULTILINE
+)
+
+
+def is_missing(name: str) -> bool:
+    return name in OPTIONAL and importlib.util.find_spec(name) is None
+
+
+def is_expected(error: ImportError) -> bool:
+    """Whether a test imports what is missing, or cellfeed says how it is installed."""
+    traceback, files = error.__traceback__, list[str]()
+    while traceback is not None:
+        files.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    files = [file for file in files if not file.startswith("<frozen importlib")]
+    return "not installed" in str(error) or Path(files[-1]).is_relative_to(TESTS)
+
+
+def skip_if_missing():
+    try:
+        return (yield)
+    except ImportError as error:
+        name = str(error.name).partition(".")[0]
+        if is_missing(name) and is_expected(error):
+            pytest.skip(f"{name} is not installed")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    return (yield from skip_if_missing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup():
+    return (yield from skip_if_missing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    found = IMPORT_OF_TEST.search(report.longreprtext) if report.failed else None
+    if found is not None and is_missing(found[1]):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {found[1]} is not installed")
+    return report
