@@ -12,6 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 OPTIONAL = {
+    "bionemo",
     "cellstream",
     "datasets",
     "distributed",
@@ -38,22 +39,22 @@ def is_missing(name: str) -> bool:
     return name in OPTIONAL and importlib.util.find_spec(name) is None
 
 
-def is_expected(error: ImportError) -> bool:
-    """Whether a test imports what is missing, or cellfeed says how it is installed."""
+def is_import_of_test(error: BaseException) -> bool:
     traceback, files = error.__traceback__, list[str]()
     while traceback is not None:
         files.append(traceback.tb_frame.f_code.co_filename)
         traceback = traceback.tb_next
     files = [file for file in files if not file.startswith("<frozen importlib")]
-    return "not installed" in str(error) or Path(files[-1]).is_relative_to(TESTS)
+    return Path(files[-1]).is_relative_to(TESTS)
 
 
 def skip_if_missing():
     try:
         return (yield)
-    except ImportError as error:
-        name = str(error.name).partition(".")[0]
-        if is_missing(name) and is_expected(error):
+    except Exception as error:
+        cause = error if isinstance(error, ImportError) else error.__cause__
+        name = str(getattr(cause, "name", None)).partition(".")[0]
+        if is_missing(name) and (is_import_of_test(error) or "pip install" in str(error)):
             pytest.skip(f"{name} is not installed")
         raise
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, EpochPlan, FormatError, open_collection
 from cellfeed.stages import FetchStages, Volume

@@ -4,6 +4,7 @@ import zlib
 
 import h5py
 import numpy as np
+from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not thread-safe
 from numpy.typing import NDArray
 
 from cellfeed._synthetic._expression import CountRows
@@ -86,9 +87,9 @@ class _ChunkWriter:
         end = self._written + self._chunk.size
         if end > self._dataset.shape[0]:
             self._dataset.resize((end,))
-        self._dataset.id.write_direct_chunk(
-            (self._written,), zlib.compress(self._chunk.data, _GZIP_LEVEL)
-        )
+        compressed = zlib.compress(self._chunk.data, _GZIP_LEVEL)
+        with phil:  # before 3.16, h5py does not take it here
+            self._dataset.id.write_direct_chunk((self._written,), compressed)
         self._written, self._filled = end, 0
 
 

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import MismatchError, ParameterError, PathError, open_collection
 

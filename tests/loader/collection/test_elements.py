@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (

@@ -5,8 +5,7 @@ import threading
 import h5py
 import numpy as np
 import pytest
-import scipy.sparse as sp
-import torch
+from tests.loader.matrices import dense, random_csr
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
 from cellfeed._chunks import divide_reads
@@ -18,9 +17,7 @@ CHUNK = 64
 
 @pytest.fixture(scope="module")
 def matrix():
-    return sp.random_array(
-        (N_CELLS, 200), density=0.3, format="csr", dtype=np.float32, rng=np.random.default_rng(0)
-    )
+    return random_csr((N_CELLS, 200), 0.3, np.random.default_rng(0), np.float32)
 
 
 @pytest.fixture
@@ -55,10 +52,6 @@ def damage(path, name, chunk):
 def planned(path):
     rows = dataset(path).plan(epoch=0).delivered_rows(0)[0]
     return rows[:BATCH], rows[BATCH:]
-
-
-def dense(X):
-    return (X if X.layout == torch.strided else X.to_dense()).numpy()
 
 
 @pytest.fixture
@@ -115,9 +108,9 @@ def test_no_other_chunk_is_decoded_before_it(path, matrix, options, others_wait)
     assert own.statistics().n_chunks == 2 * len(chunks_of(matrix, first))
     may_go_on.set()
     found = np.full(matrix.shape, np.nan, np.float32)
-    found[minibatch.rows.numpy()] = dense(minibatch.X)
+    found[np.asarray(minibatch.rows)] = dense(minibatch.X)
     for each in minibatches:
-        found[each.rows.numpy()] = dense(each.X)
+        found[np.asarray(each.rows)] = dense(each.X)
     assert waited == [True]
     expected = matrix.toarray().astype(np.float64)
     if "transform" in options:

@@ -6,7 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from tests.warm import python as warm
+from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
 
 from cellfeed import CellDataset, DeliveryError, ParameterError, Streaming
@@ -132,9 +134,16 @@ def run_with_shared_memory(script, megabytes):
     return done
 
 
+# https://github.com/pytorch/pytorch/pull/161910
+full_memory_is_an_error = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.10", reason="workers crash where shared memory is full"
+)
+
+
 class TestLittleSharedMemory:
     """Minibatches take 2 MiB each."""
 
+    @full_memory_is_an_error
     @pytest.mark.parametrize(("megabytes", "ahead"), [(10, 1), (64, 3)])
     @pytest.mark.parametrize("storage", ["array", "file"])
     def test_what_waits_fits(self, write_h5ad, storage, megabytes, ahead):
@@ -147,6 +156,7 @@ class TestLittleSharedMemory:
         # Of 10 MB some may be in use a moment longer, until a worker has closed it too.
         assert megabytes == 10 or done.stderr == ""
 
+    @full_memory_is_an_error
     def test_what_does_not_fit_comes_through_a_pipe(self):
         script = _SMALL.format(what="array", keeps=1, is_named=True)
         done = run_with_shared_memory(script, 10)

@@ -380,6 +380,7 @@ def test_a_rank_that_reads_something_else_is_reported(tmp_path):
 
 def test_ranks_of_lightning(tmp_path):
     """The data set is made long before Lightning starts the other rank and they meet."""
+    pytest.importorskip("pytorch_lightning")
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(

@@ -9,7 +9,7 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pytest
-import scipy.sparse as sp
+from tests.loader.matrices import random_csr
 
 from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, open_collection
 from cellfeed.stages import FetchStages
@@ -21,9 +21,7 @@ N_CELLS, BATCH, FACTOR = 1_000, 32, 4
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("statistics") / "cells.h5ad"
-    matrix = sp.random_array(
-        (N_CELLS, 200), density=0.2, format="csr", dtype=np.float32, rng=np.random.default_rng(0)
-    )
+    matrix = random_csr((N_CELLS, 200), 0.2, np.random.default_rng(0), np.float32)
     ad.AnnData(matrix).write_h5ad(path, compression="gzip")
     return path
 

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.matrices import random_csr
 
 from cellfeed._preshuffle._elements import CsrPart
 
@@ -16,7 +17,7 @@ N_VARS = 7
 
 
 def piece(values: list[float], dtype: str, rng: np.random.Generator) -> Any:
-    rows: Any = sp.random_array((4, N_VARS), density=0.5, format="csr", rng=rng)
+    rows: Any = random_csr((4, N_VARS), 0.5, rng, np.float64)
     rows.sort_indices()
     rows.data = rng.choice(np.array(values, dtype), rows.nnz)
     return rows

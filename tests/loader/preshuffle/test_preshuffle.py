@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import (
     BlockShuffling,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tests.loader.matrices import random_csr
 from tests.loader.preshuffle.test_preshuffle_codecs import cells, check
 
 from cellfeed import preshuffle
@@ -21,7 +22,7 @@ def pieces_of(X):
 
 def counts(dtype="float32", n_rows=N_ROWS):
     rng = np.random.default_rng(0)
-    X: Any = sp.random_array((n_rows, 1_000), density=0.25, format="csr", dtype=np.float32, rng=rng)
+    X: Any = random_csr((n_rows, 1_000), 0.25, rng, np.float32)
     return sp.csr_array((rng.integers(0, 65_536, X.nnz).astype(dtype), X.indices, X.indptr))
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import open_collection
 from cellfeed._reading import Reader

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.servers.web import WebServer
 
 from cellfeed import BlockShuffling, CellDataset, open_collection

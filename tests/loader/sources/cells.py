@@ -6,7 +6,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CategoricalColumn, CellDataset
 

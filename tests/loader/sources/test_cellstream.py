@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import (

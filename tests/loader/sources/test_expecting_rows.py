@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.sources.arriving import Arriving, Rows
 from tests.loader.sources.expecting import matrix_of
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import CellfeedError, FormatError, PathError, open_collection
 

@@ -22,7 +22,6 @@ import json
 import sys
 import warnings
 
-from tests.loader.dense import dense
 from cellfeed import CellDataset, CellfeedError, Streaming, open_collection
 
 
@@ -33,7 +32,7 @@ def rows(path, workers):
         dataset = CellDataset(collection, Streaming(), batch_size=60, fetch_factor=1)
     assert [str(each.message) for each in warned] == list(filter(None, [collection.slow_reading()]))
     (minibatch,) = dataset.loader(**workers)
-    X = dense(minibatch.X)
+    X = minibatch.X.to_dense() if minibatch.X.is_sparse_csr else minibatch.X
     order = minibatch.rows.argsort()
     return [X[order].tolist(), minibatch.obs["number"][order].tolist()]
 

@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.sources.test_faults import COUNTS, chunk_bytes, flip, writer_of_small_chunks
 from tests.warm import python as warm
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
@@ -197,24 +198,24 @@ class TestNumbers:
             open_collection(path)
 
     @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")
-    @pytest.mark.parametrize("dense", [False, True])
+    @pytest.mark.parametrize("is_dense", [False, True])
     @pytest.mark.parametrize("name", ["X", "X/data"])
     def test_longdouble_becomes_what_torch_has_or_is_refused(
-        self, write_h5ad, replace, name, dense
+        self, write_h5ad, replace, name, is_dense
     ):
         def edit(file):
             replace(file, name, file[name][:].astype(np.longdouble))
 
         X = COUNTS if name == "X" else sp.csr_matrix(COUNTS)
         collection = open_collection(write_h5ad(X, edit=edit))
-        sizes = {"batch_size": 40, "fetch_factor": 1, "dense": dense}
+        sizes = {"batch_size": 40, "fetch_factor": 1, "dense": is_dense}
         problem = (
             r"values are stored as float\d+, which torch does not support; give `dtype='float64'`"
         )
         with pytest.raises(ParameterError, match=problem):
             CellDataset(collection, Streaming(), **sizes)
         with pytest.raises(ParameterError, match=problem):
-            collection[:].to_torch(dense=dense)
+            collection[:].to_torch(dense=is_dense)
         with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
             dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
         (minibatch,) = dataset

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.sources.cells import make_adata
 from tests.servers.postgres import PostgresServer, is_installed
 from tests.servers.proxy import DelayingProxy

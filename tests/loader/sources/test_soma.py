@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,

@@ -16,7 +16,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import (
     BloscCodec,

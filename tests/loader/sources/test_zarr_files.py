@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.loader.sources.test_zarr import Storage, dense, pytestmark, write_store
+from tests.loader.matrices import dense
+from tests.loader.sources.test_zarr import Storage, pytestmark, write_store
 
 from cellfeed import open_collection
 from cellfeed._chunks import _folder_files
@@ -36,7 +37,7 @@ class TestFiles:
         path = write(storage)
         collection = open_collection(path)
         for _ in range(2):
-            assert np.array_equal(dense(collection[:]), storage.matrix())
+            assert np.array_equal(dense(collection[:].X), storage.matrix())
         assert len(open_files(path)) == 2
 
     def test_are_closed_where_ctrl_c_cannot_be_lost(self, write, python_calls_of_dropping):
@@ -57,7 +58,7 @@ class TestFiles:
 
 
 def send_rows(collection: Any, connection: Any) -> None:
-    connection.send(dense(collection[:]))
+    connection.send(dense(collection[:].X))
 
 
 class TestProcesses:
@@ -77,7 +78,7 @@ class TestProcesses:
         assert np.array_equal(receiving.recv(), storage.matrix())
         process.join()
         assert process.exitcode == 0
-        assert np.array_equal(dense(collection[:]), storage.matrix())
+        assert np.array_equal(dense(collection[:].X), storage.matrix())
 
     @pytest.mark.parametrize("shard", [None, 2])
     def test_a_pickle_reads_again(self, write, shard):
@@ -85,4 +86,4 @@ class TestProcesses:
         collection = open_collection(write(storage))
         collection[:]
         copy = pickle.loads(pickle.dumps(collection))
-        assert np.array_equal(dense(copy[:]), storage.matrix())
+        assert np.array_equal(dense(copy[:].X), storage.matrix())

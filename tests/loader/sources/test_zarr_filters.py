@@ -14,7 +14,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import LZ4, AsType, Delta

@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, open_collection

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.dense import dense
+from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed._reading import Reader

@@ -1,0 +1,18 @@
+"""Matrices to write, and what is delivered to compare with them."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+
+def random_csr(shape: tuple[int, int], density: float, rng: np.random.Generator, dtype: Any) -> Any:
+    nonzero = rng.random(shape) < density
+    return sp.csr_array(np.where(nonzero, rng.random(shape), 0).astype(dtype))
+
+
+def dense(values: Any) -> np.ndarray:
+    """What a tensor, a sparse matrix or an array holds."""
+    for convert in ("to_dense", "toarray"):
+        values = getattr(values, convert, lambda same=values: same)()
+    return np.asarray(values)
