@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
+from anndata.io import write_elem
 
 from cellfeed import FormatError, open_collection
 
@@ -32,15 +33,30 @@ def age(path, seconds=1000):
         os.utime(file, (then, then))
 
 
-def write(path, names=NAMES):
+def write_names(var, names, nullable, missing):
+    del var["_index"]
+    values = names.astype(str).astype(object)
+    if nullable:
+        values = pd.array(names, dtype="string")
+        values[list(missing)] = pd.NA
+    with ad.settings.override(allow_write_nullable_strings=True):
+        write_elem(var, "_index", values)
+
+
+def write(path, names=NAMES, *, nullable=False, missing=()):
+    """Write a file or store; names as text, or as nullable strings, some of which are missing."""
     X = sp.random(5, len(names), density=0.01, format="csr", dtype=np.float32, random_state=0)
-    adata = ad.AnnData(X, var=pd.DataFrame(index=pd.Index(names.astype(str))))
-    if path.suffix == ".zarr":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what zarr and anndata say when stores are written
-            adata.write_zarr(path)
-    else:
-        adata.write_h5ad(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what zarr and anndata say when stores are written
+        if path.suffix == ".zarr":
+            ad.AnnData(X).write_zarr(path)
+            group = zarr.open_group(path, use_consolidated=False)
+            write_names(group["var"], names, nullable, missing)
+            zarr.consolidate_metadata(path)
+        else:
+            ad.AnnData(X).write_h5ad(path)
+            with h5py.File(path, "r+") as file:
+                write_names(file["var"], names, nullable, missing)
     age(path)
     return path
 
@@ -53,17 +69,19 @@ def kept_of(tables):
     return sorted(tables.iterdir(), key=lambda path: path.stat().st_size) if tables.exists() else []
 
 
+@pytest.mark.parametrize("nullable", [False, True])
 @pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
-def test_are_the_same_in_each_opening(tmp_path, tables, suffix):
-    paths = [write(tmp_path / f"{name}.{suffix}") for name in "ab"]
+def test_are_the_same_in_each_opening(tmp_path, tables, suffix, nullable):
+    paths = [write(tmp_path / f"{name}.{suffix}", nullable=nullable) for name in "ab"]
     for _ in range(3):
         assert names_of(*paths) == NAMES.tolist()
         assert len(kept_of(tables)) == 3  # which names each file has, and these names, once
 
 
+@pytest.mark.parametrize("nullable", [False, True])
 @pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
-def test_are_not_read_again(tmp_path, suffix, monkeypatch):
-    path = write(tmp_path / f"a.{suffix}")
+def test_are_not_read_again(tmp_path, suffix, nullable, monkeypatch):
+    path = write(tmp_path / f"a.{suffix}", nullable=nullable)
     assert names_of(path) == NAMES.tolist()
 
     def refuse(*_):
@@ -77,6 +95,16 @@ def test_are_not_read_again(tmp_path, suffix, monkeypatch):
 
     monkeypatch.setattr(where, "__getitem__", read)
     assert names_of(path) == NAMES.tolist()
+
+
+@pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
+def test_of_which_one_is_missing_are_not_kept(tmp_path, tables, suffix):
+    path = write(tmp_path / f"a.{suffix}", nullable=True, missing=[7])
+    for _ in range(2):
+        names = names_of(path)
+        assert pd.isna(names[7])
+        assert names[:7] + names[8:] == [*NAMES[:7], *NAMES[8:]]
+    assert kept_of(tables) == []
 
 
 def test_of_files_that_differ(tmp_path):

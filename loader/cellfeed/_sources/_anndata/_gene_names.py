@@ -24,7 +24,7 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
 
     Names that files share are kept once in memory, and once in the cache folder.
     """
-    stored = file()[path]
+    stored = file()[_text(file, path)]
     if not hasattr(stored, "dtype") or stored.ndim != 1 or stored.shape[0] < _FEWEST:
         return _read(file, path)
     n, content = stored.shape[0], list[bytes]()
@@ -59,6 +59,15 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     return _SAME.setdefault(digest, own)
 
 
+def _text(file: AnnDataFile, path: str) -> str:
+    """Return the path of the array of an element's text.
+
+    With pandas 3, anndata writes names as nullable strings: an array of text and a mask.
+    """
+    encoding = file()[path].attrs.get("encoding-type")
+    return f"{path}/values" if encoding == "nullable-string-array" else path
+
+
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return text as anndata reads it."""
     file.bring([path])
@@ -70,12 +79,15 @@ def _digest(joined: bytes) -> bytes:
 
 
 def _joined(file: AnnDataFile, path: str) -> bytes | None:
-    """Return concatenated names in UTF-8; None if one is not text.
+    """Return concatenated names in UTF-8; None if one is missing or not text.
 
     Names in HDF5 are used in their stored form, which is faster.
     """
     file.bring([path])
-    stored = file()[path]
+    text_path = _text(file, path)
+    if text_path != path and file()[f"{path}/mask"][:].any():
+        return None
+    stored = file()[text_path]
     text = h5py.check_string_dtype(stored.dtype) if isinstance(stored, h5py.Dataset) else None
     if text is None or text.length is not None or text.encoding != "utf-8":
         names = list(read_elem(stored))
