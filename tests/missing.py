@@ -44,7 +44,7 @@ def is_import_of_test(error: BaseException) -> bool:
     while traceback is not None:
         files.append(traceback.tb_frame.f_code.co_filename)
         traceback = traceback.tb_next
-    files = [file for file in files if not file.startswith("<frozen importlib")]
+    files = [file for file in files if "importlib" not in file]
     return Path(files[-1]).is_relative_to(TESTS)
 
 

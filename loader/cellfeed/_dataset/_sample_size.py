@@ -104,5 +104,6 @@ def _parts(value: Any) -> Iterable[Any] | None:
     elif HAS_TORCH and isinstance(value, torch.Tensor) and value.layout == torch.sparse_csr:
         parts = value.crow_indices(), value.col_indices(), value.values()
     elif hasattr(value, "obsm"):  # AnnData
-        parts = value.X, value.obs, value.layers, value.obsm
+        layers = [array for name, array in value.layers.items() if name is not None]  # which is X
+        parts = value.X, value.obs, layers, value.obsm
     return parts

@@ -83,7 +83,11 @@ class Parts:
     def describe(self) -> pd.DataFrame:
         """Return the number of rows and the shares of the parts, in total and for each stratum."""
         every = pd.DataFrame(self.sizes[None], index=pd.Index(["all rows"], dtype=object))
-        table = every if self._table is None else pd.concat([every, self._table])
+        table = every
+        if self._table is not None:
+            table = pd.concat([every, self._table])
+            labels = [*every.index, *self._table.index]  # pandas 3 would turn None into NaN
+            table.index = pd.Index(labels, dtype=object, tupleize_cols=False)
         n_rows = table.sum(axis=1)
         shares = table.div(n_rows, axis=0)
         shares.insert(0, "n_rows", n_rows)

@@ -131,7 +131,7 @@ def write_h5ad(path, case):
         write_elem(file, "obs", case.obs)
         write_elem(file, "var", case.var)
         if case.element == "raw/X":
-            write_elem(file, "raw/var", case.var)
+            write_elem(file.require_group("raw"), "var", case.var)
         arrays = {case.element: case.dense}
         if case.layout == "csr":
             arrays = {f"{case.element}/{name}": getattr(case, name) for name in ("indices", "data")}

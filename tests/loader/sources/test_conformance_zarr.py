@@ -111,7 +111,7 @@ def write_case(root, case):
         write_elem(root, "obs", case.obs)
         write_elem(root, "var", case.var)
         if case.element == "raw/X":
-            write_elem(root, "raw/var", case.var)
+            write_elem(root.require_group("raw"), "var", case.var)
     if case.layout == "dense":
         create(root, case.element, case.dense, storage.chunks, storage)
         root[case.element].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})

@@ -1,6 +1,7 @@
 """Files that are damaged, replaced, removed or unreadable: a clear error where it can be seen."""
 
 import errno
+import gc
 import os
 import re
 import sys
@@ -74,6 +75,9 @@ def chunk_bytes(path: Path, element: str) -> list[tuple[int, int]]:
 
 
 def flip(path: Path, where: int, bits: int = 0x55) -> None:
+    # From Python 3.13 a file that an error is about may stay open until then, and HDF5 takes what
+    # it has read of a file that is open.
+    gc.collect(1)
     with path.open("r+b") as file:
         file.seek(where)
         byte = file.read(1)[0]

@@ -16,6 +16,7 @@ import zarr
 from anndata.io import write_elem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 from zarr.codecs import (
@@ -121,7 +122,7 @@ def write_cells(root: zarr.Group, storage: Storage, obs: pd.DataFrame | None) ->
         write_elem(root, "obs", pd.DataFrame(index=names) if obs is None else obs.set_index(names))
         write_elem(root, "var", var)
         if storage.element.startswith("raw"):
-            write_elem(root, "raw/var", var.rename(index="raw {}".format))
+            write_elem(root.require_group("raw"), "var", var.rename(index="raw {}".format))
     write_matrix(root, storage, matrix)
 
 
@@ -246,8 +247,13 @@ class TestStorage:
         "make_codecs",
         [
             lambda chunk: BytesCodec(endian="big"),
-            lambda chunk: ShardingCodec(
-                chunk_shape=chunk, codecs=[ShardingCodec(chunk_shape=(1,) * len(chunk))]
+            pytest.param(
+                lambda chunk: ShardingCodec(
+                    chunk_shape=chunk, codecs=[ShardingCodec(chunk_shape=(1,) * len(chunk))]
+                ),
+                marks=pytest.mark.skipif(
+                    Version(zarr.__version__) < Version("3.1.6"), reason="zarr does not read them"
+                ),
             ),
         ],
         ids=["big-endian", "shards in shards"],

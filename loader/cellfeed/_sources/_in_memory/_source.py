@@ -95,7 +95,10 @@ class AnnDataObjectSource(Source):
             found = None
         if found is None:
             there = [
-                f"`{each}/{key}`" for each in ("layers", "obsm") for key in getattr(adata, each)
+                f"`{each}/{key}`"
+                for each in ("layers", "obsm")
+                for key in getattr(adata, each)
+                if key is not None  # X again, from anndata 0.13
             ]
             there = [*(["`X`"] if adata.X is not None else []), *there]
             there += ["`raw/X`"] if adata.raw is not None else []
