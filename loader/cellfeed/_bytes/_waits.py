@@ -12,23 +12,23 @@ LOOK_UP_SECONDS = 0.2  # between checks whether anybody still waits for the resu
 
 
 class _Own(threading.local):
-    left: threading.Event | None = None
+    left: tuple[threading.Event, ...] = ()
 
 
 _own = _Own()
 
 
-def until_left(left: threading.Event) -> None:
-    """Cancel the waits of this thread once ``left`` is set."""
+def until_left(*left: threading.Event) -> None:
+    """Cancel the waits of this thread once one of ``left`` is set."""
     _own.left = left
 
 
 @contextmanager
 def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Provide threads that stop waiting when the block is left."""
+    """Provide threads that stop waiting when the block is left, or when this thread stops."""
     left = threading.Event()
     with ThreadPoolExecutor(
-        n_threads, thread_name_prefix=name, initializer=until_left, initargs=(left,)
+        n_threads, thread_name_prefix=name, initializer=until_left, initargs=(left, *_own.left)
     ) as threads:
         try:
             yield threads
@@ -40,5 +40,5 @@ def is_awaited() -> bool:
     """Return whether this thread must still wait, which it must not once Python exits."""
     # Python joins the threads of executors before it marks the main thread as ended.
     is_ending = getattr(futures_threads, "_shutdown", False)
-    is_left = _own.left is not None and _own.left.is_set()
+    is_left = any(each.is_set() for each in _own.left)
     return not (is_ending or is_left) and threading.main_thread().is_alive()

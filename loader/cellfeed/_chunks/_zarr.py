@@ -1,14 +1,13 @@
 """Chunked arrays of zarr stores."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import ByteStore
+from cellfeed._bytes import ByteStore, threads_until_left
 from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import ChunkedArray, ChunkLocations, Located
 from cellfeed._chunks._grid import in_two_dimensions
@@ -129,7 +128,7 @@ def _shards(layout: ZarrLayout, files: ByteStore, name: str) -> Tables:
         # Chunks of a shard that are outside the array are left out.
         table[part] = entries[tuple(slice(n) for n in table[part].shape[:-1])]
 
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="cellfeed-index") as threads:
+    with threads_until_left(_READERS, "cellfeed-index") as threads:
         list(threads.map(read, present.tolist()))
     table = table.reshape(-1, 2)
     offsets = np.ascontiguousarray(table[:, 0])

@@ -7,13 +7,16 @@ import anndata
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+import zarr
+from anndata.io import write_elem
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
-__all__ = ["KINDS", "N_CELLS", "VALUES", "WAYS", "quick", "read", "served"]
+__all__ = ["KINDS", "N_CELLS", "SHARDED", "VALUES", "WAYS", "quick", "read", "served"]
 
 N_CELLS, N_GENES = 600, 30
 KINDS = ["p.h5ad", "p.zarr"]
+SHARDED = "sharded.zarr"
 WAYS = ["opening", "rows", "iteration"]
 VALUES = (
     np.random.default_rng(1).poisson(0.5, (N_CELLS, N_GENES)).astype(np.float32)
@@ -21,7 +24,7 @@ VALUES = (
 
 
 def served(folder):
-    """Write the same cells as h5ad and as zarr."""
+    """Write the same cells as h5ad and as zarr, in chunks and in shards."""
     adata = anndata.AnnData(
         sp.csr_matrix(VALUES),
         obs=pd.DataFrame(
@@ -32,6 +35,12 @@ def served(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that version 3 will be the default
         adata.write_zarr(folder / "p.zarr")
+        with anndata.settings.override(zarr_write_format=3):
+            adata.write_zarr(folder / SHARDED)
+            group = zarr.open_group(folder / SHARDED, use_consolidated=False)
+            shards = {"chunks": (500,), "shards": (1000,)}
+            write_elem(group, "X", adata.X, dataset_kwargs=shards)
+            zarr.consolidate_metadata(folder / SHARDED)
     return folder
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.loader.remote.faulty import KINDS
+from tests.loader.remote.faulty import KINDS, SHARDED
 from tests.servers.faults import Hang
 from tests.warm import python as warm
 
@@ -97,7 +97,7 @@ def hang(server, process):
 
 
 @pytest.mark.parametrize("way", ["opening", "rows", "iteration"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, SHARDED])
 def test_interrupted(server, run, kind, way):
     process = run(f"{server.url}/{kind}", way, "interrupted")
     hang(server, process)
@@ -109,7 +109,7 @@ def test_interrupted(server, run, kind, way):
 
 
 @pytest.mark.parametrize("way", ["opening", "rows", "iteration"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, SHARDED])
 def test_process_ends_while_a_thread_waits(server, run, kind, way):
     process = run(f"{server.url}/{kind}", way, "thread")
     hang(server, process)

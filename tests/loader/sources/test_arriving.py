@@ -70,5 +70,5 @@ def test_an_element_that_reads_nothing():
     class Nothing(StoredElement):
         shape, dtype, layout = (3, 4), np.dtype("float32"), "dense"
 
-    with pytest.raises(TypeError, match=r"abstract class Nothing with.* read_rows"):
+    with pytest.raises(TypeError, match=r"abstract class Nothing with.*read_rows"):
         Nothing()  # type: ignore[abstract]

@@ -1,11 +1,11 @@
 """CSR matrices, read from chunks if possible, else through the format's library, run by run."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._bytes import threads_until_left
 from cellfeed._cells import CsrRows, summable
 from cellfeed._chunks import ChunkedArray, Decoder, can_cast
 from cellfeed._errors import FormatError
@@ -153,7 +153,7 @@ class StoredCsr(StoredMatrix):
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
             n_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
-            with ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-tables") as threads:
+            with threads_until_left(n_threads, "cellfeed-tables") as threads:
                 reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, n_threads))
             return pointer
 
