@@ -43,9 +43,15 @@ def in_memory(fetched: Any) -> Any:
         return MultiIndexable(
             *map(in_memory, fetched), names=fetched.names, unstructured=fetched.unstructured
         )
-    for method in ("to_memory", "to_adata"):
-        if hasattr(fetched, method):
-            return getattr(fetched, method)()
+    if hasattr(fetched, "to_memory"):
+        return fetched.to_memory()
+    if hasattr(fetched, "to_adata"):
+        adata = fetched.to_adata(ignore_layers=True)
+        if fetched.layers is not None:
+            # From anndata 0.13 on, X is among them, which to_adata() does not accept.
+            names = [name for name in fetched.layers.keys() if name is not None]  # noqa: SIM118
+            adata.layers.update(fetched.layers.to_dict(names, use_convert=False))
+        return adata
     return fetched
 
 
