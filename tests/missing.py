@@ -35,6 +35,14 @@ IMPORT_OF_TEST = re.compile(
 )
 
 
+# The last frame and the end of a traceback, such as of a script of a test.
+IMPORT_OF_SCRIPT = re.compile(
+    r'File "([^"]+)", line .*\n(?:.*\n){0,2}.*No module named \'([^.\']+)'
+)
+# How cellfeed and cellfeed_tuner name what is missing.
+NAMED = re.compile(r"(\w+)(?:, which)? is not installed; install it")
+
+
 def is_missing(name: str) -> bool:
     return name in OPTIONAL and importlib.util.find_spec(name) is None
 
@@ -48,13 +56,30 @@ def is_import_of_test(error: BaseException) -> bool:
     return Path(files[-1]).is_relative_to(TESTS)
 
 
+def missing_in(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    name = found[1].lower().replace("pytorch", "torch") if found else ""
+    return name if is_missing(name) else None
+
+
+def missing_for(error: Exception) -> str | None:
+    """Return the missing package that a test asked for; None if it failed for another reason."""
+    cause = error if isinstance(error, ImportError) else error.__cause__
+    name = str(getattr(cause, "name", None)).partition(".")[0]
+    if is_missing(name) and (is_import_of_test(error) or "pip install" in str(error)):
+        return name
+    for file, name in IMPORT_OF_SCRIPT.findall(str(error)):
+        if is_missing(name) and "/cellfeed" not in file:
+            return name
+    return missing_in(NAMED, str(error))
+
+
 def skip_if_missing():
     try:
         return (yield)
     except Exception as error:
-        cause = error if isinstance(error, ImportError) else error.__cause__
-        name = str(getattr(cause, "name", None)).partition(".")[0]
-        if is_missing(name) and (is_import_of_test(error) or "pip install" in str(error)):
+        name = missing_for(error)
+        if name is not None:
             pytest.skip(f"{name} is not installed")
         raise
 
@@ -72,8 +97,10 @@ def pytest_fixture_setup():
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     report = yield
-    found = IMPORT_OF_TEST.search(report.longreprtext) if report.failed else None
-    if found is not None and is_missing(found[1]):
-        report.outcome = "skipped"
-        report.longrepr = (str(collector.path), 0, f"Skipped: {found[1]} is not installed")
+    if report.failed:
+        text = report.longreprtext
+        name = missing_in(IMPORT_OF_TEST, text) or missing_in(NAMED, text)
+        if name is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
     return report

@@ -139,6 +139,7 @@ class TestWithoutTorch:
         ],
     )
     def test_minibatches_hold_what_tensors_do(self, without_torch, plates, name, options):
+        pytest.importorskip("torch")
         collection = open_collection(plates, obs=["plate", "number"])
         dataset = CellDataset(collection, BlockShuffling(4), 8, 2, seed=0, **options)
         assert len(without_torch["epochs"][name]) == len(dataset)

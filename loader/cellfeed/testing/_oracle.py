@@ -56,8 +56,14 @@ class Oracle:
         self.check_matrix(cells.X, rows)
         self._check_obs(cells.obs, rows)
 
-    def check_minibatch(self, minibatch: Minibatch, *, dense: bool) -> None:
-        """Check that a minibatch has the cells of its ``rows``."""
+    def check_minibatch(self, minibatch: Minibatch | Cells, *, dense: bool) -> None:
+        """Check that a minibatch, in tensors or without PyTorch, has the cells of its ``rows``."""
+        if isinstance(minibatch, Cells):
+            is_dense = isinstance(minibatch.X, np.ndarray)
+            assert is_dense == (not self._is_ragged and (dense or not self._is_sparse))
+            self.check_matrix(minibatch.X, minibatch.rows)
+            self._check_obs(minibatch.obs, minibatch.rows)
+            return
         rows, X = minibatch.rows.numpy(), minibatch.X
         if isinstance(X, RaggedTensor):
             ragged = RaggedRows(X.offsets.numpy(), X.values.numpy())  # noqa: PD011 - no pandas

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._cells import Cells
 from cellfeed._cells._minibatch import Minibatch
 from cellfeed._chunks import Verify
 from cellfeed._chunks._reads import Done
@@ -209,12 +210,12 @@ class SourceConformance:
             dataset.drop_last = drop_last and len(dataset) > 1
             is_kept = np.array(data.draw(st.lists(st.booleans(), min_size=1)))
             oracle = Oracle(cases, dtype, obs=dataset.collection.obs)
-            kept = list[Minibatch]()
+            kept = list[Minibatch | Cells]()
             for _ in range(2):
                 seen, k = list[NDArray[np.int64]](), 0
                 for k, minibatch in enumerate(dataset):
                     oracle.check_minibatch(minibatch, dense=dense)
-                    seen.append(minibatch.rows.numpy().copy())
+                    seen.append(np.array(minibatch.rows))
                     if is_kept[k % len(is_kept)]:
                         kept.append(minibatch)
                 assert k + 1 == len(dataset)

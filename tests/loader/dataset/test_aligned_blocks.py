@@ -16,6 +16,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CellDataset, Collection, StateError, open_collection
 from cellfeed.stages import FetchStages
@@ -89,8 +90,8 @@ def rows_of(minibatches: Iterator[Any], expected: NDArray[np.float32]) -> list[i
     """The rows of some minibatches, whose values are compared."""
     found = []
     for minibatch in minibatches:
-        rows = minibatch.rows.numpy()
-        assert np.array_equal(minibatch.to("cpu", dense=True).X.numpy(), expected[rows])
+        rows = np.asarray(minibatch.rows)
+        assert np.array_equal(dense(minibatch.X), expected[rows])
         found += rows.tolist()
     return found
 

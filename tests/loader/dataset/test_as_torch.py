@@ -14,6 +14,7 @@ from cellfeed import (
     open_collection,
 )
 
+pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )

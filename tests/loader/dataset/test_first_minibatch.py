@@ -128,7 +128,7 @@ def test_what_only_others_need_is_not_waited_for(path, matrix, name, num_threads
     minibatches = iter(dataset(path, num_threads=num_threads))
     minibatch = next(minibatches)
     assert minibatch.rows.tolist() == first.tolist()
-    assert np.array_equal(minibatch.X.to_dense().numpy(), matrix[first].toarray())
+    assert np.array_equal(dense(minibatch.X), matrix[first].toarray())
     with pytest.raises(FormatError, match=f"X/{name}"):
         next(minibatches)
 

@@ -124,12 +124,12 @@ class TestObsColumn:
         strategy = ClassBalancedSampling("cell_type", 1, total_size=300)
         dataset = CellDataset(collection, strategy, 8, seed=0)
         assert len(dataset) == 38
-        drawn = np.concatenate([batch.rows.numpy() for batch in dataset])
+        drawn = np.concatenate([np.asarray(batch.rows) for batch in dataset])
         assert abs(np.bincount(codes[drawn]) - 100).max() < 5
         by_array = CellDataset(
             collection, ClassBalancedSampling(codes, 1, total_size=300), 8, seed=0
         )
-        assert np.array_equal(drawn, np.concatenate([batch.rows.numpy() for batch in by_array]))
+        assert np.array_equal(drawn, np.concatenate([np.asarray(batch.rows) for batch in by_array]))
 
     def test_is_counted_among_the_indices(self, plates):
         collection = open_collection(plates, obs=["plate"])

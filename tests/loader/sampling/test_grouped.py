@@ -236,7 +236,9 @@ class TestLabels:
         dataset = CellDataset(collection, strategy, 8, seed=0)
         n_sets = 0
         for batch in dataset:
-            pairs = np.stack([batch.obs[name].numpy() for name in ("plate", "cell_type")], axis=1)
+            pairs = np.stack(
+                [np.asarray(batch.obs[name]) for name in ("plate", "cell_type")], axis=1
+            )
             for first in range(0, len(pairs), 4):
                 assert (pairs[first : first + 4] == pairs[first]).all()
                 n_sets += 1

@@ -12,7 +12,6 @@ import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sources.memory_maps import write_npy
@@ -152,6 +151,7 @@ class TestRows:
     def test_reach_worker_processes(self, stores, context):
         collection = open_collection(stores / "gzip.h5ad", direct_io=True)
         dataset, _ = minibatches(collection)  # threads are there by then
+        torch = pytest.importorskip("torch")
         loader = torch.utils.data.DataLoader(
             dataset, batch_size=None, num_workers=1, multiprocessing_context=context
         )

@@ -41,7 +41,7 @@ class TestCollections:
         split = random_split(collection, [0.8, 0.2], seed=0)
         for rows in split:
             dataset = CellDataset(collection, BlockShuffling(4, indices=rows), 8, 2, seed=0)
-            seen = np.concatenate([minibatch.rows.numpy() for minibatch in dataset])
+            seen = np.concatenate([np.asarray(minibatch.rows) for minibatch in dataset])
             assert np.array_equal(np.sort(seen), rows)
 
     def test_selected_rows_alone_are_divided(self, plates):

@@ -121,8 +121,9 @@ class StoredCsr(StoredMatrix):
         return self._chunked_array(f"{self._element}/{name}")
 
     def _is_zero_where_lost(self, name: str) -> bool:
-        # Values that are stored are not zero, but row pointers are until a cell has elements.
-        return name.endswith("/indptr")
+        # Values that are stored are not zero, but row pointers are until a cell has elements, and
+        # so is the index of the only gene.
+        return name.endswith("/indptr") or (name.endswith("/indices") and self.shape[1] == 1)
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:

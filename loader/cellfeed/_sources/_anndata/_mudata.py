@@ -91,7 +91,6 @@ class MuDataSource(AnnDataSource):
                 values = values.astype("category")
             elif pd.api.types.is_integer_dtype(values.dtype):
                 values = values.convert_dtypes(
-                    infer_objects=False,
                     convert_string=False,
                     convert_boolean=False,
                     convert_floating=False,
