@@ -4,16 +4,25 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import NewType
+
+import numpy.typing
+from docutils.nodes import SkipNode
+from latex2mathml.converter import convert
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "loader"), str(ROOT / "tuner")]
+
+# A name in signatures, instead of the union of ten types that it stands for.
+numpy.typing.ArrayLike = NewType("ArrayLike", object)
+numpy.typing.ArrayLike.__module__ = "numpy.typing"
 
 from autotune_schema import result_schema  # noqa: E402
 
 from cellfeed import __version__  # noqa: E402
 
 project = "cellfeed"
-author = "The cellfeed developers"
+author = "the cellfeed developers"
 copyright = author  # noqa: A001 - its name here
 release = version = __version__
 
@@ -30,6 +39,8 @@ extensions = [
 exclude_patterns = ["_build", "jupyter_execute"]
 templates_path = ["_templates"]
 
+smartquotes = False  # quotes and dots in help texts are what to type
+
 html_theme = "sphinx_book_theme"
 html_title = "cellfeed"
 html_theme_options = {
@@ -41,6 +52,7 @@ html_theme_options = {
 }
 html_static_path = ["_static"]
 html_css_files = ["cellfeed.css"]
+html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
@@ -60,12 +72,20 @@ autosummary_ignore_module_all = False
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_default_options = {"show-inheritance": True}
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 default_role = "py:obj"
 add_module_names = False
 python_use_unqualified_type_names = True
+
+# latex2mathml puts no space around the former, and writes \\sim as an ASCII tilde.
+SPACED = {
+    r"\ln": r"\operatorname{ln}",
+    r"\log": r"\operatorname{log}",
+    r"\sim": r"\thicksim",
+}
 
 
 def copy_notebooks(_app):
@@ -78,7 +98,7 @@ def copy_notebooks(_app):
 
 
 def write_schema(_app):
-    """Write the JSON Schema of results to where its page includes it."""
+    """Write the JSON Schema of results to where its page links it."""
     target = ROOT / "docs" / "reference" / "api" / "autotune.schema.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result_schema(), indent=1) + "\n")
@@ -89,8 +109,23 @@ def link_notebooks(_app, _page, source):
     source[0] = source[0].replace("](../../notebooks/", "](notebooks/")
 
 
+def write_math(translator, node, display):
+    """Write a formula as MathML, which browsers show without scripts or fonts from a network."""
+    tex = node.astext()
+    for name, spaced in SPACED.items():
+        tex = tex.replace(name, spaced)
+    tag = translator.starttag(node, "div", "", CLASS="formula") if display == "block" else ""
+    translator.body.append(f"{tag}{convert(tex, display=display)}{tag and '</div>'}")
+    raise SkipNode
+
+
 def setup(app):
-    """Register what Sphinx does first, and with each page."""
+    """Register what Sphinx does first, and with each page and formula."""
+    app.add_html_math_renderer(
+        "mathml",
+        (lambda translator, node: write_math(translator, node, "inline"), None),
+        (lambda translator, node: write_math(translator, node, "block"), None),
+    )
     app.connect("config-inited", lambda app, _config: copy_notebooks(app))
     app.connect("config-inited", lambda app, _config: write_schema(app))
     app.connect("source-read", link_notebooks)
