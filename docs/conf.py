@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 from typing import NewType
 
-import numpy.typing
+import numpy.typing as npt
 from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
+from sphinx.ext.napoleon import NumpyDocstring
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "loader"), str(ROOT / "tuner")]
 
 # A name in signatures, instead of the union of ten types that it stands for.
-numpy.typing.ArrayLike = NewType("ArrayLike", object)
-numpy.typing.ArrayLike.__module__ = "numpy.typing"
+npt.ArrayLike = NewType("ArrayLike", object)
+npt.ArrayLike.__module__ = "numpy.typing"
 
 from autotune_schema import result_schema  # noqa: E402
 
@@ -39,7 +40,7 @@ extensions = [
 exclude_patterns = ["_build", "jupyter_execute"]
 templates_path = ["_templates"]
 
-smartquotes = False  # quotes and dots in help texts are what to type
+smartquotes_action = "D"  # only dashes: quotes and dots in help texts are what to type
 
 html_theme = "sphinx_book_theme"
 html_title = "cellfeed"
@@ -73,11 +74,11 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+toc_object_entries_show_parents = "hide"
 autodoc_default_options = {"show-inheritance": True}
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 default_role = "py:obj"
-add_module_names = False
 python_use_unqualified_type_names = True
 
 # latex2mathml puts no space around the former, and writes \\sim as an ASCII tilde.
@@ -107,6 +108,17 @@ def write_schema(_app):
 def link_notebooks(_app, _page, source):
     """Link the copied notebooks where pages in a checkout link the folder's."""
     source[0] = source[0].replace("](../../notebooks/", "](notebooks/")
+
+
+def returns_section(docstring, _section):
+    """Show what is under Returns as text; napoleon would make an item of each of its lines."""
+    lines = docstring._dedent(docstring._consume_to_next_section())  # noqa: SLF001 - no public way
+    return docstring._format_block(":returns: ", lines)  # noqa: SLF001
+
+
+NumpyDocstring._parse_returns_section = returns_section  # noqa: SLF001
+# In the docstring of a property, what comes before a colon is not its type.
+NumpyDocstring._parse_attribute_docstring = lambda _docstring: []  # noqa: SLF001
 
 
 def write_math(translator, node, display):
