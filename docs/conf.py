@@ -118,7 +118,7 @@ def returns_section(docstring, _section):
 
 NumpyDocstring._parse_returns_section = returns_section  # noqa: SLF001
 # In the docstring of a property, what comes before a colon is not its type.
-NumpyDocstring._parse_attribute_docstring = lambda _docstring: []  # noqa: SLF001
+NumpyDocstring._parse_attribute_docstring = NumpyDocstring._consume_to_end  # noqa: SLF001
 
 
 def write_math(translator, node, display):
