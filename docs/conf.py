@@ -81,7 +81,7 @@ napoleon_use_rtype = False
 default_role = "py:obj"
 python_use_unqualified_type_names = True
 
-# latex2mathml puts no space around the former, and writes \\sim as an ASCII tilde.
+# latex2mathml puts no space around \ln and \log, and writes \sim as an ASCII tilde.
 SPACED = {
     r"\ln": r"\operatorname{ln}",
     r"\log": r"\operatorname{log}",
