@@ -1,4 +1,4 @@
-"""The JSON Schema of autotune.json, shown in the reference."""
+"""The JSON Schema of autotune.json, linked from the reference."""
 
 import msgspec
 
