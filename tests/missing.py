@@ -68,9 +68,9 @@ def missing_for(error: Exception) -> str | None:
     name = str(getattr(cause, "name", None)).partition(".")[0]
     if is_missing(name) and (is_import_of_test(error) or "pip install" in str(error)):
         return name
-    for file, name in IMPORT_OF_SCRIPT.findall(str(error)):
-        if is_missing(name) and "/cellfeed" not in file:
-            return name
+    for found in IMPORT_OF_SCRIPT.finditer(str(error)):
+        if is_missing(found[2]) and "/cellfeed" not in found[1]:
+            return found[2]
     return missing_in(NAMED, str(error))
 
 
