@@ -8,6 +8,8 @@ from tests.loader.dataset.torchrun import assert_divided, torchrun
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 
+pytest.importorskip("torch")
+
 N_ROWS = 101
 
 

@@ -102,6 +102,7 @@ class TestOneProcess:
         assert delivered(again) != delivered(make())
 
     def test_of_collections_with_transforms_of_their_own(self, plates):
+        pytest.importorskip("torch")
         collections = [open_collection([path], obs=["plate"]) for path in plates]
         mixed = InterleavedDatasets(
             [

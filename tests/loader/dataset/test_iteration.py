@@ -73,6 +73,7 @@ class TestDropping:
     @pytest.mark.parametrize("kind", ["sparse", "dense", "transformed"])
     def test_a_minibatch_is_kept_by_its_consumer_alone(self, path, kind):
         """torch ends the process where a thread drops a tensor while Python shuts down."""
+        pytest.importorskip("torch")
         iterator = iter(DATASETS[kind](path))
         for _ in range(5):
             minibatch = next(iterator)
@@ -154,6 +155,7 @@ class TestInterrupts:
 
     @pytest.mark.parametrize("whom", ["parent", "all"])
     def test_leave_no_process_behind(self, path, tmp_path, whom):
+        pytest.importorskip("torch")
         script = tmp_path / "script.py"
         script.write_text(_LOOP.format(path=str(path)))
         process = warm.FinalizedPopen(
@@ -218,6 +220,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_parent_that_is_killed_while_a_worker_starts_leaves_none_behind(tmp_path, method):
+    pytest.importorskip("torch")
     script, folder = tmp_path / "script.py", tmp_path / "workers"
     folder.mkdir()
     script.write_text(_KILLED.format(method=method))
@@ -291,6 +294,7 @@ for _ in range(4):
 @pytest.mark.parametrize("end", ["", "del iterator", "dataset.iterator = iterator", "sys.exit()"])
 @pytest.mark.parametrize("what", ["dataset", "dataset.loader()", "dataset.loader(2)"])
 def test_python_ends_silently(path, end, what):
+    pytest.importorskip("torch")
     script = _EXIT.format(path=str(path), what=what, end=end, dense=end == "")
     process = warm.run([sys.executable, "-c", script], is_finalized=True)
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")

@@ -16,6 +16,8 @@ from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 
+pytest.importorskip("torch")
+
 N_ROWS, N_RANKS, N_EPOCHS = 101, 2, 2
 # When the data set is made, whose DataLoader it is, and how workers start; what a server forks
 # gets a copy of the data set alone.

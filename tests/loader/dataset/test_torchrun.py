@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from tests.loader.dataset.torchrun import assert_divided, torchrun
 
+pytest.importorskip("torch")
+
 N_ROWS = 101
 
 

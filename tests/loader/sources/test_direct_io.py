@@ -98,7 +98,7 @@ def minibatches(collection, **options):
 
 
 def delivered(dataset):
-    return [(each.rows.tolist(), each.X.numpy()) for each in dataset]
+    return [(each.rows.tolist(), np.asarray(each.X)) for each in dataset]
 
 
 def files_of(path):
