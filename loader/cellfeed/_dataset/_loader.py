@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import sys
 import warnings
@@ -25,6 +26,7 @@ from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, State
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed._workers import (
     Arrivals,
+    Departures,
     WorkerStart,
     can_lend,
     connected,
@@ -322,8 +324,7 @@ class _SentWhole:
         with _only_errors_that_travel():
             collated = self.collate(minibatch)
             with cast(EpochDataset, worker.dataset).counters.wall_time(Counter.SENDING):
-                message = None if lending is None else message_of(collated, lending)
-                return _Pickled(_pickle(collated)) if message is None else message
+                return _sent(collated, lending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +337,16 @@ class _Pickled:
         return pickle.loads, (self.content,)
 
 
-def _pickle(minibatch: Any) -> bytes:
+def _sent(minibatch: Any, lending: Departures | None) -> Any:
+    """Return what a worker sends: a message, or a pickle if no memory can be lent."""
     try:
-        return bytes(ForkingPickler.dumps(minibatch))
+        message = None if lending is None else message_of(minibatch, lending)
+        return message or _Pickled(bytes(ForkingPickler.dumps(minibatch)))
     except RuntimeError as error:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
+        if named := re.search(r"</([^/>]+)>", str(error)):  # torch leaves the file there
+            (_SHARED_MEMORY / named[1]).unlink(missing_ok=True)
     size = shutil.disk_usage(_SHARED_MEMORY).total
     warnings.warn(
         f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so workers send minibatches "
@@ -350,4 +355,4 @@ def _pickle(minibatch: Any) -> bytes:
         "num_workers=0",
         stacklevel=2,
     )
-    return pickle.dumps(minibatch)
+    return _Pickled(pickle.dumps(minibatch))
