@@ -1,6 +1,6 @@
 """Names of the elements of a collection."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cellfeed._errors import ParameterError
 
@@ -24,6 +24,9 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         msg = f"`elements` must be a list of names, but got the text {names!r}; write [{names!r}]"
+        raise ParameterError(msg)
+    if not isinstance(names, Iterable):
+        msg = f"`elements` must be a list of names, but got {names!r}"
         raise ParameterError(msg)
     for name in names:
         if not _is_element(name):

@@ -99,7 +99,8 @@ def open_collection(
         A file is truncated, has an unknown format, lacks an element, or has a modality that
         lacks cells.
     ParameterError
-        An element name is invalid or given twice, or there are none; ``join_vars``, ``genes`` or
+        An argument has the wrong type; an element name is invalid or given twice, or there are
+        none; ``join_vars``, ``genes`` or
         ``join_obs`` is invalid; or the system, the file system or the storage does not support
         ``direct_io``.
     MismatchError
@@ -126,6 +127,13 @@ def open_collection(
     """
     if isinstance(obs, str):
         msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
+        raise ParameterError(msg)
+    if not isinstance(obs, Iterable):
+        msg = f"`obs` must be a list of column names, but got {obs!r}"
+        raise ParameterError(msg)
+    if not isinstance(storage_options, Mapping | None):
+        kind = type(storage_options).__name__  # values may be credentials
+        msg = f"`storage_options` must be a dict, but got one of type {kind}"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
     options = StorageOptions(

@@ -18,10 +18,16 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._fetching import CollectionReading, Fetching
-from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
+from cellfeed._dataset._how_to_read import (
+    AnyDtype,
+    numpy_dtypes,
+    require_callables,
+    require_that_they_apply,
+)
 from cellfeed._dataset._loader import (
     MinibatchLoader,
     as_it_is,
+    check_loader,
     context_without_threads,
     n_that_fit,
     sent_whole,
@@ -244,6 +250,12 @@ class CellDataset(PlannedDataset):
             seed=seed,
             prefetch_next_epoch=prefetch_next_epoch,
         )
+        require_callables(
+            fetch_callback=fetch_callback,
+            fetch_transform=fetch_transform,
+            batch_callback=batch_callback,
+            batch_transform=batch_transform,
+        )
         self.fetch_callback = fetch_callback
         self.fetch_transform = fetch_transform
         self.batch_callback = batch_callback
@@ -391,6 +403,8 @@ class CellDataset(PlannedDataset):
         ------
         DeliveryError
             During iteration: the workers delivered fewer minibatches than the epoch has.
+        ParameterError
+            ``num_workers`` is negative or not an integer, or an option belongs to the data set.
         ImportError
             torch is not installed.
         """
@@ -398,6 +412,7 @@ class CellDataset(PlannedDataset):
         if not self.as_torch:
             options.setdefault("collate_fn", as_it_is)
         workers = self.num_workers if num_workers is None else num_workers
+        check_loader(workers, options)
         if workers:
             ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
             most = max(2, _MOST_MINIBATCHES_AHEAD // workers)

@@ -12,7 +12,7 @@ from cellfeed._errors import ParameterError
 from cellfeed._layouts import Dtypes
 from cellfeed._torch import HAS_TORCH, torch
 
-__all__ = ["AnyDtype", "numpy_dtypes", "require_that_they_apply"]
+__all__ = ["AnyDtype", "numpy_dtypes", "require_callables", "require_that_they_apply"]
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
 
@@ -59,6 +59,20 @@ def require_that_they_apply(
             f"with {reader}; leave it out, and convert in `batch_transform`"
         )
         raise ParameterError(msg)
+
+
+def require_callables(**functions: object) -> None:
+    """Check that each given function can be called.
+
+    Raises
+    ------
+    ParameterError
+        One is not callable.
+    """
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            msg = f"`{name}` must be a function, but got {function!r}"
+            raise ParameterError(msg)
 
 
 def numpy_dtypes(dtype: "AnyDtype | Mapping[str, AnyDtype] | None") -> Dtypes:

@@ -9,7 +9,7 @@ import pytest
 from tests.warm import python as warm
 from torch.utils.data import DataLoader
 
-from cellfeed import CellDataset, DeliveryError, ParameterError, Streaming
+from cellfeed import CellDataset, DeliveryError, InterleavedDatasets, ParameterError, Streaming
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -59,6 +59,24 @@ def test_a_minibatch_that_cannot_be_pickled():
     dataset = in_order(np.arange(64), batch_transform=lambda batch: lambda: batch)
     with pytest.raises(Exception, match=r"[Pp]ickle"):
         list(dataset.loader(2, timeout=300))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"num_workers": "2"}, "`num_workers` must be an integer, but got num_workers='2'"),
+        ({"num_workers": 1.5}, "`num_workers` must be an integer"),
+        ({"num_workers": -1}, "`num_workers >= 0` must hold, but got num_workers=-1"),
+        ({"batch_size": 8}, "`batch_size` of `loader` is a parameter of the data set"),
+        ({"shuffle": True}, "`shuffle` of `loader` does not apply; the strategy"),
+    ],
+)
+def test_bad_options(options, problem):
+    with pytest.raises(ParameterError, match=f"^{problem}"):
+        in_order(np.arange(64)).loader(**options)
+    mixed = InterleavedDatasets([in_order(np.arange(64))])
+    with pytest.raises(ParameterError, match=f"^{problem}"):
+        mixed.loader(**options)
 
 
 def test_an_error_that_cannot_be_pickled():
