@@ -23,6 +23,7 @@ from cellfeed._dataset._how_to_read import (
     numpy_dtypes,
     require_callables,
     require_that_they_apply,
+    warn_if_too_large,
 )
 from cellfeed._dataset._loader import (
     MinibatchLoader,
@@ -200,6 +201,7 @@ class CellDataset(PlannedDataset):
     -----
     UserWarning
         A file of a `Collection` is read slowly; once per file, see `Collection.describe`.
+        Fetches take more memory than is available.
 
     Examples
     --------
@@ -295,6 +297,7 @@ class CellDataset(PlannedDataset):
         self._pools = Pools()
         if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
+            warn_if_too_large(self._least_bytes)
             collection.load_tables()  # once, for all worker processes that are forked
 
     @classmethod
@@ -422,6 +425,14 @@ class CellDataset(PlannedDataset):
             if not self._can_be_forked:
                 options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def _least_bytes(self) -> float:
+        """Estimated memory for fetches of a `Collection`, and a minibatch, in a reading process."""
+        n_rows = min(self.fetch_size, self._n_rows)
+        n_fetches = 2 if n_rows < self._n_rows else 1
+        minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
+        return n_fetches * n_rows * self.collection.mean_row_bytes(self.dtype) + minibatch_bytes
 
     @property
     def _minibatch_bytes(self) -> int:

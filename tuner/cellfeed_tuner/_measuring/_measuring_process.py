@@ -300,6 +300,7 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
     _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message=".* is read slowly")  # the report says so
+    warnings.filterwarnings("ignore", message="fetches take about")  # their memory is measured
     try:
         request.run(subject, sender.send)
         sender.send(_Ended())
