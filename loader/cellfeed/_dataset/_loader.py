@@ -246,6 +246,9 @@ def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, No
         yield from counted.counting(minibatches, remedy=_LOST_BY_A_WORKER)
     except CellfeedError as error:
         raise _of_worker(error) from error
+    finally:
+        with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
+            del minibatches
 
 
 _LOST_BY_A_WORKER = (
