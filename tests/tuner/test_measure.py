@@ -7,6 +7,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import anndata as ad
 import numpy as np
@@ -163,7 +164,9 @@ class TestAnyLoader:
         assert "no minibatch here" in measured.failure
 
     def test_a_worker_that_fails(self):
-        open_it = partial(DataLoader, range(64), num_workers=1, collate_fn=collate_nothing)
+        open_it = partial(
+            DataLoader, cast("Any", range(64)), num_workers=1, collate_fn=collate_nothing
+        )
         measured = measure(Opened(open_it), Configuration(num_workers=1))
         assert measured.note == "in a worker: ValueError: no collation here"
 

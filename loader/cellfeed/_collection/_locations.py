@@ -27,7 +27,7 @@ __all__ = ["Given", "open_sources_of"]
 
 PathLike = str | os.PathLike[str]
 Given = PathLike | Source
-_Unordered = set | frozenset  # each process would list it in another order
+_UNORDERED = (set, frozenset)  # each process would list it in another order
 
 
 def open_sources_of(
@@ -89,7 +89,7 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
             raise ParameterError(f"{msg} count twice; give it once")
         seen[id(given)] = given
         return found
-    is_listed = isinstance(given, Iterable) and not isinstance(given, bytes | Mapping | _Unordered)
+    is_listed = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping, *_UNORDERED))
     if not is_listed or _is_matrix(given):
         remedy = "give paths, URLs, sources or AnnData"
         if _is_matrix(given):
@@ -98,7 +98,7 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
             remedy = "give a list of its values"
         elif isinstance(given, bytes):
             remedy = "decode it with `os.fsdecode`"
-        elif isinstance(given, _Unordered):
+        elif isinstance(given, _UNORDERED):
             remedy = "it has no order; give a sorted list"
         raise ParameterError(f"`{type(given).__name__}` cannot be opened; {remedy}")
     return [each for one in given for each in _listed(one, elements, seen)]

@@ -432,7 +432,8 @@ class CellDataset(PlannedDataset):
         n_rows = min(self.fetch_size, self._n_rows)
         n_fetches = 2 if n_rows < self._n_rows else 1
         minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
-        return n_fetches * n_rows * self.collection.mean_row_bytes(self.dtype) + minibatch_bytes
+        row_bytes = float(self.collection.mean_row_bytes(self.dtype))
+        return n_fetches * n_rows * row_bytes + minibatch_bytes
 
     @property
     def _minibatch_bytes(self) -> int:

@@ -4,7 +4,7 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -411,7 +411,7 @@ class TestPaths:
     @pytest.mark.parametrize("name", ["obs", "elements", "storage_options"])
     def test_a_number_in_place_of_a_list(self, folder, name):
         with pytest.raises(ParameterError, match=rf"^`{name}` must be a (list of|dict).*, but got"):
-            open_collection(folder, **{name: 5})
+            open_collection(folder, **{name: cast("Any", 5)})
 
     @pytest.mark.parametrize("path", ["x" * 4096, "/" + "x/" * 3000])
     def test_a_path_that_is_too_long(self, path):
