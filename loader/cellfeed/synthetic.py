@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def write_tahoe_like(
     Raises
     ------
     ParameterError
-        A size is too small, ``seed`` is negative, or ``folder`` contains another collection.
+        A size is out of range, ``seed`` is negative, or ``folder`` contains another collection.
     OSError
         The folder cannot be written to, or the disk has too little space.
 
@@ -114,13 +114,21 @@ def write_tahoe_like(
     if n_threads is not None:
         require_positive("n_threads", n_threads)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.h5ad" for name in experiment.plate_names]
-    _claim(folder, experiment, overwrite=overwrite)
+    is_claimed, outdated = _found(folder, experiment, overwrite=overwrite)
+    missing = {
+        plate: path for plate, path in enumerate(paths) if path in outdated or not path.exists()
+    }
+    # Before anything is written or removed.
+    model = _model(experiment, folder, missing, outdated) if missing else None
 
-    missing = {plate: path for plate, path in enumerate(paths) if not path.exists()}
-    if missing:
-        _write_missing(experiment, missing, on_progress, n_threads or _usable_cpus())
+    folder.mkdir(parents=True, exist_ok=True)
+    for plate in outdated:
+        plate.unlink()
+    if not is_claimed:
+        (folder / _MANIFEST).write_text(_description(experiment))
+    if model is not None:
+        _write_missing(model, missing, on_progress, n_threads or _usable_cpus())
     return paths
 
 
@@ -155,13 +163,16 @@ def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
     return experiment.cells_per_plate()
 
 
-def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
-    """Record the collection that the folder will contain, so that writing can be resumed."""
+def _description(experiment: Experiment) -> str:
+    return json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
+
+
+def _found(folder: Path, experiment: Experiment, *, overwrite: bool) -> tuple[bool, list[Path]]:
+    """Return whether the folder is recorded as this collection's, and the plates to replace."""
     manifest = folder / _MANIFEST
-    wanted = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
-    found = manifest.read_text() if manifest.exists() else None
-    if found == wanted and not overwrite:
-        return
+    is_claimed = manifest.exists() and manifest.read_bytes() == _description(experiment).encode()
+    if is_claimed and not overwrite:
+        return True, []
     # Readers of plate*.h5ad would take any other plate for part of this collection.
     plates = sorted(folder.glob("plate*.h5ad"))
     if plates and not overwrite:
@@ -170,38 +181,46 @@ def _claim(folder: Path, experiment: Experiment, *, overwrite: bool) -> None:
             "folder, or overwrite it"
         )
         raise ParameterError(msg)
-    for plate in plates:
-        plate.unlink()
-    manifest.write_text(wanted)
+    return is_claimed, plates
+
+
+def _model(
+    experiment: Experiment, folder: Path, missing: Mapping[int, Path], outdated: Sequence[Path]
+) -> ExpressionModel:
+    """Return the model of expression, if the disk has space for the missing plates.
+
+    When a disk fills up, HDF5 can crash the process.
+    """
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(existing).free + sum(each.stat().st_size for each in outdated)
+    n_cells = _n_cells(experiment, missing)
+    needed = len(missing) * (100_000 + 40 * experiment.n_genes) + 60 * n_cells
+    if needed <= free:  # otherwise a model of so many genes may not fit in memory
+        model = ExpressionModel(experiment)
+        needed += round(2.5 * model.expected_nonzeros(n_cells))
+        if needed <= free:
+            return model
+    msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
+    raise OSError(errno.ENOSPC, msg, str(folder))
+
+
+def _n_cells(experiment: Experiment, plates: Iterable[int]) -> int:
+    return int(experiment.cells_per_plate()[list(plates)].sum())
 
 
 def _write_missing(
-    experiment: Experiment,
+    model: ExpressionModel,
     paths: Mapping[int, Path],
     on_progress: Callable[[int], None] | None,
     n_threads: int,
 ) -> None:
-    n_missing = int(experiment.cells_per_plate()[list(paths)].sum())
-    n_present = experiment.n_cells - n_missing
-    folder = next(iter(paths.values())).parent
-    model = ExpressionModel(experiment)
-    _require_space(folder, model, n_missing, len(paths))
+    n_present = model.experiment.n_cells - _n_cells(model.experiment, paths)
 
     def report(n_written: int) -> None:
         if on_progress is not None:
             on_progress(n_present + n_written)
 
     write_plates(model, paths, report, min(n_threads, len(paths)))
-
-
-def _require_space(folder: Path, model: ExpressionModel, n_cells: int, n_files: int) -> None:
-    """Raise if the disk has too little space; HDF5 can crash the process when a disk fills up."""
-    per_file = 100_000 + 40 * model.experiment.n_genes
-    needed = round(2.5 * model.expected_nonzeros(n_cells)) + 60 * n_cells + n_files * per_file
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
-        raise OSError(errno.ENOSPC, msg, str(folder))
 
 
 def _usable_cpus() -> int:

@@ -277,7 +277,13 @@ class TestRepetition:
     def test_a_disk_that_is_too_small(self, tmp_path, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
         with pytest.raises(OSError, match=r"are needed, but 1\.0 kB are free"):
-            write_tahoe_like(tmp_path, **TINY)
+            write_tahoe_like(tmp_path / "new" / "folder", **TINY)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_disk_that_is_too_small_for_many_genes(self, tmp_path):
+        with pytest.raises(OSError, match=r"^\[Errno 28\] about .* are needed, but .* are free"):
+            write_tahoe_like(tmp_path, **(TINY | {"n_genes": 10**15}))
+        assert not list(tmp_path.iterdir())
 
     def test_progress_ends_with_all_cells(self, tmp_path):
         reports: list[int] = []
@@ -303,12 +309,26 @@ class TestOtherCollection:
         assert sorted(tmp_path.glob("*.h5ad")) == paths
         assert json.loads((tmp_path / "collection.json").read_text())["n_plates"] == 2
 
+    def test_is_not_removed_if_the_disk_is_too_small(self, tmp_path, monkeypatch):
+        write_tahoe_like(tmp_path, **TINY)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
+        with pytest.raises(OSError, match="are needed"):
+            write_tahoe_like(tmp_path, **(TINY | {"n_genes": 100_000}), overwrite=True)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    def test_is_replaced_whatever_its_record(self, tmp_path):
+        (tmp_path / "collection.json").write_bytes(b"\xff not UTF-8")
+        write_tahoe_like(tmp_path, **TINY)
+        assert json.loads((tmp_path / "collection.json").read_text())["n_cells"] == 120
+
 
 @pytest.mark.parametrize(
     ("parameter", "value"),
     [
         ("n_cells", 0),
         ("n_cells", 29),
+        ("n_cells", 10**26),
         ("n_genes", -1),
         ("n_plates", 0),
         ("n_cell_lines", 0),

@@ -28,6 +28,11 @@ class Opened(Tunable):
         return self.open_loader()
 
 
+def collate_nothing(rows):
+    msg = "no collation here"
+    raise ValueError(msg)
+
+
 def slowly(n_minibatches, seconds):
     """A loader that waits before each minibatch."""
     return Slow([seconds] * n_minibatches)

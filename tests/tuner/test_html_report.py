@@ -116,6 +116,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ("nothing feasible", "recommendation", "No configuration is feasible.The nearest is block"),
         ("nothing feasible", "conditions", "at least 50,000 cells/s"),
         ("not enough samples", "recommendation", "None could be timed: "),
+        ("not enough samples", "recommendation", ". A larger --budget may suffice."),
         ("not enough samples", "trade-off", "No throughput was measured"),
         ("not enough samples", "bounds", "No measured configuration could be judged"),
         ("not enough samples", "conditions", "storage ordernot checked"),

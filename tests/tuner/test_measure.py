@@ -7,14 +7,16 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from tests.tuner.other_loaders import EndsEarly, Fails, Opened, slowly
+from tests.tuner.other_loaders import EndsEarly, Fails, Opened, collate_nothing, slowly
 from tests.warm import python as warm
+from torch.utils.data import DataLoader
 
 from cellfeed import (
     BlockShuffling,
@@ -160,6 +162,13 @@ class TestAnyLoader:
         measured = measure(Opened(partial(Fails, range(3))), Configuration())
         assert measured.status == "failed"
         assert "no minibatch here" in measured.failure
+
+    def test_a_worker_that_fails(self):
+        open_it = partial(
+            DataLoader, cast("Any", range(64)), num_workers=1, collate_fn=collate_nothing
+        )
+        measured = measure(Opened(open_it), Configuration(num_workers=1))
+        assert measured.note == "in a worker: ValueError: no collation here"
 
 
 class TestAKilledProcess:

@@ -158,3 +158,11 @@ def test_a_garbled_value_is_refused(result_of, tmp_path, place, value):
     path.write_text(json.dumps(plain))
     with pytest.raises(FormatError, match="not a result of autotune"):
         AutotuneResult.load(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "[" * 100_000, "\x00"])
+def test_a_file_of_anything_else_is_refused(tmp_path, content):
+    path = tmp_path / "autotune.json"
+    path.write_text(content)
+    with pytest.raises(FormatError, match=r"not a result of autotune \(no JSON object\)"):
+        AutotuneResult.load(path)

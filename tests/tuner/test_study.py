@@ -95,6 +95,17 @@ def test_a_folder_that_cannot_be_written_is_one_warning(earlier_run, kept, caplo
     assert "/proc/nowhere: cannot be written" in said.getMessage()
 
 
+def test_a_file_that_a_full_disk_cut_short_is_named(earlier_run, kept, tmp_path, caplog):
+    run = earlier_run({FAST: 1e-5})
+    kept(tmp_path, run)
+    (path,) = tmp_path.glob("*.journal")
+    path.write_bytes(path.read_bytes()[:100])
+    kept(tmp_path, run)
+    (said,) = caplog.records
+    assert said.getMessage().startswith(f"{path}: damaged (")
+    assert said.getMessage().endswith("), so this run is not kept; delete it")
+
+
 @pytest.mark.parametrize("content", ["not a journal\n\n", '{"op_code": 0}\n', "[]\n"])
 def test_a_garbled_file_is_left_out_with_a_warning(earlier_run, kept, tmp_path, caplog, content):
     run = earlier_run({FAST: 1e-5})

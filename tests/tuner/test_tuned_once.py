@@ -116,6 +116,19 @@ def test_it_says_for_how_many_ranks_it_is(result, tmp_path, capsys):
     assert "2 ranks, side by side" in html_report(result, code=code)
 
 
+def test_each_process_may_have_spent_another_part_of_the_budget(small_collection, tmp_path):
+    """As those of the command, which subtracts the time that it took to start."""
+    first, second = processes(2, tmp_path, small_collection, f'settings["budget"] -= rank\n{ONE}')
+    assert "result" in first, first
+    assert first["result"] == second["result"]
+
+
+def test_other_arguments_are_refused(small_collection, tmp_path):
+    found = processes(2, tmp_path, small_collection, f'settings["batch_size"] += rank\n{ONE}')
+    assert [each["kind"] for each in found] == ["ParameterError"] * 2
+    assert "other arguments than rank 0" in found[0]["message"]
+
+
 def test_a_process_by_itself_measures_for_as_many_as_are_asked_for(small_collection, tmp_path):
     body = ONE.replace("| ONE", "| ONE, ranks=3")
     (alone,) = processes(1, tmp_path, small_collection, body)

@@ -229,12 +229,14 @@ class AutotuneResult:
             raise PathError(msg)
         plain = None
         try:
-            plain = json.loads(path.read_text())
+            plain = json.loads(path.read_text("utf-8"))
             schema = plain["schema"]
             if schema == SCHEMA:
                 return from_plain(cls, plain)
-        except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-            why = "not JSON" if plain is None else str(error)
+        except (
+            ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError
+        ) as error:  # fmt: skip
+            why = str(error) if isinstance(plain, dict) else "no JSON object"
             if isinstance(error, KeyError):
                 why = f"{error} is missing"
             msg = f"{path}: not a result of autotune ({why}); give the file that it wrote"

@@ -1,10 +1,27 @@
 """Names of the elements of a collection."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["require_elements"]
+__all__ = ["require_elements", "require_list"]
+
+
+def require_list(name: str, of: str, value: Any) -> None:
+    """Check that a parameter is a list, and no text.
+
+    Raises
+    ------
+    ParameterError
+        It is something else.
+    """
+    if isinstance(value, str):
+        msg = f"`{name}` must be a list of {of}, but got the text {value!r}; write [{value!r}]"
+        raise ParameterError(msg)
+    if not isinstance(value, Iterable):
+        msg = f"`{name}` must be a list of {of}, but got {value!r}"
+        raise ParameterError(msg)
 
 
 def require_elements(names: Sequence[str]) -> tuple[str, ...]:
@@ -22,9 +39,7 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
     >>> require_elements(["mod/rna/X", "mod/protein/obsm/X_pca"])
     ('mod/rna/X', 'mod/protein/obsm/X_pca')
     """
-    if isinstance(names, str):
-        msg = f"`elements` must be a list of names, but got the text {names!r}; write [{names!r}]"
-        raise ParameterError(msg)
+    require_list("elements", "names", names)
     for name in names:
         if not _is_element(name):
             msg = (

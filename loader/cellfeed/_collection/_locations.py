@@ -1,5 +1,6 @@
 """Which sources the given paths, folders, patterns and URLs stand for."""
 
+import errno
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = ["Given", "open_sources_of"]
 
 PathLike = str | os.PathLike[str]
 Given = PathLike | Source
+_UNORDERED = (set, frozenset)  # each process would list it in another order
 
 
 def open_sources_of(
@@ -87,12 +89,17 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
             raise ParameterError(f"{msg} count twice; give it once")
         seen[id(given)] = given
         return found
-    if not isinstance(given, Iterable) or isinstance(given, Mapping) or _is_matrix(given):
+    is_listed = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping, *_UNORDERED))
+    if not is_listed or _is_matrix(given):
         remedy = "give paths, URLs, sources or AnnData"
         if _is_matrix(given):
             remedy = "wrap it in `anndata.AnnData(X)`"
         elif isinstance(given, Mapping):
             remedy = "give a list of its values"
+        elif isinstance(given, bytes):
+            remedy = "decode it with `os.fsdecode`"
+        elif isinstance(given, _UNORDERED):
+            remedy = "it has no order; give a sorted list"
         raise ParameterError(f"`{type(given).__name__}` cannot be opened; {remedy}")
     return [each for one in given for each in _listed(one, elements, seen)]
 
@@ -147,11 +154,21 @@ def _expand(location: Location) -> list[tuple[Location, Storage]]:
         return [(each, storage) for each in expand_url(location, names)]
     if location.path is None:
         return [(location, storage_of(location))]
-    path = location.path.expanduser()
-    if path.is_dir():
-        return _of_folder(path)
-    if path.exists():
-        return [_known(path)]
+    try:
+        path = location.path.expanduser()
+    except RuntimeError:
+        msg = f"{location}: this home folder is not known; write the path without ~"
+        raise PathError(msg) from None
+    try:
+        if path.is_dir():
+            return _of_folder(path)
+        if path.exists():
+            return [_known(path)]
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        msg = f"{location}: the path is too long for the file system; check it"
+        raise PathError(msg) from None
     matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
     if not matches:
         what = "matches no file" if glob.has_magic(str(path)) else "no such file or folder"

@@ -1,11 +1,11 @@
 """`open_collection`, which makes one collection of paths, URLs and objects."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from cellfeed._bytes import StorageOptions
 from cellfeed._collection._collection import Collection
-from cellfeed._collection._element_names import require_elements
+from cellfeed._collection._element_names import require_elements, require_list
 from cellfeed._collection._join_obs import JoinObs
 from cellfeed._collection._join_var import Genes, JoinVars
 from cellfeed._collection._locations import Given, open_sources_of
@@ -99,7 +99,8 @@ def open_collection(
         A file is truncated, has an unknown format, lacks an element, or has a modality that
         lacks cells.
     ParameterError
-        An element name is invalid or given twice, or there are none; ``join_vars``, ``genes`` or
+        An argument has the wrong type; an element name is invalid or given twice, or there are
+        none; ``join_vars``, ``genes`` or
         ``join_obs`` is invalid; or the system, the file system or the storage does not support
         ``direct_io``.
     MismatchError
@@ -124,8 +125,10 @@ def open_collection(
     >>> collection.obs["plate"].codes
     array([0, 0, 0, 1, 1, 1], dtype=int8)
     """
-    if isinstance(obs, str):
-        msg = f"`obs` must be a list of column names, but got the text {obs!r}; write [{obs!r}]"
+    require_list("obs", "column names", obs)
+    if not isinstance(given := cast("object", storage_options), Mapping | None):
+        kind = type(given).__name__  # values may be credentials
+        msg = f"`storage_options` must be a dict, but got one of type {kind}"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
     options = StorageOptions(

@@ -18,10 +18,17 @@ from cellfeed._dataset._delivery import (
     TransformedDelivery,
 )
 from cellfeed._dataset._fetching import CollectionReading, Fetching
-from cellfeed._dataset._how_to_read import AnyDtype, numpy_dtypes, require_that_they_apply
+from cellfeed._dataset._how_to_read import (
+    AnyDtype,
+    numpy_dtypes,
+    require_callables,
+    require_that_they_apply,
+    warn_if_too_large,
+)
 from cellfeed._dataset._loader import (
     MinibatchLoader,
     as_it_is,
+    check_loader,
     context_without_threads,
     n_that_fit,
     sent_whole,
@@ -194,6 +201,7 @@ class CellDataset(PlannedDataset):
     -----
     UserWarning
         A file of a `Collection` is read slowly; once per file, see `Collection.describe`.
+        Fetches take more memory than is available.
 
     Examples
     --------
@@ -244,6 +252,12 @@ class CellDataset(PlannedDataset):
             seed=seed,
             prefetch_next_epoch=prefetch_next_epoch,
         )
+        require_callables(
+            fetch_callback=fetch_callback,
+            fetch_transform=fetch_transform,
+            batch_callback=batch_callback,
+            batch_transform=batch_transform,
+        )
         self.fetch_callback = fetch_callback
         self.fetch_transform = fetch_transform
         self.batch_callback = batch_callback
@@ -283,6 +297,7 @@ class CellDataset(PlannedDataset):
         self._pools = Pools()
         if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
+            warn_if_too_large(self._least_bytes)
             collection.load_tables()  # once, for all worker processes that are forked
 
     @classmethod
@@ -391,6 +406,8 @@ class CellDataset(PlannedDataset):
         ------
         DeliveryError
             During iteration: the workers delivered fewer minibatches than the epoch has.
+        ParameterError
+            ``num_workers`` is negative or not an integer, or an option belongs to the data set.
         ImportError
             torch is not installed.
         """
@@ -398,6 +415,7 @@ class CellDataset(PlannedDataset):
         if not self.as_torch:
             options.setdefault("collate_fn", as_it_is)
         workers = self.num_workers if num_workers is None else num_workers
+        check_loader(workers, options)
         if workers:
             ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
             most = max(2, _MOST_MINIBATCHES_AHEAD // workers)
@@ -407,6 +425,15 @@ class CellDataset(PlannedDataset):
             if not self._can_be_forked:
                 options.setdefault("multiprocessing_context", context_without_threads())
         return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def _least_bytes(self) -> float:
+        """Estimated memory for fetches of a `Collection`, and a minibatch, in a reading process."""
+        n_rows = min(self.fetch_size, self._n_rows)
+        n_fetches = 2 if n_rows < self._n_rows else 1
+        minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
+        row_bytes = float(self.collection.mean_row_bytes(self.dtype))
+        return n_fetches * n_rows * row_bytes + minibatch_bytes
 
     @property
     def _minibatch_bytes(self) -> int:

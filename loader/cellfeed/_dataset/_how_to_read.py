@@ -1,5 +1,6 @@
 """Checks of the parameters that control how a data set reads its collection."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
@@ -11,8 +12,15 @@ from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
 from cellfeed._layouts import Dtypes
 from cellfeed._torch import HAS_TORCH, torch
+from cellfeed.machine import usable_memory_bytes
 
-__all__ = ["AnyDtype", "numpy_dtypes", "require_that_they_apply"]
+__all__ = [
+    "AnyDtype",
+    "numpy_dtypes",
+    "require_callables",
+    "require_that_they_apply",
+    "warn_if_too_large",
+]
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
 
@@ -59,6 +67,31 @@ def require_that_they_apply(
             f"with {reader}; leave it out, and convert in `batch_transform`"
         )
         raise ParameterError(msg)
+
+
+def require_callables(**functions: object) -> None:
+    """Check that each given function can be called.
+
+    Raises
+    ------
+    ParameterError
+        One is not callable.
+    """
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            msg = f"`{name}` must be a function, but got {function!r}"
+            raise ParameterError(msg)
+
+
+def warn_if_too_large(n_bytes: float) -> None:
+    """Warn if fetches take more memory than is available, of which the system gives no notice."""
+    available = usable_memory_bytes()
+    if n_bytes > available:
+        msg = (
+            f"fetches take about {n_bytes / 1e6:,.0f} MB of memory, but {available / 1e6:,.0f} MB "
+            "are available; choose a smaller `batch_size` or `fetch_factor`"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
 
 def numpy_dtypes(dtype: "AnyDtype | Mapping[str, AnyDtype] | None") -> Dtypes:

@@ -16,6 +16,7 @@ from cellfeed._dataset._cell_dataset import CellDataset
 from cellfeed._dataset._loader import (
     MinibatchLoader,
     as_it_is,
+    check_loader,
     context_without_threads,
     n_that_fit,
     sent_whole,
@@ -156,6 +157,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             Other parameters of `torch.utils.data.DataLoader`.
         """
         require_torch("`loader`")
+        check_loader(num_workers, options)
         if not any(each.as_torch for each in self.datasets):
             options.setdefault("collate_fn", as_it_is)
         if num_workers:

@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import sys
 import warnings
@@ -21,10 +22,17 @@ from cellfeed._dataset._accelerate import accumulating
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, wait_for_dropped
 from cellfeed._dataset._run import Counted
-from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, StateError
+from cellfeed._errors import (
+    CellfeedError,
+    DeliveryError,
+    ParameterError,
+    StateError,
+    require_integer,
+)
 from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed._workers import (
     Arrivals,
+    Departures,
     WorkerStart,
     can_lend,
     connected,
@@ -37,6 +45,7 @@ from cellfeed.machine import local_world_size, usable_memory_bytes
 __all__ = [
     "MinibatchLoader",
     "as_it_is",
+    "check_loader",
     "context_without_threads",
     "errors_that_travel",
     "n_that_fit",
@@ -47,6 +56,18 @@ __all__ = [
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
 _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
+
+
+_TO_DATASET = "is a parameter of the data set; give it there"
+_TO_STRATEGY = "does not apply; the strategy of the data set determines the order"
+# Options of a DataLoader, and why the loader does not take them.
+_NOT_TAKEN = {
+    "batch_size": _TO_DATASET,
+    "drop_last": _TO_DATASET,
+    "shuffle": _TO_STRATEGY,
+    "sampler": _TO_STRATEGY,
+    "batch_sampler": _TO_STRATEGY,
+}
 
 
 class EpochDataset(Protocol):
@@ -225,6 +246,9 @@ def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, No
         yield from counted.counting(minibatches, remedy=_LOST_BY_A_WORKER)
     except CellfeedError as error:
         raise _of_worker(error) from error
+    finally:
+        with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
+            del minibatches
 
 
 _LOST_BY_A_WORKER = (
@@ -236,6 +260,23 @@ def _of_worker(error: CellfeedError) -> CellfeedError:
     """Return a worker's error with its original one-line message; torch adds the traceback."""
     last = str(error).rstrip().rpartition("\n")[2]
     return type(error)(last.partition(f"{type(error).__name__}: ")[2] or last)
+
+
+def check_loader(num_workers: int, options: Mapping[str, Any]) -> None:
+    """Check the number of workers and the options of a `MinibatchLoader`.
+
+    Raises
+    ------
+    ParameterError
+        ``num_workers`` is negative or not an integer, or an option belongs to the data set.
+    """
+    if require_integer("num_workers", num_workers) < 0:
+        msg = f"`num_workers >= 0` must hold, but got num_workers={num_workers}"
+        raise ParameterError(msg)
+    for name in options:
+        if name in _NOT_TAKEN:
+            msg = f"`{name}` of `loader` {_NOT_TAKEN[name]}"
+            raise ParameterError(msg)
 
 
 def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
@@ -322,8 +363,7 @@ class _SentWhole:
         with _only_errors_that_travel():
             collated = self.collate(minibatch)
             with cast(EpochDataset, worker.dataset).counters.wall_time(Counter.SENDING):
-                message = None if lending is None else message_of(collated, lending)
-                return _Pickled(_pickle(collated)) if message is None else message
+                return _sent(collated, lending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +376,16 @@ class _Pickled:
         return pickle.loads, (self.content,)
 
 
-def _pickle(minibatch: Any) -> bytes:
+def _sent(minibatch: Any, lending: Departures | None) -> Any:
+    """Return what a worker sends: a message, or a pickle if no memory can be lent."""
     try:
-        return bytes(ForkingPickler.dumps(minibatch))
+        message = None if lending is None else message_of(minibatch, lending)
+        return message or _Pickled(bytes(ForkingPickler.dumps(minibatch)))
     except RuntimeError as error:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
+        if named := re.search(r"</([^/>]+)>", str(error)):  # torch leaves the file there
+            (_SHARED_MEMORY / named[1]).unlink(missing_ok=True)
     size = shutil.disk_usage(_SHARED_MEMORY).total
     warnings.warn(
         f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so workers send minibatches "
@@ -350,4 +394,4 @@ def _pickle(minibatch: Any) -> bytes:
         "num_workers=0",
         stacklevel=2,
     )
-    return pickle.dumps(minibatch)
+    return _Pickled(pickle.dumps(minibatch))

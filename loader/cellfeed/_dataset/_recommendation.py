@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,6 +17,7 @@ from cellfeed._errors import (
     FormatError,
     ParameterError,
     PathError,
+    one_line,
     require_integer,
     require_positive,
 )
@@ -192,22 +193,37 @@ def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recomm
         There is no such file.
     FormatError
         The file is not a result of ``autotune``, or the result recommends nothing.
+    ParameterError
+        ``result`` is neither.
     """
     if isinstance(result, str | os.PathLike):
-        return _recommendation(str(result), lambda: _parsed(Path(result)))
-    return _recommendation("the result", result.to_json)
+        return _recommendation(str(result), _parsed(Path(result)))
+    if not hasattr(result, "to_json"):
+        kind = type(result).__name__
+        msg = (
+            f"`result` must be the path of an autotune.json or a result, but got one of type {kind}"
+        )
+        raise ParameterError(msg)
+    return _recommendation("the result", result.to_json())
 
 
-def _parsed(path: Path) -> Any:
-    if not path.is_file():
+def _parsed(path: Path) -> dict[str, Any]:
+    # Not `Path.is_file`, which fails if the path is too long, as JSON in place of a path is.
+    if not os.path.isfile(path):  # noqa: PTH113
         msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
         raise PathError(msg)
-    return json.loads(path.read_text())
-
-
-def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
     try:
-        result: dict[str, Any] = load()
+        parsed = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        msg = f"{path}: not a result of autotune (no JSON object); give the file that it wrote"
+        raise FormatError(msg)
+    return parsed
+
+
+def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
+    try:
         schema, fault = result["schema"], result.get("loader_fault")
         recommended, dataset = result["recommended"], dict(result["dataset"])
         batch_size, loader = dataset["batch_size"], dataset.get("loader")
@@ -228,7 +244,7 @@ def _recommendation(name: str, load: Callable[[], Any]) -> Recommendation:
                 align=sizes.get("align"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = "no JSON" if isinstance(error, ValueError) else f"{error} is missing or invalid"
+        why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
         msg = f"{name}: not a result of autotune ({why}); give the file that it wrote"
         raise FormatError(msg) from error
     if schema not in {SCHEMA, _BEFORE}:

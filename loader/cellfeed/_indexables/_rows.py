@@ -9,6 +9,9 @@ from cellfeed._indexables._multi_indexable import MultiIndexable, count_indexabl
 
 __all__ = ["count_rows", "in_memory"]
 
+# Sparse matrices of SciPy that have `__getitem__`, but reject rows.
+_NOT_BY_ROW = ("bsr_array", "bsr_matrix", "coo_matrix")
+
 
 def count_rows(collection: Any, *, is_indexed: bool) -> int:
     """Return the number of rows of a collection.
@@ -72,9 +75,10 @@ def _require_indexable(indexable: Any) -> None:
     is_of_numbers = hasattr(indexable, "__getitem__") and not isinstance(
         indexable, list | tuple | range | bytes
     )
+    is_of_numbers = is_of_numbers and type(indexable).__name__ not in _NOT_BY_ROW
     if is_of_names or not is_of_numbers:
         msg = (
             f"a {type(indexable).__name__} cannot be indexed by an array of row numbers; make "
-            "it an array, a sparse matrix or AnnData, or give a `fetch_callback`"
+            "it an array, a CSR matrix or AnnData, or give a `fetch_callback`"
         )
         raise ParameterError(msg)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 from urllib.parse import quote
 
@@ -168,13 +169,29 @@ def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
         initargs=(job,),
     ) as executor:
         try:
-            yield from executor.map(_write, numbers)
+            with _without_interrupts():
+                written = executor.map(_write, numbers)
+            yield from written
         except BrokenExecutor as error:
             msg = f"{job.location}: a writing process died, perhaps for lack of memory"
             raise DeliveryError(f"{msg}; repeat the call with fewer `processes`") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that get no Ctrl-C, not even while they import: this one stops them."""
+    if not hasattr(signal, "pthread_sigmask"):  # not on this system
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(job: Job) -> None:

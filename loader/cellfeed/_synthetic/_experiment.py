@@ -34,6 +34,7 @@ N_FINE = 25
 _SHARES_OF_14_PLATES = (7.6, 5.4, 8.2, 6.5, 10.4, 5.9, 7.2, 4.7, 7.8, 6.8, 8.9, 6.2, 7.4, 7.0)
 
 _MIN_CELLS_PER_PLATE = 10
+_MAX_CELLS = 2**53  # shares of more are not exact
 _CELLS_PER_CONDITION = 20  # unless all lines are in all wells, or some would be missing
 
 _Drugs = TypeVar("_Drugs", int, NDArray[np.int64])
@@ -64,7 +65,8 @@ class Experiment:
     Raises
     ------
     ParameterError
-        A size is below one, ``seed`` is negative, or there are fewer than 10 cells per plate.
+        A size is below one, ``n_cells`` is above 2**53, ``seed`` is negative, or there are fewer
+        than 10 cells per plate.
     """
 
     n_cells: int
@@ -80,6 +82,9 @@ class Experiment:
             require_positive(name, getattr(self, name))
         if self.seed < 0:
             msg = f"`seed >= 0` must hold, but got seed={self.seed}"
+            raise ParameterError(msg)
+        if self.n_cells > _MAX_CELLS:
+            msg = f"`n_cells <= {_MAX_CELLS}` must hold, but got n_cells={self.n_cells}"
             raise ParameterError(msg)
         if self.n_cells < _MIN_CELLS_PER_PLATE * self.n_plates:
             msg = (

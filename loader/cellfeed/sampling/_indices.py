@@ -35,6 +35,10 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
             "`indices` must be one-dimensional integers, at least one, "
             f"but got shape {given.shape} and dtype {given.dtype}"
         )
+        if given.dtype.kind == "U" and not given.ndim:
+            msg += "; write `collection.where(query)`"
+        elif given.dtype.kind == "b":
+            msg += "; write `np.flatnonzero(mask)`"
         raise ParameterError(msg)
     rows = given.astype(np.int64)
     if np.any(rows[1:] < rows[:-1]):

@@ -27,6 +27,8 @@ from cellfeed.sampling._sorting import distinct, sorted_order
 
 __all__ = ["EpochPlan", "Fetch", "Share"]
 
+_MOST_ROWS = 2**62  # of a fetch of all ranks, so that positions fit into 64 bits
+
 # Purposes of the random streams of one (seed, epoch).
 _STRATEGY, _WITHIN_FETCH = range(2)
 
@@ -84,8 +86,9 @@ class EpochPlan:
     Raises
     ------
     ParameterError
-        A size or ``n_rows`` is below one, ``rank`` is outside [0, world_size), or ``batch_size`` is
-        not a multiple of the number of rows that the strategy keeps together.
+        A size or ``n_rows`` is below one, the fetches of all ranks have more than 2**62 rows,
+        ``rank`` is outside [0, world_size), or ``batch_size`` is not a multiple of the number of
+        rows that the strategy keeps together.
 
     Examples
     --------
@@ -121,6 +124,12 @@ class EpochPlan:
             object.__setattr__(self, name, require_integer(name, getattr(self, name)))
         if not 0 <= self.rank < self.world_size:
             msg = f"`0 <= rank < world_size` must hold, but got {self.rank=}, {self.world_size=}"
+            raise ParameterError(msg.replace("self.", ""))
+        if self.fetch_size * self.world_size > _MOST_ROWS:
+            msg = (
+                "`batch_size * fetch_factor * world_size <= 2**62` must hold, but got "
+                f"{self.batch_size=}, {self.fetch_factor=}, {self.world_size=}"
+            )
             raise ParameterError(msg.replace("self.", ""))
         if self.batch_size % self.strategy.n_together:
             msg = (

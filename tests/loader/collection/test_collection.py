@@ -4,7 +4,7 @@ import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -400,6 +400,32 @@ class TestPaths:
     def test_none_at_all(self):
         with pytest.raises(PathError, match=r"no path was given; give \.h5ad files"):
             open_collection([])
+
+    @pytest.mark.parametrize("kind", [set, frozenset])
+    def test_paths_without_an_order(self, folder, kind):
+        with pytest.raises(
+            ParameterError, match=r"`(frozen)?set` cannot be opened; it has no order"
+        ):
+            open_collection(kind(folder.glob("*.h5ad")))
+
+    @pytest.mark.parametrize("name", ["obs", "elements", "storage_options"])
+    def test_a_number_in_place_of_a_list(self, folder, name):
+        with pytest.raises(ParameterError, match=rf"^`{name}` must be a (list of|dict).*, but got"):
+            open_collection(folder, **{name: cast("Any", 5)})
+
+    @pytest.mark.parametrize("path", ["x" * 4096, "/" + "x/" * 3000])
+    def test_a_path_that_is_too_long(self, path):
+        with pytest.raises(PathError, match=r"the path is too long for the file system; check it$"):
+            open_collection(path)
+
+    def test_the_home_of_nobody(self):
+        with pytest.raises(PathError, match=r"^~nobody-here/x\.h5ad: .* without ~$"):
+            open_collection("~nobody-here/x.h5ad")
+
+    @pytest.mark.parametrize(("url", "what"), [("https://", "server"), ("s3://", "bucket")])
+    def test_a_url_of_nothing(self, url, what):
+        with pytest.raises(PathError, match=f"^{url}: names no {what}; add it$"):
+            open_collection(url)
 
     def test_the_same_file_twice(self, folder):
         (folder / "link.h5ad").symlink_to(folder / "a.h5ad")

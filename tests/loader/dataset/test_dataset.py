@@ -342,6 +342,12 @@ BAD_PARAMETERS = [
         for value in (0, -1, 2.0, float("nan"), True, np.True_, "2", None, np.array([2]))
     ),
     *(({"seed": value}, "`seed` must be an integer") for value in (0.5, float("nan"), True, "1")),
+    ({"fetch_factor": 10**30}, r"`batch_size \* fetch_factor \* world_size <= 2\*\*62` must hold"),
+    ({"batch_size": 2**59}, r"`batch_size \* fetch_factor \* world_size <= 2\*\*62` must hold"),
+    *(
+        ({name: "mean"}, f"`{name}` must be a function, but got 'mean'")
+        for name in ("fetch_callback", "fetch_transform", "batch_callback", "batch_transform")
+    ),
     ({"rank": 0}, "`rank` and `world_size` must be given together"),
     ({"world_size": 2}, "`rank` and `world_size` must be given together"),
     ({"rank": 0, "world_size": 0, "seed": 0}, "`world_size >= 1` must hold"),
@@ -371,6 +377,9 @@ BAD_PARAMETERS = [
             "set": {1, 2},
             "DataFrame": pd.DataFrame({"a": [1, 2]}),
             "Series": pd.Series([1, 2], index=[1, 0]),
+            "coo_matrix": sp.coo_matrix(np.eye(2)),
+            "bsr_array": sp.bsr_array(np.eye(2)),
+            "dia_array": sp.dia_array(np.eye(2)),
         }.items()
     ),
     (

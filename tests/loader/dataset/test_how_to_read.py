@@ -2,6 +2,7 @@
 
 import operator
 import re
+import warnings
 
 import anndata as ad
 import numpy as np
@@ -44,6 +45,23 @@ def test_by_a_fetch_callback(plates, ignored):
     given = re.escape(f"got {name}={value!r} with a `fetch_callback`;")
     with pytest.raises(ParameterError, match=given):
         CellDataset(collection, BlockShuffling(4), 10, fetch_callback=operator.getitem, **ignored)
+
+
+@pytest.mark.parametrize(("batch_size", "fetch_factor"), [(8, 2), (10**6, 1), (1, 10**6)])
+@pytest.mark.parametrize(("dense", "is_warned"), [(False, False), (True, True)])
+def test_fetches_that_do_not_fit(tmp_path, monkeypatch, batch_size, fetch_factor, dense, is_warned):
+    path = tmp_path / "wide.h5ad"
+    ad.AnnData(sp.eye_array(100, 10_000, dtype=np.float32, format="csr")).write_h5ad(path)
+    collection = open_collection(path)
+    monkeypatch.setattr("cellfeed._dataset._how_to_read.usable_memory_bytes", lambda: 30_000)
+    strategy = BlockShuffling(4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        CellDataset(collection, strategy, batch_size, fetch_factor, dense=dense)
+    texts = [str(each.message) for each in caught]
+    expected = r"fetches take about \d+ MB of memory, but 0 MB are available; choose a smaller .*"
+    assert len(texts) == is_warned
+    assert all(re.fullmatch(expected, text) for text in texts)
 
 
 def test_all_of_them_are_named():

@@ -16,7 +16,8 @@ import pytest
 import scipy.sparse as sp
 from tests.warm import python as warm
 
-from cellfeed import BlockShuffling, CellDataset, DeliveryError, open_collection
+from cellfeed import BlockShuffling, CellDataset, DeliveryError, Streaming, open_collection
+from cellfeed._buffers import Segment
 from cellfeed._dataset._iteration import wait_for_dropped
 
 multi_threaded = pytest.mark.filterwarnings(
@@ -138,6 +139,22 @@ class TestDropping:
 
 
 class TestInterrupts:
+    @multi_threaded
+    @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers cannot lend memory")
+    def test_one_while_the_memory_of_workers_is_freed(self, monkeypatch, interrupts_raise):
+        """In a destructor, it would be printed and ignored, and training would go on."""
+        discard = Segment.discard
+
+        def interrupted(segment, index):
+            if not index:
+                signal.raise_signal(signal.SIGINT)
+            discard(segment, index)
+
+        dataset = CellDataset(np.ones((64, 16384), np.float32), Streaming(), 4, seed=0)
+        monkeypatch.setattr(Segment, "discard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sum(1 for _ in dataset.loader(1))
+
     @multi_threaded
     def test_in_the_fork_of_a_worker(self, path, interrupts_raise):
         armed = [True]

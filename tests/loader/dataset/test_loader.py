@@ -11,7 +11,7 @@ from tests.warm import python as warm
 from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
 
-from cellfeed import CellDataset, DeliveryError, ParameterError, Streaming
+from cellfeed import CellDataset, DeliveryError, InterleavedDatasets, ParameterError, Streaming
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -61,6 +61,24 @@ def test_a_minibatch_that_cannot_be_pickled():
     dataset = in_order(np.arange(64), batch_transform=lambda batch: lambda: batch)
     with pytest.raises(Exception, match=r"[Pp]ickle"):
         list(dataset.loader(2, timeout=300))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"num_workers": "2"}, "`num_workers` must be an integer, but got num_workers='2'"),
+        ({"num_workers": 1.5}, "`num_workers` must be an integer"),
+        ({"num_workers": -1}, "`num_workers >= 0` must hold, but got num_workers=-1"),
+        ({"batch_size": 8}, "`batch_size` of `loader` is a parameter of the data set"),
+        ({"shuffle": True}, "`shuffle` of `loader` does not apply; the strategy"),
+    ],
+)
+def test_bad_options(options, problem):
+    with pytest.raises(ParameterError, match=f"^{problem}"):
+        in_order(np.arange(64)).loader(**options)
+    mixed = InterleavedDatasets([in_order(np.arange(64))])
+    with pytest.raises(ParameterError, match=f"^{problem}"):
+        mixed.loader(**options)
 
 
 def test_an_error_that_cannot_be_pickled():
@@ -125,6 +143,21 @@ for _ in range(2):
         assert sorted(np.concatenate([each[:, -1] for each in kept])) == list(range(1024))
 """
 
+_COORDINATES = """
+import os
+import numpy as np
+import torch
+from cellfeed import BlockShuffling, CellDataset
+
+array = np.ones((1024, 4096), np.float32)
+dataset = CellDataset(
+    array, BlockShuffling(block_size=4), 32, seed=0,
+    batch_transform=lambda minibatch: torch.from_numpy(minibatch).to_sparse_coo(),
+)
+print(sum(int(each.values().sum()) // 4096 for each in dataset.loader(2)))
+print(os.listdir("/dev/shm"))
+"""
+
 
 def run_with_shared_memory(script, megabytes):
     command = [sys.executable, "-c", _MOUNT.format(megabytes=megabytes) + script]
@@ -165,6 +198,13 @@ class TestLittleSharedMemory:
         assert len(warnings) == 4  # from each worker of each epoch
         for warning in warnings:
             assert re.search(r"/dev/shm, of 10 MB, is full, .* num_workers=0$", warning)
+
+    def test_other_tensors_that_do_not_fit_come_through_a_pipe(self):
+        done = run_with_shared_memory(_COORDINATES, 1)
+        assert done.stdout == "1024\n[]\n"
+        warnings = [line for line in done.stderr.splitlines() if "Warning: " in line]
+        assert len(warnings) == 2  # from each worker
+        assert all("/dev/shm, of 1 MB, is full" in each for each in warnings)
 
     def test_what_is_lent_does_not_need_it(self):
         done = run_with_shared_memory(_SMALL.format(what="array", keeps=1, is_named=False), 1)

@@ -190,6 +190,34 @@ def test_garbled(path, content):
         CellDataset.from_autotune(ROWS, path)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[" * 100_000, "no JSON object"),
+        (changed(*SIZES, "block_size", lost=True), "'block_size' is missing"),
+        (
+            changed(*SIZES, "block_size", value=0),
+            "`block_size >= 1` must hold, but got block_size=0",
+        ),
+    ],
+)
+def test_why_it_is_refused(path, content, why):
+    path.write_text(content)
+    with pytest.raises(FormatError, match=rf"not a result of autotune \({re.escape(why)}\); give"):
+        CellDataset.from_autotune(ROWS, path)
+
+
+@pytest.mark.parametrize("result", [None, 5, {}, ROWS])
+def test_neither_a_path_nor_a_result(result):
+    with pytest.raises(ParameterError, match=r"^`result` must be .*, but got one of type \w+$"):
+        CellDataset.from_autotune(ROWS, result)
+
+
+def test_json_in_place_of_a_path():
+    with pytest.raises(PathError, match="no such file; make it with `autotune"):
+        CellDataset.from_autotune(ROWS, changed("schema", value="cellfeed.autotune/3"))
+
+
 def test_of_another_schema(path):
     path.write_text(changed("schema", value="cellfeed.autotune/3"))
     expected = rf"^{path}: has schema 'cellfeed.autotune/3', but .*; run autotune again$"

@@ -151,6 +151,31 @@ def test_a_load_that_is_killed_goes_on(
     assert done.url == url
 
 
+INTERRUPTED = """
+import signal, sys
+if __name__ != "__main__":  # a writing process, which imports this script first
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+from cellfeed import load_database
+from cellfeed._load_database import _job
+_job._MOST_CELLS = 64
+if __name__ == "__main__":
+    *paths, url, name = sys.argv[1:]
+    print(load_database(paths, url, name, processes=2).n_parts_written)
+"""
+
+
+def test_writing_processes_leave_ctrl_c_to_the_one_that_waits(
+    files, postgres_server, request, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGPASSWORD", postgres_server.password)
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    arguments = [*files[0], postgres_server.url, request.node.name]
+    done = warm.run([sys.executable, str(script), *map(str, arguments)])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "11\n", "")
+
+
 def load_when_free(load, paths):
     """Load as soon as the server has noticed that the process before is gone."""
     latest = time.monotonic() + 60

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -137,6 +139,14 @@ class TestIndices:
     @pytest.mark.parametrize("indices", BAD_INDICES.values(), ids=BAD_INDICES)
     def test_bad_ones(self, strategy, indices):
         with pytest.raises(ParameterError, match="`indices"):
+            strategy(indices=indices)
+
+    @pytest.mark.parametrize(
+        ("indices", "remedy"),
+        [("plate == 'a'", "`collection.where(query)`"), ([True, False], "`np.flatnonzero(mask)`")],
+    )
+    def test_what_to_write_for_them(self, strategy, indices, remedy):
+        with pytest.raises(ParameterError, match=f"write {re.escape(remedy)}$"):
             strategy(indices=indices)
 
     def test_beyond_the_collection(self, strategy):

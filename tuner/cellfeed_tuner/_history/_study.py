@@ -57,11 +57,14 @@ def record(folder: Path, run: EarlierRun, trials: Sequence[FrozenTrial]) -> None
 
     Several processes may do so at the same time.
     """
+    path = folder / f"{run.key.name}{_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _append(folder / f"{run.key.name}{_SUFFIX}", run, trials)
-    except _UNUSABLE as error:
+        _append(path, run, trials)
+    except OSError as error:
         _logger.warning("%s: cannot be written (%s), so this run is not kept", folder, error)
+    except _UNUSABLE as error:  # such as the rest of a run that a full disk cut short
+        _logger.warning("%s: damaged (%r), so this run is not kept; delete it", path, error)
 
 
 def _read(path: Path) -> list[EarlierRun]:

@@ -300,16 +300,23 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
     _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message=".* is read slowly")  # the report says so
+    warnings.filterwarnings("ignore", message="fetches take about")  # their memory is measured
     try:
         request.run(subject, sender.send)
         sender.send(_Ended())
     except CellfeedError as error:
         sender.send(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
-        failure = str(error) or repr(error)
+        failure = _without_traceback(str(error)) or repr(error)
         sender.send(_Ended(failure, was_killed=failure.startswith(_WORKER_KILLED)))
     finally:
         os._exit(0)
+
+
+def _without_traceback(message: str) -> str:
+    """Return the last line of a message in which a DataLoader quotes its worker's traceback."""
+    has_traceback = "Original Traceback (most recent call last):" in message
+    return f"in a worker: {message.rstrip().rpartition(chr(10))[2]}" if has_traceback else message
 
 
 def _offer_to_oom_killer(score: int) -> None:

@@ -181,7 +181,10 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
             f"`{_in_python(name, within)}.tocsr()`"
         )
     else:
-        msg = f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r})"
+        msg = (
+            f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r}); write it as an "
+            "array or a CSR matrix, with anndata"
+        )
     raise FormatError(msg)
 
 
