@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._cells import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows
+from cellfeed._cells import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows, summable
 from cellfeed._cells._minibatch import Minibatch
 from cellfeed._cells._ragged_tensor import RaggedTensor
 from cellfeed._torch import torch
@@ -88,7 +89,9 @@ class Oracle:
             assert X.offsets.tolist() == expected.offsets.tolist()
             np.testing.assert_array_equal(X.values, expected.values)
             return
-        assert (X if isinstance(X, np.ndarray) else X.data).dtype == self._dtype
+        in_scipy = isinstance(X, sp.csr_array)
+        expected_dtype = summable(self._dtype) if in_scipy else self._dtype
+        assert (X if isinstance(X, np.ndarray) else X.data).dtype == expected_dtype
         if not isinstance(X, np.ndarray):
             _check_csr(X.indptr, X.indices, X.data, expected.shape)
             matrix = np.zeros(expected.shape, self._dtype)
