@@ -57,6 +57,8 @@ def test_other_modules_are_private(package):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_all_is_sorted_and_documented(name):
+    if name.startswith("cellfeed_tuner"):
+        pytest.importorskip("matplotlib")
     module = import_(name)
     assert list(module.__all__) == sorted(module.__all__)
     for exported in module.__all__:

@@ -88,8 +88,7 @@ def test_blocks_begin_where_chunks_do(folder, web, names):
         strategy = BlockShuffling(8, align="chunks").bound_to(collection)
         assert strategy.align is not None
         dataset = CellDataset(collection, strategy, 32, 2, seed=0)
-        minibatches = [each.to("cpu", dense=True) for each in dataset]
-        found.append([(each.rows.tolist(), each.X.tolist()) for each in minibatches])
+        found.append([(each.rows.tolist(), dense(each.X).tolist()) for each in dataset])
     assert found[0] == found[1]
 
 

@@ -77,6 +77,7 @@ def run_without(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """Return a function that reads files in a process of its own: rows, or what is said."""
+    pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("load")
 
     def load(paths, *, method="here", run=run, before=""):

@@ -95,6 +95,7 @@ def stream(new_folder):
 
 
 def test_fields_come_as_tensors(stream):
+    pytest.importorskip("torch")
     tokens = stream.tokens
     for minibatch in dataset_of(stream.folder, window=13):
         rows = np.asarray(minibatch.rows)
@@ -105,6 +106,7 @@ def test_fields_come_as_tensors(stream):
 
 
 def test_ragged_tensors_padded_and_nested(stream):
+    pytest.importorskip("torch")
     for minibatch in dataset_of(stream.folder, documents=True):
         tokens = minibatch["X/token"]
         own = [stream.documents[row]["token"] for row in minibatch.rows.tolist()]

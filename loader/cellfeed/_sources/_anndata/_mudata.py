@@ -90,11 +90,7 @@ class MuDataSource(AnnDataSource):
             if pd.api.types.is_bool_dtype(values.dtype):
                 values = values.astype("category")
             elif pd.api.types.is_integer_dtype(values.dtype):
-                values = values.convert_dtypes(
-                    convert_string=False,
-                    convert_boolean=False,
-                    convert_floating=False,
-                )
+                values = values.convert_dtypes()
         return values.reindex(rows).reset_index(drop=True)
 
 
