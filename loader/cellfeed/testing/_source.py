@@ -215,7 +215,7 @@ class SourceConformance:
                 seen, k = list[NDArray[np.int64]](), 0
                 for k, minibatch in enumerate(dataset):
                     oracle.check_minibatch(minibatch, dense=dense)
-                    seen.append(np.array(minibatch.rows))
+                    seen.append(np.asarray(minibatch.rows).copy())
                     if is_kept[k % len(is_kept)]:
                         kept.append(minibatch)
                 assert k + 1 == len(dataset)
