@@ -114,7 +114,9 @@ class Popen(subprocess.Popen[Any]):
         return number
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        if wait_flags and not select.select([self._connection], [], [], 0)[0]:
+        poll = select.poll()  # unlike `select.select`, for any number of open files
+        poll.register(self._connection, select.POLLIN)
+        if wait_flags and not poll.poll(0):
             return 0, 0
         status = self._number()
         self._connection.close()

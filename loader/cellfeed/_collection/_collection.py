@@ -318,17 +318,31 @@ class Collection:
 
         It is the mean over up to 10,000 cells.
         """
-        rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
-        sampled = self.parts(merge_consecutive(rows))
-        means = {
+        known = self._known_row_lengths
+        if self.knows_row_lengths:
+            return {name: mean for name, mean in known.items() if mean is not None}
+        rows = self._sampled_rows
+        few = self[rows[:: max(1, rows.size // _ROWS_READ)]]
+        return {name: _n_values(few[name]) / len(few) for name in known}
+
+    @property
+    def knows_row_lengths(self) -> bool:
+        """Whether `mean_row_lengths` is known from tables, without reading rows."""
+        return None not in self._known_row_lengths.values()
+
+    @cached_property
+    def _known_row_lengths(self) -> Mapping[str, float | None]:
+        """Mean row lengths of sparse and ragged elements, from tables; None if unknown."""
+        sampled = self.parts(merge_consecutive(self._sampled_rows))
+        return {
             name: known_mean(sampled[name])
             for name, element in self._elements.items()
             if element.layout != "dense"
         }
-        if None not in means.values():
-            return {name: mean for name, mean in means.items() if mean is not None}
-        few = self[rows[:: max(1, rows.size // _ROWS_READ)]]
-        return {name: _n_values(few[name]) / len(few) for name in means}
+
+    @property
+    def _sampled_rows(self) -> NDArray[np.int64]:
+        return np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
 
     def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
         """Return how many values of a sparse or ragged element each row of ``runs`` stores.

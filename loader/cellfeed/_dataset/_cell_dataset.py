@@ -297,8 +297,9 @@ class CellDataset(PlannedDataset):
         self._pools = Pools()
         if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
-            warn_if_too_large(self._least_bytes)
             collection.load_tables()  # once, for all worker processes that are forked
+            if collection.knows_row_lengths:
+                warn_if_too_large(self._least_bytes)
 
     @classmethod
     def from_autotune(
