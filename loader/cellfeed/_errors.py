@@ -15,6 +15,7 @@
 Each message is one line: what is wrong, where, and the remedy.
 """
 
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "lacks_threads",
     "one_line",
     "require_integer",
+    "require_list",
     "require_positive",
 ]
 
@@ -97,6 +99,22 @@ def require_positive(name: str, value: Any) -> int:
         msg = f"`{name} >= 1` must hold, but got {name}={value!r}"
         raise ParameterError(msg)
     return int(value)
+
+
+def require_list(name: str, of: str, value: Any) -> None:
+    """Check that a parameter is a list, and no text.
+
+    Raises
+    ------
+    ParameterError
+        It is something else.
+    """
+    if isinstance(value, str):
+        msg = f"`{name}` must be a list of {of}, but got the text {value!r}; write [{value!r}]"
+        raise ParameterError(msg)
+    if not isinstance(value, Iterable):
+        msg = f"`{name}` must be a list of {of}, but got {value!r}"
+        raise ParameterError(msg)
 
 
 def lacks_threads(error: BaseException) -> bool:

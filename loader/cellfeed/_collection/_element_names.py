@@ -1,27 +1,10 @@
 """Names of the elements of a collection."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from cellfeed._errors import ParameterError
+from cellfeed._errors import ParameterError, require_list
 
-__all__ = ["require_elements", "require_list"]
-
-
-def require_list(name: str, of: str, value: Any) -> None:
-    """Check that a parameter is a list, and no text.
-
-    Raises
-    ------
-    ParameterError
-        It is something else.
-    """
-    if isinstance(value, str):
-        msg = f"`{name}` must be a list of {of}, but got the text {value!r}; write [{value!r}]"
-        raise ParameterError(msg)
-    if not isinstance(value, Iterable):
-        msg = f"`{name}` must be a list of {of}, but got {value!r}"
-        raise ParameterError(msg)
+__all__ = ["require_elements"]
 
 
 def require_elements(names: Sequence[str]) -> tuple[str, ...]:

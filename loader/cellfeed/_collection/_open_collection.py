@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from cellfeed._bytes import StorageOptions
 from cellfeed._collection._collection import Collection
-from cellfeed._collection._element_names import require_elements, require_list
+from cellfeed._collection._element_names import require_elements
 from cellfeed._collection._join_obs import JoinObs
 from cellfeed._collection._join_var import Genes, JoinVars
 from cellfeed._collection._locations import Given, open_sources_of
-from cellfeed._errors import ParameterError
+from cellfeed._errors import ParameterError, require_list
 from cellfeed._sizes import parse_size
 
 __all__ = ["open_collection"]

@@ -161,10 +161,9 @@ def _parted(location: Location) -> tuple[str, str]:
     if "@" in parts.netloc and location.scheme in (*_WEB, "s3", "gs"):
         msg = f"{location.shown}: URLs must not contain credentials; give them in `storage_options`"
         raise PathError(msg)
-    if not parts.netloc:
-        msg = f"{location}: names no {'server' if location.scheme in _WEB else 'bucket'}; add it"
-        raise PathError(msg)
     is_web = location.scheme in _WEB
+    if not parts.netloc:
+        raise PathError(f"{location}: names no {'server' if is_web else 'bucket'}; add it")
     # A key, or a pattern, may contain a question mark; a signature also contains an equals sign.
     if (parts.query and (is_web or "=" in parts.query)) or (is_web and parts.fragment):
         shown = location.shown
