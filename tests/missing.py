@@ -33,8 +33,6 @@ OPTIONAL = {
 IMPORT_OF_TEST = re.compile(
     r"^\S*tests/\S+: in .*\n.*\nE +ModuleNotFoundError: No module named '([^.']+)", re.MULTILINE
 )
-
-
 # The last frame and the end of a traceback, such as of a script of a test.
 IMPORT_OF_SCRIPT = re.compile(
     r'File "([^"]+)", line .*\n(?:.*\n){0,2}.*No module named \'([^.\']+)'

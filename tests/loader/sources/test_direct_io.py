@@ -6,7 +6,6 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.matrices import dense
 from tests.loader.sources.memory_maps import write_npy
 
 from cellfeed import (
@@ -78,10 +78,6 @@ NAMES = (
     "dense-v3.zarr",
     "shards.zarr",
 )
-
-
-def dense(X: Any) -> Any:
-    return X if isinstance(X, np.ndarray) else X.toarray()
 
 
 def minibatches(collection, **options):

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
+from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import FormatError, open_collection
@@ -37,10 +38,6 @@ FILTERS: dict[str, Any] = {
     "fletcher32": {"fletcher32": True},
 }
 ELEMENTS = ["X/indices", "X/data", "X"]
-
-
-def dense(X: Any) -> np.ndarray:
-    return np.asarray(X if isinstance(X, np.ndarray) else X.toarray())
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
@@ -62,10 +63,6 @@ def modality(X: Any, names: list[str] | None = None, **obs: Any) -> ad.AnnData:
     adata.obsm["X_pca"] = 3 * dense(X)[:, :2]
     adata.raw = adata.copy()
     return adata
-
-
-def dense(rows: Any) -> np.ndarray:
-    return np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray())
 
 
 ELEMENTS = {
