@@ -1,6 +1,7 @@
 """The next epoch and its start, and how much of the current one the consumer has received."""
 
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -304,6 +305,11 @@ class Run(Generic[S]):
         finally:
             self._next = self._counter.next
 
+    def note(self, counted: Counted, n_resumed: int) -> None:
+        """Record the delivering iteration, unless the run was resumed again since it began."""
+        if n_resumed == self._n_resumed:
+            self._latest = counted
+
     def _begun(
         self, claim: Claim, plan_of: PlanOf[S], worker: int | None, num_workers: int
     ) -> tuple[S, Counted]:
@@ -357,11 +363,15 @@ class Run(Generic[S]):
         return plan_of(epoch=epoch, after=(*stopped.after, last)), 0
 
     def _noting(self, n_resumed: int) -> Callable[[Counted], None]:
-        """Return a callback that records the delivering iteration, unless the run has moved on."""
+        """Return a callback that notes the delivering iteration."""
+        # A reference cycle would keep the shared memory open until garbage is collected; and a
+        # `WeakMethod` would run Python code where the data set is dropped.
+        this = weakref.ref(self)
 
         def note(counted: Counted) -> None:
-            if n_resumed == self._n_resumed:
-                self._latest = counted
+            run = this()
+            if run is not None:
+                run.note(counted, n_resumed)
 
         return note
 

@@ -418,21 +418,25 @@ print("ended", flush=True)
     assert ("KeyboardInterrupt" in done.stderr) if is_interrupted else (done.stderr == "")
 
 
-def test_descriptors_are_those_from_before(path):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_files_of_a_dropped_data_set_are_closed_without_garbage_collection(path, ahead):
     collection = open_collection(path)
 
     def n_open():
         return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0  # noqa: PTH112, PTH208
 
-    iterate(dataset_over(collection)).set_epoch(0)
-    wait_for_dropped()
-    gc.collect()
-    before = n_open()
-    for _ in range(5):
-        iterate(dataset_over(collection))
+    iterate(dataset_over(collection, prefetch_next_epoch=ahead)).set_epoch(0)
     gc.collect()
     wait_for_dropped()
-    assert n_open() <= before
+    gc.disable()  # which would close the files of earlier tests
+    try:
+        before = n_open()
+        for _ in range(5):
+            iterate(dataset_over(collection, prefetch_next_epoch=ahead))
+            wait_for_dropped()
+        assert n_open() <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("collection", [DENSE, MATRIX])
