@@ -1,4 +1,4 @@
-"""Training from the files of a HuggingFace data set of cells, such as Tahoe-100M.
+"""Training from the files of a HuggingFace dataset of cells, such as Tahoe-100M.
 
     python examples/tahoe_arrow.py folder/of/save_to_disk gene_metadata.parquet
 

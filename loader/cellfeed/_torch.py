@@ -41,7 +41,7 @@ else:
             """What nothing is made of."""
 
         class IterableDataset(Generic[_Item]):
-            """What a data set is iterated over by a plain loop alone."""
+            """What a dataset is iterated over by a plain loop alone."""
 
         def get_worker_info() -> None:
             """Return None, as in a process that is no worker of a DataLoader."""

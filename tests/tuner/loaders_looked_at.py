@@ -7,7 +7,7 @@ from cellfeed_tuner._measuring._dropping import Dropping
 
 
 class LookedAt(CellDataset):
-    """A data set whose class the measuring process has to import from here."""
+    """A dataset whose class the measuring process has to import from here."""
 
 
 _defaults = Dropping.__init__.__kwdefaults__

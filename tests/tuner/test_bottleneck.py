@@ -23,7 +23,7 @@ COSTS = {
 
 
 def rounds_of(costs, *, noise=0.0, n_rounds=8, bytes_used=4_000):
-    """Make rounds from seconds per cell of each stage, as a data set would count them."""
+    """Make rounds from seconds per cell of each stage, as a dataset would count them."""
     rng = np.random.default_rng(0)
     nothing = Statistics.of(np.zeros(len(Counter), np.int64))
     rounds = []

@@ -41,7 +41,7 @@ def test_every_round_has_counted_a_fetch(measured):
     assert 0 < together.bytes_used <= together.bytes_decompressed
     for stage in ("planning", "reading", "decompressing", "placing", "making_tensors"):
         assert getattr(together, stage) > 0
-    # What the data set counts as waiting lies within what the loop waited for its minibatches.
+    # What the dataset counts as waiting lies within what the loop waited for its minibatches.
     assert 0 < together.waiting <= sum(measured.round_waiting_seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a machine, a data set and versions are known by."""
+"""What a machine, a dataset and versions are known by."""
 
 import json
 import shutil
@@ -35,17 +35,17 @@ def test_a_digest_is_short_and_depends_on_the_facts_alone():
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_copy_that_was_moved_is_the_same_data_set(small_collection, tmp_path):
+def test_a_copy_that_was_moved_is_the_same_dataset(small_collection, tmp_path):
     shutil.copytree(small_collection, tmp_path / "elsewhere")
     assert of_data(small_collection) == of_data(tmp_path / "elsewhere")
 
 
-def test_other_files_are_another_data_set(small_collection, tmp_path):
+def test_other_files_are_another_dataset(small_collection, tmp_path):
     shutil.copy(small_collection / "plate0.h5ad", tmp_path)
     assert of_data(small_collection) != of_data(tmp_path)
 
 
-def test_another_label_is_another_data_set(small_collection):
+def test_another_label_is_another_dataset(small_collection):
     assert of_data(small_collection) != of_data(small_collection, "cell_type")
 
 
@@ -57,7 +57,7 @@ def test_where_labels_lie_counts(small_collection, tmp_path):
     assert one_file_to_a_plate != mixed
 
 
-def test_another_chunk_geometry_is_another_data_set(small_collection, monkeypatch):
+def test_another_chunk_geometry_is_another_dataset(small_collection, monkeypatch):
     before = of_data(small_collection)
     monkeypatch.setattr(Collection, "rows_per_chunk", property(lambda self: 7.0))
     assert of_data(small_collection) != before

@@ -1,4 +1,4 @@
-"""Replayed label entropy, against the data set itself and against theory."""
+"""Replayed label entropy, against the dataset itself and against theory."""
 
 from collections import Counter
 from math import log2
@@ -32,7 +32,7 @@ def test_entropies_are_the_plug_in_estimate_of_known_labels(minibatches):
     fetch_factor=st.integers(1, 6),
     seed=st.integers(0, 5),
 )
-def test_replay_gives_the_minibatches_that_the_data_set_delivers(
+def test_replay_gives_the_minibatches_that_the_dataset_delivers(
     n_rows, block_size, fetch_factor, seed
 ):
     labels = np.arange(n_rows) * 5 // n_rows

@@ -105,7 +105,7 @@ def request_of(configuration, *, step=None, cache="warm"):
 
 
 class TestAnyLoader:
-    def test_a_data_set_is_measured(self, small_collection):
+    def test_a_dataset_is_measured(self, small_collection):
         collection = open_collection(small_collection)
         open_loader = partial(
             CellDataset, collection, BlockShuffling(4), BATCH_SIZE, fetch_factor=8, drop_last=True

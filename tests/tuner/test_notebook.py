@@ -105,7 +105,7 @@ def test_what_comes_from_the_user_is_escaped(result_of):
     assert evil in shown.text
 
 
-def test_a_result_makes_the_data_set_that_it_recommends(result_of):
+def test_a_result_makes_the_dataset_that_it_recommends(result_of):
     rows = np.arange(10_000)
     with pytest.warns(UserWarning, match="the result: was measured with n_cells=28000, but it is "):
         dataset = CellDataset.from_autotune(rows, result_of("recommended"), seed=3)

@@ -103,7 +103,7 @@ def test_one_depth_needs_no_measuring():
     assert (search.best(), server.depths) == (None, [])
 
 
-def test_the_default_is_that_of_the_data_set():
+def test_the_default_is_that_of_the_dataset():
     assert REMOTE_PREFETCH == _cell_dataset._FETCHES_AHEAD
 
 

@@ -184,7 +184,7 @@ class TestResult:
         )
         assert chosen.entropy_bits.measured.value > 1.4
 
-    def test_the_data_set_is_described_as_it_lies(self, balanced, rows):
+    def test_the_dataset_is_described_as_it_lies(self, balanced, rows):
         assert balanced.dataset.selection.n_cells == rows.size
         assert sorted(balanced.dataset.label_counts) == [300, 1500, 1500]
 
@@ -250,7 +250,7 @@ class TestResult:
 
 
 class TestHistory:
-    def test_another_strategy_is_another_data_set(self, collection):
+    def test_another_strategy_is_another_dataset(self, collection):
         codes = label_codes(collection, "plate")
         weights = np.ones(len(collection))
         strategies = [

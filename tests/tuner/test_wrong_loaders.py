@@ -151,7 +151,7 @@ def test_entropy_is_that_of_the_labels_that_came(small_collection, wrong_loaders
     assert "has plate p0 for cell" in found.delivery_fault
 
 
-def test_other_parameters_of_the_data_set_are_no_fault(small_collection):
+def test_other_parameters_of_the_dataset_are_no_fault(small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     found = autotune(
         collection, label="plate", block_sizes=[4], fetch_factors=[4], workers=[0], budget=5.0,

@@ -151,7 +151,7 @@ def autotune(
         that divide a set; of one without blocks, none. Entropy is relative to random sampling with
         the strategy's label frequencies or, of sets, to minibatches of random sets.
     make_dataset
-        Makes the data set, in place of `CellDataset`, in another process: a subclass or a function
+        Makes the dataset, in place of `CellDataset`, in another process: a subclass or a function
         that a module defines, such as ``functools.partial(CellDataset, transform=[Log1p()])``.
         Transformed values are not compared with the files, and the results are not kept.
     ranks

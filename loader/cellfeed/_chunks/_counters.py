@@ -1,4 +1,4 @@
-"""Counters of a data set's work and time, to which all its processes add."""
+"""Counters of a dataset's work and time, to which all its processes add."""
 
 import mmap
 import os

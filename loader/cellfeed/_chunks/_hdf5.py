@@ -38,12 +38,12 @@ def hdf5_array(
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
-    """Return a data set as a chunked array; None if `hdf5_slow_read` gives a reason.
+    """Return a dataset as a chunked array; None if `hdf5_slow_read` gives a reason.
 
     Parameters
     ----------
     dataset
-        A data set with one or more dimensions; with three or more, rows are flattened.
+        A dataset with one or more dimensions; with three or more, rows are flattened.
     name
         Its name in messages.
     files
@@ -87,19 +87,19 @@ def hdf5_slow_read(dataset: h5py.Dataset) -> SlowRead | None:
     Parameters
     ----------
     dataset
-        A data set with one or more dimensions.
+        A dataset with one or more dimensions.
     """
     known = _known(dataset)
     return known if isinstance(known, SlowRead) else None
 
 
 def hdf5_codec(dataset: h5py.Dataset) -> str:
-    """Return the compression of a data set, such as "gzip 4" or "none".
+    """Return the compression of a dataset, such as "gzip 4" or "none".
 
     Parameters
     ----------
     dataset
-        Any data set; an unknown filter has the name that is stored in the file.
+        Any dataset; an unknown filter has the name that is stored in the file.
     """
     names = [_name(*each) for each in _filters(dataset) if each[0] not in _NO_CODECS]
     return ", ".join(names) or "none"
@@ -126,7 +126,7 @@ class _Filters:
 
 
 def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
-    """Return the filters of a data set if cellfeed decodes it; otherwise the reason."""
+    """Return the filters of a dataset if cellfeed decodes it; otherwise the reason."""
     dtype = dataset.dtype
     if not dtype.isnative:
         remedy = f"write it as {dtype.newbyteorder('=')}"

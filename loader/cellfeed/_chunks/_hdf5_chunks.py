@@ -41,7 +41,7 @@ def list_chunks(
     Parameters
     ----------
     dataset
-        A chunked data set.
+        A chunked dataset.
     chunk_shape, grid
         Shape of a chunk, and number of chunks along each dimension.
 

@@ -43,7 +43,7 @@ def open_collection(
           (``s3://``, ``gs://``, ``az://``, with folders and patterns), which are read in byte
           ranges and never downloaded as a whole;
         - cells in PostgreSQL (``postgresql://host/db?collection=NAME``);
-        - the folder of a TileDB-SOMA experiment, a HuggingFace data set (as ``save_to_disk`` writes
+        - the folder of a TileDB-SOMA experiment, a HuggingFace dataset (as ``save_to_disk`` writes
           it), BioNeMo SCDL, a memory-mapped CSR matrix or a token stream;
         - an archive of cellstream;
         - an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`;

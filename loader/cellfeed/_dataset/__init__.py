@@ -1,4 +1,4 @@
-"""Data sets that a training loop iterates over: epochs, ranks, workers, the DataLoader."""
+"""Datasets that a training loop iterates over: epochs, ranks, workers, the DataLoader."""
 
 from cellfeed._dataset._cell_dataset import CellDataset
 from cellfeed._dataset._interleaved import InterleavedDatasets

@@ -29,12 +29,12 @@ def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None
 
 
 def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool) -> None:
-    """Check that Accelerate, if it iterates over a data set, uses the data set's own loader.
+    """Check that Accelerate, if it iterates over a dataset, uses the dataset's own loader.
 
     Parameters
     ----------
     dataset
-        The data set.
+        The dataset.
     world_size
         The number of ranks among which it is divided.
     goes_on_elsewhere
@@ -51,7 +51,7 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
         return
     if world_size > 1:
         msg = (
-            f"Accelerate divides a DataLoader among {world_size} ranks, but the data set is "
+            f"Accelerate divides a DataLoader among {world_size} ranks, but the dataset is "
             "already divided among them, so cells would be missing; pass "
             "`dataset.loader(...)` to `accelerator.prepare`"
         )

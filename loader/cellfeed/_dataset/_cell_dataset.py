@@ -79,7 +79,7 @@ class CellDataset(PlannedDataset):
 
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
     and delivers them as minibatches. Each iteration is a new epoch, whose order depends only on
-    the epoch number and ``seed``. A data set works in a plain loop, and in a
+    the epoch number and ``seed``. A dataset works in a plain loop, and in a
     `torch.utils.data.DataLoader` with ``batch_size=None`` and any number of workers; `loader`
     makes such a DataLoader. Each worker takes every n-th fetch, so the number of workers changes
     the order of minibatches but not the rows in each.
@@ -93,7 +93,7 @@ class CellDataset(PlannedDataset):
       `Minibatch`; anything else is yielded unchanged.
     - Anything else yields what indexing it returns: NumPy arrays for a NumPy array, SciPy CSR for
       SciPy CSR, a `MultiIndexable` for a `MultiIndexable`, AnnData in memory for AnnData. Only a
-      DataLoader turns NumPy arrays into tensors, as it does for any data set; `loader` does so
+      DataLoader turns NumPy arrays into tensors, as it does for any dataset; `loader` does so
       unless ``as_torch=False``.
 
     A ``batch_transform`` is applied last, and its result is yielded. With ``as_torch=False``, or
@@ -137,7 +137,7 @@ class CellDataset(PlannedDataset):
         The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
         ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other
         dimensions, such as those of one tensor-parallel group, get identical minibatches. All
-        processes of torch.distributed must make the data set; if only some do, give ``rank`` and
+        processes of torch.distributed must make the dataset; if only some do, give ``rank`` and
         ``world_size`` instead.
     seed
         Determines the order of all epochs. If None, a seed is drawn; with several ranks, all use
@@ -170,7 +170,7 @@ class CellDataset(PlannedDataset):
         Whether to read the first fetches of the next epoch while the last ones of this epoch are
         delivered, if the epoch is consumed to its end and worker processes, if any, are
         persistent. Changes neither minibatches nor states. The rows that were read, one fetch, stay
-        in memory until the next epoch begins, another epoch is requested or this data set is
+        in memory until the next epoch begins, another epoch is requested or this dataset is
         dropped. After the last epoch they were read for nothing, so this is off by default.
     prefetch_bytes
         Maximum number of compressed bytes in flight from servers and object stores, in each
@@ -311,7 +311,7 @@ class CellDataset(PlannedDataset):
         indices: ArrayLike | None = None,
         **parameters: Any,
     ) -> "CellDataset":
-        """Make a data set with the configuration that ``autotune`` recommended.
+        """Make a dataset with the configuration that ``autotune`` recommended.
 
         Parameters
         ----------
@@ -319,7 +319,7 @@ class CellDataset(PlannedDataset):
             See the class.
         result
             Path of the ``autotune.json``, or the result that `cellfeed_tuner.autotune` returned.
-            The data set takes its block size, batch size and fetch factor, its ``prefetch``,
+            The dataset takes its block size, batch size and fetch factor, its ``prefetch``,
             ``num_threads`` and ``align`` if it has them, and the number of workers for `loader`.
         strategy
             Replaces the strategy that was tuned (`BlockShuffling` unless another was given) with
@@ -375,7 +375,7 @@ class CellDataset(PlannedDataset):
         """Estimated memory for minibatches of a `Collection` in each reading process, in bytes.
 
         This is the size of two fetches: one is delivered while the next is read. The memory is
-        kept for all epochs, as long as the data set exists. The estimate uses the mean size of a
+        kept for all epochs, as long as the dataset exists. The estimate uses the mean size of a
         cell, so blocks of unusually large cells take more. It excludes dense minibatches that are
         made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server or
         by direct I/O.
@@ -408,7 +408,7 @@ class CellDataset(PlannedDataset):
         DeliveryError
             During iteration: the workers delivered fewer minibatches than the epoch has.
         ParameterError
-            ``num_workers`` is negative or not an integer, or an option belongs to the data set.
+            ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
         ImportError
             torch is not installed.
         """
@@ -485,7 +485,7 @@ class CellDataset(PlannedDataset):
         return {"transform": as_json(self.transform)}
 
     def _delivery(self, callbacks: Callbacks) -> Delivery:
-        """Return how to make minibatches, from the current attributes of this data set."""
+        """Return how to make minibatches, from the current attributes of this dataset."""
         if not self._is_read_ahead:
             return IndexedDelivery(
                 collection=self.collection,

@@ -1,6 +1,6 @@
 """The epoch number of an iteration, on which all worker processes of a DataLoader agree.
 
-A DataLoader copies the data set into its workers, so a counter in the data set would start again
+A DataLoader copies the dataset into its workers, so a counter in the dataset would start again
 in each of them, and every epoch would have the same order. The counter is therefore in memory that
 the processes share.
 
@@ -12,7 +12,7 @@ draws for each iteration, repeats if a user seeds torch again.) The DataLoader o
 that begins claims it for all. Persistent worker processes count their iterations.
 
 A process that is not a worker keeps its own count of epochs, so that ranks that were started with
-one data set do not take each other's epochs.
+one dataset do not take each other's epochs.
 
 The next epoch may resume where it was stopped. The shared memory records this too, so that all
 workers of that iteration resume, and no later ones.

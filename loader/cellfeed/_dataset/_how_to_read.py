@@ -1,4 +1,4 @@
-"""Checks of the parameters that control how a data set reads its collection."""
+"""Checks of the parameters that control how a dataset reads its collection."""
 
 import warnings
 from collections.abc import Mapping

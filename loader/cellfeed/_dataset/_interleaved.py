@@ -1,4 +1,4 @@
-"""Interleaved minibatches of several data sets."""
+"""Interleaved minibatches of several datasets."""
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
@@ -37,38 +37,38 @@ Minibatches = Generator[Any, None, None]
 # Proportions are taken for fractions, so that 0.1 is a tenth.
 _LARGEST_DENOMINATOR = 10**9
 _MINIBATCHES_AHEAD = 8
-_ORDER = 0x1E  # apart from the keys of the data sets, which derive theirs from the same seed
+_ORDER = 0x1E  # apart from the keys of the datasets, which derive theirs from the same seed
 
 
 class InterleavedDatasets(ResumableDataset["_MixedShare"]):
-    """Interleave the minibatches of several data sets at random, in given proportions.
+    """Interleave the minibatches of several datasets at random, in given proportions.
 
-    Each minibatch comes from one data set, which has its own collection, strategy, sizes and
-    transforms and delivers its minibatches in its own order. Each data set delivers the same number
-    of minibatches in every epoch. The order of turns depends on the seed of the first data set, the
+    Each minibatch comes from one dataset, which has its own collection, strategy, sizes and
+    transforms and delivers its minibatches in its own order. Each dataset delivers the same number
+    of minibatches in every epoch. The order of turns depends on the seed of the first dataset, the
     epoch and the number of the minibatch, and is the same on all ranks. Worker processes divide
-    the fetches of each data set, and each worker interleaves its own share.
+    the fetches of each dataset, and each worker interleaves its own share.
 
     Parameters
     ----------
     datasets
-        The data sets, at least one, all with the same ranks.
+        The datasets, at least one, all with the same ranks.
     proportions
-        Relative numbers of minibatches, one for each data set. If None, each data set counts
+        Relative numbers of minibatches, one for each dataset. If None, each dataset counts
         in proportion to the minibatches that it has, so that each is delivered once.
     stop
-        When an epoch ends. "first_exhausted": as soon as one data set has delivered all its
-        minibatches, and the others a number in proportion. "all_exhausted": when all data sets
+        When an epoch ends. "first_exhausted": as soon as one dataset has delivered all its
+        minibatches, and the others a number in proportion. "all_exhausted": when all datasets
         have delivered theirs; those that finish earlier continue with their next epoch.
     n_minibatches
-        Number of minibatches in an epoch, in place of ``stop``; data sets that are exhausted
+        Number of minibatches in an epoch, in place of ``stop``; datasets that are exhausted
         continue with their next epoch.
 
     Raises
     ------
     ParameterError
-        There is no data set, or ``proportions`` are not positive numbers, one for each data set.
-        Also when an epoch begins: the data sets have different ranks.
+        There is no dataset, or ``proportions`` are not positive numbers, one for each dataset.
+        Also when an epoch begins: the datasets have different ranks.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
 
     @property
     def minibatches_of_each(self) -> tuple[int, ...]:
-        """Number of minibatches that each data set delivers to this rank in an epoch."""
+        """Number of minibatches that each dataset delivers to this rank in an epoch."""
         lengths = [each.n_minibatches for each in self.datasets]
         shares = self.proportions or tuple(map(Fraction, lengths))
         if self.n_minibatches is not None:
@@ -128,16 +128,16 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         return self.datasets[0].world_size
 
     def turns(self, *, epoch: int, worker: int = 0, n_workers: int = 1) -> NDArray[np.int64]:
-        """Return which data set delivers each minibatch of an epoch, by its index in ``datasets``.
+        """Return which dataset delivers each minibatch of an epoch, by its index in ``datasets``.
 
-        After ``n`` minibatches, each data set has delivered ``np.bincount(turns[:n])``.
+        After ``n`` minibatches, each dataset has delivered ``np.bincount(turns[:n])``.
 
         Parameters
         ----------
         epoch
             Number of the epoch.
         worker, n_workers
-            The worker process, which has a share of each data set, and the number of workers.
+            The worker process, which has a share of each dataset, and the number of workers.
         """
         counts = [
             sum(self._shares(number, worker, n_workers)) for number in range(len(self.datasets))
@@ -170,7 +170,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def statistics(self) -> Statistics:
-        """Return the work of all data sets, in interleaved epochs and in epochs of their own.
+        """Return the work of all datasets, in interleaved epochs and in epochs of their own.
 
         The training loop's times are of interleaved epochs only.
         """
@@ -198,7 +198,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             msg = (
                 f"the state is of {stopped.world_size} ranks with {stopped.num_workers} workers "
                 f"each, but there are {self.world_size} ranks now, or another number of workers; "
-                "resume interleaved data sets with the same numbers"
+                "resume interleaved datasets with the same numbers"
             )
             raise StateError(msg)
         return _MixedEpoch(self, epoch)
@@ -244,7 +244,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
                 next(part, None)
 
     def _part(self, number: int, share: "_MixedShare", n_begun: int) -> Minibatches:
-        """Deliver this process's share of the minibatches of one data set, after the first."""
+        """Deliver this process's share of the minibatches of one dataset, after the first."""
         dataset = self.datasets[number]
         counts = self._shares(number, share.worker, share.num_workers)
         for times, count in enumerate(counts):
@@ -267,7 +267,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             each._let_go(unless=None if unless is None else unless * n_epochs)  # noqa: SLF001
 
     def _shares(self, number: int, worker: int, n_workers: int) -> list[int]:
-        """Return how many minibatches a worker delivers of each epoch of a data set."""
+        """Return how many minibatches a worker delivers of each epoch of a dataset."""
         dataset, n = self.datasets[number], self.minibatches_of_each[number]
         length, factor = dataset.n_minibatches, dataset.fetch_factor
         return [
@@ -280,7 +280,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         if len(shares) != len(self.datasets) or not all(0 < each < np.inf for each in shares):
             msg = (
                 f"`proportions` must be positive numbers, one for each of {len(self.datasets)} "
-                f"data sets, but got {list(proportions)}"
+                f"datasets, but got {list(proportions)}"
             )
             raise ParameterError(msg)
         fractions = [Fraction(each).limit_denominator(_LARGEST_DENOMINATOR) for each in shares]
@@ -300,7 +300,7 @@ class _MixedShare:
 
 @dataclass(frozen=True, slots=True)
 class _MixedEpoch:
-    """An epoch of several data sets on this rank, divided among workers."""
+    """An epoch of several datasets on this rank, divided among workers."""
 
     datasets: InterleavedDatasets
     epoch: int

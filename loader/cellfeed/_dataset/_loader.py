@@ -1,4 +1,4 @@
-"""The DataLoader of a data set, which notices if a minibatch is lost between processes."""
+"""The DataLoader of a dataset, which notices if a minibatch is lost between processes."""
 
 import errno
 import itertools
@@ -58,8 +58,8 @@ _SHARE = 0.75  # of what is free: minibatches differ in size, and others want so
 _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
 
 
-_TO_DATASET = "is a parameter of the data set; give it there"
-_TO_STRATEGY = "does not apply; the strategy of the data set determines the order"
+_TO_DATASET = "is a parameter of the dataset; give it there"
+_TO_STRATEGY = "does not apply; the strategy of the dataset determines the order"
 # Options of a DataLoader, and why the loader does not take them.
 _NOT_TAKEN = {
     "batch_size": _TO_DATASET,
@@ -71,7 +71,7 @@ _NOT_TAKEN = {
 
 
 class EpochDataset(Protocol):
-    """The data set that a `MinibatchLoader` needs."""
+    """The dataset that a `MinibatchLoader` needs."""
 
     @property
     def rank(self) -> int: ...
@@ -89,7 +89,7 @@ class EpochDataset(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """Counters of this data set and its copies in worker processes."""
+        """Counters of this dataset and its copies in worker processes."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class _EpochSampler:
     Parameters
     ----------
     dataset
-        The data set whose epoch is set.
+        The dataset whose epoch is set.
     """
 
     def __init__(self, dataset: EpochDataset) -> None:
@@ -148,7 +148,7 @@ class MinibatchLoader(DataLoader[Any]):
 
     def __init__(self, dataset: EpochDataset, **options: Any) -> None:
         super().__init__(dataset, **options)  # type: ignore[arg-type]
-        # A DataLoader takes none for such a data set.
+        # A DataLoader takes none for such a dataset.
         object.__setattr__(self, "sampler", _EpochSampler(dataset))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -268,7 +268,7 @@ def check_loader(num_workers: int, options: Mapping[str, Any]) -> None:
     Raises
     ------
     ParameterError
-        ``num_workers`` is negative or not an integer, or an option belongs to the data set.
+        ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
     """
     if require_integer("num_workers", num_workers) < 0:
         msg = f"`num_workers >= 0` must hold, but got num_workers={num_workers}"

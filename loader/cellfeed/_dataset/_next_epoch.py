@@ -23,7 +23,7 @@ F = TypeVar("F", bound=ReadAhead)
 
 
 class NextEpoch(Generic[F]):
-    """Keeps fetches of one epoch of one data set that were read ahead.
+    """Keeps fetches of one epoch of one dataset that were read ahead.
 
     They are closed if other fetches are needed next, or if this is dropped; a thread closes them,
     since no Python code may run then. Pickled copies and forked processes have none.

@@ -1,8 +1,8 @@
 """The rank of this process, the number of ranks, and the seed that they share.
 
-A data set is often made before the ranks meet: Lightning starts the other ranks, and
+A dataset is often made before the ranks meet: Lightning starts the other ranks, and
 initialises torch.distributed, in ``fit``. Ranks and seed are therefore determined when an epoch
-begins or a plan is requested, not when a data set is made.
+begins or a plan is requested, not when a dataset is made.
 """
 
 import itertools
@@ -229,7 +229,7 @@ class RanksCompared:
     """Compares what ranks read when they begin, to find a rank that differs.
 
     No rank waits: each publishes what it reads, and compares it with what others have published by
-    then, so the last one sees all. Data sets are identified by the order in which they are made,
+    then, so the last one sees all. Datasets are identified by the order in which they are made,
     which is the same on all ranks.
 
     Parameters
@@ -301,7 +301,7 @@ def _of_mesh(mesh: "DeviceMesh") -> Rank:
     if mesh.get_coordinate() is None:
         msg = f"`device_mesh` must contain this process, rank {dist.get_rank()}, but got {mesh!r}"
         raise ParameterError(
-            f"{msg}; leave it out, or make the data set only in processes of the mesh"
+            f"{msg}; leave it out, or make the dataset only in processes of the mesh"
         )
     return mesh.get_local_rank(), mesh.size()
 

@@ -1,4 +1,4 @@
-"""The settings of a data set from a result of ``autotune``."""
+"""The settings of a dataset from a result of ``autotune``."""
 
 import json
 import math

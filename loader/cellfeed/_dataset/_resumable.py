@@ -58,7 +58,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     @abstractmethod
     def _minibatches(self, share: S) -> Generator[Any, None, None]:
-        """Deliver a share, with the current attributes of this data set."""
+        """Deliver a share, with the current attributes of this dataset."""
 
     @abstractmethod
     def _let_go(self, *, unless: int | None = None) -> None:
@@ -89,11 +89,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
 
     @property
     def counters(self) -> Counters:
-        """Counters of this data set and its copies in worker processes; see `statistics`."""
+        """Counters of this dataset and its copies in worker processes; see `statistics`."""
         return self._counters
 
     def statistics(self) -> Statistics:
-        """Return counts and times of all stages since this data set was made.
+        """Return counts and times of all stages since this dataset was made.
 
         They include all epochs and worker processes. Subtract two statistics for the work done
         in between.

@@ -181,7 +181,7 @@ class Counted:
 
 
 class Run(Generic[S]):
-    """The consecutive epochs of a data set, the first of which may be resumed.
+    """The consecutive epochs of a dataset, the first of which may be resumed.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ class Run(Generic[S]):
     def _noting(self, n_resumed: int) -> Callable[[Counted], None]:
         """Return a callback that notes the delivering iteration."""
         # A reference cycle would keep the shared memory open until garbage is collected; and a
-        # `WeakMethod` would run Python code where the data set is dropped.
+        # `WeakMethod` would run Python code where the dataset is dropped.
         this = weakref.ref(self)
 
         def note(counted: Counted) -> None:

@@ -1,4 +1,4 @@
-"""Counts and times of a data set's work, stage by stage."""
+"""Counts and times of a dataset's work, stage by stage."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields

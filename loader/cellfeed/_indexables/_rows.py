@@ -1,4 +1,4 @@
-"""Checks that a data set can count and index the rows of a collection."""
+"""Checks that a dataset can count and index the rows of a collection."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Transforms of batches from AnnData and HuggingFace data sets, under scDataset's names."""
+"""Transforms of batches from AnnData and HuggingFace datasets, under scDataset's names."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,10 +72,10 @@ def adata_to_mindex(batch: Any, columns: Sequence[str] | None = None) -> MultiIn
 def hf_tahoe_to_tensor(
     batch: "Mapping[str, Any] | Sequence[Mapping[str, Any]]", num_genes: int = _GENES_OF_TAHOE
 ) -> "Tensor":
-    """Return the expression of cells of a HuggingFace data set as a dense tensor.
+    """Return the expression of cells of a HuggingFace dataset as a dense tensor.
 
-    Use it as ``fetch_transform`` for a data set in which each cell has two lists, gene numbers and
-    their values. All entries are used unchanged. `HuggingFaceSource` reads such a data set as a
+    Use it as ``fetch_transform`` for a dataset in which each cell has two lists, gene numbers and
+    their values. All entries are used unchanged. `HuggingFaceSource` reads such a dataset as a
     sparse matrix, and leaves out entries that are not genes.
 
     Parameters

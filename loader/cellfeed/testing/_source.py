@@ -354,7 +354,7 @@ def _collection(write: Write, cases: Sequence[StoredCase]) -> Collection:
 
 
 def _dataset(collection: Collection, strategy: BlockShuffling, **options: Any) -> CellDataset:
-    """Make a data set, and check that it warns of slow reading once, only if there is any."""
+    """Make a dataset, and check that it warns of slow reading once, only if there is any."""
     for expected in ([collection.slow_reading(options.get("dtype"))], [None]):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")

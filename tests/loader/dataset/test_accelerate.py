@@ -80,7 +80,7 @@ def test_another_dataloader_is_not_divided_twice(ranks, dispatches):
     """Neither where the first rank reads for all, nor where each reads its part."""
     for rank in ranks:
         assert rank[f"plain {dispatches}"] == (
-            "Accelerate divides a DataLoader among 2 ranks, but the data set is already divided "
+            "Accelerate divides a DataLoader among 2 ranks, but the dataset is already divided "
             "among them, so cells would be missing; pass `dataset.loader(...)` to "
             "`accelerator.prepare`"
         )

@@ -66,7 +66,7 @@ def test_a_copy_has_the_same_place(ranks):
     assert_divided([ranks[0]["copied"], ranks[2]["copied"]], N_ROWS)
 
 
-def test_a_data_set_says_its_place(ranks):
+def test_a_dataset_says_its_place(ranks):
     assert [rank["rank"] for rank in ranks] == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
 
 

@@ -1,4 +1,4 @@
-"""Several data sets in turn: how many of each, in which turns, with workers and ranks."""
+"""Several datasets in turn: how many of each, in which turns, with workers and ranks."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
 
-FIRST = 10**6  # the rows of data set k begin with k times this
+FIRST = 10**6  # the rows of dataset k begin with k times this
 
 
 def numbered(number: int, n_rows: int, batch_size: int = 4, factor: int = 3, **parameters):
@@ -37,7 +37,7 @@ def delivered(minibatches) -> list[list[int]]:
 
 
 def of_each(minibatches: list[list[int]], n_datasets: int) -> list[list[list[int]]]:
-    """The minibatches of each data set, in their order; none mixes data sets."""
+    """The minibatches of each dataset, in their order; none mixes datasets."""
     assert all(len({row // FIRST for row in each}) == 1 for each in minibatches)
     return [[each for each in minibatches if each[0] // FIRST == k] for k in range(n_datasets)]
 
@@ -49,7 +49,7 @@ class TestOneProcess:
         st.booleans(),
         st.integers(0, 3),
     )
-    def test_each_data_set_delivers_its_own_epochs(self, sizes, stop, is_given, epoch):
+    def test_each_dataset_delivers_its_own_epochs(self, sizes, stop, is_given, epoch):
         datasets = [numbered(k, n_rows) for k, (n_rows, _) in enumerate(sizes)]
         proportions = [share for _, share in sizes] if is_given else None
         ending = {"n_minibatches": stop} if stop == 25 else {"stop": stop}
@@ -178,7 +178,7 @@ class TestStopped:
         again.load_state_dict(state)
         assert delivered(again) == rest
 
-    def test_other_workers_or_data_sets_are_refused(self):
+    def test_other_workers_or_datasets_are_refused(self):
         first = self.mixed()
         next(iter(first))
         others = self.mixed().loader(num_workers=2)

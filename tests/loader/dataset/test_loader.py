@@ -69,7 +69,7 @@ def test_a_minibatch_that_cannot_be_pickled():
         ({"num_workers": "2"}, "`num_workers` must be an integer, but got num_workers='2'"),
         ({"num_workers": 1.5}, "`num_workers` must be an integer"),
         ({"num_workers": -1}, "`num_workers >= 0` must hold, but got num_workers=-1"),
-        ({"batch_size": 8}, "`batch_size` of `loader` is a parameter of the data set"),
+        ({"batch_size": 8}, "`batch_size` of `loader` is a parameter of the dataset"),
         ({"shuffle": True}, "`shuffle` of `loader` does not apply; the strategy"),
     ],
 )

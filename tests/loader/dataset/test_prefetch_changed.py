@@ -31,7 +31,7 @@ def test_in_the_middle_of_an_epoch(path, name, value):
         assert rows_of(changed) == rows_of(without)
 
 
-def test_where_the_data_set_that_read_is_gone(path):
+def test_where_the_dataset_that_read_is_gone(path):
     first = dataset_over(open_collection(path))
     other = copy.copy(first)
     assert sorted(rows_of(first)) == list(range(N_ROWS))

@@ -80,10 +80,10 @@ def fetch_threads():
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    """What was kept goes with its data set."""
+    """What was kept goes with its dataset."""
     yield
     wait_for_dropped()
-    if fetch_threads():  # of a data set in a circle
+    if fetch_threads():  # of a dataset in a circle
         gc.collect()
         wait_for_dropped()
     assert fetch_threads() == []
@@ -129,7 +129,7 @@ class TestMinibatches:
             assert rows_of(first) == planned_rows(dataset, epoch)
             assert rows_of(second) == planned_rows(dataset, epoch + 1)
 
-    def test_of_interleaved_data_sets(self, remote):
+    def test_of_interleaved_datasets(self, remote):
         def mixed(*, ahead):
             parts = [
                 dataset_over(remote[0], seed=k, prefetch_next_epoch=ahead, fetch_factor=24)
@@ -292,7 +292,7 @@ class TestLettingGo:
         assert len(set(told)) == len(told) >= n_told
 
     @pytest.mark.parametrize("in_a_circle", [False, True])
-    def test_where_the_data_set_is_dropped(self, remote, in_a_circle):
+    def test_where_the_dataset_is_dropped(self, remote, in_a_circle):
         dataset = iterate(dataset_over(remote[0]))
         gone = weakref.ref(dataset)
         if in_a_circle:
@@ -320,7 +320,7 @@ class TestLettingGo:
             ("drop_last", 1),
         ],
     )
-    def test_where_the_data_set_was_changed(self, remote, name, value):
+    def test_where_the_dataset_was_changed(self, remote, name, value):
         dataset = iterate(dataset_over(remote[0]))
         setattr(dataset, name, value)
         assert rows_of(dataset) == planned_rows(dataset, 1)
@@ -347,7 +347,7 @@ class TestLettingGo:
 
 class TestStates:
     @given(n=st.integers(0, 60), prefetch=st.integers(1, 4))
-    def test_are_those_of_a_data_set_that_reads_nothing_ahead(self, n, prefetch):
+    def test_are_those_of_a_dataset_that_reads_nothing_ahead(self, n, prefetch):
         collection, _ = expecting(MATRIX)
         states = list[str]()
         for ahead in (False, True):
@@ -419,7 +419,7 @@ print("ended", flush=True)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_files_of_a_dropped_data_set_are_closed_without_garbage_collection(path, ahead):
+def test_files_of_a_dropped_dataset_are_closed_without_garbage_collection(path, ahead):
     collection = open_collection(path)
 
     def n_open():

@@ -19,8 +19,8 @@ from cellfeed import BlockShuffling, CellDataset, ParameterError
 pytest.importorskip("torch")
 
 N_ROWS, N_RANKS, N_EPOCHS = 101, 2, 2
-# When the data set is made, whose DataLoader it is, and how workers start; what a server forks
-# gets a copy of the data set alone.
+# When the dataset is made, whose DataLoader it is, and how workers start; what a server forks
+# gets a copy of the dataset alone.
 CASES = [
     *(
         f"{made} {kind} {method}"
@@ -107,7 +107,7 @@ def assert_is_divided(epochs_of_ranks: list[list[list[int]]]) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict[str, Any]]:
-    """What two ranks got of data sets made before and after they met, in every way."""
+    """What two ranks got of datasets made before and after they met, in every way."""
     return run_ranks(
         tmp_path_factory.mktemp("ranks"),
         """
@@ -136,7 +136,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_share_the_rows_whenever_the_data_set_is_made(ranks, case):
+def test_ranks_share_the_rows_whenever_the_dataset_is_made(ranks, case):
     epochs = [rank["epochs"][case] for rank in ranks]
     assert_is_divided(epochs)
     for rank, delivered in zip(ranks, epochs, strict=True):
@@ -145,7 +145,7 @@ def test_ranks_share_the_rows_whenever_the_data_set_is_made(ranks, case):
     assert epochs[0][0] != epochs[0][1]
 
 
-def test_a_data_set_says_which_rank_it_is_now(ranks):
+def test_a_dataset_says_which_rank_it_is_now(ranks):
     for number, rank in enumerate(ranks):
         assert rank["ranks"] == [[number, N_RANKS]] * len(rank["ranks"]) != []
 
@@ -301,8 +301,8 @@ def test_workers_that_persist_are_refused_where_ranks_met_since(others):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_children_that_get_the_data_set_count_epochs_by_themselves(tmp_path, method):
-    """As ranks that are started with the data set do, whose epochs must be the same.
+def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, method):
+    """As ranks that are started with the dataset do, whose epochs must be the same.
 
     A server that forks gives it pickled, and starts the workers of plain DataLoaders, too.
     """
@@ -381,7 +381,7 @@ def test_a_rank_that_reads_something_else_is_reported(tmp_path):
 
 
 def test_ranks_of_lightning(tmp_path):
-    """The data set is made long before Lightning starts the other rank and they meet."""
+    """The dataset is made long before Lightning starts the other rank and they meet."""
     pytest.importorskip("pytorch_lightning")
     script = tmp_path / "script.py"
     script.write_text(

@@ -88,7 +88,7 @@ class TestMinibatches:
         one, many = (dataset_over(collection, prefetch=each) for each in (1, prefetch))
         assert rows_of(many) == rows_of(one)
 
-    def test_of_interleaved_data_sets(self, remote):
+    def test_of_interleaved_datasets(self, remote):
         mixed = [
             InterleavedDatasets([dataset_over(each, seed=k) for k, each in enumerate(collections)])
             for collections in ([remote[0], remote[0]], [open_as(MATRIX)] * 2)

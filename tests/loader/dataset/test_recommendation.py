@@ -165,7 +165,7 @@ GARBLED = {
     "no schema": changed("schema", lost=True),
     "no recommendation": changed("recommended", lost=True),
     "a recommendation in words": changed("recommended", value="large blocks"),
-    "no data set": changed("dataset", lost=True),
+    "no dataset": changed("dataset", lost=True),
     "no batch size": changed("dataset", "batch_size", lost=True),
     "no batch size yet": changed("dataset", "batch_size", value=None),
     **{

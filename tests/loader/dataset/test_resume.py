@@ -274,7 +274,7 @@ class TestWorkerProcesses:
         assert [each.tolist() for each in loader] == whole[0][5:]
         assert [each.tolist() for each in loader] == whole[1]
 
-    def test_a_state_that_the_data_set_took_is_taken_by_workers_that_persist(self):
+    def test_a_state_that_the_dataset_took_is_taken_by_workers_that_persist(self):
         dataset = _dataset(90)
         loader = dataset.loader(2, persistent_workers=True)
         whole = [each.tolist() for each in loader]

@@ -1,4 +1,4 @@
-"""What a data set says of what it did."""
+"""What a dataset says of what it did."""
 
 import gc
 import pickle
@@ -144,7 +144,7 @@ def test_what_others_read_is_the_librarys():
     assert done.n_chunks == done.bytes_read == 0
 
 
-def test_several_data_sets_are_added_up(file):
+def test_several_datasets_are_added_up(file):
     first, second = dataset(file), dataset(file)
     for _ in first:  # alone
         pass

@@ -102,7 +102,7 @@ class TestSampleSize:
 
 
 class TestSuggestion:
-    def test_it_goes_into_a_data_set_and_its_dataloader(self, table):
+    def test_it_goes_into_a_dataset_and_its_dataloader(self, table):
         suggested = suggest(table)
         strategy = BlockShuffling(suggested["block_size_balanced"])
         dataset = CellDataset(table, strategy, 4, suggested["fetch_factor"])

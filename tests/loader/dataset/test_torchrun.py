@@ -12,7 +12,7 @@ N_ROWS = 101
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
-    """Two epochs of data sets made before and after ranks met, whose seed nobody gave."""
+    """Two epochs of datasets made before and after ranks met, whose seed nobody gave."""
     return torchrun(
         tmp_path_factory.mktemp("torchrun"),
         request.param,

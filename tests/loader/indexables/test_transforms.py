@@ -104,7 +104,7 @@ class TestHfTahoeToTensor:
     def test_tahoe_has_62713_genes(self):
         assert hf_tahoe_to_tensor(CELLS[:1]).shape == (1, 62_713)
 
-    def test_a_data_set_of_huggingface_is_read_so(self):
+    def test_a_dataset_of_huggingface_is_read_so(self):
         datasets = pytest.importorskip("datasets")
         columns = {"genes": [[0, 2], [1], [2]], "expressions": [[1.0, 2.0], [3.0], [4.0]]}
         dataset = CellDataset(

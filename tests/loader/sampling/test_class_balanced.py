@@ -116,7 +116,7 @@ class TestClassBalanced:
 
 
 class TestObsColumn:
-    def test_is_looked_up_when_a_data_set_is_made(self, plates):
+    def test_is_looked_up_when_a_dataset_is_made(self, plates):
         collection = open_collection(plates, obs=["cell_type"])
         column = collection.obs["cell_type"]
         assert isinstance(column, CategoricalColumn)

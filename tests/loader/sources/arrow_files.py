@@ -1,11 +1,11 @@
-"""Writes HuggingFace data sets."""
+"""Writes HuggingFace datasets."""
 
 import numpy as np
 import pytest
 
 
 def dataset_of(matrix, obs):
-    """Return a data set of a CSR matrix, which is in memory."""
+    """Return a dataset of a CSR matrix, which is in memory."""
     borders = np.asarray(matrix.indptr[1:-1], np.int64)
     columns = {
         "genes": np.split(matrix.indices, borders),
@@ -22,6 +22,6 @@ def dataset_of(matrix, obs):
 
 
 def write_dataset(folder, matrix, obs, **options):
-    """Write a data set with HuggingFace's library itself."""
+    """Write a dataset with HuggingFace's library itself."""
     dataset_of(matrix, obs).save_to_disk(folder, **options)
     return folder

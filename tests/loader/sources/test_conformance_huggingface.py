@@ -1,4 +1,4 @@
-"""HuggingFace data sets pass the suite, in folders and as objects."""
+"""HuggingFace datasets pass the suite, in folders and as objects."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""HuggingFace data sets: which genes, which rows, and what is said of others."""
+"""HuggingFace datasets: which genes, which rows, and what is said of others."""
 
 import json
 import pickle
@@ -224,7 +224,7 @@ def test_lists_that_are_no_cells(tmp_path, is_saved, genes, values, message):
         read(HuggingFaceSource(given, n_vars=3))
 
 
-def test_what_is_no_data_set(folder, dataset, tmp_path):
+def test_what_is_no_dataset(folder, dataset, tmp_path):
     with pytest.raises(PathError, match="there is no such folder"):
         HuggingFaceSource(tmp_path / "nowhere")
     with pytest.raises(FormatError, match=r"has no state\.json"):

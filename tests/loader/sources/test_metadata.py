@@ -125,7 +125,7 @@ class TestChunkShapes:
         with pytest.raises(FormatError, match=f"^{path}: (obs|var) has \\d+ rows, but `X` has "):
             open_collection(path)
 
-    def test_of_hdf5_that_are_larger_than_the_data_set(self, write_h5ad, replace):
+    def test_of_hdf5_that_are_larger_than_the_dataset(self, write_h5ad, replace):
         def edit(file):
             options = {"chunks": (1 << 29,), "maxshape": (None,), "compression": "gzip"}
             attributes = dict(file["X/data"].attrs)

@@ -1,4 +1,4 @@
-"""HuggingFace data sets, folders of memory maps and AnnData objects, as a training uses them."""
+"""HuggingFace datasets, folders of memory maps and AnnData objects, as a training uses them."""
 
 import anndata as ad
 import numpy as np

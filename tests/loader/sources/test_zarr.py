@@ -351,7 +351,7 @@ class TestRaw:
 
 @pytest.fixture
 def shuffled(tmp_path):
-    """A store in annbatch's layout of eleven data sets, and its rows."""
+    """A store in annbatch's layout of eleven datasets, and its rows."""
     root = zarr.create_group(tmp_path / "shuffled.zarr")
     root.attrs.update({"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"})
     storages = [Storage(seed=k, n_rows=3 + k, index_dtype="uint16", shard=4) for k in range(11)]
@@ -365,7 +365,7 @@ def shuffled(tmp_path):
 
 
 class TestShuffledCollection:
-    def test_has_its_data_sets_in_the_order_of_their_numbers(self, shuffled):
+    def test_has_its_datasets_in_the_order_of_their_numbers(self, shuffled):
         path, matrix = shuffled
         collection = open_collection(path, obs=["number"])
         assert [part.name for part in collection.locations] == [f"dataset_{k}" for k in range(11)]
@@ -384,13 +384,13 @@ class TestShuffledCollection:
         for minibatch in dataset:
             assert np.array_equal(dense(minibatch.X), matrix[minibatch.rows])
 
-    def test_one_data_set_of_it(self, shuffled):
+    def test_one_dataset_of_it(self, shuffled):
         assert len(open_collection(shuffled[0] / "dataset_4")) == 7
 
-    def test_that_lacks_a_data_set(self, shuffled):
+    def test_that_lacks_a_dataset(self, shuffled):
         shutil.rmtree(shuffled[0] / "dataset_7")
         with pytest.raises(
-            FormatError, match=r"expected data sets numbered from 0, but .*: 0, .*6, 8, 9, 10"
+            FormatError, match=r"expected datasets numbered from 0, but .*: 0, .*6, 8, 9, 10"
         ):
             open_collection(shuffled[0])
 

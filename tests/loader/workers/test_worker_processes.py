@@ -88,7 +88,7 @@ def test_each_epoch_and_in_a_plain_data_loader(file, persistent):
         assert_same(by_first_row(plain), expected)
 
 
-def test_several_data_sets(file):
+def test_several_datasets(file):
     def mixed():
         return InterleavedDatasets([dataset_of(file), dataset_of(file, dense=True)])
 

@@ -194,7 +194,7 @@ def explain_command(*, saved: Path, **asked: Any) -> None:
 @main.command("show")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def show_command(*, as_json: bool) -> None:
-    """List earlier runs: the last one for each machine and data set."""
+    """List earlier runs: the last one for each machine and dataset."""
     from cellfeed_tuner._commands._show_report import show  # noqa: PLC0415
 
     show(as_json=as_json)

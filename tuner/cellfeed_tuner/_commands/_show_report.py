@@ -55,7 +55,7 @@ def _json(run: EarlierRun) -> dict[str, Any]:
 def _print(runs: Sequence[EarlierRun]) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("date", no_wrap=True)
-    for heading in ("data set", "machine", "configuration"):
+    for heading in ("dataset", "machine", "configuration"):
         table.add_column(heading, overflow="fold")
     table.add_column("cells/s [95 % interval]", justify="right", no_wrap=True)
     for run in runs:
@@ -68,7 +68,7 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
     ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
     files = "1 file" if data["n_files"] == 1 else f"{data['n_files']} files"
-    data_set = (
+    dataset = (
         f"{run.path}, {files}: {data['n_cells']:,} cells x {data['n_vars']:,} genes, "
         f"{format_bytes(data['bytes_on_disk'])}; "
         f"{', '.join(asked.labels)}, minibatches of {asked.batch_size}, {asked.cache}{ranks}"
@@ -79,5 +79,5 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
         f"cellfeed {run.key.versions.facts['cellfeed']}"
     )
     if run.choice is None or run.cells_per_second is None:
-        return data_set, computer, "none feasible", ""
-    return data_set, computer, str(run.choice), interval(run.cells_per_second)
+        return dataset, computer, "none feasible", ""
+    return dataset, computer, str(run.choice), interval(run.cells_per_second)

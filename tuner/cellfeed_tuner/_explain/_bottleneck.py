@@ -1,4 +1,4 @@
-"""Which stage limits throughput, from the times that the data set counts."""
+"""Which stage limits throughput, from the times that the dataset counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace

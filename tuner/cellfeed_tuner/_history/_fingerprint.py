@@ -1,4 +1,4 @@
-"""Fingerprints of a machine, a data set and versions, which tell whether results still apply."""
+"""Fingerprints of a machine, a dataset and versions, which tell whether results still apply."""
 
 import platform
 import re

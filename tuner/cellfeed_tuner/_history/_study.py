@@ -1,4 +1,4 @@
-"""Earlier runs: a journal for each data set, machine and versions, with an Optuna study per run.
+"""Earlier runs: a journal for each dataset, machine and versions, with an Optuna study per run.
 
 A study is written when its run is over, so that no disk is written to while it is measured.
 """

@@ -25,7 +25,7 @@ Step = Callable[[Any], object]
 """A training step, called with a minibatch."""
 
 MakeDataset = Callable[..., CellDataset]
-"""Makes the data set to measure; called as `CellDataset` is."""
+"""Makes the dataset to measure; called as `CellDataset` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class TimingSettings:
         How long a training loop sleeps on each minibatch; or a function to call with each instead.
     prefetch, n_requests
         Fetches to read ahead, and the first number of concurrent requests to a server; None and 0
-        leave them to the data set.
+        leave them to the dataset.
     ranks, rank, pace
         How many ranks are timed side by side, which of them this is, and how they keep in step.
     """
@@ -111,7 +111,7 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One timed round, and what the data set counted in it, if it counts.
+    """One timed round, and what the dataset counted in it, if it counts.
 
     It ``counts`` if it is free of start-up. The training loop waited ``waiting_seconds`` for its
     minibatches. ``read`` is None where the bytes differ from what was delivered, because more or

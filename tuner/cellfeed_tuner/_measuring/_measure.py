@@ -76,7 +76,7 @@ def measure(
     seed
         Determines which rows are read.
     make_dataset
-        Makes the data set to measure, as in `autotune`.
+        Makes the dataset to measure, as in `autotune`.
 
     Raises
     ------

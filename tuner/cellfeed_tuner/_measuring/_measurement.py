@@ -64,7 +64,7 @@ class Measurement:
     round_reads
         Bytes read during each round for which they are known.
     round_statistics
-        Counts of the data set in each of these rounds; empty if it does not count.
+        Counts of the dataset in each of these rounds; empty if it does not count.
     round_entropy_bits
         For each label, and each label within another, the mean entropy of the minibatches of each
         round.

@@ -126,7 +126,7 @@ class Session:
 
 
 class DatasetSession(Session):
-    """cellfeed's own data set, compared with its plan; see `Session`."""
+    """cellfeed's own dataset, compared with its plan; see `Session`."""
 
     is_mapped = False
 
@@ -171,7 +171,7 @@ class DatasetSession(Session):
         self._came.take(minibatch)
 
     def statistics(self) -> Statistics:
-        """Return the data set's counters."""
+        """Return the dataset's counters."""
         return self._dataset.statistics()
 
     def size_of(self, minibatch: Minibatch) -> int:

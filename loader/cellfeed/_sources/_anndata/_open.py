@@ -47,7 +47,7 @@ def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[S
 
     Returns
     -------
-    One source, or one for each data set of a shuffled collection, in the order of their numbers.
+    One source, or one for each dataset of a shuffled collection, in the order of their numbers.
 
     Raises
     ------

@@ -140,7 +140,7 @@ def remote_groups(location: Location) -> list[Location]:
     Raises
     ------
     FormatError
-        The store contains something else, or lacks one of its data sets.
+        The store contains something else, or lacks one of its datasets.
     """
     location = replace(location, text=location.text.rstrip("/"))
     root = _open_group(location)

@@ -61,7 +61,7 @@ def anndata_groups(path: Path) -> list[Path]:
     Raises
     ------
     FormatError
-        The store contains something else, or lacks one of its data sets.
+        The store contains something else, or lacks one of its datasets.
     """
     root = open_group(path, path.absolute())
     with damage_named(Location.of(path), "obs"):
@@ -82,7 +82,7 @@ def anndata_groups(path: Path) -> list[Path]:
     if not numbers or numbers != list(range(len(numbers))):
         found = ", ".join(map(str, numbers)) or "none"
         msg = (
-            f"{path}: expected data sets numbered from 0, but found: {found}; copy or "
+            f"{path}: expected datasets numbered from 0, but found: {found}; copy or "
             "download the store again"
         )
         raise FormatError(msg)

@@ -1,4 +1,4 @@
-"""HuggingFace data sets."""
+"""HuggingFace datasets."""
 
 from cellfeed._sources._huggingface._source import HuggingFaceSource
 from cellfeed._sources._huggingface._storage import HUGGINGFACE

@@ -1,4 +1,4 @@
-"""`HuggingFaceSource`: data sets with a row for each cell, and its genes in two lists."""
+"""`HuggingFaceSource`: datasets with a row for each cell, and its genes in two lists."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _LEFT_OUT, _NOT_THERE = -1, -2  # stands for columns that are not in the element
 
 
 class HuggingFaceSource(Source):
-    """A HuggingFace data set with a row for each cell and its genes in two lists.
+    """A HuggingFace dataset with a row for each cell and its genes in two lists.
 
     One list has the numbers of the expressed genes, and the other one their values, as in
     Tahoe-100M. All other columns of numbers and text are obs columns. Compiled threads read

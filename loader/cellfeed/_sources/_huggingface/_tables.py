@@ -1,4 +1,4 @@
-"""Where the rows of a HuggingFace data set are: in a folder, or in an object of the library."""
+"""Where the rows of a HuggingFace dataset are: in a folder, or in an object of the library."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def is_saved(path: Path) -> bool:
 
 
 class ArrowTable:
-    """The rows of a data set, opened in each process that reads them.
+    """The rows of a dataset, opened in each process that reads them.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class ArrowTable:
     FormatError
         It is neither.
     ParameterError
-        The data set has several splits, is iterable only, or has a row twice.
+        The dataset has several splits, is iterable only, or has a row twice.
     """
 
     def __init__(self, given: Any) -> None:
@@ -66,7 +66,7 @@ class ArrowTable:
             if indices is not None:
                 self.row_order = indices.column(0).to_numpy().astype(np.int64)
                 if np.unique(self.row_order).size != self.row_order.size:
-                    msg = f"{self.location}: the data set has a row twice"
+                    msg = f"{self.location}: the dataset has a row twice"
                     raise ParameterError(f"{msg}; call its `flatten_indices` first")
 
     def __getstate__(self) -> dict[str, Any]:

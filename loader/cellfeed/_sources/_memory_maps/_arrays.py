@@ -80,7 +80,7 @@ def is_npy_folder(path: Path) -> bool:
 
 
 def is_scdl(path: Path) -> bool:
-    """Return whether a folder is a BioNeMo SCDL data set."""
+    """Return whether a folder is a BioNeMo SCDL dataset."""
     return all((path / name).is_file() for name in _SCDL.values())
 
 

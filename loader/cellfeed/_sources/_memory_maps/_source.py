@@ -21,7 +21,7 @@ __all__ = ["MemoryMapSource", "open_memory_maps"]
 class MemoryMapSource(Source):
     """A CSR matrix in uncompressed files, which compiled threads read.
 
-    The folder is a BioNeMo SCDL data set (``data.npy``, ``col_ptr.npy``, ``row_ptr.npy`` and
+    The folder is a BioNeMo SCDL dataset (``data.npy``, ``col_ptr.npy``, ``row_ptr.npy`` and
     tables of cells and genes; neighbours are not read), or an unzipped archive that
     `scipy.sparse.save_npz` wrote with ``compressed=False`` (``data.npy``, ``indices.npy``,
     ``indptr.npy`` and ``shape.npy``).
