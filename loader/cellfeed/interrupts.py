@@ -41,7 +41,7 @@ def interrupts_held() -> Iterator[None]:
             handler(*held[0])
 
 
-def run_command(module: str) -> None:
+def run_command(module: str, **options: Any) -> None:
     """Import a module and run its ``main``, so that Ctrl-C ends it with one line at any time.
 
     During imports, while no child process runs, nothing can be lost, so Ctrl-C ends the process
@@ -51,7 +51,7 @@ def run_command(module: str) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        importlib.import_module(module).main()
+        importlib.import_module(module).main(**options)
     except KeyboardInterrupt:
         sys.stderr.write(_SAID)
         sys.exit(_INTERRUPTED)

@@ -34,6 +34,7 @@ from cellfeed_tuner import (
 from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key, fingerprint
+from cellfeed_tuner._interval import quotient
 from cellfeed_tuner._machine._description import Cpu, Memory, Platform, Storage
 
 
@@ -195,7 +196,7 @@ SLOWER = Rival(configuration=GRID[4].configuration, ratio=Estimate(1.5, 1.3, 1.7
 CHOICE = Recommended(
     configuration=GRID[6].configuration,
     cells_per_second=Estimate(8_800.0, 8_500.0, 9_100.0),
-    measured_in_turns=True,
+    basis="compared",
     peak_memory_bytes=400_000_000,
     reason="It is the fastest of the 4 measured configurations that mix well enough.",
     rivals=(RIVAL, SLOWER),
@@ -203,11 +204,12 @@ CHOICE = Recommended(
 
 
 def with_choice(configurations):
-    """The choice has the figure of its interleaved measurements."""
+    """The choice has the figure of its interleaved measurements; others are compared with it."""
+    own = CHOICE.cells_per_second
     return tuple(
-        replace(each, cells_per_second=CHOICE.cells_per_second)
+        replace(each, cells_per_second=own, relative=Estimate(1.0, 1.0, 1.0))
         if each.configuration == CHOICE.configuration
-        else each
+        else replace(each, relative=each.cells_per_second and quotient(each.cells_per_second, own))
         for each in configurations
     )
 
@@ -330,7 +332,7 @@ NOT_IN_TURNS = replace(
     recommended=replace(
         CHOICE,
         cells_per_second=Estimate(9_000.0, 8_100.0, 10_800.0),
-        measured_in_turns=False,
+        basis="measured",
         rivals=(),
     ),
 )
@@ -364,6 +366,30 @@ RESULTS = {
         nearest=None,
         storage_order=None,
         configurations=tuple(with_too_few_rounds(each) for each in GRID),
+    ),
+    "predicted": replace(
+        NOT_IN_TURNS,
+        recommended=replace(
+            NOT_IN_TURNS.recommended,
+            basis="predicted",
+            cells_per_second=Estimate(9_500.0, 4_100.0, 20_800.0),
+            peak_memory_bytes=None,
+        ),
+    ),
+    "nothing measured": replace(
+        RECOMMENDED,
+        recommended=Recommended(
+            configuration=CHOICE.configuration,
+            basis="predicted",
+            cells_per_second=None,
+            peak_memory_bytes=None,
+            reason="It is the likeliest to be the fastest.",
+        ),
+        configurations=tuple(
+            untimed(*each.configuration.values(), "out of budget", 0.97) for each in GRID
+        ),
+        cut_short="the measuring process had not started after 60 s, so that nothing was measured",
+        storage_order=None,
     ),
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),

@@ -1,7 +1,6 @@
 """The `autotune` function: a request, its phases, a result."""
 
 import inspect
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,16 +22,16 @@ from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request, loader_request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
+from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner._subject._tunable import Tunable
 from cellfeed_tuner._together._tuned_once import tuned_once
 
 if TYPE_CHECKING:  # it loads Optuna
     from optuna.samplers import BaseSampler
 
-__all__ = ["autotune"]
+__all__ = ["autotune", "tuned"]
 
 
-@tuned_once
 def autotune(
     subject: Collection | Tunable,
     *,
@@ -115,7 +114,8 @@ def autotune(
         where chunks do, such as ``align=(None, "chunks")``; see `cellfeed.CellDataset` and
         `cellfeed.BlockShuffling`. If empty, the loader's defaults.
     budget
-        Seconds to spend in total; at least a quarter of them on throughput.
+        Seconds to spend in total. A run ends with an answer at most 15 seconds, or 15 % of the
+        budget, after it; see `Recommended.basis`.
     entropy_floor
         Least entropy, as a share of true random sampling's, 0 to 1.
     memory
@@ -181,53 +181,51 @@ def autotune(
         Ctrl-C, after something was measured. ``result`` of this `KeyboardInterrupt` is what was
         found by then; later runs do not use it.
     """
-    started = time.perf_counter()
-    of_collection: dict[str, Any] = {
-        "label": label,
-        "given": given,
-        "indices": indices,
-        "strategy": strategy,
-        "batch_size": batch_size,
-        "block_sizes": block_sizes,
-        "fetch_factors": fetch_factors,
-        "workers": workers,
-        "num_threads": num_threads,
-        "align": align,
+    settings = locals()
+    del settings["subject"]
+    return tuned(subject, **settings | {"budget": TimeBudget(budget)})
+
+
+@tuned_once
+def tuned(subject: Collection | Tunable, *, budget: TimeBudget, **given: Any) -> AutotuneResult:
+    """Do what `autotune` does, within a budget that may have begun before."""
+    settings = {name: each.default for name, each in _PARAMETERS.items()} | given
+    of_collection = {name: settings[name] for name in _OF_COLLECTION}
+    common = {
+        name: settings[name] for name in _PARAMETERS if name not in {*_OF_COLLECTION, *_OF_RUN}
     }
-    common: dict[str, Any] = {
-        "budget": budget,
-        "entropy_floor": entropy_floor,
-        "memory": memory,
-        "need": need,
-        "step_seconds": step_seconds,
-        "step": step,
-        "cache": cache,
-        "seed": seed,
-        "sampler": sampler,
-        "fresh": fresh,
-        "make_dataset": make_dataset,
-        "ranks": Ranks.of(ranks),
-    }
+    common |= {"budget": budget.seconds, "ranks": Ranks.of(settings["ranks"])}
     if isinstance(subject, Tunable):
-        _require_usual(subject, of_collection | {"make_dataset": make_dataset})
+        _require_usual(subject, of_collection | {"make_dataset": settings["make_dataset"]})
         request = loader_request(subject, **common)
     else:
         request = collection_request(subject, **of_collection, **common)
     with MeasuringProcess[Any](request.subject) as process:  # its imports go on meanwhile
-        run = Run(request=request, process=process, started=started, on_progress=on_progress)
+        run = Run(
+            request=request, process=process, budget=budget, on_progress=settings["on_progress"]
+        )
         run.prepare()
         run.start()
         run.search()
-    result = run.result(strategy)
+    result = run.result(settings["strategy"])
     if run.interrupted:
         raise AutotuneInterrupted(result)
     return result
 
 
+_PARAMETERS = inspect.signature(autotune).parameters
+_OF_COLLECTION = (
+    "label", "given", "indices", "strategy", "batch_size", "block_sizes", "fetch_factors",
+    "workers", "num_threads", "align",
+)  # fmt: skip
+_OF_RUN = ("subject", "on_progress")
+
+
 def _require_usual(tunable: Tunable, of_collection: Mapping[str, Any]) -> None:
     """Refuse arguments that a `Tunable` has itself."""
-    defaults = inspect.signature(autotune).parameters
-    given = [name for name, value in of_collection.items() if value is not defaults[name].default]
+    given = [
+        name for name, value in of_collection.items() if value is not _PARAMETERS[name].default
+    ]
     if given:
         msg = f"`{given[0]}` is for collections; {tunable.name} has its own"
         raise ParameterError(msg)

@@ -1,19 +1,18 @@
 """How configurations of a result compare with the recommended one: measured, or predicted."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, hypot, inf, isfinite, log
+from math import exp, isfinite, log
 from statistics import NormalDist
 
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observations
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 
-__all__ = ["FloorCost", "Predictions", "floor_cost", "relative"]
+__all__ = ["FloorCost", "Predictions", "floor_cost"]
 
 # Standard errors on either side of a mean that its interval covers.
 _HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -32,7 +31,7 @@ class Predictions:
 
     def __init__(self, result: AutotuneResult, *others: Configuration) -> None:
         seen = {
-            each.configuration: Observation(1 / speed.value, _relative_error(speed))
+            each.configuration: speed
             for each in result.configurations
             if (speed := each.cells_per_second) is not None
         }
@@ -47,29 +46,23 @@ class Predictions:
                 n_ranks=result.ranks.n_total,
             )
             model = CostModel(list(known), dataset.batch_size, geometry)
-            self._mean, self._covariance = model.posterior(seen)
+            errors = np.array([_relative_error(each) for each in seen.values()])
+            self._mean, self._covariance = model.posterior(
+                Observations(
+                    list(seen),
+                    np.array([-log(each.value) for each in seen.values()]),
+                    np.diag(errors**2),
+                )
+            )
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second with their 95 % interval; None if unknown."""
-        return self._estimate({configuration: -1})
-
-    def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
-        """Return the throughput of one configuration divided by that of another."""
-        return self._estimate({one: -1, other: 1})
-
-    def _estimate(self, signs: Mapping[Configuration, int]) -> Estimate | None:
-        if not signs.keys() <= self._place.keys():
+        place = self._place.get(configuration)
+        if place is None:
             return None
-        direction = np.zeros(len(self._place))
-        for configuration, sign in signs.items():
-            direction[self._place[configuration]] = sign
-        variance = max(0.0, float(direction @ self._covariance @ direction))
-        return _estimate(float(direction @ self._mean), variance**0.5)
-
-
-def _estimate(logarithm: float, error: float) -> Estimate:
-    low, high = (exp(logarithm + sign * _HALF_WIDTH * error) for sign in (-1, 1))
-    return Estimate(exp(logarithm), low, high)
+        logarithm, variance = -self._mean[place], max(0.0, self._covariance[place, place])
+        low, high = (exp(logarithm + sign * _HALF_WIDTH * variance**0.5) for sign in (-1, 1))
+        return Estimate(exp(logarithm), low, high)
 
 
 def _relative_error(speed: Estimate) -> float:
@@ -91,32 +84,12 @@ def floor_cost(result: AutotuneResult) -> FloorCost | None:
     chosen, asked = result.recommended, result.constraints
     if chosen is None or asked.need_cells_per_second is not None:
         return None
-    predictions, found = Predictions(result), list[FloorCost]()
-    for each in result.configurations:
-        if asked.mixes(each.least_mixed.share_of_random):
-            continue
-        ratio = relative(result, each)
-        if ratio is None and each.status == "below entropy floor":
-            ratio = predictions.ratio(each.configuration, chosen.configuration)
-        if ratio is not None and (each.peak_memory_bytes or 0) <= asked.memory_bytes:
-            found.append(FloorCost(each, ratio, is_measured=each.cells_per_second is not None))
+    found = [
+        FloorCost(each, each.relative, is_measured=each.cells_per_second is not None)
+        for each in result.configurations
+        if each.relative is not None
+        and not asked.mixes(each.least_mixed.share_of_random)
+        and (each.status == "below entropy floor" or each.cells_per_second is not None)
+        and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+    ]
     return max(found, key=lambda each: each.ratio.value, default=None)
-
-
-def relative(result: AutotuneResult, each: ConfigurationResult) -> Estimate | None:
-    """Return a measured throughput divided by the recommended one; None if either is missing.
-
-    The ratio is that of interleaved measurements, if there are any.
-    """
-    chosen, speed = result.recommended, each.cells_per_second
-    if chosen is None or speed is None:
-        return None
-    for rival in chosen.rivals:
-        if rival.configuration == each.configuration:
-            value, low, high = (
-                1 / end if end > 0 else inf
-                for end in (rival.ratio.value, rival.ratio.high, rival.ratio.low)
-            )
-            return Estimate(value, low, high)
-    error = hypot(_relative_error(speed), _relative_error(chosen.cells_per_second))
-    return _estimate(log(speed.value / chosen.cells_per_second.value), error)

@@ -72,6 +72,17 @@ within the noise of a replicate."""
 MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
 """Seconds between two checks of a process's memory: initially, and at most if checking takes more
 than its share. Chosen: short compared with a fetch, and with a replicate."""
+ANSWER_SECONDS = 4.0
+"""Seconds beyond a time limit in which the measuring process must answer, and in which processes
+that were killed must end. Chosen: short compared with what a run may take beyond its budget.
+"""
+PROGRESS_EVERY_SECONDS = 0.2
+"""Seconds between two reports of how many minibatches have come. Chosen: a report takes some 20
+microseconds."""
+HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
+"""A loader hangs if it delivered before, and then delivered nothing for the first share of its
+time limit and this many times as long as ever before, while it took less than the last share of a
+processor. Chosen: slow loaders are regular, or compute."""
 LONG_EPOCH = 3
 """An epoch is long if it has this many times the rounds at its start, which are requested from a
 server or go into new memory. Chosen."""
@@ -149,10 +160,21 @@ MOST_FIRST = 2
 
 # The budget
 
-EXPLAIN_SHARE, PREFETCH_SHARE, LEAST_THROUGHPUT_SHARE = 0.1, 0.35, 0.25
-"""Shares of the budget: for finding the bottleneck, for choosing the prefetch depth of a server,
-and the least for throughput. Chosen."""
-MOST_START_SECONDS, WRITING_SECONDS, LEAST_SHARE_LEFT = 15.0, 2.0, 0.5
-"""Up to the first, the command's own start counts as spent; the second is reserved for the picture
-and the page; the third is the least share of the budget that remains. Chosen: a slower start did
-something else before."""
+EXPLAIN_SHARE, PREFETCH_SHARE = 0.1, 0.35
+"""Shares of the budget: for finding the bottleneck, and for choosing the prefetch depth of a
+server. Chosen."""
+LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 15.0, 0.15
+"""A run ends within this many seconds after its budget, or within this share of it, whichever is
+more. Chosen: half of it is for a first measurement if the start took the budget, the rest for
+writing."""
+COMPARING_SECONDS = 2.0
+"""Most seconds for reading delivered cells again from their files. Chosen."""
+LEAST_SEARCH_SECONDS = 3.0
+"""If less is left of the budget for measuring, half of the overtime is used too. Chosen: less
+measures nothing."""
+WRITING_SECONDS, WRITING_SHARE = 2.0, 0.25
+"""Seconds that the command reserves for the picture and the page, or this share of what its start
+took, whichever is more. Measured: what these take, also on a busy machine."""
+REPLAY_SHARE, LATE_MIXING_ROWS = 0.25, 1 << 15
+"""After this share of the budget, entropies are computed over so many rows of each plan. Chosen:
+their intervals are then wider, but throughput can be measured."""

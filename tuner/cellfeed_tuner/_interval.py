@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, hypot
+from math import exp, hypot, inf, log
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,9 @@ __all__ = [
     "interval",
     "mean_with_interval",
     "positive_estimate",
+    "quotient",
+    "scaled",
+    "seen_spread",
     "times",
 ]
 
@@ -113,6 +116,37 @@ class Spread:
     def estimate(self, mean: float, n: int) -> Estimate:
         """Return a mean of ``n`` replicates, above 0, with its 95 % interval."""
         return positive_estimate(mean, self.error(n), self.freedom)
+
+
+def quotient(one: Estimate, other: Estimate) -> Estimate:
+    """Return the quotient of two positive values with independent errors.
+
+    Examples
+    --------
+    >>> quotient(Estimate(2.0, 2.0, 2.0), Estimate(4.0, 4.0, 4.0))
+    Estimate(value=0.5, low=0.5, high=0.5)
+    """
+    half = hypot(*(_log_half_width(each) for each in (one, other)))
+    value = one.value / other.value
+    return Estimate(value, value * exp(-half), value * exp(half) if half < inf else inf)
+
+
+def scaled(one: Estimate, by: Estimate) -> Estimate:
+    """Return the product of two positive values with independent errors.
+
+    Examples
+    --------
+    >>> scaled(Estimate(2.0, 2.0, 2.0), Estimate(4.0, 4.0, 4.0))
+    Estimate(value=8.0, low=8.0, high=8.0)
+    """
+    inverse = Estimate(1 / by.value, 1 / by.high, 1 / by.low if by.low > 0 else inf)
+    return quotient(one, inverse)
+
+
+def _log_half_width(estimate: Estimate) -> float:
+    if estimate.low <= 0 or estimate.high == inf:
+        return inf
+    return log(estimate.high / estimate.low) / 2
 
 
 def seen_spread(replicates: Iterable[Sequence[float]]) -> float | None:

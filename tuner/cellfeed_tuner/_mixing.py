@@ -1,6 +1,6 @@
 """How well labels are mixed in minibatches: as planned or, without a plan, as delivered."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import MIXING_ROWS, MIXING_ROWS_OF_SETS, MOST_MIXING_ROWS
+from cellfeed_tuner._constants import (
+    LATE_MIXING_ROWS,
+    MIXING_ROWS,
+    MIXING_ROWS_OF_SETS,
+    MOST_MIXING_ROWS,
+)
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy, StorageOrder, storage_order
 from cellfeed_tuner._entropy._minibatch_entropy import (
     Conditional,
@@ -82,6 +87,7 @@ class Mixing:
         self._random, self._random_within = self._random_bits()
         self._replayed = cache(self._replayed_until_clear)
         self._planned, self._judges = cache(self._planned_entropies), cache(self._judges_of)
+        self._is_late: Callable[[], bool] = lambda: False
         self._measured = dict[Configuration, Measurement]()
         self._delivered = dict[Settings, _Estimates]()
 
@@ -92,8 +98,15 @@ class Mixing:
             self._delivered.get(settings) or self._at_most(settings)
         )
 
-    def replay(self, grid: Iterable[Configuration], on_progress: Progress) -> None:
-        """Replay the plans of a whole grid, and report progress."""
+    def replay(
+        self,
+        grid: Iterable[Configuration],
+        on_progress: Progress,
+        *,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Replay the plans of a whole grid, and report progress; fewer rows if it ``is_late``."""
+        self._is_late = is_late
         plans = dict.fromkeys(self._plans.differing(each.plan_settings) for each in grid)
         for number, settings in enumerate(plans):
             self._replayed(settings)
@@ -200,11 +213,13 @@ class Mixing:
         return random, random_conditional_entropy_bits(codes, given, size)
 
     def _replayed_until_clear(self, settings: Settings) -> _Replayed | None:
+        if self._is_late():
+            return self._replayed_for(settings, LATE_MIXING_ROWS)
         n_rows = MIXING_ROWS
         while True:
             found = self._replayed_for(settings, n_rows)
             is_near = found is not None and any(self._is_near(found, each) for each in self._labels)
-            if n_rows >= MOST_MIXING_ROWS or not is_near:
+            if n_rows >= MOST_MIXING_ROWS or not is_near or self._is_late():
                 return found
             n_rows *= 4
 

@@ -13,7 +13,7 @@ from cellfeed_tuner._entropy._label_entropy import StorageOrder
 from cellfeed_tuner._explain._bottleneck import Bottleneck
 from cellfeed_tuner._explain._storage_advice import StorageAdvice
 from cellfeed_tuner._history._recall import Earlier
-from cellfeed_tuner._interval import interval
+from cellfeed_tuner._interval import Estimate, interval, scaled
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -88,6 +88,8 @@ class AutotuneResult:
         nothing was measured twice.
     interrupted
         Whether Ctrl-C ended the run early.
+    cut_short
+        Why measuring ended early otherwise; empty if it did not.
     loader_fault
         The first piece of wrong data that the loader delivered, in words; None if there was none.
         Nothing is recommended then, because any configuration may be affected.
@@ -123,6 +125,7 @@ class AutotuneResult:
     busy: Busy | None = None
     replicate_spread: float | None = None
     interrupted: bool = False
+    cut_short: str = ""
     loader_fault: str | None = None
     n_cells_compared: int = 0
     strategy: SearchedStrategy | None = None
@@ -152,7 +155,7 @@ class AutotuneResult:
     def n_few_rounds(self) -> int | None:
         """Number of rounds behind the recommended throughput, if too few; else None."""
         chosen = self.chosen
-        if chosen is None or self.recommended is None or self.recommended.measured_in_turns:
+        if chosen is None or self.recommended is None or self.recommended.basis != "measured":
             return None
         return chosen.n_rounds if chosen.has_few_rounds else None
 
@@ -161,15 +164,25 @@ class AutotuneResult:
         if self.loader_fault is not None:
             said = f"wrong data delivered: {self.loader_fault}"
         elif self.recommended is not None:
-            speed = interval(self.recommended.cells_per_second)
             few = f", from only {self.n_few_rounds} rounds" if self.n_few_rounds else ""
-            said = f"{self.recommended.settings}; {speed} cells/s{self.ranks.together}{few}"
+            few = ", predicted" if self.recommended.basis == "predicted" else few
+            said = self.recommended.settings
+            if (speed := self.recommended.cells_per_second) is not None:
+                said = f"{said}; {interval(speed)} cells/s{self.ranks.together}"
+            said += few
         return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
         """Return the entropy of each label in the minibatches of a configuration."""
         further = {name: each.entropy_bits for name, each in result.further_labels.items()}
         return {self.dataset.label: result.entropy_bits} | further
+
+    def predicted(self, result: ConfigurationResult) -> Estimate | None:
+        """Return cells per second of a configuration that was not measured; None if unknown."""
+        speed = self.recommended.cells_per_second if self.recommended else None
+        if speed is None or result.relative is None or result.cells_per_second is not None:
+            return None
+        return scaled(speed, result.relative)
 
     def pareto_front(self) -> tuple[ConfigurationResult, ...]:
         """Return what nothing beats in both throughput and entropy, highest entropy first."""

@@ -1,6 +1,5 @@
 """One run of ``autotune``: preparation, search, choice, comparison with the files, explanation."""
 
-import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -11,9 +10,11 @@ from cellfeed import CellDataset, ParameterError, SamplingStrategy
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
+    COMPARING_SECONDS,
     EXPLAIN_SHARE,
-    LEAST_THROUGHPUT_SHARE,
+    LEAST_SEARCH_SECONDS,
     PREFETCH_SHARE,
+    REPLAY_SHARE,
     STEP_LEAST_ROUNDS,
     STEP_SECONDS,
 )
@@ -23,11 +24,12 @@ from cellfeed_tuner._explain._storage_advice import StorageLayout
 from cellfeed_tuner._history._earlier_run import EarlierRun, Key
 from cellfeed_tuner._history._fingerprint import key_of
 from cellfeed_tuner._history._recall import IGNORED, Earlier, recall
+from cellfeed_tuner._interval import Estimate, quotient, scaled
 from cellfeed_tuner._machine._busy import Busy
 from cellfeed_tuner._machine._description import Machine, describe_machine
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import Measurement, limit_seconds, measure_with
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._measure import Measurement, measure_with
+from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._planning._recommend import Choice, nearest
@@ -52,12 +54,13 @@ _LEAST_STEP_SECONDS = 1e-6
 class Run:
     """A run of ``autotune``, phase by phase; after Ctrl-C, it keeps what was found by then.
 
-    The budget began at ``started``, by `time.perf_counter`.
+    Whatever takes long, it ends with an answer in time: what comes after the choice, and then
+    measuring itself, is cut short.
     """
 
     request: Request
     process: MeasuringProcess[Any]
-    started: float
+    budget: TimeBudget
     on_progress: Progress
     interrupted: bool = field(default=False, init=False)
     _date: datetime = field(init=False)
@@ -74,6 +77,7 @@ class Run:
     _explained: Explained = field(default_factory=Explained, init=False)
     _prefetch_results: tuple[PrefetchResult, ...] = field(default=(), init=False)
     _n_cells_compared: int = field(default=0, init=False)
+    _lost: str = field(default="", init=False)
 
     def prepare(self) -> None:
         """Collect what is known without measuring: the machine, entropies, earlier runs."""
@@ -86,13 +90,18 @@ class Run:
             request.plans,
             entropy_floor=request.constraints.entropy_floor,
         )
-        self._mixing.replay(request.grid, self.on_progress)
+        self._mixing.replay(
+            request.grid,
+            self.on_progress,
+            is_late=lambda: self.budget.left_until(REPLAY_SHARE) < 0,
+        )
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
             self._key = key_of(request.selected, request.labels[0].name, self._machine)
             self._known, self._earlier = self._recalled(self._key)
         self._grid = list(dict.fromkeys([*request.grid, *self._known]))
+        self._search = self._new_search()
 
     def _recalled(self, key: Key) -> tuple[list[Configuration], Earlier]:
         """Return the configurations to measure first, from an earlier run."""
@@ -105,16 +114,32 @@ class Run:
         return recall(runs, key, self.request.asked(self._found_cache), self.request.space)
 
     def start(self) -> None:
-        """Start the measuring process, and time the training step if there is one."""
+        """Start the measuring process, and time the training step if there is one.
+
+        If there is no time for that, nothing is measured.
+        """
         self.on_progress("start", 0, 1)
-        self.process.start()
+        try:
+            self.process.start(limit_seconds=max(0.0, self.budget.left_to_measure))
+            if self.request.step is not None:
+                self.request = self.request.with_step(self._step_seconds())
+                self._search = self._new_search()
+        except TimeoutError:
+            self._lost = (
+                f"the measuring process had not started after {self.budget.spent:.0f} s, so that "
+                "nothing was measured"
+            )
+        self._search.measurements.budget = TimeBudget(self._left_to_search(), self.budget.clock)
+
+    def _left_to_search(self) -> float:
+        after = PREFETCH_SHARE if self.request.cache == "remote" else EXPLAIN_SHARE
+        budget = self.budget
+        left = budget.left_until(1 - after) - budget.writing_seconds
+        return left if left >= LEAST_SEARCH_SECONDS else budget.left_to_measure
+
+    def _new_search(self) -> Search:
         request = self.request
-        if request.step is not None:
-            request = request.with_step(self._step_seconds())
-            self.request = request
-        after = PREFETCH_SHARE if request.cache == "remote" else EXPLAIN_SHARE
-        left = (1 - after) * request.budget - (time.perf_counter() - self.started)
-        self._search = Search(
+        search = Search(
             measurements=Measurements(
                 process=self.process,
                 labels=[each.name for each in request.labels],
@@ -122,11 +147,12 @@ class Run:
                 batch_size=request.batch_size,
                 cache=request.cache,
                 seed=request.seed,
-                budget=TimeBudget(max(LEAST_THROUGHPUT_SHARE * request.budget, left)),
+                budget=TimeBudget(self._left_to_search(), self.budget.clock),
                 on_progress=self.on_progress,
                 make_dataset=request.make_dataset,
                 step=request.step,
                 ranks=request.ranks,
+                by_clock=request.constraints.need_cells_per_second is not None,
             ),
             requirements=request.requirements(self._mixing),
             geometry=request.geometry,
@@ -134,6 +160,8 @@ class Run:
             space=request.space if request.space.is_large else None,
             sampler=request.sampler,
         )
+        search.begin(self._grid)
+        return search
 
     def _step_seconds(self) -> float:
         """Return the median time of a training step, in seconds.
@@ -159,7 +187,7 @@ class Run:
                 make_dataset=request.make_dataset,
                 ranks=request.ranks,
             ),
-            limit_seconds=limit_seconds(STEP_SECONDS),
+            limit_seconds=max(STEP_SECONDS, self.budget.left_to_measure / 2),
         )
         if not found.round_seconds:
             msg = f"no training step ended: {found.failure or 'it takes too long'}"
@@ -171,8 +199,8 @@ class Run:
     def search(self) -> None:
         """Search, choose, and explain."""
         try:
-            self._search.run(self._grid)
-            self._search.survey()
+            if not self._lost:
+                self._measure()
             self._choose()
             self._read_ahead()
             self._compare_with_files()
@@ -183,7 +211,16 @@ class Run:
                 raise
             self.interrupted = True
             if self._recommended is None:
-                self._choose(is_late=True)
+                self._choose()
+
+    def _measure(self) -> None:
+        try:
+            self._search.measure()
+            self._search.survey()
+        except MeasuringError as error:
+            if not len(self._search.measurements):
+                raise
+            self._lost = str(error)
 
     def result(self, strategy: SamplingStrategy | None) -> AutotuneResult:
         """Return what was found, with the strategy as the user passed it."""
@@ -198,7 +235,7 @@ class Run:
             cache=self._found_cache,
             configurations=tuple(
                 self._mixing.judged(
-                    each,
+                    self._compared(each),
                     faults.get(each.configuration),
                     measured.entropy_within(each.configuration),
                 )
@@ -206,7 +243,7 @@ class Run:
             ),
             recommended=recommended,
             nearest=None if recommended or faults else nearest(results, constraints),
-            seconds=time.perf_counter() - self.started,
+            seconds=self.budget.spent,
             date=self._date,
             storage_order=self._order,
             earlier=self._earlier,
@@ -216,6 +253,7 @@ class Run:
             busy=Busy.of(measured.others),
             replicate_spread=measured.replicate_spread,
             interrupted=self.interrupted,
+            cut_short=self._lost,
             loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
             n_cells_compared=self._n_cells_compared,
             strategy=SearchedStrategy.of(strategy) if strategy else None,
@@ -230,28 +268,56 @@ class Run:
         is_listed = search.space is None and search.requirements.is_planned
         return search.results(self._grid if is_listed or not search.timed else search.timed)
 
-    def _choose(self, *, is_late: bool = False) -> None:
+    def _compared(self, each: ConfigurationResult) -> ConfigurationResult:
+        """Return a result with its throughput relative to the recommended one.
+
+        Unless a throughput is needed, all are in the order of these: measured ones at the rate of
+        the recommended one, since the machine may have been faster or slower at other times.
+        """
+        chosen = self._recommended
+        if chosen is None or chosen.cells_per_second is None:
+            return each
+        if each.configuration == chosen.configuration:
+            return replace(
+                each,
+                relative=Estimate(1.0, 1.0, 1.0),
+                cells_per_second=each.cells_per_second and chosen.cells_per_second,
+            )
+        if self.request.constraints.need_cells_per_second is not None and each.cells_per_second:
+            return replace(each, relative=quotient(each.cells_per_second, chosen.cells_per_second))
+        relative = self._search.ordering.ratio(each.configuration, chosen.configuration)
+        speed = each.cells_per_second
+        if speed is not None and relative is not None:
+            speed = scaled(chosen.cells_per_second, relative)
+        return replace(each, relative=relative, cells_per_second=speed)
+
+    def _choose(self) -> None:
         choice = self._search.choose(self._results())
         if choice is None:
             return
-        stepped = None if is_late else self._search.with_step(choice)
-        configuration, reason = choice.result.configuration, choice.reason
-        if choice.result.status != "measured":
-            n_rounds = choice.result.n_rounds
-            reason += f" This rests on only {n_rounds} whole fetches per worker."
+        stepped = None if self.interrupted or self._lost else self._search.with_step(choice)
+        measurements = self._search.measurements
+        configuration, reason = choice.configuration, choice.reason
+        if choice.basis == "measured" and choice.result.status != "measured":
+            reason += f" This rests on only {choice.result.n_rounds} whole fetches per worker."
+        if configuration in self._search.slowed:
+            reason += f" It {self._search.slowed[configuration]}."
         self._recommended = Recommended(
             configuration=configuration,
+            basis=choice.basis,
             cells_per_second=choice.speed,
-            measured_in_turns=self._search.measurements.is_from_turns(configuration),
-            peak_memory_bytes=choice.result.peak_memory_bytes or 0,
+            peak_memory_bytes=choice.result.peak_memory_bytes,
             reason=reason,
             waiting=self._waiting(choice, stepped),
             rivals=choice.rivals,
+            longest_seconds=measurements.longest_seconds(configuration),
         )
 
     def _waiting(self, choice: Choice, stepped: Measurement | None) -> Waiting | None:
         asked = self._search.requirements.constraints
         if asked.step_seconds is None or asked.need_cells_per_second is None:
+            return None
+        if choice.speed is None:
             return None
         return Waiting(
             share=stepped.waiting_share if stepped else None,
@@ -262,7 +328,7 @@ class Run:
     def _read_ahead(self) -> None:
         """Choose how many fetches to read ahead from a server."""
         request, recommended = self.request, self._recommended
-        if recommended is None or request.cache != "remote":
+        if recommended is None or request.cache != "remote" or recommended.basis == "predicted":
             return
         configuration = recommended.configuration
         fetch_size = request.batch_size * configuration.fetch_factor
@@ -283,12 +349,15 @@ class Run:
             ahead.run(depths)
         self._prefetch_results, best = ahead.results(), ahead.best()
         if best is not None:
-            memory = max(recommended.peak_memory_bytes, ahead.memory_of(best))
+            memory = max(recommended.peak_memory_bytes or 0, ahead.memory_of(best))
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
 
     def _compare_with_files(self) -> None:
-        if (selected := self.request.selected) is not None:
-            compared = self._search.measurements.compare_with_files(selected.collection)
+        left = self.budget.left_to_measure
+        if (selected := self.request.selected) is not None and left > 0:
+            compared = self._search.measurements.compare_with_files(
+                selected.collection, most_seconds=min(COMPARING_SECONDS, left)
+            )
             self._n_cells_compared = compared
 
     def _explain(self) -> None:
@@ -297,7 +366,8 @@ class Run:
         # Other loaders, and several ranks, have no counters.
         if recommended is None or selected is None or request.ranks.n_local > 1:
             return
-        if self._search.measurements.faults:
+        speed, seconds = recommended.cells_per_second, self._ends - self.budget.clock()
+        if self._search.measurements.faults or recommended.basis == "predicted" or speed is None:
             return
         self.on_progress("explain", 0, 1)
         # How other strategies, or servers, would read another layout is not known.
@@ -312,10 +382,10 @@ class Run:
                 batch_size=request.batch_size,
                 already_shuffled=already_shuffled,
             ),
-            cells_per_second=recommended.cells_per_second.value,
+            cells_per_second=speed.value,
             step_seconds=request.constraints.step_seconds,
-            block_sizes=request.space.block_sizes if is_known else (),
-            seconds=max(EXPLAIN_SHARE * request.budget, self._ends - time.perf_counter()),
+            block_sizes=request.space.block_sizes if is_known and not self._lost else (),
+            seconds=seconds,
             seed=request.seed,
         )
 
@@ -339,8 +409,8 @@ class Run:
 
     @property
     def _ends(self) -> float:
-        """When the budget ends, by `time.perf_counter`."""
-        return self.started + self.request.budget
+        """When measuring ends, by the clock."""
+        return self.budget.clock() + self.budget.left - self.budget.writing_seconds
 
     def _ranges(self) -> Ranges:
         space = self.request.space

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,13 +19,15 @@ from rich.progress import BarColumn, Progress, TextColumn
 from cellfeed import ClassBalancedSampling, FormatError, PathError, open_collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
-from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
+from cellfeed_tuner._commands._entry_point import OF_THIS_PROCESS
+from cellfeed_tuner._constants import WRITING_SECONDS, WRITING_SHARE
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._plain import replaced_file
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import code_to_paste, print_report
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
+from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["LiveDisplay", "run"]
@@ -67,7 +71,7 @@ def run(
     _require_writable(output)  # before spending time on measurements
     try:
         with LiveDisplay() as display:
-            result = _autotune.autotune(
+            result = _autotune.tuned(
                 collection,
                 label=label,
                 step_seconds=step_ms and step_ms / 1000,
@@ -76,7 +80,7 @@ def run(
                 strategy=ClassBalancedSampling(balance) if balance else None,
                 align=(None, "chunks") if with_aligned else (),
                 cache=cache,
-                budget=_left_of(budget),
+                budget=_since_the_start(budget),
                 ranks=ranks,
                 on_progress=display.show,
                 **settings,
@@ -86,15 +90,30 @@ def run(
     world = World.here() if ranks is None else None
     if world is not None and world.rank:  # rank 0 reports for all
         raise SystemExit(0 if result.recommended else 1)
-    print_report(result, output / "autotune.json", elements=elements, to_stderr=as_json)
-    if as_json:  # before the files, in case the disk is full
-        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
-    written = ", ".join(map(str, _write(result, output, elements)))
-    click.echo(f"\nWrote {written}", err=as_json)
+    saved = output / "autotune.json"
+    try:
+        written = _write(result, output, elements)
+    except OSError:  # the disk is full: what was found is printed at least
+        _print(result, saved, elements, as_json=as_json)
+        raise
+    try:
+        _print(result, saved, elements, as_json=as_json)
+        click.echo(f"\nWrote {', '.join(map(str, written))}", err=as_json)
+    except KeyboardInterrupt:
+        interrupted(f"Interrupted while printing. {saved} has the result.")
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if result.interrupted:
-        interrupted(f"Interrupted. {output / 'autotune.json'} has what was measured so far.")
+        interrupted(f"Interrupted. {saved} has what was measured so far.")
     if result.recommended is None:
         raise SystemExit(1)
+
+
+def _print(result: AutotuneResult, saved: Path, elements: Sequence[str], *, as_json: bool) -> None:
+    print_report(result, saved, elements=elements, to_stderr=as_json)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    sys.stdout.flush()
 
 
 def _require_writable(folder: Path) -> None:
@@ -107,11 +126,13 @@ def _require_writable(folder: Path) -> None:
         raise PathError(msg) from error
 
 
-def _left_of(budget: float) -> float:
-    """Return what is left of a budget, less the time to start this program and write its files."""
-    age = time.time() - psutil.Process().create_time()
-    spent = (age if age < MOST_START_SECONDS else 0.0) + WRITING_SECONDS
-    return max(budget - spent, LEAST_SHARE_LEFT * budget)
+def _since_the_start(seconds: float) -> TimeBudget:
+    """Return the budget, which began with the command, less the time to write its files."""
+    age = 0.0
+    if click.get_current_context().find_root().obj == OF_THIS_PROCESS:
+        age = max(0.0, time.time() - psutil.Process().create_time())
+    writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * age)
+    return TimeBudget(seconds, started=time.monotonic() - age, writing_seconds=writing_seconds)
 
 
 def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:

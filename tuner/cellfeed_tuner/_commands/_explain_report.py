@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner import theory
-from cellfeed_tuner._comparisons import Predictions, floor_cost, relative
+from cellfeed_tuner._comparisons import Predictions, floor_cost
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds, with_training_step
 from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._plain import to_plain
-from cellfeed_tuner._planning._recommend import choose
+from cellfeed_tuner._planning._recommend import StoredOrdering, choose
 from cellfeed_tuner._reports._console import report_console, say
 from cellfeed_tuner._reports._terminal import say_choice
 from cellfeed_tuner._reports._words import in_words, megabytes
@@ -117,7 +117,7 @@ def _facts(result: AutotuneResult, answer: _Why) -> Table:
     ]
     if answer.predicted is not None and answer.n_matching:
         facts.insert(2, ("cost model", f"{interval(answer.predicted)} cells/s"))
-    ratio = relative(result, about)
+    ratio = about.relative
     if ratio is not None and not answer.is_chosen:
         facts.insert(2, ("", f"{times(ratio)} the recommended throughput"))
     if about.verdict is not None:
@@ -150,7 +150,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         each for each in result.configurations if named.items() <= each.configuration.items()
     ]
     if matching:
-        choice = choose(matching, result.constraints)
+        choice = choose(matching, result.constraints, StoredOrdering.of(result.configurations))
         about = choice.result if choice else max(matching, key=lambda each: _rank(each, result))
     else:
         whole: dict[str, Any] = {
@@ -162,7 +162,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         if {"block_size", "fetch_factor"} <= whole.keys():
             outside = Configuration(**whole)
             homogeneous = _homogeneous_bits(outside, result)
-    ratio = relative(result, about)
+    ratio = about.relative
     is_chosen = about == chosen
     reasons = in_words("against", result, about)
     if is_chosen and result.recommended is not None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from cellfeed import CellDataset, Collection, Minibatch
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import LEAST_LIMIT_SECONDS
 from cellfeed_tuner._explain._bottleneck import (
     Bottleneck,
     StageModel,
@@ -58,8 +57,8 @@ def explain_throughput(
 ) -> Explained:
     """Return where the time of a configuration goes, and storage advice.
 
-    There is no advice without ``block_sizes`` to read a shuffled copy with, or without
-    ``seconds`` to encode a sample of cells.
+    There is no advice without ``block_sizes`` to read a shuffled copy with, or if a sample of cells
+    is not encoded within ``seconds``.
     """
     configuration = measured.configuration
     found = bottleneck(
@@ -79,7 +78,7 @@ def explain_throughput(
     advice = tuple[StorageAdvice, ...]()
     if block_sizes and seconds > 0:
         request = StoreRequest(configuration=configuration, batch_size=layout.batch_size, seed=seed)
-        outcome = process.run(request, limit_seconds=max(LEAST_LIMIT_SECONDS, seconds))
+        outcome = process.run(request, limit_seconds=seconds)
         for sample in outcome.events:
             if isinstance(sample, StoreSample):
                 advice = storage_advice(found, configuration, layout, sample, block_sizes)

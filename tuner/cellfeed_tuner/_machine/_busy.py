@@ -8,8 +8,9 @@ import psutil
 
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._constants import LEAST_BUSY_SHARE
+from cellfeed_tuner._machine._processes import ProcessorTime
 
-__all__ = ["Busy", "OtherPrograms", "ProcessorClock"]
+__all__ = ["Busy", "OtherPrograms", "ProcessorClock", "undisturbed_share"]
 
 _NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as user time already
 
@@ -70,6 +71,47 @@ class Busy:
             f"Other programs took {self.share:.0%} of the processors while throughput was "
             "measured; figures may be too low."
         )
+
+
+def undisturbed_share(
+    seconds: float, processor: ProcessorTime | None, other_cores: float, *, cores: float
+) -> float:
+    """Return the share of a time that the same work would have taken without other programs.
+
+    While ``p = (running + waiting) / seconds`` threads could run, on average, waiting for a
+    processor delayed the work by ``waiting / p``, or by ``waiting`` if p < 1. Threads also wait for
+    each other, so that no more counts than other programs took of the processors that the threads
+    could have used. What remains is at least the processor time divided by the cores.
+
+    Parameters
+    ----------
+    seconds
+        Duration by the clock.
+    processor
+        Processor time of all threads meanwhile; None if unknown, so that nothing is corrected.
+    other_cores
+        Processors that other programs kept busy, on average.
+    cores
+        Usable processors.
+
+    Examples
+    --------
+    Two threads on two processors, one of which another program took:
+
+    >>> undisturbed_share(10.0, ProcessorTime(10.0, 10.0), 1.0, cores=2)
+    0.5
+
+    A thread that waits for the disk leaves processors to others:
+
+    >>> undisturbed_share(10.0, ProcessorTime(1.0, 0.0), 1.5, cores=2)
+    1.0
+    """
+    if processor is None or seconds <= 0:
+        return 1.0
+    runnable = max(1.0, (processor.running + processor.waiting) / seconds)
+    taken = other_cores * seconds / min(runnable, cores)
+    delay = min(processor.waiting / runnable, taken)
+    return min(1.0, max(1 - delay / seconds, processor.running / cores / seconds))
 
 
 class ProcessorClock:

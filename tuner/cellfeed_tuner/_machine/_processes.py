@@ -4,13 +4,24 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 __all__ = [
-    "BytesRead", "bytes_read", "kill_tree", "tree_cpu_seconds", "tree_memory_bytes",
+    "BytesRead", "ProcessorTime", "bytes_read", "end_of", "kill_tree", "processor_time_between",
+    "reap", "thread_times", "tree_cpu_seconds", "tree_memory_bytes",
 ]  # fmt: skip
+
+_SIGNALS = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "aborted",
+    signal.SIGBUS: "bus error",
+}
+_REAP_SECONDS = 0.01
 
 
 def kill_tree(pid: int) -> None:
@@ -61,6 +72,77 @@ def tree_cpu_seconds(pid: int) -> float:
         return float(sum(sum(each.cpu_times()[:4]) for each in tree))
     except psutil.Error:
         return 0.0
+
+
+def end_of(pid: int) -> tuple[str, bool] | None:
+    """Return how a child ended, in words, and whether it was killed; None if it still runs.
+
+    Its status is kept for `reap`.
+    """
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it was reaped
+        return "ended", False
+    if found is None:
+        return None
+    if found.si_code == os.CLD_EXITED:
+        return f"exited with status {found.si_status}", False
+    if found.si_status == signal.SIGKILL:
+        return "was killed, perhaps for want of memory", True
+    name = _SIGNALS.get(signal.Signals(found.si_status), signal.Signals(found.si_status).name)
+    return f"crashed ({name})", False
+
+
+def reap(pid: int, *, limit_seconds: float) -> None:
+    """Wait for the end of a killed child; not for one that the kernel does not let end."""
+    deadline = time.monotonic() + limit_seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                time.sleep(_REAP_SECONDS)
+                continue
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTime:
+    """Seconds that threads ran on a processor, and that they were ready and waited for one."""
+
+    running: float
+    waiting: float
+
+    def __add__(self, other: "ProcessorTime") -> "ProcessorTime":
+        return ProcessorTime(self.running + other.running, self.waiting + other.waiting)
+
+
+ThreadTimes = Mapping[tuple[int, str], tuple[int, int]]
+"""Nanoseconds run and waited by process and thread."""
+
+
+def thread_times() -> ThreadTimes | None:
+    """Return the times of all threads of this process and its workers; None if not counted."""
+    found = dict[tuple[int, str], tuple[int, int]]()
+    for pid in [os.getpid(), *(each.pid or 0 for each in multiprocessing.active_children())]:
+        with contextlib.suppress(OSError):  # it has ended, or this is another system
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError, ValueError):
+                    ran, waited, _ = (thread / "schedstat").read_bytes().split()
+                    found[pid, thread.name] = int(ran), int(waited)
+    return found or None
+
+
+def processor_time_between(
+    before: ThreadTimes | None, after: ThreadTimes | None
+) -> ProcessorTime | None:
+    """Return what threads that are still there took since; None if it was not counted."""
+    if before is None or after is None:
+        return None
+    nothing = (0, 0)
+    ran, waited = (
+        sum(times[kind] - before.get(thread, nothing)[kind] for thread, times in after.items())
+        for kind in (0, 1)
+    )
+    return ProcessorTime(ran / 1e9, waited / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

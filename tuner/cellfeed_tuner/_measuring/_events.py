@@ -11,14 +11,15 @@ from cellfeed import CellDataset, SamplingStrategy, Statistics
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import EPOCHS_APART, REPLICATE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._machine._processes import BytesRead
+from cellfeed_tuner._machine._processes import BytesRead, ProcessorTime
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._pace import Pace
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = [
-    "Findings", "Infeasible", "MakeDataset", "Round", "Started", "Step", "TimingSettings",
+    "Findings", "Infeasible", "MakeDataset", "Progressed", "Round", "Started", "Step",
+    "TimingSettings",
 ]  # fmt: skip
 
 Step = Callable[[Any], object]
@@ -103,6 +104,13 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """So many minibatches have come by now; reported now and then."""
+
+    n_minibatches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Infeasible:
     """The configuration cannot be timed."""
 
@@ -116,7 +124,7 @@ class Round:
     It ``counts`` if it is free of start-up. The training loop waited ``waiting_seconds`` for its
     minibatches. ``read`` is None where the bytes differ from what was delivered, because more or
     less was read ahead, and for servers. Measuring does not end after a round unless it
-    ``may_end``.
+    ``may_end``. ``processor`` is the processor time of all threads; None if unknown.
     """
 
     seconds: float
@@ -125,6 +133,7 @@ class Round:
     read: BytesRead | None
     may_end: bool = True
     statistics: Statistics | None = None
+    processor: ProcessorTime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

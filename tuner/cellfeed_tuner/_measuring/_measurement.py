@@ -9,12 +9,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from cellfeed import Statistics
+from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import FEW_BATCHES, FEWEST_ROUNDS, LEAST_ROUNDS, MANY_BATCHES
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
-from cellfeed_tuner._machine._busy import OtherPrograms
+from cellfeed_tuner._machine._busy import OtherPrograms, undisturbed_share
 from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._machine._processes import BytesRead
+from cellfeed_tuner._machine._processes import BytesRead, ProcessorTime
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._events import (
     Findings,
@@ -28,7 +29,9 @@ from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = ["Measurement", "MeasurementStatus", "measured", "pooled"]
 
-_JOINED = ("round_seconds", "round_waiting_seconds", "round_reads", "round_statistics")
+_JOINED = (
+    "round_seconds", "round_waiting_seconds", "round_processor", "round_reads", "round_statistics",
+)  # fmt: skip
 _Event = TypeVar("_Event")
 
 MeasurementStatus = Literal["measured", "not enough samples", "too few cells", "failed"]
@@ -56,6 +59,8 @@ class Measurement:
     round_seconds, round_waiting_seconds
         Time of each round without start-up, and the part of it in which the training loop waited
         for minibatches.
+    round_processor
+        Processor time of all threads in each of these rounds; empty if unknown.
     rounds_per_replicate
         How many of these rounds each replicate has; empty if there is one replicate.
     worker_start_seconds, first_minibatch_seconds
@@ -97,6 +102,7 @@ class Measurement:
     uncounted_seconds: float = 0.0
     round_seconds: tuple[float, ...] = ()
     round_waiting_seconds: tuple[float, ...] = ()
+    round_processor: tuple[ProcessorTime, ...] = ()
     rounds_per_replicate: tuple[int, ...] = ()
     worker_start_seconds: float | None = None
     first_minibatch_seconds: float | None = None
@@ -169,6 +175,31 @@ class Measurement:
         return spread.estimate(self.cells_per_round / float(np.mean(seconds)), len(seconds))
 
     @property
+    def undisturbed_share(self) -> float:
+        """Share of the rounds' time that they would have taken without other programs."""
+        if not self.others.seconds or len(self.round_processor) != len(self.round_seconds):
+            return 1.0
+        return undisturbed_share(
+            sum(self.round_seconds),
+            sum(self.round_processor, ProcessorTime(0.0, 0.0)),
+            self.others.cpu_seconds / self.others.seconds,
+            cores=usable_cores(),
+        )
+
+    @property
+    def second_half(self) -> "Measurement":
+        """The rounds of the second half of the time, of one replicate."""
+        middle, ends = sum(self.round_seconds) / 2, np.cumsum(self.round_seconds)
+        begin = int(np.searchsorted(ends, middle, side="right"))
+        whole = len(self.round_seconds)
+        later = {
+            name: getattr(self, name)[begin:]
+            for name in _JOINED
+            if len(getattr(self, name)) == whole
+        }
+        return replace(self, **later)
+
+    @property
     def rough_cells_per_second(self) -> float:
         """Throughput from any rounds, even the first, to plan by; 0 if there are none."""
         seconds = self.round_seconds
@@ -238,6 +269,7 @@ def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
         uncounted_seconds=sum(each.seconds for each in rounds if not each.counts),
         round_seconds=tuple(each.seconds for each in counted),
         round_waiting_seconds=tuple(each.waiting_seconds for each in counted),
+        round_processor=tuple(each.processor for each in counted if each.processor),
         round_reads=tuple(each.read for each in counted if each.read),
         round_statistics=tuple(each.statistics for each in counted if each.statistics),
         round_entropy_bits=_entropies([*found.values()]),
@@ -261,11 +293,13 @@ def _joined(rounds: Sequence[Round]) -> Round:
     """Return one round of all ranks: the slowest sets the pace."""
     first, *others = rounds
     reads = [each.read for each in rounds if each.read]
+    processor = [each.processor for each in rounds if each.processor]
     return replace(
         first,
         seconds=max(each.seconds for each in rounds),
         waiting_seconds=sum(each.waiting_seconds for each in rounds) / len(rounds),
         read=sum(reads[1:], reads[0]) if len(reads) == len(rounds) else None,
+        processor=sum(processor[1:], processor[0]) if len(processor) == len(rounds) else None,
         # Where time goes is explained for one process.
         statistics=None if others else first.statistics,
     )

@@ -11,34 +11,46 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
-import psutil
-
-from cellfeed import CellfeedError
+from cellfeed import CellfeedError, ParameterError
 from cellfeed_tuner._constants import (
+    ANSWER_SECONDS,
+    COMPUTING_SHARE,
+    HUNG_SHARE,
+    HUNG_TIMES,
     LOOKING_SHARE,
     MEMORY_AT_LEAST_EVERY_SECONDS,
     MEMORY_EVERY_SECONDS,
 )
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
-from cellfeed_tuner._machine._processes import kill_tree, tree_cpu_seconds, tree_memory_bytes
+from cellfeed_tuner._machine._processes import (
+    end_of,
+    kill_tree,
+    reap,
+    tree_cpu_seconds,
+    tree_memory_bytes,
+)
+from cellfeed_tuner._measuring._events import Progressed
 
 __all__ = [
     "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "SideBySide", "serve",
 ]  # fmt: skip
 
 
-# PyTorch's message in the process whose worker was killed, or ended without a word.
-_WORKER_KILLED = "DataLoader worker (pid"
+# PyTorch's message in the process whose worker was killed.
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
 _NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
 
 Subject = TypeVar("Subject")
@@ -90,7 +102,7 @@ class Outcome:
 
 
 class MeasuringError(CellfeedError, RuntimeError):
-    """The process in which configurations are timed has died."""
+    """The process in which configurations are timed has died, or does not answer."""
 
 
 class MeasuringProcess(Generic[Subject]):
@@ -98,6 +110,7 @@ class MeasuringProcess(Generic[Subject]):
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
+        self._is_lost = False
 
     def __enter__(self) -> Self:
         self._connection, theirs = multiprocessing.Pipe()
@@ -115,17 +128,42 @@ class MeasuringProcess(Generic[Subject]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._connection.close()  # it ends when its connection does
-        if kind is not None:
-            kill_tree(self._process.pid)
-        self._process.wait()
-
-    def start(self) -> None:
-        """Send the subject, and wait until the imports are done, or raise `MeasuringError`."""
-        self._answer_to(self._subject)
-
-    def _answer_to(self, message: object) -> Any:
         try:
-            self._connection.send(message)
+            self._process.wait(0.0 if kind is not None or self._is_lost else ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it end
+                self._process.wait(ANSWER_SECONDS)
+
+    def start(self, *, limit_seconds: float = inf) -> None:
+        """Send the subject, and wait until it has arrived.
+
+        Raises
+        ------
+        MeasuringError
+            The process has died.
+        ParameterError
+            The subject cannot be pickled.
+        TimeoutError
+            The process has not started after ``limit_seconds``.
+        """
+        deadline = time.monotonic() + limit_seconds
+        for message in (None, self._subject):  # it has done its imports when it answers the first
+            answer = self._answer_to(message, deadline - time.monotonic())
+            if isinstance(answer, CellfeedError):
+                raise answer
+
+    def _answer_to(self, message: object, limit_seconds: float) -> Any:
+        try:
+            data = ForkingPickler.dumps(message)
+        except Exception as error:
+            raise ParameterError(_unpicklable(error)) from error
+        try:
+            self._connection.send_bytes(data)
+            # The longest time that `poll` takes is some 24 days.
+            if not self._connection.poll(None if limit_seconds == inf else max(0.0, limit_seconds)):
+                self._is_lost = True
+                raise TimeoutError
             return self._connection.recv()
         except (EOFError, ConnectionError) as error:
             msg = "the measuring process died, perhaps for want of memory; free some and try again"
@@ -136,12 +174,27 @@ class MeasuringProcess(Generic[Subject]):
 
         If one of them or of their workers is killed by something else, other children try once
         more, in the rest of the time. A `CellfeedError` of a child, such as for a damaged file, is
-        raised here.
+        raised here; also `MeasuringError` if the process itself does not answer.
         """
-        outcome: Outcome | CellfeedError = self._answer_to((request, limit_seconds))
+        message = request, limit_seconds
+        try:
+            outcome: Outcome | CellfeedError = self._answer_to(
+                message, limit_seconds + ANSWER_SECONDS
+            )
+        except TimeoutError as error:
+            msg = "the measuring process does not answer; run autotune again"
+            raise MeasuringError(msg) from error
         if isinstance(outcome, CellfeedError):
             raise outcome
         return outcome
+
+
+def _unpicklable(error: Exception) -> str:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"the loader cannot be sent to the measuring process ({said}); define it, and what it "
+        "refers to, in a module, and open files in `open`"
+    )
 
 
 def serve(fd: int, path: Sequence[str]) -> None:
@@ -157,7 +210,14 @@ def serve(fd: int, path: Sequence[str]) -> None:
     connection: Connection[Any, Any] = Connection(fd)
     # If the parent was interrupted while it received, the connection is reset.
     with contextlib.suppress(EOFError, ConnectionError):
-        subject = connection.recv()
+        connection.send(connection.recv())
+        try:
+            subject = connection.recv()
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever its modules raise
+            connection.send(ParameterError(_unpicklable(error)))
+            return
         connection.send("ready")
         while True:
             request, limit_seconds = connection.recv()
@@ -223,24 +283,28 @@ def _run_in_children(
             children[receiver] = pid
             events.append([])
         usage, running = _Usage([*children.values()]), dict(zip(children, events, strict=True))
+        silence = _Silence(usage)
         while running and not end.failure and time.monotonic() < deadline and not abandoned():
             usage.sample_if_due()
             ready = wait([*running], MEMORY_EVERY_SECONDS)
             for rank, (receiver, pid) in enumerate(children.items()):
-                if receiver not in running or (receiver not in ready and not _has_ended(pid)):
+                if receiver not in running or (receiver not in ready and end_of(pid) is None):
                     continue
-                event = _next_event(receiver, f" of rank {rank}" if len(children) > 1 else "")
+                event = _next_event(receiver, pid, f" of rank {rank}" if len(children) > 1 else "")
                 if not isinstance(event, _Ended):
+                    silence.end(event)
                     running[receiver].append(event)
                     continue
                 usage.sample()
                 end = end if end.failure else event
                 del running[receiver]
+        if running and not end.failure:
+            end = _Ended(silence.hung())
         others = clock.others(usage.sample())
     finally:
         for receiver, pid in children.items():
             kill_tree(pid)
-            os.waitpid(pid, 0)
+            reap(pid, limit_seconds=ANSWER_SECONDS / 2)
             receiver.close()
     if isinstance(end.failure, CellfeedError):
         return end.failure
@@ -258,7 +322,7 @@ class _Usage:
     """Memory and processor time of children and their workers, sampled."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self._pids, self.peak_memory_bytes, self._cpu_seconds = pids, 0, 0.0
+        self._pids, self.peak_memory_bytes, self.cpu_seconds = pids, 0, 0.0
         self._every = MEMORY_EVERY_SECONDS
         self._due = time.monotonic() + self._every
 
@@ -277,22 +341,51 @@ class _Usage:
         memory_bytes = sum(map(tree_memory_bytes, self._pids))
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)
         # The time of workers that have ended may be lost to a later sample.
-        self._cpu_seconds = max(self._cpu_seconds, sum(map(tree_cpu_seconds, self._pids)))
-        return self._cpu_seconds
+        self.cpu_seconds = max(self.cpu_seconds, sum(map(tree_cpu_seconds, self._pids)))
+        return self.cpu_seconds
 
 
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended, whose workers may still hold its end of the pipe."""
-    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+class _Silence:
+    """How long children have reported nothing."""
+
+    def __init__(self, usage: _Usage) -> None:
+        self._usage, self._cpu_seconds = usage, 0.0
+        self._began = self._since = time.monotonic()
+        self._longest, self._n_minibatches = 0.0, 0
+
+    def end(self, event: object) -> None:
+        """Note that an event has come."""
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._since)
+        self._since, self._cpu_seconds = now, self._usage.cpu_seconds
+        if isinstance(event, Progressed):
+            self._n_minibatches = event.n_minibatches
+
+    def hung(self) -> str | None:
+        """Return that the loader hangs, in words; None if it may just be slow.
+
+        It hangs if it delivered something before, does not compute, and was silent for long.
+        """
+        now, n = time.monotonic(), self._n_minibatches
+        seconds = now - self._since
+        long = max(HUNG_SHARE * (now - self._began), HUNG_TIMES * self._longest)
+        computed = self._usage.sample() - self._cpu_seconds
+        if not n or seconds < long or computed > COMPUTING_SHARE * seconds:
+            return None
+        minibatches = f"{n} minibatch{'es' * (n > 1)}"
+        return f"hung after {minibatches}: no other came for {seconds:.0f} s"
 
 
-def _next_event(receiver: "Connection[Any, Any]", of_rank: str) -> object:
-    """Return the next event of a child that has sent one or has ended."""
+def _next_event(receiver: "Connection[Any, Any]", pid: int, of_rank: str) -> object:
+    """Return the next event of a child that has sent one or has ended.
+
+    If it has ended, its workers may still hold its end of the pipe.
+    """
     if receiver.poll():
         with contextlib.suppress(EOFError):
             return receiver.recv()
-    failure = f"the process{of_rank} was killed, perhaps for want of memory"
-    return _Ended(failure, was_killed=True)
+    how, was_killed = end_of(pid) or ("closed its connection", False)
+    return _Ended(f"the process{of_rank} {how}", was_killed=was_killed)
 
 
 def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
@@ -301,6 +394,7 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message=".* is read slowly")  # the report says so
     warnings.filterwarnings("ignore", message="fetches take about")  # their memory is measured
+    status = 0
     try:
         request.run(subject, sender.send)
         sender.send(_Ended())
@@ -308,9 +402,11 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
         sender.send(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
         failure = _without_traceback(str(error)) or repr(error)
-        sender.send(_Ended(failure, was_killed=failure.startswith(_WORKER_KILLED)))
+        sender.send(_Ended(failure, was_killed=bool(_WORKER_KILLED.match(failure))))
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def _without_traceback(message: str) -> str:

@@ -20,13 +20,20 @@ from cellfeed_tuner._constants import (
     FETCHES_AHEAD,
     LONG_EPOCH,
     LONG_EPOCH_OF_WORKERS,
+    PROGRESS_EVERY_SECONDS,
 )
-from cellfeed_tuner._machine._processes import BytesRead, bytes_read
+from cellfeed_tuner._machine._processes import (
+    BytesRead,
+    bytes_read,
+    processor_time_between,
+    thread_times,
+)
 from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
 from cellfeed_tuner._measuring._events import (
     Findings,
     Infeasible,
     MakeDataset,
+    Progressed,
     Round,
     Started,
     Step,
@@ -98,7 +105,7 @@ def _rounds(
     counted = CountedRounds(
         n_rounds=n_rounds, n_asked=session.n_asked, has_workers=configuration.num_workers > 0
     )
-    has_started = False
+    has_started, n_minibatches, told = False, 0, 0.0
     while True:
         make_cold.before_epoch()
         pace.meet()
@@ -109,7 +116,7 @@ def _rounds(
         n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
         n_ahead += not pace.is_alone  # others may have begun with the next one
         read_before: BytesRead | None = None
-        counted_before = session.statistics()
+        counted_before, times_before = session.statistics(), thread_times()
         # If it were dropped, cellfeed's iterator would end in a thread while the next epoch is
         # timed. Other loaders may have nothing to close; dropping ends their iterators.
         has_end = hasattr(minibatches, "close")
@@ -125,6 +132,8 @@ def _rounds(
                     if minibatch is None:  # there should have been one
                         pace.leave()
                         return
+                    n_minibatches += 1
+                    told = _told(n_minibatches, came, told, report)
                     if not has_started:
                         has_started = True
                         size = session.size_of(minibatch)
@@ -138,6 +147,7 @@ def _rounds(
                 waiting_seconds += pace.meet()
                 end = time.perf_counter()
                 read_so_far, counted_so_far = bytes_read(), session.statistics()
+                times_so_far = thread_times()
                 # At the end of an epoch, nothing is left to be read ahead.
                 is_known = request.cache != "remote" and number < n_rounds - n_ahead
                 yield Round(
@@ -147,9 +157,19 @@ def _rounds(
                     _between(read_before, read_so_far) if is_known else None,
                     counted.may_end(number),
                     _between(counted_before, counted_so_far),
+                    processor_time_between(times_before, times_so_far),
                 )
                 begin, read_before, counted_before = end, read_so_far, counted_so_far
+                times_before = times_so_far
         del minibatches
+
+
+def _told(n: int, now: float, before: float, report: Callable[[object], None]) -> float:
+    """Report the number of minibatches now and then; return when it was last reported."""
+    if now < before + PROGRESS_EVERY_SECONDS:
+        return before
+    report(Progressed(n))
+    return now
 
 
 def _started(

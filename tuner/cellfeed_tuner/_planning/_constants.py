@@ -58,6 +58,9 @@ deviation."""
 KNOWN = 0.7
 """If the leader's error is below this share of the challenger's, only the challenger is measured.
 Chosen."""
+PREDICTED_GAIN = 0.05
+"""Expected gain over the best measured configuration at which one that there was no time to measure
+is recommended. Chosen: as the next."""
 DOUBTED_GAIN = 0.05
 """Expected gain over the best that earns a second replicate for a configuration that leaves the
 race after one. Chosen: a configuration that close is as good."""
@@ -119,6 +122,14 @@ training step is measured afterwards. Chosen."""
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 """A replicate is stopped after this share of the budget, but not before this many seconds.
 Chosen."""
+LEAST_LIMIT_LEFT = 0.5
+"""A replicate is stopped at the end of the budget, but not before this many seconds. Chosen."""
+SUSTAINED_SHARE, LEAST_SUSTAINED_SECONDS = 0.08, 3.0
+"""Share of the budget for measuring the choice without a break, and the least seconds of that.
+Chosen: several times as long as a replicate, so that a loader that slows down is noticed."""
+SLOWED_SHARE = 0.7
+"""A loader has slowed down if the second half of that has less than this share of the throughput
+that was expected. Chosen: beyond the noise of a busy machine."""
 FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
 """The same for first replicates until one has succeeded. Chosen: the speed of the disk is unknown
 then, and starting the process takes part of the time."""

@@ -29,7 +29,7 @@ from cellfeed_tuner._planning._constants import (
     USUAL_NOISE,
 )
 
-__all__ = ["CostModel", "Geometry", "Observation", "distinct", "draws_of"]
+__all__ = ["CostModel", "Geometry", "Observations", "distinct", "draws_of"]
 
 _SEED = 0
 
@@ -56,12 +56,28 @@ class Geometry:
     n_ranks: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The measured cost of a configuration: a mean of replicates, and its relative error."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """Measured costs: logarithms of seconds per cell of n configurations, with their errors.
 
-    seconds_per_cell: float
-    error: float
+    Parameters
+    ----------
+    configurations
+        What was measured.
+    logs
+        Means of replicates, shape (n,).
+    covariance
+        Of their errors, shape (n, n).
+    """
+
+    configurations: Sequence[Configuration]
+    logs: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+    @classmethod
+    def none(cls) -> "Observations":
+        """Return no observations."""
+        return cls((), np.empty(0), np.empty((0, 0)))
 
 
 def distinct(
@@ -123,7 +139,7 @@ class CostModel:
         return mean
 
     def posterior(
-        self, observations: Mapping[Configuration, Observation]
+        self, observations: Observations
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return mean and covariance of the logarithms of seconds per cell.
 
@@ -136,11 +152,10 @@ class CostModel:
         -------
         Shapes (n_configurations,) and (n_configurations, n_configurations).
         """
-        rows = np.array([self._place[each] for each in observations], dtype=np.int64)
-        seen = np.log([each.seconds_per_cell for each in observations.values()])
-        errors = np.array([each.error for each in observations.values()])
-        apart = self._deviations[:, rows]
-        known = apart[rows] + np.diag(errors**2 + JITTER)
+        found = observations.configurations
+        rows = np.array([self._place[each] for each in found], dtype=np.int64)
+        seen, apart = observations.logs, self._deviations[:, rows]
+        known = apart[rows] + observations.covariance + JITTER * np.eye(len(rows))
         misfit = _misfit(known, seen - self._worlds[:, rows])
         share, weights = _weights(misfit)
         kept = weights > NO_WEIGHT * weights.max()

@@ -4,12 +4,15 @@ It says which candidate may be the best: the fastest, or the best mixed that is 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from math import log, sqrt
+from math import exp, log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import USUAL_FREEDOM
+from cellfeed_tuner._interval import Estimate, positive_estimate
 from cellfeed_tuner._planning._constants import (
     DOUBTED_GAIN,
     LEAST_CHANCE,
@@ -17,9 +20,18 @@ from cellfeed_tuner._planning._constants import (
     N_DRAWS,
     OPTIMISM,
 )
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observation, draws_of
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observations, draws_of
+from cellfeed_tuner._planning._turns import effects
 
-__all__ = ["Goal", "Posterior", "best_mixed", "fastest"]
+__all__ = ["Goal", "Posterior", "Replicate", "best_mixed", "fastest"]
+
+
+class Replicate(NamedTuple):
+    """Seconds per cell in one replicate, and the number of the turn in which it was measured."""
+
+    seconds_per_cell: float
+    turn: int
+
 
 Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """From logarithms of cells per second, shape (..., n_candidates), to the value to maximize."""
@@ -82,8 +94,8 @@ class Posterior:
     ) -> None:
         self._batch_size, self._geometry, self._new_model = batch_size, geometry, model
         self._goal_of, self._seed = goal_of, seed
-        # Seconds per cell of each replicate, and how often they were updated.
-        self._replicates: dict[Configuration, tuple[float, ...]] = {}
+        # Of each configuration, and how often they were updated.
+        self._replicates: dict[Configuration, tuple[Replicate, ...]] = {}
         self._n_updates = 0
         # Configurations whose first replicate does not count, and those not doubted again.
         self._taken_back: set[Configuration] = set()
@@ -100,14 +112,14 @@ class Posterior:
         """Configurations that may still be chosen."""
         return list(self._candidates)
 
-    def tell(self, configuration: Configuration, seconds_per_cell: Sequence[float]) -> None:
+    def tell(self, configuration: Configuration, replicates: Sequence[Replicate]) -> None:
         """Update the replicates of a configuration; without any, it has failed."""
         if configuration not in self._place:
             self._set([*self._place, configuration])
-        if seconds_per_cell:
-            is_doubted = configuration in self._taken_back and len(seconds_per_cell) > 1
+        if replicates:
+            is_doubted = configuration in self._taken_back and len(replicates) > 1
             self._replicates.pop(configuration, None)  # the last one measured comes last
-            self._replicates[configuration] = tuple(seconds_per_cell[is_doubted:])
+            self._replicates[configuration] = tuple(replicates[is_doubted:])
             self._n_updates += 1
             self._forget()
         else:
@@ -140,6 +152,32 @@ class Posterior:
         """Return the standard deviation of the logarithm of a cost."""
         place = self._place[configuration]
         return sqrt(max(0.0, self._known()[1][place, place]))
+
+    def speed(self, configuration: Configuration) -> Estimate | None:
+        """Return cells per second, with their 95 % interval; None before any measurement."""
+        if not self._replicates or configuration not in self._place:
+            return None
+        mean = self._known()[0][self._place[configuration]]
+        return positive_estimate(exp(-mean), self.error(configuration), self._freedom)
+
+    def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
+        """Return one throughput divided by another, with its 95 % interval.
+
+        It rests on all measurements, and on the cost model as far as they leave it open. None
+        before any measurement.
+        """
+        if not self._replicates or not {one, other} <= self._place.keys():
+            return None
+        first, second = self._place[one], self._place[other]
+        mean, covariance = self._known()
+        variance = covariance[first, first] + covariance[second, second]
+        variance = max(0.0, float(variance - 2 * covariance[first, second]))
+        return positive_estimate(exp(mean[second] - mean[first]), sqrt(variance), self._freedom)
+
+    @property
+    def _freedom(self) -> float:
+        """Degrees of freedom of the spread of replicates; its prior has some."""
+        return USUAL_FREEDOM + sum(len(each) - 1 for each in self._replicates.values())
 
     def most_promising(self, among: Iterable[Configuration]) -> Configuration | None:
         """Return the configuration that was expected to be the best before any measurement.
@@ -196,7 +234,7 @@ class Posterior:
         return None
 
     def _gain_over(
-        self, others: Mapping[Configuration, Sequence[float]], configuration: Configuration
+        self, others: Mapping[Configuration, Sequence[Replicate]], configuration: Configuration
     ) -> float:
         """Return the gain over the best of others that is expected without measuring it."""
         mean, covariance = self._model.posterior(self._observations(others))
@@ -242,13 +280,15 @@ class Posterior:
         return self._values
 
     def _observations(
-        self, replicates: Mapping[Configuration, Sequence[float]]
-    ) -> dict[Configuration, Observation]:
-        """Return the mean of each configuration, with its relative error."""
+        self, replicates: Mapping[Configuration, Sequence[Replicate]]
+    ) -> Observations:
+        """Return the mean of each configuration, free of the turns that it was measured in."""
         if not replicates:
-            return {}
-        spread = self._model.spread(replicates)
-        return {
-            each: Observation(float(np.exp(np.mean(np.log(costs)))), spread / len(costs) ** 0.5)
-            for each, costs in replicates.items()
-        }
+            return Observations.none()
+        spread = self._model.spread(
+            {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}
+        )
+        means, covariance = effects(
+            [[(one.turn, log(one.seconds_per_cell)) for one in own] for own in replicates.values()]
+        )
+        return Observations(list(replicates), means, spread**2 * covariance)

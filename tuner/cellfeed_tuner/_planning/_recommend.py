@@ -1,25 +1,104 @@
-"""Which configuration to recommend, and why."""
+"""Which configuration to recommend, and why: the ordering of all, and the rule."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import Estimate, quotient
 from cellfeed_tuner._planning._constants import SAME_MEMORY_SHARE
-from cellfeed_tuner._planning._turns import Turns
+from cellfeed_tuner._planning._posterior import Posterior
+from cellfeed_tuner._planning._turns import TurnsOf
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._recommended import (
     SAME_ENTROPY_SHARE,
     SAME_SPEED_SHARE,
+    Basis,
     Constraints,
     Nearest,
     Rival,
+    is_undecided,
     least_share,
 )
 
-__all__ = ["Choice", "choose", "nearest"]
+__all__ = [
+    "Choice", "MeasuredOrdering", "Ordering", "StoredOrdering", "choose", "nearest", "predicted",
+    "rival_of",
+]  # fmt: skip
+
+_FEWEST_TURNS = 2
+
+
+class Ordering(Protocol):
+    """How fast configurations are, relative to each other, by all that is known."""
+
+    def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
+        """Return one throughput divided by the other; None if it is unknown."""
+        ...
+
+    def n_turns(self, one: Configuration, other: Configuration) -> int:
+        """Return in how many turns both were measured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOrdering:
+    """The ordering during a search, by all measurements and the cost model."""
+
+    posterior: Posterior
+    turns: TurnsOf[Configuration]
+
+    def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
+        """Return one throughput divided by the other; None before any measurement."""
+        return self.posterior.ratio(one, other)
+
+    def n_turns(self, one: Configuration, other: Configuration) -> int:
+        """Return in how many turns both were measured."""
+        return self.turns.count_together(one, other)
+
+    def has_lost(self, configuration: Configuration) -> bool:
+        """Return whether one was clearly slower, in turns, than the fastest candidate."""
+        candidates = set(self.posterior.candidates)
+        finalists = [each for each in self.turns.finalists() if each in candidates]
+        costs = self.posterior.seconds_per_cell()
+        fastest = min(finalists, key=costs.__getitem__, default=configuration)
+        if fastest == configuration or self.n_turns(configuration, fastest) < _FEWEST_TURNS:
+            return False
+        ratio = self.ratio(configuration, fastest)
+        return ratio is not None and ratio.high < 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOrdering:
+    """The ordering in a result, by the throughputs relative to the recommended configuration."""
+
+    relative: Mapping[Configuration, Estimate]
+
+    @classmethod
+    def of(cls, results: Iterable[ConfigurationResult]) -> Self:
+        """Return the ordering of the configurations of a result."""
+        return cls({each.configuration: each.relative for each in results if each.relative})
+
+    def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
+        """Return one throughput divided by the other; None if it is unknown."""
+        if not {one, other} <= self.relative.keys():
+            return None
+        return quotient(self.relative[one], self.relative[other])
+
+    def n_turns(self, one: Configuration, other: Configuration) -> int:  # noqa: ARG002
+        """Return 0: rivals are part of a result."""
+        return 0
+
+
+def rival_of(
+    ordering: Ordering, configuration: Configuration, other: Configuration
+) -> Rival | None:
+    """Return the comparison of a configuration with another; None without enough turns."""
+    n_turns, ratio = ordering.n_turns(configuration, other), ordering.ratio(configuration, other)
+    if ratio is None or n_turns < _FEWEST_TURNS:
+        return None
+    return Rival(configuration=other, ratio=ratio, n_turns=n_turns)
 
 
 class _Timed(NamedTuple):
@@ -30,15 +109,19 @@ class _Timed(NamedTuple):
     memory: int
 
     @property
+    def configuration(self) -> Configuration:
+        """Its settings."""
+        return self.result.configuration
+
+    @property
     def num_workers(self) -> int:
         """Its worker processes."""
-        return self.result.configuration.num_workers
+        return self.configuration.num_workers
 
     @property
     def share(self) -> str:
         """How well it mixes, in words."""
-        share = f"{self.mixing:.1%} of random sampling's entropy"
-        return f"at least {share} for each label" if self.result.further_labels else share
+        return _share(self.result)
 
     @property
     def mixing(self) -> float:
@@ -46,45 +129,57 @@ class _Timed(NamedTuple):
         return self.result.least_mixed.share_of_random
 
 
+def _share(result: ConfigurationResult) -> str:
+    share = f"{result.least_mixed.share_of_random:.1%} of random sampling's entropy"
+    return f"at least {share} for each label" if result.further_labels else share
+
+
 class Choice(NamedTuple):
-    """A configuration, the reason for it in a sentence, and what it was compared with."""
+    """A configuration, what its choice rests on, the reason for it, and what it was compared with.
+
+    ``speed`` is None if nothing was measured.
+    """
 
     result: ConfigurationResult
-    speed: Estimate
+    speed: Estimate | None
     reason: str
+    basis: Basis
     rivals: tuple[Rival, ...] = ()
+
+    @property
+    def configuration(self) -> Configuration:
+        """Its settings."""
+        return self.result.configuration
 
 
 def choose(
-    results: Sequence[ConfigurationResult],
-    constraints: Constraints,
-    turns: Turns | None = None,
-    costs: Mapping[Configuration, float] | None = None,
+    results: Sequence[ConfigurationResult], constraints: Constraints, ordering: Ordering
 ) -> Choice | None:
-    """Return the configuration to use, or None if none is feasible.
+    """Return the configuration to use of those that were measured, or None if none is feasible.
 
     Feasible configurations mix well enough and fit in memory. Without a need, the choice is the
     cheapest (memory, then workers) of those within 2 % of the fastest and not significantly slower;
     of several that are as cheap (memory within 5 %), the best mixed. With a need, it is the best
     mixed of those that have the throughput; a need that comes from a training step is dropped if
     nothing meets it.
-
-    Parameters
-    ----------
-    turns
-        Interleaved measurements. If feasible configurations took part, the fastest is one of them.
-    costs
-        Seconds per cell by the cost model and all replicates, which decide which is the fastest;
-        if None, the turns do.
     """
     feasible = _feasible(results, constraints)
     if not feasible and constraints.step_seconds is not None:
-        return _although_too_slow(results, constraints, turns, costs)
+        return _although_too_slow(results, constraints, ordering)
     if not feasible:
         return None
     if constraints.need_cells_per_second is None:
-        return _cheapest_of_the_fastest(feasible, turns or Turns(), costs or {})
+        return _cheapest_of_the_fastest(feasible, ordering)
     return _best_mixed(feasible, constraints.need_cells_per_second)
+
+
+def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_measured: int) -> Choice:
+    """Return the choice of a configuration that there was no time to measure, or hardly any."""
+    why = f"predicted from {n_measured} measured configuration{'s' * (n_measured != 1)}"
+    if not n_measured:
+        why = "predicted from how the data are stored; nothing was measured"
+    reason = f"It is the likeliest to be the fastest ({why}), with {_share(result)}."
+    return Choice(result, speed, reason, "predicted")
 
 
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
@@ -133,48 +228,19 @@ def _log_ratio(wanted: float, given: float) -> float:
     return math.log(wanted / given) if given > 0 else math.inf
 
 
-def _as_fast_as_the_fastest(
-    finalists: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
-) -> list[_Timed]:
+def _ratio(one: _Timed, other: _Timed, ordering: Ordering) -> Estimate:
+    """Return one throughput divided by the other."""
+    found = ordering.ratio(one.configuration, other.configuration)
+    return quotient(one.speed, other.speed) if found is None else found
+
+
+def _as_fast_as_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> list[_Timed]:
     """Return the fastest, which is the first, and those at most 2 % and not clearly slower."""
-    fastest = finalists[0]
-    best = fastest.result.configuration
-
-    def is_as_fast(each: _Timed) -> bool:
-        own = each.result.configuration
-        ratio = turns.ratio(own, best)
-        if ratio is None:
-            share, may_be = (
-                each.speed.value / fastest.speed.value,
-                each.speed.overlaps(fastest.speed),
-            )
-        else:
-            share, may_be = ratio.value, ratio.high >= 1
-        if costs and not (ratio is not None and ratio.low > 1):
-            share = min(share, costs[best] / costs[own])
-        return share >= 1 - SAME_SPEED_SHARE and may_be
-
-    return [each for each in finalists if each is fastest or is_as_fast(each)]
-
-
-def _finalists(
-    feasible: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
-) -> list[_Timed]:
-    """Return the candidates in order of speed: those measured in turns, if there are any."""
-    timed = {each.result.configuration: each for each in feasible}
-    if costs:
-        raced = [each for each in timed if each in costs and turns.count(each)]
-        in_turns = [timed[each] for each in sorted(raced, key=costs.__getitem__)]
-    else:
-        in_turns = [timed[each] for each in turns.finalists() if each in timed]
-    return in_turns or sorted(feasible, key=lambda each: -each.speed.value)
-
-
-def _rivals(chosen: _Timed, finalists: Sequence[_Timed], turns: Turns) -> tuple[Rival, ...]:
-    """Return the comparison of the choice with each other finalist, the fastest first."""
-    own = chosen.result.configuration
-    others = [each.result.configuration for each in finalists if each is not chosen]
-    return tuple(rival for each in others if (rival := turns.rival(own, each)) is not None)
+    in_order = sorted(feasible, key=lambda each: -_ratio(each, feasible[0], ordering).value)
+    fastest, *others = in_order
+    ratios = [(each, _ratio(each, fastest, ordering)) for each in others]
+    alike = [e for e, r in ratios if r.value >= 1 - SAME_SPEED_SHARE and r.high >= 1]
+    return [fastest, *alike]
 
 
 def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
@@ -185,15 +251,15 @@ def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
     return [each for each in lean if each.num_workers == fewest]
 
 
-def _cheapest_of_the_fastest(
-    feasible: Sequence[_Timed], turns: Turns, costs: Mapping[Configuration, float]
-) -> Choice:
-    finalists = _finalists(feasible, turns, costs)
-    alike = _as_fast_as_the_fastest(finalists, turns, costs)
+def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> Choice:
+    alike = _as_fast_as_the_fastest(feasible, ordering)
     cheapest = _cheapest(alike)
     chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
-    rivals = _rivals(chosen, finalists, turns)
-    undecided = [each for each in rivals if each.is_undecided]
+    others = [each for each in feasible if each is not chosen]
+    others.sort(key=lambda each: -_ratio(each, chosen, ordering).value)
+    compared = [rival_of(ordering, chosen.configuration, each.configuration) for each in others]
+    rivals = tuple(each for each in compared if each is not None)
+    undecided = [each for each in others if is_undecided(_ratio(chosen, each, ordering))]
     those = f"the {len(feasible)} measured configurations that mix well enough and fit in memory"
     if len(feasible) == 1:
         reason = (
@@ -210,18 +276,18 @@ def _cheapest_of_the_fastest(
         reason = f"It is the fastest of {those}, though not clearly, with {chosen.share}."
     else:
         reason = f"It is the fastest of {those}, with {chosen.share}."
-    return Choice(chosen.result, chosen.speed, reason, rivals)
+    basis: Basis = "compared" if rivals else "measured"
+    return Choice(chosen.result, chosen.speed, reason, basis, rivals)
 
 
 def _although_too_slow(
     results: Sequence[ConfigurationResult],
     constraints: Constraints,
-    turns: Turns | None,
-    costs: Mapping[Configuration, float] | None,
+    ordering: Ordering,
 ) -> Choice | None:
     """Return the choice that makes training wait least."""
     unmet = replace(constraints, need_cells_per_second=None, step_seconds=None)
-    choice = choose(results, unmet, turns, costs)
+    choice = choose(results, unmet, ordering)
     if choice is None:
         return None
     return choice._replace(reason=f"None keeps up with training. {choice.reason}")
@@ -242,4 +308,4 @@ def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
         else f"It mixes best of the {len(feasible)} measured configurations that give"
     )
     reason = f"{those} the {need:,.0f} cells/s needed, with {chosen.share}."
-    return Choice(chosen.result, chosen.speed, reason)
+    return Choice(chosen.result, chosen.speed, reason, "measured")

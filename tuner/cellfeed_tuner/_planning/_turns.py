@@ -1,7 +1,7 @@
 """Interleaved measurements, in turns: how fast configurations are relative to each other."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
 from typing import Generic, NamedTuple, TypeVar
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
 from cellfeed_tuner._planning._constants import (
     FINALIST_SHARE,
@@ -18,9 +17,8 @@ from cellfeed_tuner._planning._constants import (
     NOTHING,
     TURN_VARIANCES,
 )
-from cellfeed_tuner._results._recommended import Rival
 
-__all__ = ["Turns", "TurnsOf"]
+__all__ = ["Effects", "TurnsOf", "effects"]
 
 Setting = TypeVar("Setting")
 
@@ -48,6 +46,13 @@ class TurnsOf(Generic[Setting]):
         if cells_per_second:
             self._turns.append(dict(cells_per_second))
             self._fitted = None
+
+    def forget(self, setting: Setting) -> None:
+        """Remove a setting from all turns."""
+        self._turns = [
+            {each: speed for each, speed in turn.items() if each != setting} for turn in self._turns
+        ]
+        self._fitted = None
 
     def count(self, setting: Setting) -> int:
         """Return in how many turns a setting was."""
@@ -100,28 +105,53 @@ class TurnsOf(Generic[Setting]):
             for number, turn in enumerate(self._turns)
             for each, speed in turn.items()
         ]
-        settings, turns = (np.zeros((len(rows), n)) for n in (len(place), len(self._turns)))
-        for row, (turn, column, _) in enumerate(rows):
-            settings[row, column] = turns[row, turn] = 1.0
-        logs = np.array([each for *_, each in rows])
-        fits = [_least_squares(settings, turns, logs, share) for share in TURN_VARIANCES]
-        likeliest = max(fits, key=lambda each: each.log_likelihood)
-        if likeliest is fits[-1]:  # the level of a turn says nothing about settings
-            likeliest = _least_squares(settings, turns, logs, inf)
+        design = _design(rows, len(place))
+        likeliest = _likeliest(*design)
+        if likeliest.turn_variance == TURN_VARIANCES[-1]:
+            # The level of a turn says nothing about settings.
+            likeliest = _least_squares(*design, inf)
         return _Fit(place, likeliest.effects, likeliest.covariance, likeliest.freedom)
 
 
-@dataclass(slots=True)
-class Turns(TurnsOf[Configuration]):
-    """Throughputs of configurations."""
+class Effects(NamedTuple):
+    """Means of settings that are free of the turns in which they were measured.
 
-    def rival(self, configuration: Configuration, other: Configuration) -> Rival | None:
-        """Return the comparison of a configuration with another; None without enough turns."""
-        ratio = self.ratio(configuration, other)
-        if ratio is None:
-            return None
-        n_turns = self.count_together(configuration, other)
-        return Rival(configuration=other, ratio=ratio, n_turns=n_turns)
+    ``covariance`` is theirs if errors, of replicates and their turns together, have variance 1.
+    """
+
+    means: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+
+def effects(replicates: Sequence[Sequence[tuple[int, float]]]) -> Effects:
+    """Return the means of settings, each with its replicates: the turn of each, and its value.
+
+    Examples
+    --------
+    >>> means, covariance = effects([[(0, 1.0), (1, 3.0)], [(0, 2.0)]])
+    >>> means.tolist(), covariance.diagonal().tolist()
+    ([2.0, 2.0], [0.5, 1.0])
+    """
+    turns = dict.fromkeys(turn for found in replicates for turn, _ in found)
+    place = {turn: number for number, turn in enumerate(turns)}
+    rows = [
+        (place[turn], column, value)
+        for column, found in enumerate(replicates)
+        for turn, value in found
+    ]
+    fit = _likeliest(*_design(rows, len(replicates)))
+    return Effects(fit.effects, fit.inverse / (1 + fit.turn_variance))
+
+
+def _design(
+    rows: Sequence[tuple[int, int, float]], n_settings: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return indicators of settings and of turns, and values, of (turn, setting, value)."""
+    n_turns = 1 + max(turn for turn, *_ in rows)
+    settings, turns = (np.zeros((len(rows), n)) for n in (n_settings, n_turns))
+    for row, (turn, column, _) in enumerate(rows):
+        settings[row, column] = turns[row, turn] = 1.0
+    return settings, turns, np.array([value for *_, value in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +169,15 @@ class _LeastSquares(NamedTuple):
     covariance: NDArray[np.float64]
     freedom: float
     log_likelihood: float
+    turn_variance: float
+    inverse: NDArray[np.float64]
+
+
+def _likeliest(
+    settings: NDArray[np.float64], turns: NDArray[np.float64], logs: NDArray[np.float64]
+) -> _LeastSquares:
+    fits = [_least_squares(settings, turns, logs, share) for share in TURN_VARIANCES]
+    return max(fits, key=lambda each: each.log_likelihood)
 
 
 def _least_squares(
@@ -162,7 +201,8 @@ def _least_squares(
     left = logs - settings @ effects
     squares, freedom = float(left @ apart @ left), n - n_settings
     if freedom <= 0 or squares <= NOTHING:
-        return _LeastSquares(effects, np.zeros_like(inverse), max(1.0, freedom), inf)
+        nothing = np.zeros_like(inverse)
+        return _LeastSquares(effects, nothing, max(1.0, freedom), inf, turn_variance, inverse)
     log_likelihood = -inf
     if turn_variance < inf:
         _, log_of_information = np.linalg.slogdet(information)
@@ -171,4 +211,5 @@ def _least_squares(
     # Effects of turns cost degrees of freedom, as far as they matter.
     paid = float(shrunk @ n_looks) * (1 - 1 / n_looks.size)
     freedom_left = max(1.0, freedom - min(paid, len(turns.T) - 1))
-    return _LeastSquares(effects, squares / freedom * inverse, freedom_left, log_likelihood)
+    covariance = squares / freedom * inverse
+    return _LeastSquares(effects, covariance, freedom_left, log_likelihood, turn_variance, inverse)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._comparisons import floor_cost, relative
+from cellfeed_tuner._comparisons import floor_cost
 from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._reports._words import in_words, megabytes, rendered
 from cellfeed_tuner._result import AutotuneResult
@@ -113,7 +113,7 @@ def _settings(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _C
 
 def _compared(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
     """Return the cells of a measured configuration beside the recommended one."""
-    ratio, bits = relative(result, each), each.least_mixed
+    ratio, bits = each.relative, each.least_mixed
     return _settings(each, result) | {
         "cells/s [95 % interval]": _throughput(each),
         "times the recommended": _Cell(

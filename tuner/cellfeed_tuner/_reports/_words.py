@@ -6,10 +6,10 @@ from typing import Any
 import jinja2
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._comparisons import relative
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD, REMOTE_PREFETCH
 from cellfeed_tuner._explain._bottleneck import microseconds
 from cellfeed_tuner._interval import interval, times
+from cellfeed_tuner._planning._constants import LEAST_SUSTAINED_SECONDS
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import STATUS_WORDS
 from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
@@ -46,10 +46,11 @@ def _key_figures(result: AutotuneResult) -> dict[str, str]:
     if chosen is None or known is None:
         return {}
     (how,), (mixed,) = in_words("how_measured", result), in_words("share", known.entropy_bits)
+    speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
     return {
-        f"throughput, {how}": f"{interval(chosen.cells_per_second)} cells/s",
+        f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} cells/s",
         f"entropy of {result.dataset.label}": mixed,
-        "peak memory": megabytes(chosen.peak_memory_bytes),
+        "peak memory": "not measured" if memory is None else megabytes(memory),
     }
 
 
@@ -63,6 +64,7 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.globals.update(
     FEWEST_ROUNDS=FEWEST_ROUNDS,
     LEAST_ROUNDS=LEAST_ROUNDS,
+    LEAST_SUSTAINED_SECONDS=LEAST_SUSTAINED_SECONDS,
     MUCH_SPREAD=MUCH_SPREAD,
     REMOTE_PREFETCH=REMOTE_PREFETCH,
     SAME_SPEED_SHARE=SAME_SPEED_SHARE,
@@ -72,7 +74,6 @@ _TEMPLATES.globals.update(
     interval=interval,
     megabytes=megabytes,
     microseconds=microseconds,
-    relative=relative,
     times=times,
 )
 _TEMPLATES.filters.update(

@@ -208,6 +208,9 @@ class ConfigurationResult:
         Details of the status; may be empty.
     cells_per_second
         Throughput with its 95 % interval; None with fewer than four rounds.
+    relative
+        Its throughput divided by that of the recommended configuration, measured or predicted, with
+        the 95 % interval; None without a recommendation, or if it is unknown.
     n_rounds
         Rounds of whole fetches that were timed; with fewer than eight, the status is
         "not enough samples".
@@ -230,6 +233,7 @@ class ConfigurationResult:
     entropy_bits: EntropyBits
     note: str = ""
     cells_per_second: Estimate | None = None
+    relative: Estimate | None = None
     n_rounds: int = 0
     peak_memory_bytes: int | None = None
     bytes_read_per_cell: BytesRead | None = None

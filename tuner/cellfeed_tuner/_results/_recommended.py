@@ -1,13 +1,14 @@
 """The constraints of a search, and what it recommends."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 
 __all__ = [
-    "SAME_ENTROPY_SHARE", "SAME_SPEED_SHARE", "Constraints", "Nearest", "PrefetchResult",
-    "Recommended", "Rival", "Waiting", "least_share",
+    "SAME_ENTROPY_SHARE", "SAME_SPEED_SHARE", "Basis", "Constraints", "Nearest",
+    "PrefetchResult", "Recommended", "Rival", "Waiting", "is_undecided", "least_share",
 ]  # fmt: skip
 
 
@@ -41,6 +42,17 @@ the plan is no more exact."""
 
 SAME_SPEED_SHARE = 0.02
 """A throughput more than this share below the highest is slower, however wide the intervals."""
+
+
+Basis = Literal["compared", "measured", "predicted"]
+"""What a recommendation rests on: on a comparison in turns, on measurements of the configuration
+that were not compared with others in turns, or on a prediction."""
+
+
+def is_undecided(ratio: Estimate) -> bool:
+    """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
+    same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
+    return ratio.low <= 1 <= ratio.high and not same
 
 
 def least_share(entropy_floor: float) -> float:
@@ -117,8 +129,7 @@ class Rival:
     @property
     def is_undecided(self) -> bool:
         """Whether the measurements show neither which is faster nor that both are equal."""
-        same = self.ratio.low >= 1 - SAME_SPEED_SHARE and self.ratio.high <= 1 + SAME_SPEED_SHARE
-        return self.ratio.low <= 1 <= self.ratio.high and not same
+        return is_undecided(self.ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +140,24 @@ class Recommended:
     ----------
     configuration
         The settings.
+    basis
+        What the choice rests on. "compared": measured in turns with its rivals. "measured": on its
+        own, because time ran out, nothing else is feasible, or a throughput is needed. "predicted":
+        the likeliest to be the fastest that there was no time to measure.
     cells_per_second
-        Throughput with its 95 % interval, from measurements interleaved with those of its rivals;
-        from the search alone if time ran out.
-    measured_in_turns
-        Whether it is from interleaved measurements.
+        Throughput with its 95 % interval, by this clock and under the load of other programs; from
+        measurements interleaved with those of its rivals if it was compared, or predicted. None if
+        nothing was measured.
     peak_memory_bytes
-        Peak memory of the process and its workers.
+        Peak memory of the process and its workers; None if it was not measured.
     reason
         Why it is recommended, in one sentence.
     waiting
         How long training waits for it; None unless a training step was given.
     rivals
         Configurations that it was compared with, the fastest first.
+    longest_seconds
+        How long it was measured without a break, at most.
     prefetch
         For files on servers, how many fetches to read ahead; None if that was not measured. The
         throughput is at the default depth of `cellfeed.CellDataset`; for other depths see
@@ -149,13 +165,14 @@ class Recommended:
     """
 
     configuration: Configuration
-    cells_per_second: Estimate
-    measured_in_turns: bool
-    peak_memory_bytes: int
+    basis: Basis
+    cells_per_second: Estimate | None
+    peak_memory_bytes: int | None
     reason: str
     waiting: Waiting | None = None
     rivals: tuple[Rival, ...] = ()
     prefetch: int | None = None
+    longest_seconds: float = 0.0
 
     @property
     def settings(self) -> str:

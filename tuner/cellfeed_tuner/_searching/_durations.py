@@ -42,6 +42,7 @@ class Durations:
         cost = self._posterior.seconds_per_cell().get(configuration)
         if cost is None:
             return (n_new + n_rounds) * cells / UNKNOWN_CELLS_PER_SECOND
+        cost *= self._measurements.slowdown  # by the clock
         counted = max(REPLICATE_SECONDS, n_rounds * cells * cost)
         return self._measurements.overhead_seconds + n_new * cells * cost + counted
 

@@ -1,5 +1,6 @@
 """All that a search measures, replicate by replicate."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -25,7 +26,8 @@ from cellfeed_tuner._measuring._measure import (
 )
 from cellfeed_tuner._measuring._measuring_process import Runs
 from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
-from cellfeed_tuner._planning._constants import FEWEST_PRODUCTS
+from cellfeed_tuner._planning._constants import FEWEST_PRODUCTS, LEAST_LIMIT_LEFT
+from cellfeed_tuner._planning._posterior import Replicate
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results._configuration_result import (
@@ -50,6 +52,9 @@ class Measurements:
     ----------
     faults
         How the minibatches of a configuration deviated from the plan or the files.
+    by_clock
+        Whether costs are by the clock, also on a busy machine, where they are otherwise what
+        the same work would take without other programs; see `undisturbed_share`.
     sampled
         Cells of the last replicate of each configuration; the one measured last comes last.
     n_replicates
@@ -67,6 +72,7 @@ class Measurements:
     make_dataset: MakeDataset = CellDataset
     step: Step | None = None
     ranks: Ranks = field(default_factory=Ranks)
+    by_clock: bool = False
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
     _overheads: list[float] = field(default_factory=list, init=False)
@@ -77,10 +83,15 @@ class Measurements:
     # Concurrent requests that a server was found to sustain.
     _n_requests: int = field(default=0, init=False)
     _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
+    # In which turn each of them was measured.
+    _turns: dict[Configuration, list[int]] = field(default_factory=dict, init=False)
+    _turn: int = field(default=0, init=False)
     # The logarithm of the throughput of each replicate in turns, in the order of time.
     _logs: list[tuple[Configuration, float]] = field(default_factory=list, init=False)
     # The time limit of the last replicate of each.
     _waited: dict[Configuration, float] = field(default_factory=dict, init=False)
+    # The last replicates of any.
+    _last: deque[Measurement] = field(default_factory=lambda: deque(maxlen=4), init=False)
     # Configurations whose first replicate was that of a first trial.
     _first_trials: set[Configuration] = field(default_factory=set, init=False)
     # Replicates that were measured in turns with others.
@@ -100,11 +111,6 @@ class Measurements:
         """Return all replicates of a configuration as one measurement."""
         return pooled(self._replicates[configuration])
 
-    def by_replicate(self) -> dict[Configuration, list[float]]:
-        """Return the replicates of each configuration that did not fail."""
-        found = {each: self.replicates(each) for each in self}
-        return {each: replicates for each, replicates in found.items() if replicates}
-
     def with_throughput(self) -> dict[Configuration, Measurement]:
         """Return what was measured of each configuration that has a throughput."""
         found = {each: self[each] for each in self}
@@ -116,6 +122,10 @@ class Measurements:
             return None
         return self[configuration].entropy_bits.get(LabelWithin(self.labels[0], self.given))
 
+    def begin_turn(self) -> None:
+        """Count replicates from now on to another turn."""
+        self._turn += 1
+
     def take(
         self,
         configuration: Configuration,
@@ -123,6 +133,7 @@ class Measurements:
         *,
         in_turn: bool = False,
         limit_seconds: float | None = None,
+        seconds: float = REPLICATE_SECONDS,
     ) -> Measurement:
         """Measure one more replicate of a configuration, keep it and return it.
 
@@ -130,21 +141,63 @@ class Measurements:
         """
         if configuration not in self and not in_turn:
             self._first_trials.add(configuration)
-        new = self.timed(configuration, least_rounds=least_rounds, limit_seconds=limit_seconds)
+        limit = min(limit_seconds or self.budget.limit_seconds, self.budget.left)
+        limit = max(LEAST_LIMIT_LEFT, limit)
+        new = self.timed(
+            configuration, least_rounds=least_rounds, limit_seconds=limit, seconds=seconds
+        )
         self._replicates.setdefault(configuration, []).append(new)
+        self._turns.setdefault(configuration, []).append(self._turn)
         if in_turn:
             self._in_turns.setdefault(configuration, []).append(new)
             if new.round_seconds:
                 self._logs.append((configuration, float(np.log(new.rough_cells_per_second))))
-        self._waited[configuration] = limit_seconds or self.budget.limit_seconds
+        self._waited[configuration] = limit
         self.n_replicates += 1
         return new
 
+    def keep_only(self, found: Measurement) -> None:
+        """Replace all replicates of a configuration, which was faster before than it stays."""
+        configuration = found.configuration
+        self._replicates[configuration] = [found]
+        self._turns[configuration] = [self._turn]
+        self._in_turns.pop(configuration, None)
+        self._first_trials.discard(configuration)
+        self._logs = [(one, log) for one, log in self._logs if one != configuration]
+
+    def longest_seconds(self, configuration: Configuration) -> float:
+        """Return how long a configuration was measured without a break, at most."""
+        return max(
+            (
+                each.uncounted_seconds + sum(each.round_seconds)
+                for each in self._replicates.get(configuration, ())
+            ),
+            default=0.0,
+        )
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as without other programs the last replicates took."""
+        if self.by_clock:
+            return 1.0
+        last = [each for each in self._last if each.round_seconds]
+        return median(1 / each.undisturbed_share for each in last) if last else 1.0
+
     def at_depth(
-        self, configuration: Configuration, prefetch: int, *, least_rounds: int
+        self,
+        configuration: Configuration,
+        prefetch: int,
+        *,
+        least_rounds: int,
+        limit_seconds: float,
     ) -> Measurement:
         """Measure a configuration with so many fetches read ahead, and return it."""
-        new = self.timed(configuration, least_rounds=least_rounds, prefetch=prefetch)
+        new = self.timed(
+            configuration,
+            least_rounds=least_rounds,
+            prefetch=prefetch,
+            limit_seconds=limit_seconds,
+        )
         self.n_replicates += 1
         return new
 
@@ -218,6 +271,7 @@ class Measurements:
         step_seconds: float = 0.0,
         limit_seconds: float | None = None,
         prefetch: int | None = None,
+        seconds: float = REPLICATE_SECONDS,
     ) -> Measurement:
         """Measure a configuration without adding to its replicates."""
         seconds_in_all, begin = self.budget.seconds, self.budget.spent
@@ -232,7 +286,7 @@ class Measurements:
                 cache=self.cache,
                 seed=self.seed,
                 least_rounds=least_rounds,
-                seconds=REPLICATE_SECONDS,
+                seconds=seconds,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
                 step=self.step if step_seconds else None,
@@ -243,6 +297,7 @@ class Measurements:
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
+        self._last.append(found)
         in_rounds = found.uncounted_seconds + sum(found.round_seconds)
         if found.round_seconds:
             self._overheads.append(max(0.0, self.budget.spent - begin - in_rounds))
@@ -293,15 +348,15 @@ class Measurements:
             bytes_read_per_cell=measurement.bytes_read_per_cell,
         )
 
-    def compare_with_files(self, collection: Collection) -> int:
+    def compare_with_files(self, collection: Collection, *, most_seconds: float) -> int:
         """Compare delivered cells with the files, keep faults, and return their number."""
-        found = compare_with_files(collection, self.sampled)
+        found = compare_with_files(collection, self.sampled, most_seconds=most_seconds)
         for configuration, fault in found.faults.items():
             self.faults.setdefault(configuration, fault)
         return found.n_cells
 
-    def replicates(self, configuration: Configuration) -> list[float]:
-        """Return seconds per cell of each replicate; empty if the configuration failed."""
+    def replicates(self, configuration: Configuration) -> list[Replicate]:
+        """Return the cost in each replicate; empty if the configuration failed."""
         if found := self.timed_replicates(configuration):
             return found
         measured = self._replicates[configuration]
@@ -309,11 +364,18 @@ class Measurements:
             return []
         # If no round ended in time, a round takes at least as long as the limit.
         seconds = measured[0].first_round_seconds or self._waited[configuration]
-        return [seconds / measured[0].cells_per_round]
+        cost = seconds / self.slowdown / measured[0].cells_per_round
+        return [Replicate(cost, self._turns[configuration][0])]
 
-    def timed_replicates(self, configuration: Configuration) -> list[float]:
-        """Return seconds per cell of each replicate that has a counted round."""
-        return self._seconds_per_cell(self._replicates[configuration])
+    def timed_replicates(self, configuration: Configuration) -> list[Replicate]:
+        """Return the cost in each replicate that has a counted round."""
+        numbered = zip(self._replicates[configuration], self._turns[configuration], strict=True)
+        return [Replicate(self.cost(each), turn) for each, turn in numbered if each.round_seconds]
+
+    def cost(self, found: Measurement) -> float:
+        """Return seconds per cell, without the delay by other programs unless ``by_clock``."""
+        share = 1.0 if self.by_clock else found.undisturbed_share
+        return share * float(np.mean(found.round_seconds)) / found.cells_per_round
 
     def _after_first_trial(self, configuration: Configuration) -> list[Measurement]:
         """Return all replicates of a configuration but that of a first trial."""
@@ -329,7 +391,11 @@ class Measurements:
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the mean of the replicates of each configuration that did not fail."""
-        return {each: float(np.mean(found)) for each, found in self.by_replicate().items()}
+        return {
+            each: float(np.mean([one.seconds_per_cell for one in found]))
+            for each in self
+            if (found := self.replicates(each))
+        }
 
 
 def _by_label(

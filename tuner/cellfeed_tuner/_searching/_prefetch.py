@@ -12,6 +12,7 @@ from cellfeed_tuner._measuring._measure import Measurement, pooled
 from cellfeed_tuner._planning._constants import (
     DEPTH_ROUNDS,
     FEWEST_DEPTH_TURNS,
+    LEAST_LIMIT_LEFT,
     LEAST_TURNS,
     MOST_BYTES_AHEAD,
     MOST_DEPTH_TURNS,
@@ -64,7 +65,7 @@ def depths_to_measure(
 class PrefetchSearch:
     """Measures one configuration at several depths, in turns, until the best is clear.
 
-    It stops when `time.perf_counter` reaches ``ends``.
+    It stops when `time.monotonic` reaches ``ends``.
     """
 
     measurements: Measurements
@@ -79,13 +80,16 @@ class PrefetchSearch:
         rng = np.random.default_rng(self.measurements.seed)
         racing, longest = list(depths), 0.0
         while len(racing) > 1 and len(self._turns) < MOST_DEPTH_TURNS:
-            begin = time.perf_counter()
+            begin = time.monotonic()
             if begin + longest > self.ends:
                 return
             speeds = dict[int, float]()
             for depth in rng.permutation(racing).tolist():
                 found = self.measurements.at_depth(
-                    self.configuration, depth, least_rounds=DEPTH_ROUNDS
+                    self.configuration,
+                    depth,
+                    least_rounds=DEPTH_ROUNDS,
+                    limit_seconds=max(LEAST_LIMIT_LEFT, self.ends - time.monotonic()),
                 )
                 self._measured.setdefault(depth, []).append(found)
                 if found.round_seconds:
@@ -93,7 +97,7 @@ class PrefetchSearch:
             if not speeds:
                 return
             self._turns.note(speeds)
-            longest = max(longest, time.perf_counter() - begin)
+            longest = max(longest, time.monotonic() - begin)
             if len(self._turns) >= FEWEST_DEPTH_TURNS:
                 racing = self._racing(racing)
             if len(self._turns) >= LEAST_TURNS and self._is_decided(racing):

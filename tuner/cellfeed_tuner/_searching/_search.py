@@ -2,29 +2,47 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import DEFAULT_SAMPLER, MOST_FIRST, RACE, RACE_SIZE
+from cellfeed_tuner._constants import (
+    DEFAULT_SAMPLER,
+    MOST_FIRST,
+    RACE,
+    RACE_SIZE,
+    REPLICATE_SECONDS,
+)
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._planning._constants import (
     FIRST_TRIALS,
     KNOWN,
     LEAST_CHANCE,
+    LEAST_SUSTAINED_SECONDS,
     LEAST_TURNS,
     MOST_REPLAYED,
+    PREDICTED_GAIN,
     SHARE_PER_DOUBLING,
     SLACK_SECONDS,
+    SLOWED_SHARE,
     SURVEY_UNTIL,
+    SUSTAINED_SHARE,
     TURN_ROUNDS,
 )
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._planning._recommend import Choice, choose
+from cellfeed_tuner._planning._recommend import (
+    Choice,
+    MeasuredOrdering,
+    choose,
+    predicted,
+    rival_of,
+)
 from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._planning._turns import Turns
+from cellfeed_tuner._planning._turns import TurnsOf
 from cellfeed_tuner._results._configuration_result import ConfigurationResult, Status
 from cellfeed_tuner._searching._durations import Durations
 from cellfeed_tuner._searching._measurements import Measurements
@@ -68,7 +86,9 @@ class Search:
     space: Space | None = None
     sampler: "str | BaseSampler" = DEFAULT_SAMPLER
     model: type[CostModel] = CostModel
-    turns: Turns = field(default_factory=Turns, init=False)
+    turns: TurnsOf[Configuration] = field(default_factory=TurnsOf[Configuration], init=False)
+    ordering: MeasuredOrdering = field(init=False)
+    slowed: dict[Configuration, str] = field(default_factory=dict, init=False)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
@@ -79,16 +99,23 @@ class Search:
     _confirmed: Configuration | None = field(default=None, init=False)
 
     def run(self, grid: Iterable[Configuration]) -> None:
-        """Measure proposed configurations until the best is clear."""
-        self._begin(grid)
+        """Measure proposed configurations until the best is clear, and stays as fast."""
+        self.begin(grid)
+        self.measure()
+
+    def measure(self) -> None:
+        """Do what `run` does after `begin`."""
         if not self._posterior.candidates:
             return
         rng = np.random.default_rng(self.measurements.seed)
-        while turn := self._next_turn():
-            rng.shuffle(turn)
-            self._take_turn(turn)
-            self._widen()
-        self._settle()
+        is_sustained = False
+        while not is_sustained:
+            while turn := self._next_turn():
+                rng.shuffle(turn)
+                self._take_turn(turn)
+                self._widen()
+            self._settle()
+            is_sustained = self._is_sustained()
         costs = self._posterior.seconds_per_cell()
         need = self.requirements.constraints.need_cells_per_second
         for each, chance in self._posterior.chances().items():
@@ -148,11 +175,45 @@ class Search:
                 self._measure(each, LEAST_ROUNDS)
 
     def choose(self, results: Sequence[ConfigurationResult]) -> Choice | None:
-        """Return the best configuration found so far; None if none is feasible."""
-        costs = self._posterior.seconds_per_cell()
+        """Return the best configuration by all that is known; None if none is feasible.
+
+        The fastest of those that were measured, unless there was no time to measure one that is
+        expected to be faster.
+        """
+        timed, constraints = results, self.requirements.constraints
         if not self.requirements.is_planned:  # a stopped measurement has no entropy
-            results = [each for each in results if each.entropy_bits.measured is not None]
-        return choose(results, self.requirements.constraints, self.turns, costs)
+            timed = [each for each in results if each.entropy_bits.measured is not None]
+        choice = choose(timed, constraints, self.ordering)
+        leader = self._posterior.leader(self._posterior.candidates)
+        # Mixing of other loaders is unknown before they are measured.
+        if leader is None or (choice is not None and not self.requirements.is_planned):
+            return choice
+        if choice is None:
+            unmet = constraints.need_cells_per_second is not None
+            if unmet and not self._may_reach(leader, constraints.need_cells_per_second or 0.0):
+                return None
+        elif constraints.need_cells_per_second is not None or leader == choice.configuration:
+            return choice
+        else:
+            gain = self._posterior.ratio(leader, choice.configuration)
+            if gain is None or gain.value < 1 + PREDICTED_GAIN:
+                return choice
+        found = next((each for each in results if each.configuration == leader), None)
+        if found is None:
+            return choice
+        return predicted(found, self._speed(leader), n_measured=len(self.measurements))
+
+    def _speed(self, configuration: Configuration) -> Estimate | None:
+        """Return cells per second by the clock, as predicted from all that was measured."""
+        speed, slowdown = self._posterior.speed(configuration), self.measurements.slowdown
+        if speed is None:
+            return None
+        return Estimate(*(each / slowdown for each in (speed.value, speed.low, speed.high)))
+
+    def _may_reach(self, configuration: Configuration, need: float) -> bool:
+        """Return whether a configuration that was not measured is expected to be fast enough."""
+        speed = self._speed(configuration)
+        return configuration not in self.measurements and (speed is None or speed.value >= need)
 
     def with_step(self, choice: Choice) -> Measurement | None:
         """Measure the choice with the training step between minibatches; None if time is short.
@@ -162,18 +223,20 @@ class Search:
         configuration = choice.result.configuration
         step, left = self.requirements.constraints.step_seconds, self.measurements.budget.left
         cells_per_step = self.measurements.ranks.n_local * self.measurements.batch_size
+        if choice.speed is None:
+            return None
         seconds_per_minibatch = max(step or 0.0, cells_per_step / choice.speed.value)
         rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
         least_rounds = min(LEAST_ROUNDS, int(rounds) - self._durations.n_new(configuration))
         if step is None or least_rounds < 1:
             return None
-        limit = 2 * left + SLACK_SECONDS
+        limit = left + SLACK_SECONDS
         found = self.measurements.timed(
             configuration, least_rounds=least_rounds, step_seconds=step, limit_seconds=limit
         )
         return found if found.round_seconds else None
 
-    def _begin(self, grid: Iterable[Configuration]) -> None:
+    def begin(self, grid: Iterable[Configuration]) -> None:
         """Split the grid into candidates, and others with the reason why they are none."""
         requirements = self.requirements
         self._not_timed = {each: requirements.obstacle(each) or _OUT_OF_BUDGET for each in grid}
@@ -193,6 +256,7 @@ class Search:
             seed=self.measurements.seed,
             model=self.model,
         )
+        self.ordering = MeasuredOrdering(self._posterior, self.turns)
         if not candidates and self.space is not None:
             most = [each for each in self.space.best_mixed() if not requirements.obstacle(each)]
             self._add(most[:MOST_REPLAYED])
@@ -209,7 +273,7 @@ class Search:
             [*self._not_timed, *(self.space.ends() if self.space else ())],
             sampler=self.sampler,
             posterior=self._posterior,
-            turns=self.turns,
+            ordering=self.ordering,
             seed=self.measurements.seed,
         )
 
@@ -330,10 +394,12 @@ class Search:
             (1, self._durations.first_limit) if is_first else (TURN_ROUNDS, None)
         )
         speeds = dict[Configuration, float]()
+        if not is_first:  # the first trials make one turn
+            self.measurements.begin_turn()
         for each in turn:
             found = self._measure(each, n_rounds, in_turn=not is_first, limit_seconds=limit_seconds)
             if found.round_seconds:
-                speeds[each] = found.rough_cells_per_second
+                speeds[each] = 1 / self.measurements.cost(found)
         if is_first:
             self._first_speeds |= speeds
             return
@@ -348,6 +414,7 @@ class Search:
         *,
         in_turn: bool = False,
         limit_seconds: float | None = None,
+        seconds: float = REPLICATE_SECONDS,
     ) -> Measurement:
         """Measure one replicate of a configuration, and report it to the study."""
         found = self.measurements.take(
@@ -355,11 +422,12 @@ class Search:
             least_rounds,
             in_turn=in_turn,
             limit_seconds=limit_seconds,
+            seconds=seconds,
         )
         self._not_timed.pop(configuration, None)
-        replicates = self.measurements.replicates(configuration)
-        self._posterior.tell(configuration, replicates)
-        self._trials.report(configuration, self.measurements.timed_replicates(configuration))
+        self._posterior.tell(configuration, self.measurements.replicates(configuration))
+        timed = self.measurements.timed_replicates(configuration)
+        self._trials.report(configuration, [each.seconds_per_cell for each in timed])
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)
@@ -382,8 +450,9 @@ class Search:
             return False
         likely = [each for each, chance in chances.items() if chance >= LEAST_CHANCE]
         likely += self._runner_up(best)
-        rivals = [self.turns.rival(best, each) for each in likely if each != best]
-        others = [self.turns.rival(best, each) for each in self.turns.finalists() if each != best]
+        rival = partial(rival_of, self.ordering, best)
+        rivals = [rival(each) for each in likely if each != best]
+        others = [rival(each) for each in self.turns.finalists() if each != best]
         known = [each for each in (*rivals, *others) if each is not None]
         return None not in rivals and not any(each.is_undecided for each in known)
 
@@ -403,25 +472,51 @@ class Search:
             self._add(self.space.around(likeliest))
 
     def _settle(self) -> None:
-        """Measure the likeliest best for long enough to have a throughput, if it has none.
-
-        If there is no time for any, the cheapest is measured all the same: a recommendation that
-        rests on little is better than none.
-        """
-        likely = [each for each in self._posterior.chances() if self._durations.has_rounds(each)]
-        for each in likely:
-            for enough in (LEAST_ROUNDS, FEWEST_ROUNDS):
-                missing = self._durations.missing_rounds(each, enough)
-                left = self._durations.left
-                if missing and self._durations.of(each, missing) <= left:
-                    self._measure(each, missing, limit_seconds=left)
-            if not self._durations.missing_rounds(each):
+        """Measure the likeliest best for long enough to have a throughput, if it has none."""
+        time, budget = self._durations, self.measurements.budget
+        best = next(iter(self._posterior.chances()), None)
+        if best is None or (best in self.measurements and not time.has_rounds(best)):
+            return
+        self.measurements.begin_turn()
+        for enough in (LEAST_ROUNDS, FEWEST_ROUNDS):
+            missing, is_first = time.missing_rounds(best, enough), not len(self.measurements)
+            # Of what was never measured, nobody knows how long it takes.
+            if missing and budget.left > 0 and (is_first or time.of(best, missing) <= time.left):
+                self._measure(best, missing, limit_seconds=budget.left)
                 return
-        rest = likely or self._posterior.candidates
-        cheapest = min(rest, key=self._durations.of, default=None)
-        if cheapest is not None and self.measurements.budget.left > 0:
-            limit = max(self.measurements.budget.limit_seconds, self._durations.left)
-            self._measure(cheapest, self._durations.missing_rounds(cheapest), limit_seconds=limit)
+
+    def _is_sustained(self) -> bool:
+        """Measure the likeliest best for longer; return False if it turns out to be slower.
+
+        True if there is no time for that.
+        """
+        budget = self.measurements.budget
+        seconds = max(LEAST_SUSTAINED_SECONDS, SUSTAINED_SHARE * budget.seconds)
+        best = next(iter(self._posterior.chances()), None)
+        if best is None or best in self.slowed or not self._durations.has_rounds(best):
+            return True
+        if self.measurements.longest_seconds(best) >= seconds:
+            return True
+        expected = self._posterior.speed(best)
+        left = budget.left - self.measurements.overhead_seconds
+        if expected is None or left < LEAST_SUSTAINED_SECONDS:
+            return True
+        self.measurements.begin_turn()
+        found = self._measure(best, 1, limit_seconds=left, seconds=min(seconds, left))
+        later = found.second_half
+        if not later.round_seconds:
+            return True
+        speed = 1 / self.measurements.cost(later)
+        if speed >= SLOWED_SHARE * expected.low:
+            return True
+        self.slowed[best] = (
+            f"slowed down from {expected.value:,.0f} to {speed:,.0f} cells/s after "
+            f"{found.uncounted_seconds + sum(found.round_seconds) / 2:.0f} s"
+        )
+        self.measurements.keep_only(later)
+        self.turns.forget(best)
+        self._posterior.tell(best, self.measurements.replicates(best))
+        return False
 
 
 def _largest(candidates: Iterable[Configuration]) -> list[Configuration]:

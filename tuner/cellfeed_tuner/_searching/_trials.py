@@ -11,8 +11,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._planning._posterior import Posterior
+from cellfeed_tuner._planning._recommend import MeasuredOrdering
 from cellfeed_tuner._planning._space import are_sizes
-from cellfeed_tuner._planning._turns import Turns
 from cellfeed_tuner._quiet_optuna import quiet
 from cellfeed_tuner._searching._samplers import sampler_of
 
@@ -22,16 +22,13 @@ __all__ = ["RacePruner", "Trials"]
 class RacePruner(BasePruner):
     """Prunes a configuration that was clearly slower than the fastest candidate in turns."""
 
-    def __init__(self, turns: Turns, posterior: Posterior) -> None:
-        self._turns, self._posterior = turns, posterior
+    def __init__(self, ordering: MeasuredOrdering) -> None:
+        self._ordering = ordering
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Return whether the trial has lost the race."""
         del study
-        own = Configuration(**trial.params)
-        candidates = set(self._posterior.candidates)
-        fastest = next((each for each in self._turns.finalists() if each in candidates), own)
-        return own != fastest and self._turns.is_slower(own, fastest)
+        return self._ordering.has_lost(Configuration(**trial.params))
 
 
 class Trials:
@@ -46,7 +43,7 @@ class Trials:
         Configurations whose settings span the search space.
     sampler
         A name in `SAMPLERS`, or a sampler of Optuna.
-    posterior, turns
+    posterior, ordering
         What the cost model's sampler and the pruner go by.
     """
 
@@ -56,14 +53,12 @@ class Trials:
         *,
         sampler: str | BaseSampler,
         posterior: Posterior,
-        turns: Turns,
+        ordering: MeasuredOrdering,
         seed: int,
     ) -> None:
         with quiet():
             self._sampler = sampler_of(sampler, _distributions(known), posterior, seed)
-            self._study = optuna.create_study(
-                sampler=self._sampler, pruner=RacePruner(turns, posterior)
-            )
+            self._study = optuna.create_study(sampler=self._sampler, pruner=RacePruner(ordering))
         self._trials: dict[Configuration, Trial] = {}
         self._n_reported: dict[Configuration, int] = {}
         self._n_replicates = 0

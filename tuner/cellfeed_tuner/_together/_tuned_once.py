@@ -6,18 +6,23 @@ from functools import wraps
 from typing import Any, ParamSpec, cast
 
 from cellfeed import CellfeedError
-from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
 from cellfeed_tuner._plain import from_plain, to_plain
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
-from cellfeed_tuner._together._meeting import Meeting, Message, message_from_first
+from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._together._meeting import (
+    JOIN_SECONDS,
+    Meeting,
+    Message,
+    message_from_first,
+)
 
 __all__ = ["tuned_once"]
 
-# How long other ranks wait: for so many budgets, and seconds before and after these.
-_BUDGETS, _OTHER_SECONDS, _LONGEST_SECONDS = 5, 600.0, 1e6
+# How long other ranks wait at most, beyond the budget and its overtime; and if it is refused.
+_OTHER_SECONDS, _LONGEST_SECONDS = 2 * JOIN_SECONDS, 1e6
 
 P = ParamSpec("P")
 
@@ -43,7 +48,7 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
             return tune(*arguments, **settings)
         digest = _digest(arguments, given)
         if world.rank:
-            limit = _limit_seconds(given.get("budget", DEFAULT_BUDGET_SECONDS))
+            limit = _limit_seconds(given["budget"])
             return _result_in(message_from_first(world, digest=digest, limit_seconds=limit))
         with Meeting(world, digest=digest) as meeting:
             on_progress: Progress = given.get("on_progress", silent)
@@ -67,21 +72,19 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
     return tuned
 
 
-def _limit_seconds(budget: Any) -> float:
+def _limit_seconds(budget: TimeBudget) -> float:
     """Return how long to wait; rank 0 refuses a wrong budget immediately."""
-    is_number = isinstance(budget, int | float)
-    seconds = _BUDGETS * budget + _OTHER_SECONDS if is_number else _LONGEST_SECONDS
+    seconds = _LONGEST_SECONDS
+    if isinstance(budget.seconds, int | float):
+        seconds = budget.seconds + budget.overtime + _OTHER_SECONDS
     return seconds if 0 < seconds < _LONGEST_SECONDS else _LONGEST_SECONDS
 
 
 def _digest(arguments: Iterable[object], settings: Mapping[str, Any]) -> str:
-    """Return a text that is the same for the same sizes and plain settings.
-
-    The budget may differ: the command subtracts the time that its own process took to start.
-    """
+    """Return a text that is the same for the same sizes and plain settings."""
     words = [f"{len(each)}" for each in arguments if isinstance(each, Sized)]
     plain = {name: value for name, value in settings.items() if _is_plain(value)}
-    words += [f"{name}={value!r}" for name, value in sorted(plain.items()) if name != "budget"]
+    words += [f"{name}={value!r}" for name, value in sorted(plain.items())]
     return hashlib.sha256(repr(words).encode()).hexdigest()
 
 

@@ -95,11 +95,9 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         f"floor {floor:g}", (floor, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
         textcoords="offset points", rotation=90, ha="right", va="top", fontsize=8, color=BOUND,
     )  # fmt: skip
-    if result.recommended is not None and result.chosen is not None:
-        share, speed = (
-            result.chosen.least_mixed.share_of_random,
-            result.recommended.cells_per_second,
-        )
+    chosen, recommended = result.chosen, result.recommended
+    if chosen is not None and recommended is not None and recommended.cells_per_second is not None:
+        share, speed = chosen.least_mixed.share_of_random, recommended.cells_per_second
         axes.errorbar(
             share, speed.value, yerr=around(speed), fmt="o", mfc="none", mec=CHOSEN, ecolor=CHOSEN,
             ms=13, mew=2, label="recommended",
@@ -127,7 +125,10 @@ def _headline(result: AutotuneResult) -> str:
         wrong = "the loader delivers wrong data, so nothing is recommended"
         return f"autotune: {wrong if result.loader_fault else 'no configuration is feasible'}"
     chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
-    return f"Recommended: {chosen}; {interval(speed)} cells/s"
+    if speed is None:
+        return f"Recommended: {chosen} (predicted; nothing was measured)"
+    predicted = " (predicted)" if result.recommended.basis == "predicted" else ""
+    return f"Recommended: {chosen}; {interval(speed)} cells/s{predicted}"
 
 
 def _caption(result: AutotuneResult) -> str:

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from cellfeed_tuner._comparisons import Predictions
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
@@ -63,7 +62,7 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
 
     Where none was timed, the status is given and the throughput that the cost model predicts.
     """
-    predictions, squares = Predictions(result), dict[_Place, _Square]()
+    squares = dict[_Place, _Square]()
     shown = _best(result, lambda each: each.cells_per_second.value if each.cells_per_second else 0)
     best = max(
         each.cells_per_second.value if each.cells_per_second else 0 for each in shown.values()
@@ -77,7 +76,7 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
             squares[place] = _Square(shade, text, words)
             continue
         status = STATUS_WORDS[each.status].short
-        predicted = predictions.speed(each.configuration)
+        predicted = result.predicted(each)
         if each.status in _PREDICTED and predicted:
             words += f"; predicted {interval(predicted)} cells/s"
             squares[place] = _Square(None, f"~{_short(predicted.value, digits=0)}\n{status}", words)
@@ -94,8 +93,7 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
 def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
     """Draw the expected entropy of the best mixed configuration at each place of the grid.
 
-    Bits are those of the first label, and shares those of the least mixed. Colours begin at the
-    floor.
+    Of several labels, that of the label mixed least. Colours begin at the floor.
     """
     shown = _best(result, lambda each: each.least_mixed.share_of_random)
     shares = {place: each.least_mixed.share_of_random for place, each in shown.items()}
@@ -106,14 +104,12 @@ def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
         share = shares[place]
         squares[place] = _Square(
             (share - low) / max(high - low, 1e-9) if share >= low or not reaching else None,
-            f"{each.entropy_bits.expected.value:.3f}\n{share:.1%}",
+            f"{each.least_mixed.expected.value:.3f}\n{share:.1%}",
             describe(each),
         )
     below = f"; grey: below {result.constraints.entropy_floor:g}" if reaching else ""
-    title = f"Entropy (bits), share of random{below}"
-    if result.dataset.further_labels:
-        title = f"Entropy of {result.dataset.label} (bits),\nleast label's share of random{below}"
-    axes.set_title(title, parse_math=False)
+    of = " of the label mixed least" if result.dataset.further_labels else ""
+    axes.set_title(f"Entropy{of} (bits),{chr(10) if of else ' '}share of random{below}")
     _draw_grid(axes, result, squares)
 
 
