@@ -203,15 +203,22 @@ CHOICE = Recommended(
 )
 
 
-def with_choice(configurations):
+PREDICTED = {"below entropy floor", "too slow", "out of budget"}
+
+
+def with_choice(configurations, own=CHOICE.cells_per_second):
     """The choice has the figure of its interleaved measurements; others are compared with it."""
-    own = CHOICE.cells_per_second
-    return tuple(
-        replace(each, cells_per_second=own, relative=Estimate(1.0, 1.0, 1.0))
-        if each.configuration == CHOICE.configuration
-        else replace(each, relative=each.cells_per_second and quotient(each.cells_per_second, own))
-        for each in configurations
-    )
+
+    def compared(each):
+        if each.configuration == CHOICE.configuration:
+            return replace(each, cells_per_second=own, relative=Estimate(1.0, 1.0, 1.0))
+        if each.configuration == RIVAL.configuration:
+            return replace(each, relative=Estimate(1 / 1.12, 1 / 1.2, 1 / 1.05))
+        if each.cells_per_second is not None:
+            return replace(each, relative=quotient(each.cells_per_second, own))
+        return replace(each, relative=Estimate(0.8, 0.4, 1.6) if each.status in PREDICTED else None)
+
+    return tuple(map(compared, configurations))
 
 
 RECOMMENDED = AutotuneResult(
@@ -230,6 +237,7 @@ RECOMMENDED = AutotuneResult(
 )
 NOTHING_FEASIBLE = replace(
     RECOMMENDED,
+    configurations=GRID,
     recommended=None,
     nearest=Nearest(configuration=CHOICE.configuration, problem="its entropy is below the floor"),
     constraints=Constraints(
@@ -328,7 +336,7 @@ FROM_A_SERVER = replace(
 )
 NOT_IN_TURNS = replace(
     RECOMMENDED,
-    configurations=GRID,
+    configurations=with_choice(GRID, GRID[6].cells_per_second),
     recommended=replace(
         CHOICE,
         cells_per_second=Estimate(9_000.0, 8_100.0, 10_800.0),
@@ -357,7 +365,7 @@ RESULTS = {
             replace(each, status="not enough samples", n_rounds=5)
             if each.configuration in {CHOICE.configuration, GRID[7].configuration}
             else each
-            for each in GRID
+            for each in NOT_IN_TURNS.configurations
         ),
     ),
     "nothing feasible": NOTHING_FEASIBLE,

@@ -123,7 +123,7 @@ def test_a_loader_that_is_wrong_is_named_as_such(result_of, capsys):
 def test_figures_from_few_rounds_are_marked(result_of, capsys):
     print_report(result_of("few rounds"), Path("autotune.json"))
     said = capsys.readouterr().out
-    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not repeated; " in said
+    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with others; " in said
 
 
 def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):

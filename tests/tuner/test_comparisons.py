@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate
-from cellfeed_tuner._comparisons import FloorCost, Predictions, floor_cost, relative
+from cellfeed_tuner._comparisons import FloorCost, Predictions, floor_cost
 from cellfeed_tuner._reports._words import in_words
 
 _T = TypeVar("_T")
@@ -29,41 +29,32 @@ def known(value: _T | None) -> _T:
     return value
 
 
-def test_interleaved_measurements_come_before_ratios_of_throughputs(result_of):
-    result = result_of("recommended")
-    by_settings = {each.configuration: each for each in result.configurations}
-    rival, *_ = result.recommended.rivals
-    found = relative(result, by_settings[rival.configuration])
-    assert found == Estimate(1 / 1.12, 1 / 1.2, 1 / 1.05)
-    found = known(relative(result, by_settings[FASTEST]))
-    assert found.value == pytest.approx(12_000 / 8_800)
-    assert found.low < found.value < found.high
-    own = known(relative(result, result.chosen))
-    assert own.value == pytest.approx(1.0)
-    assert relative(result, result.configurations[3]) is None  # not timed
-    assert relative(result_of("nothing feasible"), result.chosen) is None
-
-
 def test_the_floor_costs_what_the_fastest_below_it_gives(result_of):
     result = result_of("recommended")
     cost = known(floor_cost(result))
     assert (cost.result.configuration, cost.is_measured) == (FASTEST, True)
-    assert cost.ratio == relative(result, cost.result)
+    assert cost.ratio == cost.result.relative
     greedy = replace(result, constraints=replace(result.constraints, memory_bytes=10**8))
     assert not known(floor_cost(greedy)).is_measured  # what was timed takes more than that
 
 
 def test_what_was_not_timed_is_predicted(result_of):
     result = without_the_fastest(result_of("recommended"))
-    cost, predictions = known(floor_cost(result)), Predictions(result)
+    cost = known(floor_cost(result))
     assert not cost.is_measured
     assert cost.result.status == "below entropy floor"
-    own, chosen = cost.result.configuration, result.recommended.configuration
-    assert cost.ratio == predictions.ratio(own, chosen)
-    speeds = known(predictions.speed(own)), known(predictions.speed(chosen))
-    assert cost.ratio.value == pytest.approx(speeds[0].value / speeds[1].value)
-    back = known(predictions.ratio(chosen, own))
-    assert (back.low, back.high) == pytest.approx((1 / cost.ratio.high, 1 / cost.ratio.low))
+    speed = known(result.predicted(cost.result))
+    assert speed.value == pytest.approx(cost.ratio.value * 8_800)
+    assert speed.low < cost.ratio.low * 8_800 < cost.ratio.high * 8_800 < speed.high
+    assert result.predicted(result.chosen) is None
+
+
+def test_beyond_the_grid_the_cost_model_predicts(result_of):
+    result = result_of("recommended")
+    outside = Configuration(block_size=16, fetch_factor=16)
+    speed = known(Predictions(result, outside).speed(outside))
+    assert 1_500 < speed.value < 12_000
+    assert speed.low < speed.value < speed.high
 
 
 def test_the_cost_of_the_floor_is_not_always_known(result_of):
@@ -114,10 +105,9 @@ def test_the_cost_of_the_floor_in_words(result_of, ratio, is_measured, said):
 )
 def test_why_a_rival_was_not_chosen(result_of, ratio, said):
     result = result_of("recommended")
-    rival, *others = result.recommended.rivals
-    rivals = (replace(rival, ratio=ratio), *others)
-    result = replace(result, recommended=replace(result.recommended, rivals=rivals))
-    (each,) = (each for each in result.configurations if each.configuration == rival.configuration)
+    rival = result.recommended.rivals[0].configuration
+    (each,) = (each for each in result.configurations if each.configuration == rival)
+    each = replace(each, relative=Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low))
     assert in_words("why_not", result, each) == [said]
     sentences = {
         "slower": "It is slower: 8,000",

@@ -11,7 +11,7 @@ from cellfeed_tuner import Configuration
 from cellfeed_tuner._planning._cost_model import (
     CostModel,
     Geometry,
-    Observation,
+    Observations,
     distinct,
     draws_of,
 )
@@ -34,9 +34,15 @@ def drawn(model, seen, n_draws):
     return draws_of(mean, covariance, n_draws, np.random.default_rng(0))
 
 
+def observed(seconds, error):
+    """Observations of so many seconds per cell, with the same relative error."""
+    logs = np.log(np.array(list(seconds.values())))
+    return Observations(list(seconds), logs, error**2 * np.eye(len(seconds)))
+
+
 def fitted(configurations, n_draws=200):
     model = CostModel(GRID, BATCH_SIZE, Geometry())
-    seen = {each: Observation(seconds_per_cell(each), 0.01) for each in configurations}
+    seen = observed({each: seconds_per_cell(each) for each in configurations}, 0.01)
     return drawn(model, seen, n_draws)
 
 
@@ -61,10 +67,10 @@ def test_a_sum_of_costs_is_known_from_a_few_samples():
 
 def test_samples_override_the_sum():
     odd = GRID[70]
-    seen = {odd: Observation(3 * seconds_per_cell(odd), 0.01)}
-    seen |= {each: Observation(seconds_per_cell(each), 0.01) for each in GRID[::9] if each != odd}
+    seen = {odd: 3 * seconds_per_cell(odd)}
+    seen |= {each: seconds_per_cell(each) for each in GRID[::9] if each != odd}
     model = CostModel(GRID, BATCH_SIZE, Geometry())
-    found = np.exp(np.median(drawn(model, seen, 200), axis=0))
+    found = np.exp(np.median(drawn(model, observed(seen, 0.01), 200), axis=0))
     assert found[70] == pytest.approx(3 * seconds_per_cell(odd), rel=0.1)
 
 
@@ -73,12 +79,12 @@ def test_a_slow_small_fetch_of_a_worker_says_nothing_of_what_workers_add_to_each
     large = Configuration(block_size=64, fetch_factor=256)
     with_workers = large.changed(num_workers=4)
     seen = {
-        Configuration(block_size=1, fetch_factor=1): Observation(0.03, 0.05),
-        Configuration(block_size=1, fetch_factor=1, num_workers=1): Observation(0.03, 0.05),
-        large: Observation(1.5e-4, 0.05),
+        Configuration(block_size=1, fetch_factor=1): 0.03,
+        Configuration(block_size=1, fetch_factor=1, num_workers=1): 0.03,
+        large: 1.5e-4,
     }
     model = CostModel(GRID, BATCH_SIZE, Geometry())
-    draws = np.exp(drawn(model, seen, 200))
+    draws = np.exp(drawn(model, observed(seen, 0.05), 200))
     medians = dict(zip(GRID, np.median(draws, axis=0), strict=True))
     assert medians[with_workers] < 4 * medians[large]
 
@@ -113,7 +119,7 @@ def test_without_samples_large_blocks_and_fetches_are_thought_to_be_fast():
 )
 def test_any_samples_and_any_storage_give_finite_costs(samples, geometry):
     model = CostModel(GRID, BATCH_SIZE, geometry)
-    seen = {GRID[place]: Observation(seconds, 0.05) for place, seconds in samples.items()}
+    seen = observed({GRID[place]: seconds for place, seconds in samples.items()}, 0.05)
     assert np.isfinite(drawn(model, seen, 8)).all()
 
 
@@ -121,7 +127,7 @@ def test_any_samples_and_any_storage_give_finite_costs(samples, geometry):
 def test_a_grid_of_one_number_of_workers_is_a_grid_too(workers):
     some = [each for each in GRID if each.num_workers == workers]
     model = CostModel(some, BATCH_SIZE, Geometry())
-    seen = {each: Observation(seconds_per_cell(each), 0.01) for each in some[::4]}
+    seen = observed({each: seconds_per_cell(each) for each in some[::4]}, 0.01)
     found = np.median(drawn(model, seen, 100), axis=0)
     wrong = found - np.log([seconds_per_cell(each) for each in some])
     assert np.abs(wrong).mean() < 0.3

@@ -93,7 +93,7 @@ def test_each_configuration_has_its_reason(explain, options, reason):
 
 
 def test_figures_from_few_rounds_are_called_so(explain):
-    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not repeated" in explain(
+    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with others" in explain(
         "few rounds"
     )
     said = explain("few rounds", "--block-size", 64, "--num-workers", 1)

@@ -111,7 +111,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         (
             "not measured in turns",
             "recommendation",
-            "throughput, not repeated9,000 [8,100, 10,800]",
+            "throughput, not compared with others9,000 [8,100, 10,800]",
         ),
         ("nothing feasible", "recommendation", "No configuration is feasible.The nearest is block"),
         ("nothing feasible", "conditions", "at least 50,000 cells/s"),
@@ -157,7 +157,11 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         ),
         ("explained", "bottleneck", "decompressing160.0 [144.0, 176.0]"),
         ("explained", "bottleneck", "1.67 bytes are decompressed for each byte used"),
-        ("few rounds", "recommendation", "from only 5 rounds, not repeated9,000 [8,100,"),
+        (
+            "few rounds",
+            "recommendation",
+            "from only 5 rounds, not compared with others9,000 [8,100,",
+        ),
         ("few rounds", "configurations", "9,000 [8,100, 10,800]*"),
         ("few rounds", "configurations", "* Not enough samples: only 4 to 7 rounds of whole f"),
         ("unknown cache", "conditions", "unknown: the kernel kept pages"),

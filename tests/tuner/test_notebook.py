@@ -89,7 +89,10 @@ def test_the_figure_and_the_reason_are_there(result_of):
 def test_a_figure_from_few_rounds_is_marked(result_of):
     result = result_of("few rounds")
     assert repr(result).endswith("cells/s, from only 5 rounds>")
-    assert "throughput, from only 5 rounds, not repeated" in _Text(html_summary(result)).text
+    assert (
+        "throughput, from only 5 rounds, not compared with others"
+        in _Text(html_summary(result)).text
+    )
 
 
 def test_a_wrong_loader_is_named(result_of):

@@ -7,7 +7,7 @@ import pytest
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._posterior import Posterior, best_mixed, fastest
+from cellfeed_tuner._planning._posterior import Posterior, Replicate, best_mixed, fastest
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)
@@ -25,6 +25,11 @@ def posterior_of(goal_of=lambda them: fastest, seed=0):
     return Posterior(GRID, GRID, batch_size=64, geometry=Geometry(), goal_of=goal_of, seed=seed)
 
 
+def replicates(*costs):
+    """Replicates of different turns."""
+    return [Replicate(cost, turn) for turn, cost in enumerate(costs)]
+
+
 def played(posterior=None, most=14, noise=0.02, withdrawn=(), seed=0):
     """Return what was looked at, in that order, and the posterior."""
     posterior = posterior or posterior_of(seed=seed)
@@ -35,7 +40,7 @@ def played(posterior=None, most=14, noise=0.02, withdrawn=(), seed=0):
         looks.setdefault(each, []).append(
             seconds_per_cell(each) * np.exp(noise * rng.standard_normal())
         )
-        posterior.tell(each, looks[each])
+        posterior.tell(each, replicates(*looks[each]))
         if each in withdrawn:
             posterior.withdraw(each)
 
@@ -98,7 +103,7 @@ def test_chances_become_clear_with_looks():
     def share_of_fast(n):
         posterior = posterior_of()
         for each, cost in ((slow, 1.1e-5), (fast, 1e-5)):
-            posterior.tell(each, (cost * np.exp(0.1 * rng.standard_normal(n))).tolist())
+            posterior.tell(each, replicates(*cost * np.exp(0.1 * rng.standard_normal(n))))
         chances = posterior.chances()
         return chances[fast] / (chances[fast] + chances[slow])
 
@@ -122,19 +127,19 @@ def test_a_single_look_that_puts_what_promised_much_out_of_the_race_is_doubted_o
     odd = min(alone, key=seconds_per_cell)
     for each in alone[::2]:
         if each != odd:
-            posterior.tell(each, [seconds_per_cell(each)] * 2)
+            posterior.tell(each, replicates(*[seconds_per_cell(each)] * 2))
     assert posterior.doubted() is None
-    posterior.tell(odd, [3 * seconds_per_cell(odd)])
+    posterior.tell(odd, replicates(3 * seconds_per_cell(odd)))
     assert posterior.doubted() == odd
     posterior.take_back(odd)
     assert posterior.doubted() is None
-    posterior.tell(odd, [3 * seconds_per_cell(odd), seconds_per_cell(odd)])
+    posterior.tell(odd, replicates(3 * seconds_per_cell(odd), seconds_per_cell(odd)))
     assert posterior.seconds_per_cell()[odd] == pytest.approx(seconds_per_cell(odd), rel=0.1)
 
 
 def test_what_is_added_may_be_chosen():
     posterior = posterior_of()
-    posterior.tell(GRID[0], [1e-4])
+    posterior.tell(GRID[0], replicates(1e-4))
     new = Configuration(block_size=1024, fetch_factor=256)
     posterior.add([new, GRID[0]])
     assert posterior.candidates == [*GRID, new]
@@ -156,3 +161,31 @@ def test_how_much_looks_differ_is_found_from_few_even_where_none_was_repeated(no
         for _ in range(20)
     ]
     assert noise / 2 < np.median(found) < 2 * noise
+
+
+def test_what_a_turn_does_to_all_alike_changes_no_ratio():
+    """One was measured while the machine was three times as slow, beside others."""
+    posterior, some = posterior_of(), GRID[::6]
+    rng = np.random.default_rng(0)
+    costs = {each: [] for each in some}
+    for turn in range(6):
+        moment = 3.0 if turn % 2 else 1.0
+        for place, each in enumerate(some):
+            if place != 1 or turn % 2:
+                noise = np.exp(0.02 * rng.standard_normal())
+                costs[each].append(Replicate(moment * noise * seconds_per_cell(each), turn))
+    for each, found in costs.items():
+        posterior.tell(each, found)
+    ratio = posterior.ratio(some[1], some[0])
+    assert ratio is not None
+    true = seconds_per_cell(some[0]) / seconds_per_cell(some[1])
+    assert ratio.value == pytest.approx(true, rel=0.1)
+    assert ratio.low <= true <= ratio.high
+    back = posterior.ratio(some[0], some[1])
+    assert back is not None
+    assert (back.low, back.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
+
+
+def test_before_any_measurement_no_ratio_is_known():
+    assert posterior_of().ratio(GRID[0], GRID[1]) is None
+    assert posterior_of().speed(GRID[0]) is None

@@ -13,8 +13,8 @@ from cellfeed_tuner import (
     Estimate,
     LabelResult,
 )
-from cellfeed_tuner._planning._recommend import choose, nearest
-from cellfeed_tuner._planning._turns import Turns
+from cellfeed_tuner._planning._recommend import StoredOrdering, choose, nearest, predicted
+from cellfeed_tuner._planning._turns import TurnsOf
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 
@@ -36,8 +36,12 @@ def result(block_size, speed, *, share=1.0, memory=100, workers=0, spread=1.0):
     )
 
 
-def chosen_block(results, constraints=CONSTRAINTS):
-    choice = choose(results, constraints)
+ALONE = StoredOrdering({})
+"""Nothing was compared with anything."""
+
+
+def chosen_block(results, constraints=CONSTRAINTS, ordering=ALONE):
+    choice = choose(results, constraints, ordering)
     return choice and choice.result.configuration.block_size
 
 
@@ -62,7 +66,7 @@ def test_of_those_as_cheap_the_best_mixed_is_chosen():
         result(3, 50, memory=110, share=1.0),
         result(4, 50, memory=103, share=1.0, workers=1),
     ]
-    choice = choose(grid, CONSTRAINTS)
+    choice = choose(grid, CONSTRAINTS, ALONE)
     assert choice is not None
     assert choice.result.configuration.block_size == 2
     assert "mixes best of those as cheap" in choice.reason
@@ -102,7 +106,7 @@ def test_a_need_must_be_met_by_the_low_end_of_the_interval():
     ],
 )
 def test_where_nothing_is_feasible_the_nearest_is_named(grid, block_size, problem):
-    assert choose(grid, CONSTRAINTS) is None
+    assert choose(grid, CONSTRAINTS, ALONE) is None
     closest = nearest(grid, CONSTRAINTS)
     assert closest is not None
     assert closest.configuration.block_size == block_size
@@ -125,7 +129,7 @@ def with_further(each, share):
 
 def test_every_label_has_to_be_mixed_well_enough():
     grid = [with_further(result(1, 10), 0.96), with_further(result(2, 50), 0.94)]
-    choice = choose(grid, CONSTRAINTS)
+    choice = choose(grid, CONSTRAINTS, ALONE)
     assert choice is not None
     assert choice.result.configuration.block_size == 1
     assert "with at least 96.0% of random sampling's entropy for each label" in choice.reason
@@ -140,55 +144,78 @@ def test_with_a_need_the_best_mixed_is_so_by_its_least_mixed_label():
     assert chosen_block(grid, needy) == 2
 
 
-def turns_of(**speeds_by_block):
-    """Return six turns of configurations with that block size; the moment is off by 30 %."""
-    rng = np.random.default_rng(0)
-    turns = Turns()
-    for _ in range(6):
-        moment = np.exp(0.3 * rng.standard_normal())
-        turns.note(
-            {
-                Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
-                * moment
-                * np.exp(0.01 * rng.standard_normal())
-                for block, speed in speeds_by_block.items()
-            }
-        )
-    return turns
+class InTurns:
+    """Six turns of configurations with these block sizes; the moment is off by 30 %."""
+
+    def __init__(self, **speeds_by_block):
+        rng, self._turns = np.random.default_rng(0), TurnsOf[Configuration]()
+        for _ in range(6):
+            moment = np.exp(0.3 * rng.standard_normal())
+            self._turns.note(
+                {
+                    Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
+                    * moment
+                    * np.exp(0.01 * rng.standard_normal())
+                    for block, speed in speeds_by_block.items()
+                }
+            )
+
+    def ratio(self, one, other):
+        return Estimate(1.0, 1.0, 1.0) if one == other else self._turns.ratio(one, other)
+
+    def n_turns(self, one, other):
+        return self._turns.count_together(one, other)
 
 
-class TestTurns:
-    def test_what_was_lucky_before_the_turns_is_not_chosen(self):
+class TestOrdering:
+    def test_what_was_lucky_alone_is_not_chosen(self):
         grid = [result(1, 90), result(2, 50), result(3, 55)]
-        choice = choose(grid, CONSTRAINTS, turns_of(b2=60, b3=50))
+        choice = choose(grid, CONSTRAINTS, InTurns(b1=45, b2=60, b3=50))
         assert choice is not None
-        assert choice.result.configuration.block_size == 2
-        assert [each.configuration.block_size for each in choice.rivals] == [3]
+        assert choice.configuration.block_size == 2
+        assert choice.basis == "compared"
+        assert [each.configuration.block_size for each in choice.rivals] == [3, 1]
         assert choice.rivals[0].ratio.value == pytest.approx(1.2, rel=0.03)
         assert "It is the fastest of the 3 measured configurations" in choice.reason
+
+    def test_what_had_no_turn_is_chosen_if_it_is_the_fastest(self):
+        grid = [result(1, 50), result(2, 40), result(3, 120)]
+        choice = choose(grid, CONSTRAINTS, InTurns(b1=50, b2=40))
+        assert choice is not None
+        assert choice.configuration.block_size == 3
+        assert (choice.basis, choice.rivals) == ("measured", ())
 
     def test_a_ratio_tells_apart_what_intervals_do_not(self):
         grid = [result(1, 50, spread=20, memory=50), result(2, 50, spread=20)]
         assert chosen_block(grid) == 1
-        choice = choose(grid, CONSTRAINTS, turns_of(b1=50, b2=60))
+        choice = choose(grid, CONSTRAINTS, InTurns(b1=50, b2=60))
         assert choice is not None
-        assert choice.result.configuration.block_size == 2
+        assert choice.configuration.block_size == 2
         assert not choice.rivals[0].is_undecided
 
-    def test_what_is_not_feasible_is_no_finalist(self):
+    def test_what_is_not_feasible_is_no_rival(self):
         grid = [result(1, 50, memory=2000), result(2, 40), result(3, 30)]
-        choice = choose(grid, CONSTRAINTS, turns_of(b1=50, b2=40, b3=30))
+        choice = choose(grid, CONSTRAINTS, InTurns(b1=50, b2=40, b3=30))
         assert choice is not None
-        assert choice.result.configuration.block_size == 2
+        assert choice.configuration.block_size == 2
         assert [each.configuration.block_size for each in choice.rivals] == [3]
 
-    def test_where_turns_do_not_tell_it_is_said(self):
-        turns = Turns()
-        for number in range(4):
-            first = Configuration(block_size=1, fetch_factor=1)
-            second = Configuration(block_size=2, fetch_factor=1)
-            turns.note({first: 50 + 10 * (number % 2), second: 52})
-        choice = choose([result(1, 55), result(2, 52)], CONSTRAINTS, turns)
+    @pytest.mark.parametrize("high", [1.01, 2.5])
+    def test_the_fastest_is_so_clearly_unless_another_may_be_faster(self, high):
+        """Also if that was never in a turn with it."""
+        results = [result(1, 55), result(2, 50)]
+        own, other = (each.configuration for each in results)
+        ordering = StoredOrdering(
+            {own: Estimate(1.0, 1.0, 1.0), other: Estimate(0.9, 0.8, 0.9 * high)}
+        )
+        choice = choose(results, CONSTRAINTS, ordering)
         assert choice is not None
-        assert choice.rivals[0].is_undecided
-        assert "though not clearly" in choice.reason
+        assert choice.configuration == own
+        assert ("though not clearly" in choice.reason) == (high > 2)
+
+
+def test_a_prediction_says_what_it_rests_on():
+    choice = predicted(result(2, 1), Estimate(50.0, 10.0, 250.0), n_measured=2)
+    assert choice.basis == "predicted"
+    assert "predicted from 2 measured configurations" in choice.reason
+    assert "nothing was measured" in predicted(result(2, 1), None, n_measured=0).reason

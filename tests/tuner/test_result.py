@@ -88,7 +88,7 @@ def test_the_command_names_the_first_file_that_does_not_fit(
 
 
 def _write_all(result, collection, output, monkeypatch):
-    monkeypatch.setattr(_autotune, "autotune", lambda *_, **__: result)
+    monkeypatch.setattr(_autotune, "tuned", lambda *_, **__: result)
     arguments = [str(collection), "--label", "plate", "--output", str(output)]
     return CliRunner().invoke(main, arguments)
 

@@ -7,8 +7,9 @@ from optuna.trial import TrialState
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._posterior import Posterior, fastest
-from cellfeed_tuner._planning._turns import Turns
+from cellfeed_tuner._planning._posterior import Posterior, Replicate, fastest
+from cellfeed_tuner._planning._recommend import MeasuredOrdering
+from cellfeed_tuner._planning._turns import TurnsOf
 from cellfeed_tuner._searching._trials import Trials
 
 GRID = [
@@ -34,7 +35,7 @@ def trials_of(sampler, *, turns=None, seed=0):
         GRID,
         sampler=sampler,
         posterior=posterior,
-        turns=Turns() if turns is None else turns,
+        ordering=MeasuredOrdering(posterior, TurnsOf() if turns is None else turns),
         seed=seed,
     )
     return trials, posterior
@@ -47,7 +48,7 @@ def searched(sampler, n=14, seed=0):
     for _ in range(n):
         each = trials.propose([one for one in GRID if one not in proposed])
         trials.report(each, [cost(each)] * 2)
-        posterior.tell(each, [cost(each)] * 2)
+        posterior.tell(each, [Replicate(cost(each), 0), Replicate(cost(each), 1)])
         proposed.append(each)
     return proposed
 
@@ -75,15 +76,17 @@ def test_proposals_follow_what_is_still_racing(sampler, least):
 
 def test_the_study_says_what_became_of_each_configuration():
     fast, slow, big, broken = GRID[:4]
-    turns = Turns()
-    trials, _ = trials_of(COST_MODEL, turns=turns)
+    turns = TurnsOf[Configuration]()
+    trials, posterior = trials_of(COST_MODEL, turns=turns)
     of_fast, of_slow = list[float](), list[float]()
     for number in range(4):
         of_fast.append(1.0 + 0.01 * number)
         of_slow.append(2.0 - 0.01 * number)
         trials.report(fast, of_fast)
         trials.report(slow, of_slow)
-        turns.note({fast: 1 / (1.0 + 0.01 * number), slow: 1 / (2.0 - 0.01 * number)})
+        turns.note({fast: 1 / of_fast[-1], slow: 1 / of_slow[-1]})
+        posterior.tell(fast, [Replicate(*each[::-1]) for each in enumerate(of_fast)])
+        posterior.tell(slow, [Replicate(*each[::-1]) for each in enumerate(of_slow)])
     trials.report(big, [1.5])
     trials.report(broken, [])
     assert trials.racing([fast, slow, big, GRID[5]]) == [fast, big, GRID[5]]
@@ -128,10 +131,12 @@ def test_a_stopped_replicate_gives_way_to_one_with_rounds():
 
 def test_what_is_no_candidate_any_more_wins_no_race():
     fast, slow = GRID[:2]
-    turns = Turns()
+    turns = TurnsOf[Configuration]()
     trials, posterior = trials_of(COST_MODEL, turns=turns)
     for number in range(4):
         turns.note({fast: 2.0 + 0.01 * number, slow: 1.0 - 0.01 * number})
+    posterior.tell(fast, [Replicate(0.5, number) for number in range(4)])
+    posterior.tell(slow, [Replicate(1.0, number) for number in range(4)])
     trials.report(fast, [0.5])
     trials.report(slow, [1.0])
     assert trials.racing([slow]) == []

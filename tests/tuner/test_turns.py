@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate, Rival
-from cellfeed_tuner._planning._turns import Turns
+from cellfeed_tuner._planning._turns import TurnsOf
 
 A, B, C = (Configuration(block_size=size, fetch_factor=16) for size in (1, 4, 16))
 SPEEDS = {A: 1000.0, B: 1100.0, C: 1600.0}
@@ -13,7 +13,7 @@ SPEEDS = {A: 1000.0, B: 1100.0, C: 1600.0}
 def turns_of(n, *, noise=0.02, moment=0.3, left=None, seed=0):
     """Return turns in which what the moment does is far larger than what is to be found."""
     rng = np.random.default_rng(seed)
-    turns = Turns()
+    turns = TurnsOf[Configuration]()
     for number in range(n):
         common = np.exp(moment * rng.standard_normal())
         there = [each for each in SPEEDS if each != left or number < n // 3]
@@ -47,7 +47,7 @@ def test_the_ratio_one_way_is_the_inverse_of_the_other():
 def test_finalists_are_what_was_in_most_turns_the_fastest_first():
     assert turns_of(9).finalists() == [C, B, A]
     assert turns_of(9, left=C).finalists() == [B, A]
-    assert Turns().finalists() == []
+    assert TurnsOf[Configuration]().finalists() == []
 
 
 def test_one_turn_says_nothing_of_a_ratio():
@@ -66,3 +66,11 @@ def test_one_turn_says_nothing_of_a_ratio():
 )
 def test_a_rival_is_undecided_where_the_interval_leaves_open_which_is_faster(ratio, undecided):
     assert Rival(configuration=A, ratio=ratio, n_turns=4).is_undecided == undecided
+
+
+def test_what_is_forgotten_was_in_no_turn():
+    turns = turns_of(4)
+    turns.forget(C)
+    assert turns.finalists() == [B, A]
+    assert turns.count(C) == 0
+    assert len(turns) == 4

@@ -125,6 +125,11 @@ BEYOND_CHANCE = 3.8906
 """Standard errors that a difference must exceed to be reported as a fault. Chosen: chance exceeds
 it once in 10,000 times, so about 1 % of grids of 100 configurations get a false alarm."""
 
+WRONG_SHARE = 0.02
+"""Share of random sampling's entropy by which another loader may differ from its plan beyond
+chance. Chosen: it may leave out the end of an epoch, which the plan contains.
+"""
+
 # Why
 
 LEAST_SAVING = 0.15
@@ -132,6 +137,11 @@ LEAST_SAVING = 0.15
 SURE, LIKELY = 0.95, 0.75
 """Shares of bootstrap resamples that name the same bottleneck for "clearly" and "probably".
 Chosen."""
+VAGUE_SHARE = 0.5
+"""A stage is only "possibly" the bottleneck if its interval begins below this share of its mean.
+Chosen."""
+MUCH_WAITING = 0.01
+"""Share of its time that training may wait for a loader that is called fast enough. Chosen."""
 N_RESAMPLES = 1000
 """Number of bootstrap resamples of rounds for this. Chosen: the share is then known to 1 %."""
 LEAST_ACCOUNTED, MOST_ACCOUNTED = 0.7, 1.4
@@ -149,9 +159,9 @@ LEAST_CHUNK_BYTES = 16_384
 they save."""
 CELLS_PER_STORE_CHUNK = 64
 """Cells per chunk of a shuffled copy. Source: `cellfeed.preshuffle`."""
-LEAST_BUSY_SHARE, MUCH_SPREAD = 0.1, 0.1
-"""Smallest share of the processors taken by other programs, and smallest spread of replicates, that
-are worth mentioning. Chosen."""
+LEAST_BUSY_SHARE, MUCH_SPREAD, MUCH_START = 0.1, 0.1, 0.05
+"""Smallest share of the processors taken by other programs, smallest spread of replicates, and
+smallest share of an epoch that its start takes, that are worth mentioning. Chosen."""
 
 # Earlier runs
 

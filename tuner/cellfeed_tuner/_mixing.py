@@ -9,10 +9,12 @@ from typing import NamedTuple
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
+    BEYOND_CHANCE,
     LATE_MIXING_ROWS,
     MIXING_ROWS,
     MIXING_ROWS_OF_SETS,
     MOST_MIXING_ROWS,
+    WRONG_SHARE,
 )
 from cellfeed_tuner._entropy._label_entropy import LabelEntropy, StorageOrder, storage_order
 from cellfeed_tuner._entropy._minibatch_entropy import (
@@ -188,6 +190,40 @@ class Mixing:
             },
             conditional_entropy_bits=conditional,
         )
+
+    def fault(self, result: ConfigurationResult) -> str:
+        """Return how the delivered labels of another loader contradict its plan or its labels.
+
+        Plans of cellfeed's own loader are compared row by row.
+        """
+        settings = self._plans.differing(result.configuration.plan_settings)
+        replayed = self._replayed(settings)
+        measured = {self._labels[0].name: result.entropy_bits.measured} | {
+            name: each.entropy_bits.measured for name, each in result.further_labels.items()
+        }
+        for name, bits in measured.items():
+            if bits is None or bits.high == inf:
+                continue
+            # Student's interval of few rounds is wider than that.
+            error = BEYOND_CHANCE / 2 * (bits.high - bits.value)
+            error += WRONG_SHARE * self._random[name]
+            if bits.value - error > self._random[name]:
+                return (
+                    f"minibatches have {bits.value:.3f} bits of {name}, but random samples of "
+                    f"`labels` have {self._random[name]:.3f}: `labels_of` gives other labels, or "
+                    "rows are not drawn as often as in `labels`"
+                )
+            if replayed is None:
+                continue
+            planned = replayed[name].bits
+            if abs(bits.value - planned.value) > error + BEYOND_CHANCE / 2 * (
+                planned.high - planned.value if planned.high < inf else 0.0
+            ):
+                return (
+                    f"minibatches have {bits.value:.3f} bits of {name}, but `planned_rows` gives "
+                    f"{planned.value:.3f}: the loader does not deliver its plan"
+                )
+        return ""
 
     def _depends_on_known(self, label: Label) -> bool:
         """Return whether a label's reference depends on how many cells of a minibatch have it."""

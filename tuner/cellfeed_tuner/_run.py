@@ -1,5 +1,6 @@
 """One run of ``autotune``: preparation, search, choice, comparison with the files, explanation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cellfeed import CellDataset, ParameterError, SamplingStrategy
+from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
@@ -38,7 +40,7 @@ from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results._configuration_result import ConfigurationResult
 from cellfeed_tuner._results._dataset import SearchedStrategy
-from cellfeed_tuner._results._recommended import PrefetchResult, Recommended, Waiting
+from cellfeed_tuner._results._recommended import Nearest, PrefetchResult, Recommended, Waiting
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
@@ -201,6 +203,7 @@ class Run:
         try:
             if not self._lost:
                 self._measure()
+            self._compare_with_plans()
             self._choose()
             self._read_ahead()
             self._compare_with_files()
@@ -210,6 +213,7 @@ class Run:
             if not len(self._search.measurements):
                 raise
             self.interrupted = True
+            self._search.interrupt()
             if self._recommended is None:
                 self._choose()
 
@@ -221,6 +225,15 @@ class Run:
             if not len(self._search.measurements):
                 raise
             self._lost = str(error)
+
+    def _compare_with_plans(self) -> None:
+        """Note which loaders other than cellfeed's own deliver something else than they plan."""
+        if self.request.selected is not None:
+            return
+        measurements = self._search.measurements
+        for each in self._search.results(self._search.timed):
+            if fault := self._mixing.fault(each):
+                measurements.faults.setdefault(each.configuration, fault)
 
     def result(self, strategy: SamplingStrategy | None) -> AutotuneResult:
         """Return what was found, with the strategy as the user passed it."""
@@ -242,7 +255,7 @@ class Run:
                 for each in results
             ),
             recommended=recommended,
-            nearest=None if recommended or faults else nearest(results, constraints),
+            nearest=None if recommended or faults else self._nearest(results),
             seconds=self.budget.spent,
             date=self._date,
             storage_order=self._order,
@@ -260,6 +273,26 @@ class Run:
             prefetch_results=self._prefetch_results,
             ranks=request.ranks,
             n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
+        )
+
+    def _nearest(self, results: Sequence[ConfigurationResult]) -> Nearest | None:
+        """Return the configuration closest to being feasible, measured or not."""
+        request, constraints = self.request, self.request.constraints
+        found = nearest(results, constraints)
+        too_large = [
+            each.configuration
+            for each in results
+            if each.status == "over memory" and self._search.requirements.mixes(each.configuration)
+        ]
+        if found is not None or not too_large:
+            return found
+        smallest = min(too_large, key=lambda each: each.minibatches_in_memory)
+        buffers = smallest.minibatches_in_memory * request.batch_size * request.row_bytes
+        needed = format_bytes(round(self.process.memory_bytes() + buffers))
+        given = format_bytes(constraints.memory_bytes)
+        return Nearest(
+            configuration=smallest,
+            problem=f"it needs about {needed} of memory, more than the {given} given",
         )
 
     def _results(self) -> list[ConfigurationResult]:
@@ -311,6 +344,7 @@ class Run:
             waiting=self._waiting(choice, stepped),
             rivals=choice.rivals,
             longest_seconds=measurements.longest_seconds(configuration),
+            start_seconds=measurements.start_seconds(configuration),
         )
 
     def _waiting(self, choice: Choice, stepped: Measurement | None) -> Waiting | None:
@@ -381,8 +415,12 @@ class Run:
                 rows_per_chunk=selected.rows_per_chunk,
                 batch_size=request.batch_size,
                 already_shuffled=already_shuffled,
+                stored_as=request.dataset.layout,
+                element_bytes=4 + np.dtype(request.dataset.dtype).itemsize,
             ),
             cells_per_second=speed.value,
+            paths=request.dataset.paths,
+            waiting=None if recommended.waiting is None else recommended.waiting.share,
             step_seconds=request.constraints.step_seconds,
             block_sizes=request.space.block_sizes if is_known and not self._lost else (),
             seconds=seconds,

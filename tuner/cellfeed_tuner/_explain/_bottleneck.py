@@ -14,8 +14,10 @@ from cellfeed_tuner._constants import (
     LEAST_SAVING,
     LIKELY,
     MOST_ACCOUNTED,
+    MUCH_WAITING,
     N_RESAMPLES,
     SURE,
+    VAGUE_SHARE,
 )
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
@@ -145,6 +147,9 @@ class Bottleneck:
     stored_bytes, decoded_bytes, useful_bytes
         Bytes per cell: read, decompressed, and used of those; 0 if the format's own library
         reads.
+    waiting_share
+        Share of its time that training waited for data, with a training step of that length; None
+        if that was not measured.
     """
 
     kind: BottleneckKind
@@ -157,6 +162,7 @@ class Bottleneck:
     stored_bytes: float
     decoded_bytes: float
     useful_bytes: float
+    waiting_share: float | None = None
 
     @property
     def read_amplification(self) -> float | None:
@@ -177,14 +183,20 @@ class Bottleneck:
     def sentence(self) -> str:
         """The finding in one or two sentences."""
         if self.kind == "training":
-            return (
-                f"The loader is fast enough: the training step takes longer, "
-                f"{self.seconds['training'] * 1e6:,.1f} us per cell."
-            )
+            step = f"{self.seconds['training'] * 1e6:,.1f} us per cell"
+            if (self.waiting_share or 0.0) >= MUCH_WAITING:
+                return (
+                    f"The training step takes longer than loading ({step}), but training waits for "
+                    f"data {self.waiting_share:.1%} of the time."
+                )
+            return f"The loader is fast enough: the training step takes longer, {step}."
         said = "No stage dominates."
         if self.kind != "nothing":
             bound = "Bound" if self.confidence >= SURE else "Probably bound"
-            if not self.is_explained or self.confidence < LIKELY:
+            (stage,) = (each for each in self.stages if each.name == self.kind)
+            interval = stage.seconds_per_cell
+            is_vague = interval.low < VAGUE_SHARE * interval.value
+            if not self.is_explained or self.confidence < LIKELY or is_vague:
                 bound = "Possibly bound"
             said = f"{bound} by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
         if self.is_explained:
@@ -273,14 +285,16 @@ def bottleneck(
     )
 
 
-def with_training_step(found: Bottleneck, seconds: float) -> Bottleneck:
+def with_training_step(
+    found: Bottleneck, seconds: float, waiting_share: float | None = None
+) -> Bottleneck:
     """Return where the time goes if training takes so many seconds per cell."""
     step = Stage(name="training", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
     stages = (*(each for each in found.stages if each.name != "training"), step)
     times = {each.name: each.seconds_per_cell.value for each in stages}
     savings = _savings(times, found.model, max(seconds, found.measured_seconds_per_cell))
     stages = tuple(replace(each, saving=savings[each.name]) for each in stages)
-    return replace(found, kind=_kind(savings), stages=stages)
+    return replace(found, kind=_kind(savings), stages=stages, waiting_share=waiting_share)
 
 
 def _savings(

@@ -26,6 +26,7 @@ from cellfeed_tuner._explain._storage_advice import (
     StoreSample,
     storage_advice,
 )
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measure import Measurement
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._subject._selected import Selected
@@ -50,6 +51,8 @@ def explain_throughput(
     layout: StorageLayout,
     *,
     cells_per_second: float,
+    paths: Sequence[str],
+    waiting: Estimate | None,
     step_seconds: float | None,
     block_sizes: Sequence[int],
     seconds: float,
@@ -81,9 +84,10 @@ def explain_throughput(
         outcome = process.run(request, limit_seconds=seconds)
         for sample in outcome.events:
             if isinstance(sample, StoreSample):
-                advice = storage_advice(found, configuration, layout, sample, block_sizes)
+                advice = storage_advice(found, configuration, layout, sample, block_sizes, paths)
     if step_seconds is not None:
-        found = with_training_step(found, step_seconds / layout.batch_size)
+        share = None if waiting is None else waiting.value
+        found = with_training_step(found, step_seconds / layout.batch_size, share)
     return Explained(bottleneck=found, storage_advice=advice)
 
 

@@ -5,9 +5,11 @@ measured time. They are lower bounds: changed stages count with the low end of t
 all others with the high end.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -59,12 +61,17 @@ def epochs_until_paid(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageLayout:
-    """How a collection is stored, and its batch size."""
+    """How a collection is stored, and its batch size.
+
+    ``element_bytes`` are those of a value of X, with its column if it is sparse.
+    """
 
     n_cells: int
     rows_per_chunk: float
     batch_size: int
     already_shuffled: bool
+    stored_as: str = "csr"
+    element_bytes: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,8 @@ class StorageAdvice:
     epochs_until_paid
         Upper bound of the number of epochs after which the conversion has saved the time it took;
         None if not estimated.
+    command
+        The command that writes it; empty if there is none.
     """
 
     action: Literal["rechunk", "preshuffle"]
@@ -104,6 +113,7 @@ class StorageAdvice:
     least_speedup: float
     basis: str
     epochs_until_paid: int | None = None
+    command: str = ""
 
     @property
     def sentence(self) -> str:
@@ -111,16 +121,13 @@ class StorageAdvice:
         cells = "1 cell" if self.rows_per_chunk == 1 else f"{self.rows_per_chunk:,} cells"
         what = f"Files with about {cells} per chunk would"
         if self.action == "preshuffle":
-            what = (
-                f"A shuffled copy (`cellfeed preshuffle`) would mix equally well in blocks of "
-                f"{self.block_size:,} and"
-            )
+            what = f"A shuffled copy would mix equally well in blocks of {self.block_size:,} and"
         tenths = floor(10 * self.least_speedup) / 10
         said = f"{what} give at least {tenths:.1f}x the throughput ({self.basis})."
-        if self.epochs_until_paid is None:
-            return said
-        epochs = "1 epoch" if self.epochs_until_paid == 1 else f"{self.epochs_until_paid:,} epochs"
-        return f"{said} Writing it pays off within {epochs}."
+        if self.epochs_until_paid is not None:
+            n = self.epochs_until_paid
+            said += f" Writing it pays off within {'1 epoch' if n == 1 else f'{n:,} epochs'}."
+        return f"{said} To write it: `{self.command}`" if self.command else said
 
 
 def storage_advice(
@@ -129,15 +136,16 @@ def storage_advice(
     layout: StorageLayout,
     store: StoreSample,
     block_sizes: Sequence[int],
+    paths: Sequence[str],
 ) -> tuple[StorageAdvice, ...]:
-    """Return which layouts are worth converting to, the best first; often none."""
+    """Return which layouts of the files at ``paths`` are worth converting to, the best first."""
     if found.read_amplification is None:
         return ()  # the stages of the format's own library are unknown
-    advice = [_rechunk(found, configuration, layout)]
+    advice = [_rechunk(found, configuration, layout, paths)]
     if not layout.already_shuffled:
         fetch = layout.batch_size * configuration.fetch_factor
         fitting = [size for size in block_sizes if size <= min(fetch, layout.n_cells)]
-        advice.append(_preshuffle(found, store, max(fitting, default=1)))
+        advice.append(_preshuffle(found, store, max(fitting, default=1), paths))
     worth = [each for each in advice if each is not None and each.least_speedup >= LEAST_SPEEDUP]
     return tuple(sorted(worth, key=lambda each: -each.least_speedup))
 
@@ -166,7 +174,7 @@ def amplification(
 
 
 def _rechunk(
-    found: Bottleneck, configuration: Configuration, layout: StorageLayout
+    found: Bottleneck, configuration: Configuration, layout: StorageLayout, paths: Sequence[str]
 ) -> StorageAdvice | None:
     now = found.decoded_bytes / found.useful_bytes
     least = max(1, round(LEAST_CHUNK_BYTES / max(1.0, found.useful_bytes)))
@@ -182,6 +190,9 @@ def _rechunk(
         action="rechunk",
         rows_per_chunk=rows,
         block_size=configuration.block_size,
+        command=_repacking(
+            max(1, round(rows * found.useful_bytes / layout.element_bytes)), paths, layout
+        ),
         least_speedup=_least_speedup(found, {"reading": factor, "decompressing": factor}, {}),
         basis=(
             f"estimated from the layout: {then:.1f} cells would be decompressed per cell used, "
@@ -190,7 +201,26 @@ def _rechunk(
     )
 
 
-def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> StorageAdvice:
+def _repacking(elements: int, paths: Sequence[str], layout: StorageLayout) -> str:
+    """Return the command of HDF5's tools that writes a copy with other chunks."""
+    if Path(paths[0]).suffix != ".h5ad" or layout.stored_as != "csr":
+        return ""
+    file = shlex.quote(paths[0])
+    copy = shlex.quote(str(Path(paths[0]).with_suffix(".rechunked.h5ad")))
+    return f"h5repack -l X/data,X/indices:CHUNK={elements} {file} {copy}"
+
+
+def _quoted(paths: Sequence[str]) -> str:
+    """Return paths for a shell: their folder if they are all that it holds."""
+    folder = Path(paths[0]).parent
+    if len(paths) > 1 and {*map(str, folder.glob("*.h5ad"))} == {*paths}:
+        return shlex.quote(str(folder))
+    return " ".join(map(shlex.quote, paths))
+
+
+def _preshuffle(
+    found: Bottleneck, store: StoreSample, block_size: int, paths: Sequence[str]
+) -> StorageAdvice:
     then = 1 + (CELLS_PER_STORE_CHUNK - 1) / block_size
     smaller = then * store.stored_bytes / max(found.stored_bytes, 1.0)
     least_speedup = _least_speedup(
@@ -201,6 +231,7 @@ def _preshuffle(found: Bottleneck, store: StoreSample, block_size: int) -> Stora
         action="preshuffle",
         rows_per_chunk=CELLS_PER_STORE_CHUNK,
         block_size=block_size,
+        command=f"cellfeed preshuffle {_quoted(paths)} shuffled",
         least_speedup=least_speedup,
         basis="estimated from a sample of your cells, compressed and decompressed the same way",
         epochs_until_paid=epochs_until_paid(

@@ -135,6 +135,10 @@ class MeasuringProcess(Generic[Subject]):
             with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it end
                 self._process.wait(ANSWER_SECONDS)
 
+    def memory_bytes(self) -> int:
+        """Return the memory of the process, from which those that measure are forked."""
+        return tree_memory_bytes(self._process.pid)
+
     def start(self, *, limit_seconds: float = inf) -> None:
         """Send the subject, and wait until it has arrived.
 

@@ -195,6 +195,8 @@ class DatasetSession(Session):
         cells: tuple[DeliveredCell, ...] = ()
         # Transformed values differ from those in the files.
         if came.last is not None and not fault and not self._dataset.transform:
+            fault = self._wrong_dtype(came.last)
+        if came.last is not None and not fault and not self._dataset.transform:
             cells = sampled_cells(came.last, request.all_labels, seed=request.number)
         return Findings(
             fault=fault,
@@ -202,6 +204,17 @@ class DatasetSession(Session):
             cells=cells,
             entropies=self._entropies(came.codes(self._collection)),
         )
+
+    def _wrong_dtype(self, minibatch: Minibatch) -> str:
+        """Return how the dtype of X differs from the requested one or the files', in words."""
+        asked, name = self._dataset.dtype, next(iter(self._collection.elements))
+        wanted = asked.get(name) if isinstance(asked, Mapping) else asked
+        expected = np.dtype(wanted or self._collection.dtype).name
+        found = str(minibatch[name].dtype).removeprefix("torch.")
+        if found == expected or self._dataset.fetch_callback is not None:
+            return ""
+        source = "the files have" if wanted is None else "was requested"
+        return f"minibatches have {name} of {found} where {expected} {source}"
 
 
 def _seed(words: tuple[int, ...]) -> None:

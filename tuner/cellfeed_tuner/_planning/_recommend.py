@@ -184,11 +184,12 @@ def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_measured
 
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
     """Return the configuration closest to being feasible, or None if nothing was measured."""
-    timed = _timed(results)
-    if not timed:
+    missed = [(each, _shortfalls(each, constraints)) for each in _timed(results)]
+    missed = [(each, by) for each, by in missed if any(by.values())]
+    if not missed:
         return None
-    closest = min(timed, key=lambda each: sum(_shortfalls(each, constraints).values()))
-    problems = [what for what, by in _shortfalls(closest, constraints).items() if by > 0]
+    closest, shortfalls = min(missed, key=lambda each: sum(each[1].values()))
+    problems = [what for what, by in shortfalls.items() if by > 0]
     return Nearest(configuration=closest.result.configuration, problem=" and ".join(problems))
 
 

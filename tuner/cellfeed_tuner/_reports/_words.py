@@ -6,7 +6,13 @@ from typing import Any
 import jinja2
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, MUCH_SPREAD, REMOTE_PREFETCH
+from cellfeed_tuner._constants import (
+    FEWEST_ROUNDS,
+    LEAST_ROUNDS,
+    MUCH_SPREAD,
+    MUCH_START,
+    REMOTE_PREFETCH,
+)
 from cellfeed_tuner._explain._bottleneck import microseconds
 from cellfeed_tuner._interval import interval, times
 from cellfeed_tuner._planning._constants import LEAST_SUSTAINED_SECONDS
@@ -66,6 +72,7 @@ _TEMPLATES.globals.update(
     LEAST_ROUNDS=LEAST_ROUNDS,
     LEAST_SUSTAINED_SECONDS=LEAST_SUSTAINED_SECONDS,
     MUCH_SPREAD=MUCH_SPREAD,
+    MUCH_START=MUCH_START,
     REMOTE_PREFETCH=REMOTE_PREFETCH,
     SAME_SPEED_SHARE=SAME_SPEED_SHARE,
     STATUS_WORDS=STATUS_WORDS,
@@ -80,5 +87,6 @@ _TEMPLATES.filters.update(
     counted=lambda statuses: Counter(
         STATUS_WORDS[status].listed for status in statuses
     ).most_common(),
+    ended=lambda text: text if text.endswith((".", "!", "?")) else f"{text}.",
     reason=lambda each: each.note or STATUS_WORDS[each.status].listed,
 )

@@ -23,6 +23,7 @@ Status = Literal[
     "not raced",  # not timed: the sampler races only the largest
     "below entropy floor",  # not timed: it mixes too little to be chosen
     "out of budget",  # not timed: no time left
+    "interrupted",  # not timed: the run was interrupted before
     "failed",
 ]
 
@@ -63,6 +64,10 @@ STATUS_WORDS: dict[Status, _StatusWords] = {
     "out of budget": _StatusWords(
         "no time", "not timed (budget exhausted)",
         "It was not timed (budget exhausted; see --budget)",
+    ),
+    "interrupted": _StatusWords(
+        "interrupted", "not timed (interrupted)",
+        "It was not timed because the run was interrupted",
     ),
     "failed": _StatusWords("failed", "failed", "It failed"),
     "measured": _StatusWords("", "measured"),

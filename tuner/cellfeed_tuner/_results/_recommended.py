@@ -156,6 +156,9 @@ class Recommended:
         How long training waits for it; None unless a training step was given.
     rivals
         Configurations that it was compared with, the fastest first.
+    start_seconds
+        Seconds that its throughput leaves out: at the start of each epoch with worker processes;
+        otherwise once in a process, whose memory is new then.
     longest_seconds
         How long it was measured without a break, at most.
     prefetch
@@ -172,6 +175,7 @@ class Recommended:
     waiting: Waiting | None = None
     rivals: tuple[Rival, ...] = ()
     prefetch: int | None = None
+    start_seconds: float = 0.0
     longest_seconds: float = 0.0
 
     @property

@@ -175,6 +175,21 @@ class Measurements:
             default=0.0,
         )
 
+    def start_seconds(self, configuration: Configuration) -> float:
+        """Return how much longer than others the first rounds of the last replicate took.
+
+        These do not count: worker processes start, or memory is new to the process.
+        """
+        found = self._replicates.get(configuration, ())
+        timed = [each for each in found if each.first_round_seconds and each.round_seconds]
+        if not timed:
+            return 0.0
+        last = timed[-1]
+        usual = float(np.mean(last.round_seconds))
+        return (last.worker_start_seconds or 0.0) + max(
+            0.0, (last.first_round_seconds or 0.0) - usual
+        )
+
     @property
     def slowdown(self) -> float:
         """How many times as long as without other programs the last replicates took."""

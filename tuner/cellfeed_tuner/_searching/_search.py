@@ -116,6 +116,8 @@ class Search:
                 self._widen()
             self._settle()
             is_sustained = self._is_sustained()
+        if not any(map(self._durations.has_rounds, self._posterior.candidates)):
+            return
         costs = self._posterior.seconds_per_cell()
         need = self.requirements.constraints.need_cells_per_second
         for each, chance in self._posterior.chances().items():
@@ -173,6 +175,12 @@ class Search:
                 SURVEY_UNTIL
             ):
                 self._measure(each, LEAST_ROUNDS)
+
+    def interrupt(self) -> None:
+        """Note that what was not measured by now will not be."""
+        for each, status in self._not_timed.items():
+            if status == _OUT_OF_BUDGET:
+                self._not_timed[each] = "interrupted", ""
 
     def choose(self, results: Sequence[ConfigurationResult]) -> Choice | None:
         """Return the best configuration by all that is known; None if none is feasible.

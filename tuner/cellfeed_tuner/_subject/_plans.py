@@ -140,16 +140,31 @@ class LoaderPlans(Plans):
         configuration = Configuration(
             block_size=block_size, fetch_factor=fetch_factor, **dict(others)
         )
-        rows = self._tunable.planned_rows(configuration, max(1, n_rows // self.batch_size))
-        if rows is None:
+        what = f"`planned_rows` of {self._tunable.name}"
+        try:
+            planned = self._tunable.planned_rows(configuration, max(1, n_rows // self.batch_size))
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__} {error}".split())
+            msg = f"{what} failed for {configuration}: {said}"
+            raise ParameterError(msg) from error
+        if planned is None:
             return None
-        if rows.shape != (len(rows), self.batch_size) or not len(rows):
+        rows = np.asarray(planned)
+        is_whole = rows.shape == (len(rows), self.batch_size) and len(rows) > 0
+        if not is_whole or rows.dtype.kind not in "iu":
             msg = (
-                f"`planned_rows` of {self._tunable.name} must give rows of shape (n, "
-                f"{self.batch_size}), but gave shape {rows.shape}"
+                f"{what} must give integers of shape (n, {self.batch_size}), but gave {rows.dtype} "
+                f"of shape {rows.shape}"
             )
             raise ParameterError(msg)
+        low, high, n_labelled = int(rows.min()), int(rows.max()), self._n_labelled()
+        if low < 0 or high >= n_labelled:
+            msg = f"{what} must give rows from 0 to {n_labelled - 1:,}, but gave {low} to {high:,}"
+            raise ParameterError(msg)
         return [PlanReplay.of(statistic(rows), fetch_factor) for statistic in statistics]
+
+    def _n_labelled(self) -> int:
+        return min(len(np.asarray(values)) for values in self._tunable.labels.values())
 
 
 def _align(settings: Settings) -> Any:
