@@ -20,3 +20,6 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
         return bool(self.turns.count(next(iter(chances))) >= search.LEAST_TURNS)
 
     set_attribute(search.Search, "_is_decided", has_enough_turns)
+    durations = importlib.import_module("cellfeed_tuner._searching._durations")
+    set_attribute(durations, "LEAST_SUSTAINED_SECONDS", SECONDS)
+    set_attribute(durations, "SUSTAINED_SHARE", 0.0)

@@ -65,18 +65,18 @@ def test_what_was_measured_by_then_is_the_result(interrupted, collection):
     assert all(each.status != "out of budget" for each in timed)
     if result.recommended is not None:
         assert result.chosen in timed
-        assert not result.recommended.measured_in_turns
+        assert result.recommended.basis != "compared"
         CellDataset.from_autotune(collection, result, seed=0)
 
 
-def test_a_choice_that_was_measured_in_turns_is_kept(interrupted):
+def test_a_choice_is_kept(interrupted):
     only = {"block_sizes": [4], "fetch_factors": [8]}
     with pytest.raises(AutotuneInterrupted) as caught:  # a single one is clear long before
         interrupted(1, stage="explain", budget=120.0, **only)
     chosen = caught.value.result.recommended
     assert chosen is not None
     assert chosen.configuration == Configuration(block_size=4, fetch_factor=8)
-    assert chosen.measured_in_turns
+    assert chosen.basis == "measured"
 
 
 @pytest.mark.parametrize("stage", ["machine", "entropy", "start", "throughput"])

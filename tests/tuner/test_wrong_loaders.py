@@ -69,12 +69,14 @@ def wrong_loaders(monkeypatch):
 def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, wrong_loaders):
     results = list[AutotuneResult]()
 
+    tune = _autotune.tuned
+
     def tuned(*arguments, **settings):
         loader = getattr(wrong_loaders, name)
-        results.append(autotune(*arguments, make_dataset=loader, **settings))
+        results.append(tune(*arguments, make_dataset=loader, **settings))
         return results[0]
 
-    monkeypatch.setattr(_autotune, "autotune", tuned)
+    monkeypatch.setattr(_autotune, "tuned", tuned)
     grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "5"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
     printed = CliRunner().invoke(main, [*arguments, "--entropy-floor", "0"])

@@ -37,6 +37,8 @@ retained as little as half of what they learn from random minibatches
 REPLICATE_SECONDS = 0.75
 """Seconds of counted rounds in a replicate; exceeded if its rounds take longer. Chosen: short
 compared with a budget of 60 s, and several rounds of most configurations."""
+MOST_ROUNDS_OF_REPLICATE = 64
+"""Most counted rounds in a replicate. Chosen: more make it no more exact."""
 FEWEST_ROUNDS = 4
 """Fewest rounds after the first for a throughput. Chosen: an interval from fewer says hardly
 anything."""

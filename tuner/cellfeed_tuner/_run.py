@@ -308,7 +308,7 @@ class Run:
         the recommended one, since the machine may have been faster or slower at other times.
         """
         chosen = self._recommended
-        if chosen is None or chosen.cells_per_second is None:
+        if chosen is None or chosen.cells_per_second is None or self._search.measurements.faults:
             return each
         if each.configuration == chosen.configuration:
             return replace(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cellfeed import CellDataset, SamplingStrategy, Statistics
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import EPOCHS_APART, REPLICATE_SECONDS
+from cellfeed_tuner._constants import EPOCHS_APART, MOST_ROUNDS_OF_REPLICATE, REPLICATE_SECONDS
 from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._machine._processes import BytesRead, ProcessorTime
 from cellfeed_tuner._measuring._delivery import DeliveredCell
@@ -57,7 +57,7 @@ class TimingSettings:
     cache: CacheState
     seed: int
     least_rounds: int
-    most_rounds: int = 64
+    most_rounds: int = MOST_ROUNDS_OF_REPLICATE
     seconds: float = REPLICATE_SECONDS
     number: int = 0
     given: str | None = None

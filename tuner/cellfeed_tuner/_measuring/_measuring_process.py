@@ -22,6 +22,7 @@ from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from cellfeed import CellfeedError, ParameterError
@@ -49,8 +50,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-# PyTorch's message in the process whose worker was killed.
-_WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
+# PyTorch's message in the process whose worker was killed, or ended without a word.
+_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
 _NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
 
 Subject = TypeVar("Subject")
@@ -130,9 +131,9 @@ class MeasuringProcess(Generic[Subject]):
         self._connection.close()  # it ends when its connection does
         try:
             self._process.wait(0.0 if kind is not None or self._is_lost else ANSWER_SECONDS)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             kill_tree(self._process.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it end
+            with contextlib.suppress(TimeoutExpired):  # the kernel does not let it end
                 self._process.wait(ANSWER_SECONDS)
 
     def memory_bytes(self) -> int:
@@ -406,7 +407,7 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
         sender.send(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
         failure = _without_traceback(str(error)) or repr(error)
-        sender.send(_Ended(failure, was_killed=bool(_WORKER_KILLED.match(failure))))
+        sender.send(_Ended(failure, was_killed=bool(_WORKER_ENDED.match(failure))))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:

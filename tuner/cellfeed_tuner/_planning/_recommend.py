@@ -183,9 +183,16 @@ def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_measured
 
 
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
-    """Return the configuration closest to being feasible, or None if nothing was measured."""
+    """Return the configuration closest to being feasible; None if none can run.
+
+    If nothing was measured, the best mixed of those that mix too little.
+    """
     missed = [(each, _shortfalls(each, constraints)) for each in _timed(results)]
     missed = [(each, by) for each, by in missed if any(by.values())]
+    if not missed:
+        below = [each for each in results if each.status == "below entropy floor"]
+        timed = [_Timed(each, Estimate(math.inf, math.inf, math.inf), 0) for each in below]
+        missed = [(each, _shortfalls(each, constraints)) for each in timed]
     if not missed:
         return None
     closest, shortfalls = min(missed, key=lambda each: sum(each[1].values()))

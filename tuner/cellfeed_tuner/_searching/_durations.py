@@ -9,7 +9,10 @@ from cellfeed_tuner._measuring._timing import CountedRounds
 from cellfeed_tuner._planning._constants import (
     FIRST_LIMIT_SHARE,
     LEAST_FIRST_LIMIT_SECONDS,
+    LEAST_SUSTAINED_SECONDS,
+    LONG_BUDGETS,
     PROPOSE_UNTIL,
+    SUSTAINED_SHARE,
     TURN_ROUNDS,
     TURNS_UNTIL_WITH_STEP,
     UNKNOWN_CELLS_PER_SECOND,
@@ -53,9 +56,17 @@ class Durations:
         return CountedRounds.n_new(self._n_cells // per_round, has_workers=has_workers)
 
     @property
+    def sustained_seconds(self) -> float:
+        """How long the choice is measured without a break at the end."""
+        return max(LEAST_SUSTAINED_SECONDS, SUSTAINED_SHARE * self._measurements.budget.seconds)
+
+    @property
     def left(self) -> float:
-        """Seconds left for turns."""
-        return self._measurements.budget.left_until(self._turns_until)
+        """Seconds left for turns, before the choice is measured for longer."""
+        budget, last = self._measurements.budget, self._measurements.overhead_seconds
+        last += self.sustained_seconds
+        is_long = budget.seconds >= LONG_BUDGETS * last
+        return budget.left_until(self._turns_until) - (last if is_long else 0.0)
 
     @property
     def is_time_to_propose(self) -> bool:

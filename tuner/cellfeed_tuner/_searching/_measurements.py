@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import sqrt
 from statistics import median
+from sys import maxsize
 
 import numpy as np
 
 from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import REPLICATE_SECONDS
+from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REPLICATE_SECONDS
 from cellfeed_tuner._interval import Estimate, Spread, seen_spread
 from cellfeed_tuner._machine._busy import OtherPrograms
 from cellfeed_tuner._machine._page_cache import CacheState
@@ -185,10 +186,8 @@ class Measurements:
         if not timed:
             return 0.0
         last = timed[-1]
-        usual = float(np.mean(last.round_seconds))
-        return (last.worker_start_seconds or 0.0) + max(
-            0.0, (last.first_round_seconds or 0.0) - usual
-        )
+        first, usual = last.first_round_seconds or 0.0, float(np.mean(last.round_seconds))
+        return (last.worker_start_seconds or 0.0) + max(0.0, first - usual)
 
     @property
     def slowdown(self) -> float:
@@ -302,6 +301,7 @@ class Measurements:
                 seed=self.seed,
                 least_rounds=least_rounds,
                 seconds=seconds,
+                most_rounds=MOST_ROUNDS_OF_REPLICATE if seconds <= REPLICATE_SECONDS else maxsize,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
                 step=self.step if step_seconds else None,

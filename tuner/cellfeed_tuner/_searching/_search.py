@@ -21,7 +21,6 @@ from cellfeed_tuner._planning._constants import (
     FIRST_TRIALS,
     KNOWN,
     LEAST_CHANCE,
-    LEAST_SUSTAINED_SECONDS,
     LEAST_TURNS,
     MOST_REPLAYED,
     PREDICTED_GAIN,
@@ -29,7 +28,7 @@ from cellfeed_tuner._planning._constants import (
     SLACK_SECONDS,
     SLOWED_SHARE,
     SURVEY_UNTIL,
-    SUSTAINED_SHARE,
+    SUSTAINED_LEFT,
     TURN_ROUNDS,
 )
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry
@@ -114,6 +113,8 @@ class Search:
                 rng.shuffle(turn)
                 self._take_turn(turn)
                 self._widen()
+                if not self._durations.is_time_to_propose:  # early enough to look at others
+                    self._is_sustained()
             self._settle()
             is_sustained = self._is_sustained()
         if not any(map(self._durations.has_rounds, self._posterior.candidates)):
@@ -323,7 +324,7 @@ class Search:
         best = next(iter(chances), None)
         if best is None:
             return []
-        if self._durations.has_rounds(best) and not self._durations.affords(best):
+        if self._durations.has_rounds(best) and not self._affords(best):
             return []
         if not self._durations.is_time_to_propose and self._is_decided(chances):
             if self._confirmed == best:
@@ -332,7 +333,7 @@ class Search:
         is_alone = all(each == best or chance < LEAST_CHANCE for each, chance in chances.items())
         pair = [best, *self._runner_up(best)] if is_alone else self._pair()
         doubted = self._posterior.doubted()
-        if doubted is not None and self._durations.affords(doubted):
+        if doubted is not None and self._affords(doubted):
             self._posterior.take_back(doubted)
             pair += {doubted} - {*pair}
         while len(pair) > 1 and not self._durations.is_time_for(pair):
@@ -356,7 +357,7 @@ class Search:
     def _pair(self) -> list[Configuration]:
         """Return the leader and its challenger, as far as there is time for them."""
         time = self._durations
-        possible = [each for each in self._posterior.candidates if time.affords(each)]
+        possible = [each for each in self._posterior.candidates if self._affords(each)]
         leader = self._posterior.leader(possible)
         if leader is None or not time.is_time_for([leader]):
             return []
@@ -385,7 +386,7 @@ class Search:
         ``enough`` are known to do so.
         """
         time = self._durations
-        possible = [each for each in self._posterior.candidates if time.affords(each)]
+        possible = [each for each in self._posterior.candidates if self._affords(each)]
         worth = max(map(self.requirements.worth, enough), default=0.0)
         gains = self._posterior.gains(worth, set(possible) - set(enough))
         least = SHARE_PER_DOUBLING if enough else LEAST_CHANCE
@@ -394,6 +395,13 @@ class Search:
         if new and self._has_own_order:
             return [self._trials.propose(new)]
         return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
+
+    def _affords(self, configuration: Configuration) -> bool:
+        """Return whether a configuration may be measured in a turn.
+
+        One that slows down is fast for as long as a turn takes: what is known of it stands.
+        """
+        return configuration not in self.slowed and self._durations.affords(configuration)
 
     def _take_turn(self, turn: Sequence[Configuration]) -> None:
         """Measure some configurations, one after the other."""
@@ -466,9 +474,9 @@ class Search:
 
     def _runner_up(self, best: Configuration) -> list[Configuration]:
         """Return the fastest of the others that are still in the race, if there is one."""
-        costs, time = self._posterior.seconds_per_cell(), self._durations
+        costs = self._posterior.seconds_per_cell()
         others = [each for each in self._posterior.candidates if each in self.measurements]
-        others = [each for each in others if each != best and time.affords(each)]
+        others = [each for each in others if each != best and self._affords(each)]
         return sorted(self._trials.racing(others), key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
@@ -498,8 +506,7 @@ class Search:
 
         True if there is no time for that.
         """
-        budget = self.measurements.budget
-        seconds = max(LEAST_SUSTAINED_SECONDS, SUSTAINED_SHARE * budget.seconds)
+        budget, seconds = self.measurements.budget, self._durations.sustained_seconds
         best = next(iter(self._posterior.chances()), None)
         if best is None or best in self.slowed or not self._durations.has_rounds(best):
             return True
@@ -507,7 +514,7 @@ class Search:
             return True
         expected = self._posterior.speed(best)
         left = budget.left - self.measurements.overhead_seconds
-        if expected is None or left < LEAST_SUSTAINED_SECONDS:
+        if expected is None or left < SUSTAINED_LEFT * seconds:
             return True
         self.measurements.begin_turn()
         found = self._measure(best, 1, limit_seconds=left, seconds=min(seconds, left))
