@@ -5,7 +5,6 @@ ranges of elements and their destination addresses, it makes `ChunkReads`, which
 process together: they read, decompress, and copy each element once, to its destination.
 """
 
-from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._coordinates import rows_of_coordinates
 from cellfeed._chunks._counters import Counter, Counters

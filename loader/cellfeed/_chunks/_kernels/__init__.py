@@ -1,8 +1,8 @@
 """The compiled code of chunks, and nothing else, as any change in this folder recompiles all of it.
 
-Every function declares its signature, so that it is compiled (or loaded from disk) when this
-folder is imported, and never later beside threads or before a fork; the many casts are the
-exception. Compiled functions run without the GIL.
+Each function is compiled (or loaded from disk) when it is first used. Codecs, filters, and the ways
+to place elements are functions that `decode` calls by address, so that an epoch compiles only its
+own. Compiled functions run without the GIL.
 """
 
 from cellfeed._chunks._kernels._casts import can_cast, cast_address
@@ -21,9 +21,8 @@ from cellfeed._chunks._kernels._codecs import (
 )
 from cellfeed._chunks._kernels._coordinates import count_by_row, scatter_by_row
 from cellfeed._chunks._kernels._counting import count
-from cellfeed._chunks._kernels._decoding import CHUNKS_OF_A_TASK, decode
+from cellfeed._chunks._kernels._decoding import CHUNKS_OF_A_TASK, decode, head_sizes
 from cellfeed._chunks._kernels._decompression import lzf, unshuffle
-from cellfeed._chunks._kernels._heads import head_sizes
 from cellfeed._chunks._kernels._native import function_addresses
 from cellfeed._chunks._kernels._placing import copy_all, crossings_ascend, densify, place
 from cellfeed._chunks._kernels._planning import plan_flat, plan_grid, trim

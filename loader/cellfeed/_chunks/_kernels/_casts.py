@@ -78,7 +78,7 @@ def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _to_number(ins: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
@@ -88,7 +88,7 @@ def _to_number(ins: Any, outs: Any) -> Any:
 
 
 def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
@@ -98,7 +98,7 @@ def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
 
 
 def _to_int32(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), types.int32)
         for i in range(n):
@@ -109,7 +109,7 @@ def _to_int32(ins: Any) -> Any:
 
 
 def _to_bool(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
         for i in range(n):
@@ -118,7 +118,7 @@ def _to_bool(ins: Any) -> Any:
     return cast
 
 
-@compiled("uint16(uint32)")
+@compiled("uint16(uint32)", inner=True)
 def _half(bits: Any) -> Any:
     """Return the bits of the nearest float16 of a float32, given by its bits; ties go to even."""
     sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
@@ -137,7 +137,7 @@ def _half(bits: Any) -> Any:
 
 
 def _to_half() -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), types.uint32), carray(target, (n,), types.uint16)
         for i in range(n):

@@ -34,6 +34,7 @@ __all__ = [
     "LANES",
     "LZ4_DECOMPRESS",
     "LZ4_DECOMPRESS_HEAD",
+    "N_FUNCTIONS",
     "OPEN",
     "PREAD",
     "SEEK",
@@ -48,6 +49,7 @@ __all__ = [
     "atomic_add",
     "bits_of_float",
     "call",
+    "clear_bytes",
     "copy_bytes",
     "divide",
     "finish_streams",
@@ -104,6 +106,7 @@ BLOSC_DECOMPRESS = _c_function("blosc_decompress_ctx", "numcodecs.blosc")
 BLOSC_GETITEM = _c_function("blosc_getitem", "numcodecs.blosc")
 LZ4_DECOMPRESS = _c_function("LZ4_decompress_safe", "numcodecs.blosc")
 LZ4_DECOMPRESS_HEAD = _c_function("LZ4_decompress_safe_partial", "numcodecs.blosc")
+N_FUNCTIONS = len(_c_functions)
 
 
 @cache
@@ -185,6 +188,21 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         to, from_ = (builder.inttoptr(value, cgutils.voidptr_t) for value in values[:2])
         cgutils.raw_memcpy(builder, to, from_, values[2], 1)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def clear_bytes(typingctx: Any, target: Any, n: Any) -> Any:
+    """Call ``memset(target, 0, n)`` on an address.
+
+    (Assigning to a slice compiles numba's messages about shapes too, which takes seconds.)
+    """
+    signature = types.void(types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(values[0], cgutils.voidptr_t), values[1], 0)
         return context.get_dummy_value()
 
     return signature, codegen

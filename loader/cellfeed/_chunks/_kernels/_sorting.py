@@ -22,7 +22,11 @@ WORDS_OF_A_COLUMN = 4
 
 
 @compiled(
-    *(f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])" for index in ("int32", "int64"))
+    *(
+        f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])"
+        for index in ("int32", "int64")
+    ),
+    inner=True,
 )
 def _by_bits(
     columns: NDArray[Any],
@@ -58,7 +62,8 @@ def _by_bits(
     *(
         f"boolean({index}[::1], uint64[::1], int32[::1], int64[::1], int32[::1])"
         for index in ("int32", "int64")
-    )
+    ),
+    inner=True,
 )
 def rank(
     columns: NDArray[Any],
@@ -98,7 +103,8 @@ def rank(
     *(
         f"void({index}[::1], int64, int64, int32[::1], {index}[::1], int64)"
         for index in ("int32", "int64")
-    )
+    ),
+    inner=True,
 )
 def _to_slots(
     columns: NDArray[Any],

@@ -23,8 +23,12 @@ Tables are int64 arrays with one row per item; the names of their columns are be
     CHECKED,  # address of a bit for each chunk: whether it was fully decompressed; or see below
     NOT_PLACED,  # whether to stop after decompression
     DELTA,  # whether each element of a chunk is stored as its difference from the one before it
+    DECOMPRESS,  # addresses of functions, which `decode` fills in: of the codec,
+    UNSHUFFLE,  # if chunks are SHUFFLED,
+    ADD_UP,  # if they are stored as a DELTA,
+    PLACE,  # and of PLACING
     N_ARRAY_COLUMNS,
-) = range(19)
+) = range(23)
 
 # In place of CHECKED: decompress each chunk completely every time, or only as far as needed.
 EVERY_TIME, NEVER = 0, -1
