@@ -32,6 +32,7 @@ from numba.core import caching, typing
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
@@ -171,14 +172,19 @@ class _Inner(_Function):
         raise TypeError(msg)
 
 
-class _Callback(CFunc):  # type: ignore[misc]
+class _Callback(CFunc):
     """A C callback that is compiled when its address is asked for."""
+
+    _wrapper_address: int | None  # None before it is compiled
+    _pyfunc: Function
+    _cache: Any
 
     @property
     def address(self) -> int:
         """The address of the C callback."""
-        self.compile_declared()
-        return int(self._wrapper_address)
+        if self._wrapper_address is None:
+            self.compile_declared()
+        return int(self._wrapper_address or 0)
 
     def compile_declared(self) -> None:
         """Compile it."""
@@ -319,9 +325,13 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(Path(self.cache_path), function)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super().load_overload(sig, target_context)
-        self.was_loaded = found is not None
-        return found
+        # What compiled code calls; numba would import all that it compiles with, which takes a
+        # quarter of the time of importing torch.
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)
+            self.was_loaded = found is not None
+            return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # such as a full disk; it is compiled again next time

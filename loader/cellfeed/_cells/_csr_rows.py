@@ -1,13 +1,15 @@
 """Sparse rows in memory."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._chunks import RowGroup, densify
+from cellfeed._lazy import sp
 
 __all__ = ["CsrRows", "summable"]
 
