@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import RowGroup, densify
+from cellfeed._chunks import RowGroup, kernels
 from cellfeed._lazy import sp
 
 __all__ = ["CsrRows", "summable"]
@@ -62,4 +62,4 @@ class CsrRows:
     def densify_into(self, dense: NDArray[Any]) -> None:
         """Fill ``dense``, of this shape and dtype."""
         bits = np.dtype(f"u{self.data.itemsize}")
-        densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))
+        kernels.densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkReads, RowGroup, ValueSteps, place_elements, sort_rows
+from cellfeed._chunks import ChunkReads, RowGroup, ValueSteps, kernels, place_elements
 from cellfeed._layouts._chunked import CsrChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
 from cellfeed._lazy import sp
@@ -179,7 +179,7 @@ class CsrGroup:
             return False  # left to SciPy
         rows = self._rows(buffer)
         values = buffer.array(np.dtype(np.uint8), rows.data.nbytes, start=self.data_start)
-        return bool(sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
+        return bool(kernels.sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
 
     def over(self, buffer: Buffer, *, distinct: bool = True) -> CsrRows:
         """Return the rows in memory, whose columns ascend.

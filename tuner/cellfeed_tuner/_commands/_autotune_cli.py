@@ -3,14 +3,16 @@
 Commands import their work only when they run, so that help appears immediately.
 """
 
+import json
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cellfeed import __version__
+from cellfeed import FormatError, PathError, __version__
 from cellfeed.console import ByteSize, OneLineErrorCommand, OneLineErrorGroup
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
@@ -166,9 +168,51 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     feasible or the loader delivers wrong data, and 2 if the input cannot be used. Ctrl-C stops
     early, reports what was measured, and exits with 130.
     """
+    # Paths, columns and options are checked before anything is imported that takes long.
+    from cellfeed import open_collection  # noqa: PLC0415
+
+    given = (*settings["label"], settings["given"], settings["balance"])
+    collection = open_collection(
+        paths,
+        obs=list(dict.fromkeys(filter(None, given))),
+        elements=settings["elements"],
+        storage_options=_storage_options(settings.pop("storage_options")),
+        direct_io=settings.pop("direct_io"),
+    )
+    if settings["where"] is not None:
+        collection.where(settings["where"])
+    _require_writable(settings["output"])
+
     from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
 
-    run(paths, **settings)
+    run(collection, **settings)
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        msg = f"{folder}: not writable ({error.strerror}); choose another folder with --output"
+        raise PathError(msg) from error
+
+
+def _storage_options(path: Path | None) -> dict[str, Any] | None:
+    """Return the object in a JSON file; errors must not quote its contents."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
+        raise PathError(msg) from None
+    except ValueError:  # neither UTF-8 nor JSON
+        found = None
+    if not isinstance(found, dict):
+        msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
+        raise FormatError(msg)
+    return found
 
 
 @main.command("explain")

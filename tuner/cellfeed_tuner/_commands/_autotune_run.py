@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch  # noqa: F401 - if missing, report that instead of the error that S
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cellfeed import ClassBalancedSampling, FormatError, PathError, open_collection
+from cellfeed import ClassBalancedSampling, Collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._constants import LEAST_SHARE_LEFT, MOST_START_SECONDS, WRITING_SECONDS
@@ -40,7 +39,7 @@ _LEAST_SECONDS_APART = 1.0
 
 
 def run(
-    paths: tuple[str, ...],
+    collection: Collection,
     *,
     label: tuple[str, ...],
     given: str | None,
@@ -49,8 +48,6 @@ def run(
     elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState | None,
-    storage_options: Path | None,
-    direct_io: bool,
     output: Path,
     as_json: bool,
     budget: float,
@@ -58,13 +55,7 @@ def run(
     ranks: int | None,
     **settings: Any,
 ) -> None:
-    """Measure, report, and write files; see the command."""
-    obs = dict.fromkeys(each for each in (*label, given, balance) if each)
-    options = None if storage_options is None else _storage_options(storage_options)
-    collection = open_collection(
-        paths, obs=list(obs), elements=elements, storage_options=options, direct_io=direct_io
-    )
-    _require_writable(output)  # before spending time on measurements
+    """Measure, report, and write files; see the command, which has checked what is given."""
     try:
         with LiveDisplay() as display:
             result = _autotune.autotune(
@@ -97,16 +88,6 @@ def run(
         raise SystemExit(1)
 
 
-def _require_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        msg = f"{folder}: not writable ({error.strerror}); choose another folder with --output"
-        raise PathError(msg) from error
-
-
 def _left_of(budget: float) -> float:
     """Return what is left of a budget, less the time to start this program and write its files."""
     age = time.time() - psutil.Process().create_time()
@@ -124,21 +105,6 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     with replaced_file(page) as file:
         file.write(text.encode())
     return [as_json, picture, page]
-
-
-def _storage_options(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; errors must not quote its contents."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
-        raise PathError(msg) from None
-    except ValueError:  # neither UTF-8 nor JSON
-        found = None
-    if not isinstance(found, dict):
-        msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
-        raise FormatError(msg)
-    return found
 
 
 class LiveDisplay:

@@ -9,7 +9,7 @@ from numba.np.numpy_support import from_dtype
 
 from cellfeed._compiled import compiled, compiled_callback
 
-__all__ = ["can_cast", "cast_address"]
+__all__ = ["cast_address"]
 
 _SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
 _LARGEST_INT32 = np.iinfo(np.int32).max
@@ -29,12 +29,6 @@ _WRAPPED = {
         (np.uint32, np.int64),
     )
 }
-
-
-def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether `cast_address` supports the cast."""
-    is_halved = source == np.float32 and target == np.float16 and source.isnative
-    return source == target or is_halved or (_is_plain(source) and _is_plain(target))
 
 
 @cache
@@ -67,10 +61,6 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
 
 
 _KEPT: list[Any] = []  # compiled functions live only as long as they are referenced
-
-
-def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16
 
 
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:

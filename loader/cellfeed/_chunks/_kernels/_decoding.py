@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from cellfeed._chunks._kernels._codecs import STORED
 from cellfeed._chunks._kernels._decompression import decompressor, unshuffler
 from cellfeed._chunks._kernels._delta import adder
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     CLOCK,
     DEFLATE_FREE,
     DEFLATE_NEW,
     ZSTD_FREE,
     ZSTD_NEW,
+)
+from cellfeed._chunks._kernels._native import (
     atomic_add,
     call,
     clear_bytes,
@@ -30,6 +32,7 @@ from cellfeed._chunks._kernels._tables import (
     ADD_UP,
     ARRAY,
     CHECKED,
+    CHUNKS_OF_A_TASK,
     CODEC,
     COUNT,
     DECODED_BYTES,
@@ -69,9 +72,7 @@ from cellfeed._chunks._kernels._tables import (
 )
 from cellfeed._compiled import compiled
 
-__all__ = ["CHUNKS_OF_A_TASK", "decode", "head_sizes"]
-
-CHUNKS_OF_A_TASK = 8
+__all__ = ["decode", "head_sizes"]
 
 _int64_2d = "int64[:,::1]"
 

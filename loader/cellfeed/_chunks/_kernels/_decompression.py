@@ -13,7 +13,7 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._codecs import BLOSC, GZIP, LZ4, LZF, STORED, ZLIB, ZSTD
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     BLOSC_DECOMPRESS,
     BLOSC_GETITEM,
     BLOSC_VALIDATE,
@@ -25,6 +25,8 @@ from cellfeed._chunks._kernels._native import (
     ZSTD_DECOMPRESS,
     ZSTD_START_STREAM,
     ZSTD_STREAM,
+)
+from cellfeed._chunks._kernels._native import (
     call,
     copy_bytes,
     pointer,

@@ -6,7 +6,11 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import LANES, add_up_lanes, pointer
+from cellfeed._chunks._kernels._native import (
+    LANES,
+    add_up_lanes,
+    pointer,
+)
 from cellfeed._chunks._kernels._planning import extent
 from cellfeed._chunks._kernels._tables import (
     DECODED_BYTES,

@@ -6,10 +6,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     ZSTD_DECOMPRESS,
     ZSTD_FREE,
     ZSTD_NEW,
+)
+from cellfeed._chunks._kernels._native import (
     call,
 )
 from cellfeed._compiled import compiled

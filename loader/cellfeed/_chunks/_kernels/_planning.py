@@ -6,7 +6,9 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import pointer
+from cellfeed._chunks._kernels._native import (
+    pointer,
+)
 from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, SCATTERED, TO, WITHIN
 from cellfeed._compiled import compiled
 

@@ -8,13 +8,15 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     CLOSE,
     ERRNO,
     FADVISE,
     OPEN,
     PREAD,
     SEEK,
+)
+from cellfeed._chunks._kernels._native import (
     call,
     pointer,
 )
@@ -22,6 +24,7 @@ from cellfeed._chunks._kernels._tables import (
     FD,
     FLAGS,
     IN_MEMORY,
+    LARGEST_READ,
     MISSING,
     OFFSET,
     OWN_FILE,
@@ -33,9 +36,8 @@ from cellfeed._chunks._kernels._tables import (
 )
 from cellfeed._compiled import compiled
 
-__all__ = ["LARGEST_READ", "advise", "read_ahead"]
+__all__ = ["advise", "read_ahead"]
 
-LARGEST_READ = 1 << 20
 _LARGEST_GAP = 1 << 14  # reading this many unneeded bytes costs less than another system call
 _MOST_TRIES = 3
 _WILL_NEED = 3

@@ -15,7 +15,12 @@ import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import atomic_add, call, copy_bytes, pointer
+from cellfeed._chunks._kernels._native import (
+    atomic_add,
+    call,
+    copy_bytes,
+    pointer,
+)
 from cellfeed._chunks._kernels._sorting import WORDS_OF_A_COLUMN, rank
 from cellfeed._chunks._kernels._tables import (
     ASCENDING,

@@ -11,7 +11,11 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import copy_bytes, pointer, popcount
+from cellfeed._chunks._kernels._native import (
+    copy_bytes,
+    pointer,
+    popcount,
+)
 from cellfeed._compiled import compiled
 
 __all__ = ["WORDS_OF_A_COLUMN", "rank", "sort_rows"]

@@ -16,30 +16,25 @@ from cellfeed._chunks._kernels._native import (
     multiply_add,
     pointer,
 )
+from cellfeed._chunks._kernels._tables import (
+    BINARIZED,
+    CENTRED,
+    COLUMNS,
+    FIRST_ROW,
+    INDEX_ITEMSIZE,
+    LOG1P,
+    NORMALIZED,
+    POINTERS,
+    ROW_LENGTH,
+    ROWS_OF_A_TASK,
+    VALUES,
+)
 from cellfeed._compiled import compiled
 
 __all__ = [
-    "BINARIZED",
-    "CENTRED",
-    "FIRST_ROW",
-    "LOG1P",
-    "NORMALIZED",
-    "NORMALIZED_LOG1P",
-    "N_GROUP_COLUMNS",
-    "ROWS_OF_A_TASK",
-    "SCALED",
     "apply_steps",
     "transform_rows",
 ]
-
-# Kinds of steps; those from CENTRED on depend on the columns of values.
-NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
-
-# Columns of a table of groups.
-FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
-N_GROUP_COLUMNS = 6
-
-ROWS_OF_A_TASK = 16
 
 # Bounds for float32: for values after division, and for the factor that replaces the division.
 _LARGEST_PLAIN, _LARGEST_FACTOR = 2.0**100, 2.0**60
