@@ -14,6 +14,7 @@ only constants and functions from its own folder.
 import contextlib
 import hashlib
 import importlib.resources
+import math
 import os
 import pickle
 import stat
@@ -43,8 +44,8 @@ Function = Callable[..., Any]
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _NOTICEABLE_SECONDS, _SECONDS_BETWEEN_NOTICES = 1.0, 5.0
 _NOTICE = (
-    "cellfeed: compiling what this run uses for this processor, once after each installation or "
-    "upgrade; a few seconds for CSR in gzip, up to half a minute for everything"
+    "cellfeed: compiling what is used for this processor, once after each installation or upgrade "
+    "(about as long as importing PyTorch; `cellfeed warm-up` compiles everything at once)"
 )
 
 _everything: list["_Function | _Callback"] = []
@@ -95,23 +96,19 @@ def compiled_callback(signature: Any, *, listed: bool = True) -> Callable[[Funct
     return decorate
 
 
-def compile_everything(on_progress: Callable[[int, int], object]) -> int:
+def compile_everything(on_progress: Callable[[int, int], object]) -> None:
     """Compile all functions of the modules that are imported, unless they are on disk.
 
     Parameters
     ----------
     on_progress
         Called with the number of functions that are ready, and their total number.
-
-    Returns
-    -------
-    Number of functions.
     """
-    for number, each in enumerate(_everything):
-        on_progress(number, len(_everything))
+    _NOTICE_ON_STDERR.silence()
+    on_progress(0, len(_everything))
+    for number, each in enumerate(_everything, 1):
         each.compile_declared()
-    on_progress(len(_everything), len(_everything))
-    return len(_everything)
+        on_progress(number, len(_everything))
 
 
 class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
@@ -215,6 +212,10 @@ class CompilingNotice:
         self._began = self._spent = 0.0
         self._next = _NOTICEABLE_SECONDS
 
+    def silence(self) -> None:
+        """Report nothing from now on."""
+        self._next = math.inf
+
     @contextlib.contextmanager
     def of(self, kept: Any) -> Iterator[None]:
         """Count what a block compiles, unless it loads it from the cache ``kept``."""
@@ -223,7 +224,9 @@ class CompilingNotice:
             self._began = now
         spent = self._spent + now - self._began
         if spent >= self._next:
-            so_far = f"cellfeed: compiled {self._n_compiled} functions in {spent:.0f} s"
+            so_far = (
+                f"cellfeed: still compiling; {self._n_compiled} functions so far, in {spent:.0f} s"
+            )
             self._say(_NOTICE if self._next == _NOTICEABLE_SECONDS else so_far)
             self._next = spent + _SECONDS_BETWEEN_NOTICES
         self._depth += 1

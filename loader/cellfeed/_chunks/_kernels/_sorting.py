@@ -46,7 +46,8 @@ def _by_bits(
     n_words = (high >> 6) - first + 1
     if n_words > WORDS_OF_A_COLUMN * columns.size:
         return False
-    bits[:n_words] = np.uint64(0)
+    for word in range(n_words):  # assigning to a slice takes seconds to compile
+        bits[word] = np.uint64(0)
     for j in range(columns.size):
         bits[(columns[j] >> 6) - first] |= np.uint64(1) << np.uint64(columns[j] & 63)
     n = 0
@@ -120,7 +121,8 @@ def _to_slots(
 ) -> None:
     """Move columns, and values at an address, to their slots, using scratch memory."""
     n = columns.size
-    kept[:n] = columns
+    for j in range(n):
+        kept[j] = columns[j]
     copy_bytes(values, first, n * itemsize)
     for j in range(n):
         columns[slots[j]] = kept[j]
@@ -159,7 +161,7 @@ def sort_rows(
     keys, values = np.empty(longest, np.int64), np.empty(longest * itemsize, np.uint8)
     bits = np.empty(longest * WORDS_OF_A_COLUMN, np.uint64)
     before = np.empty(longest * WORDS_OF_A_COLUMN, np.int32)
-    slots, kept = np.empty(longest, np.int32), np.empty_like(indices[:longest])
+    slots, kept = np.empty(longest, np.int32), np.empty(longest, indices.dtype)
     distinct = True
     for row in range(indptr.size - 1):
         start, n = np.int64(indptr[row]), np.int64(indptr[row + 1] - indptr[row])
@@ -172,5 +174,5 @@ def sort_rows(
         distinct &= rank(columns, bits, before, keys, slots)
         first = data.ctypes.data + start * itemsize
         _to_slots(columns, first, itemsize, slots, kept, values.ctypes.data)
-    values[:] = 0  # named after the last use of its address, so that it is not freed before
-    return distinct
+    # Named after the last use of its address, so that it is not freed before.
+    return distinct and values.size >= 0
