@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) -e '.[dev,docs]'
+	@$(BIN)/cellfeed warm-up
 	@touch $@
 
 demo: $(STAMP)

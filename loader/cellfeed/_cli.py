@@ -3,6 +3,8 @@
 Each command imports its implementation when it runs, so that help appears immediately.
 """
 
+import importlib
+import pkgutil
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,32 @@ def load_database(
         f"{done.url}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
         f"({done.n_parts_written} written), {done.seconds:.1f} s"
     )
+
+
+@main.command("warm-up")
+def warm_up() -> None:
+    """Compile all code for this processor now, so that no first minibatch waits for it.
+
+    For images of containers and for clusters: run it once where the installation is writable, or
+    set NUMBA_CACHE_DIR to a folder that all share. Processors of another kind compile again.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    from cellfeed._chunks import kernels  # noqa: PLC0415
+    from cellfeed._compiled import compile_everything  # noqa: PLC0415
+
+    start = time.perf_counter()
+    for package in ("cellfeed._chunks._kernels", "cellfeed.sampling._kernels"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            importlib.import_module(f"{package}.{module.name}")
+    importlib.import_module("cellfeed._preshuffle._elements")
+    with ProgressLine() as line:
+        compile_everything(lambda n, total: line.show_share("Compiling", n, total))
+        kernels.cast_address(np.dtype(np.int64), np.dtype(np.int32), of_indices=True)
+        for stored in map(np.dtype, ("f8", "i4", "i8", "u1", "u2", "u4", "u8", "?")):
+            kernels.cast_address(stored, np.dtype(np.float32))
+    seconds = time.perf_counter() - start
+    click.echo(f"compiled for this processor in {seconds:.1f} s; first minibatches need not")
 
 
 def _parts(n: int) -> str:

@@ -1,4 +1,8 @@
-"""Functions compiled by numba, cached on disk until any file in their folder changes.
+"""Functions compiled by numba when they are first used, cached on disk until their folder changes.
+
+A function is compiled, or loaded from disk, at its first call from Python or when a function that
+calls it is compiled. So an epoch waits only for what it uses: `decode` calls codecs and the
+functions that place elements by address, and does not contain them.
 
 numba reuses compiled code as long as the file of its function stays the same. But constants and
 functions of other files are compiled into it as well, such as the columns of a table: after an
@@ -10,86 +14,327 @@ only constants and functions from its own folder.
 import contextlib
 import hashlib
 import importlib.resources
+import math
+import os
 import pickle
+import stat
 import sys
+import tempfile
+import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import FunctionCache
+from numba.core import caching, typing
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["compiled", "compiled_callback"]
+__all__ = ["CompilingNotice", "compile_everything", "compiled", "compiled_callback"]
 
 Function = Callable[..., Any]
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_NOTICEABLE_SECONDS, _SECONDS_BETWEEN_NOTICES = 1.0, 5.0
+_NOTICE = (
+    "cellfeed: compiling what is used for this processor, once after each installation or upgrade "
+    "(about as long as importing PyTorch; `cellfeed warm-up` compiles everything at once)"
+)
+
+_everything: list["_Function | _Callback"] = []
 
 
-def compiled(*signatures: str) -> Callable[[Function], Any]:
-    """Return a decorator that compiles or loads a function immediately; it releases the GIL.
+def compiled(*signatures: str, inner: bool = False) -> Callable[[Function], Any]:
+    """Return a decorator that compiles or loads a function when it is used; it releases the GIL.
 
     Parameters
     ----------
     signatures
-        All signatures of the function, in numba's notation.
+        All signatures of the function, in numba's notation; each is compiled by itself.
+    inner
+        Whether only compiled functions call it, which saves some compilation.
     """
 
     def decorate(function: Function) -> Any:
-        dispatcher = numba.njit(nogil=True)(function)
-        _keep_on_disk(dispatcher, function)
-        for signature in signatures:
-            dispatcher.compile(signature)
-        dispatcher.disable_compile()
-        return dispatcher
+        # No C code calls these functions; callbacks are declared as such.
+        options = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
+        options["no_cpython_wrapper"] = inner
+        declared = (_Inner if inner else _Function)(function, targetoptions=options)
+        declared.signatures_declared = signatures
+        _note_sources(function)
+        _everything.append(declared)
+        return declared
 
     return decorate
 
 
-def compiled_callback(signature: Any) -> Callable[[Function], Any]:
-    """Return a decorator that compiles or loads a C callback, to be called by its ``address``.
+def compiled_callback(signature: Any, *, listed: bool = True) -> Callable[[Function], Any]:
+    """Return a decorator that makes a C callback, compiled or loaded when its address is asked for.
 
     Parameters
     ----------
     signature
         The C signature of the function, in numba's types.
+    listed
+        Whether `compile_everything` compiles it.
     """
 
     def decorate(function: Function) -> Any:
-        callback = CFunc(function, normalize_signature(signature), locals={}, options={})
-        _keep_on_disk(callback, function)
-        callback.compile()
+        callback = _Callback(function, normalize_signature(signature), locals={}, options={})
+        _note_sources(function)
+        if listed:
+            _everything.append(callback)
         return callback
 
     return decorate
 
 
+def compile_everything(on_progress: Callable[[int, int], object]) -> None:
+    """Compile all functions of the modules that are imported, unless they are on disk.
+
+    Parameters
+    ----------
+    on_progress
+        Called with the number of functions that are ready, and their total number.
+    """
+    _NOTICE_ON_STDERR.silence()
+    on_progress(0, len(_everything))
+    for number, each in enumerate(_everything, 1):
+        each.compile_declared()
+        on_progress(number, len(_everything))
+
+
+class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
+    """A function that is compiled for a declared signature when it is first called with it."""
+
+    signatures_declared: Sequence[str] = ()
+
+    def compile_declared(self) -> None:
+        """Compile all signatures."""
+        for signature in self.signatures_declared:
+            self._compiled_as(signature)
+
+    def _compile_for_args(self, *args: Any, **_: Any) -> Any:
+        """Return the code for these arguments; numba calls this if it has none."""
+        return self._compiled_as(self._declared_for([self.typeof_pyval(each) for each in args]))
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return the signature by which another compiled function calls this one."""
+        pysig, args = self._compiler.fold_argument_types(args, kws)
+        self._compiled_as(self._declared_for(args))
+        name = self.py_func.__name__
+        signatures = self.nopython_signatures
+        template = typing.make_concrete_template(f"CallTemplate({name})", name, signatures)
+        return template, pysig, args, {}
+
+    def _compiled_as(self, signature: str) -> Any:
+        with global_compiler_lock:
+            args, _ = normalize_signature(signature)
+            if args not in self.overloads:
+                _keep_on_disk(self, self.py_func)
+                with _NOTICE_ON_STDERR.of(self._cache):
+                    self.compile(signature)
+                if len(self.overloads) == len(self.signatures_declared):
+                    self.disable_compile()  # other arguments are converted, or refused
+            return self.overloads[args].entry_point
+
+    def _declared_for(self, args: Sequence[Any]) -> str:
+        """Return the signature that these types convert to best."""
+        if len(self.signatures_declared) == 1:
+            return self.signatures_declared[0]
+        rated = list[tuple[int, str]]()
+        for signature in self.signatures_declared:
+            wanted, _ = normalize_signature(signature)
+            ratings = list(map(self.typingctx.can_convert, args, wanted))
+            if None not in ratings:
+                rated.append((sum(map(int, ratings)), signature))
+        if not rated:
+            msg = f"`{self.py_func.__name__}` is not compiled for {', '.join(map(str, args))}"
+            raise TypeError(msg)
+        return min(rated, key=lambda each: each[0])[1]
+
+
+class _Inner(_Function):
+    """A function that only compiled functions call."""
+
+    def __call__(self, *_: Any) -> Any:
+        msg = f"`{self.py_func.__name__}` can only be called by compiled functions"
+        raise TypeError(msg)
+
+
+class _Callback(CFunc):
+    """A C callback that is compiled when its address is asked for."""
+
+    _wrapper_address: int | None  # None before it is compiled
+    _pyfunc: Function
+    _cache: Any
+
+    @property
+    def address(self) -> int:
+        """The address of the C callback."""
+        if self._wrapper_address is None:
+            self.compile_declared()
+        return int(self._wrapper_address or 0)
+
+    def compile_declared(self) -> None:
+        """Compile it."""
+        with global_compiler_lock:
+            if self._wrapper_address is None:
+                _keep_on_disk(self, self._pyfunc)
+                with _NOTICE_ON_STDERR.of(self._cache):
+                    self.compile()
+
+
+class CompilingNotice:
+    """Reports compilation if it takes noticeable time, and again while it goes on.
+
+    Parameters
+    ----------
+    say
+        Function that prints a line.
+    clock
+        A clock, in seconds.
+    """
+
+    def __init__(
+        self, say: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._depth = self._n_compiled = 0
+        self._began = self._spent = 0.0
+        self._next = _NOTICEABLE_SECONDS
+
+    def silence(self) -> None:
+        """Report nothing from now on."""
+        self._next = math.inf
+
+    @contextlib.contextmanager
+    def of(self, kept: Any) -> Iterator[None]:
+        """Count what a block compiles, unless it loads it from the cache ``kept``."""
+        now = self._clock()
+        if not self._depth:
+            self._began = now
+        spent = self._spent + now - self._began
+        if spent >= self._next:
+            so_far = (
+                f"cellfeed: still compiling; {self._n_compiled} functions so far, in {spent:.0f} s"
+            )
+            self._say(_NOTICE if self._next == _NOTICEABLE_SECONDS else so_far)
+            self._next = spent + _SECONDS_BETWEEN_NOTICES
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not getattr(kept, "was_loaded", False):
+                self._n_compiled += 1
+                if not self._depth:
+                    self._spent += self._clock() - self._began
+
+
+def _say_on_stderr(said: str) -> None:
+    if sys.stderr is not None:  # as in a program without a terminal
+        sys.stderr.write(f"{said}\n")
+        sys.stderr.flush()
+
+
+_NOTICE_ON_STDERR = CompilingNotice(_say_on_stderr)
+
+# A process that is forked while another thread compiles would wait for that thread forever.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
+
+
 def _keep_on_disk(compiled: Any, function: Function) -> None:
-    """Make a dispatcher or callback, which has compiled nothing yet, cache its code on disk."""
-    try:
-        kept = _Cache(function)
-    except (RuntimeError, OSError) as error:  # no folder is writable, or sources are missing
-        msg = (
-            f"compiled code cannot be cached, so each process compiles it again ({error}); "
-            "set NUMBA_CACHE_DIR to a writable folder"
-        )
-        warnings.warn(msg, RuntimeWarning, stacklevel=2)
-    else:
-        compiled._cache = kept  # noqa: SLF001 - numba's `enable_caching` sets it
+    """Make a dispatcher or callback cache its code on disk, before it compiles."""
+    if isinstance(compiled._cache, caching.NullCache):  # noqa: SLF001 - numba's `enable_caching`
+        try:
+            compiled._cache = _Cache(function)  # noqa: SLF001
+        except (RuntimeError, OSError) as error:  # no folder is writable, or sources are missing
+            _warn_of_no_cache(str(error).splitlines()[0])
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """The cache of one function, in the folder that numba chooses, but with `_Files`."""
+@cache
+def _warn_of_no_cache(error: str) -> None:
+    msg = (
+        f"compiled code cannot be cached, so each process compiles it again ({error}); "
+        "set NUMBA_CACHE_DIR to a writable folder"
+    )
+    warnings.warn(msg, RuntimeWarning, stacklevel=2)
+
+
+class _PrivateFolder(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):  # type: ignore[misc]  # noqa: SLF001
+    """A folder of this user's own below the temporary directory, if no other is writable."""
+
+    def __init__(self, function: Function, file: str) -> None:
+        self._py_file = file
+        self._lineno = function.__code__.co_firstlineno
+        self._folder = Path(tempfile.gettempdir()) / f"cellfeed-{os.geteuid()}"
+
+    def get_cache_path(self) -> str:
+        """Return the folder for the code of one folder of sources."""
+        return str(self._folder / self.get_suitable_cache_subpath(self._py_file))
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder; refuse one that others made, or could write to: code is loaded from it.
+
+        Raises
+        ------
+        OSError
+            It cannot be used.
+        """
+        try:
+            self._folder.mkdir(mode=0o700)
+        except FileExistsError:
+            found = self._folder.lstat()
+            is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+            if not is_private or found.st_uid != os.geteuid():
+                msg = f"{self._folder} is not a folder of this user alone"
+                raise OSError(msg) from None
+        else:
+            msg = (
+                f"compiled code is cached in {self._folder}, since neither the package nor the "
+                "home folder is writable; set NUMBA_CACHE_DIR to a folder that lasts"
+            )
+            warnings.warn(msg, RuntimeWarning, stacklevel=2)
+        super().ensure_cache_path()
+
+
+class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    """Chooses a folder as numba does, and at last a private one."""
+
+    _locator_classes = (*caching.CacheImpl._locator_classes, _PrivateFolder)  # noqa: SLF001
+
+
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
+    """The cache of one function, in a folder that numba chooses, but with `_Files`."""
+
+    _impl_class = _Implementation
+    was_loaded = False
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)
         self._cache_file = _Files(Path(self.cache_path), function)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # What compiled code calls; numba would import all that it compiles with, which takes a
+        # quarter of the time of importing torch.
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)
+            self.was_loaded = found is not None
+            return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # such as a full disk; it is compiled again next time
@@ -113,7 +358,7 @@ class _Files:
 
     def __init__(self, folder: Path, function: Function) -> None:
         self._folder = folder
-        self._package = function.__module__.rpartition(".")[0]
+        self._package = _package_of(function)
         self._sources = _sources_at_import(self._package)
         self._function = f"{function.__module__}.{function.__qualname__}"
 
@@ -159,9 +404,18 @@ class _Files:
         return stem, f"{_digest(self._sources, code.encode()).hex()[:24]}.nbc"
 
 
+def _note_sources(function: Function) -> None:
+    with contextlib.suppress(OSError):  # as where sources are missing; nothing is cached then
+        _sources_at_import(_package_of(function))
+
+
+def _package_of(function: Function) -> str:
+    return function.__module__.rpartition(".")[0]
+
+
 @cache
 def _sources_at_import(package: str) -> bytes:
-    """Return the digest of the sources at the time when the first function was compiled."""
+    """Return the digest of the sources at the time when the first function was declared."""
     return _digest_of_sources(package)
 
 

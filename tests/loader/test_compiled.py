@@ -50,11 +50,14 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 
 import numba
 import numba.core.event as events
 
-numba.config.reload_config()  # of this environment, where numba had been imported before
+# Of this environment, where both had been imported before.
+numba.config.reload_config()
+tempfile.tempdir = None
 sys.path.insert(0, sys.argv[1])
 with events.install_recorder("numba:compile") as compiling:
     import numpy as np
@@ -170,6 +173,66 @@ def test_damaged_files_are_compiled_anew(standin):
     assert standin.use("int64") == {"found": RIGHT | {"int64": 1}, "compiled": 0, "loaded": 1}
 
 
+SEVERAL = """
+import numpy as np
+
+from standin._compiled import compiled
+
+
+@compiled("int64(int64)", inner=True)
+def twice(n):
+    return 2 * n
+
+
+@compiled("int64(int32[::1])", "int64(int64[::1])", "int64(float64[::1])")
+def total(values):
+    found = 0
+    for i in range(values.size):
+        found += twice(int(values[i]))
+    return found
+
+"""
+USE_SEVERAL = """
+import os
+import sys
+import threading
+
+import numpy as np
+
+sys.path.insert(0, sys.argv[1])
+from standin._several import total, twice
+
+print(total(np.arange(4, dtype=np.int32)), total(np.arange(4)), len(total.overloads))
+try:
+    twice(1)
+except TypeError as error:
+    print(error)
+try:
+    total(np.arange(4, dtype=np.uint8))
+except TypeError as error:
+    print(error)
+thread = threading.Thread(target=total, args=(np.ones(4),))
+thread.start()
+child = os.fork()  # while the thread compiles; the child compiles too
+if not child:
+    os._exit(total(np.ones(4)))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+thread.join()
+"""
+
+
+def test_signatures_are_compiled_one_by_one_and_forks_wait_for_them(standin):
+    (standin.package / "_several.py").write_text(SEVERAL)
+    (standin.folder / "use.py").write_text(USE_SEVERAL)
+    done = standin.run(warnings="ignore")
+    assert done.stdout.splitlines() == [
+        "12 12 2",
+        "`twice` can only be called by compiled functions",
+        "`total` is not compiled for array(uint8, 1d, C)",
+        "8",
+    ]
+
+
 class TestFolders:
     """Where code is kept is up to numba; that it is never old holds in each of them."""
 
@@ -191,13 +254,42 @@ class TestFolders:
         standin.environment["NUMBA_CACHE_DIR"] = str(named)
         self.check(standin, named)
 
-    def test_none(self, standin):
+    @pytest.fixture
+    def temporary(self, standin):
+        """Return the temporary folder, where neither package nor home are writable."""
         (standin.package / "__pycache__").touch()
         standin.home.rmdir()
         standin.home.touch()
-        done = standin.run(warnings="always")
-        assert json.loads(done.stdout)["found"] == RIGHT
-        assert "RuntimeWarning: compiled code cannot be cached" in done.stderr
+        folder = standin.folder / "temporary"
+        folder.mkdir()
+        standin.environment["TMPDIR"] = str(folder)
+        return folder
+
+    def test_private_where_no_other_is_writable(self, standin, temporary):
+        done = standin.run("int64", warnings="always")
+        assert json.loads(done.stdout)["found"] == RIGHT | {"int64": 1}
+        assert done.stderr.count("RuntimeWarning") == 1
+        assert f"compiled code is cached in {temporary}/cellfeed-{os.geteuid()}, " in done.stderr
+        assert (temporary / f"cellfeed-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
+        # Later processes are silent, and compile nothing.
+        assert standin.use("int64") == {"found": RIGHT | {"int64": 1}, "compiled": 0, "loaded": 1}
+        standin.change_columns()
+        assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
+
+    @pytest.mark.parametrize("kind", ["others may write", "link", "file"])
+    def test_none(self, standin, temporary, kind):
+        private = temporary / f"cellfeed-{os.geteuid()}"
+        if kind == "others may write":
+            private.mkdir()
+            private.chmod(0o777)
+        elif kind == "link":  # which another user may have made
+            (standin.folder / "elsewhere").mkdir(mode=0o700)
+            private.symlink_to(standin.folder / "elsewhere")
+        else:
+            private.touch()
+        done = standin.run("int64", warnings="always")
+        assert json.loads(done.stdout)["found"] == RIGHT | {"int64": 1}
+        assert done.stderr.count("RuntimeWarning: compiled code cannot be cached") == 1
         assert "set NUMBA_CACHE_DIR to a writable folder" in done.stderr
         assert not standin.kept()
 

@@ -1,75 +1,100 @@
-"""What is said while numba compiles."""
+"""What is said while functions are compiled, and which ones an epoch compiles or loads."""
 
-import importlib.util
 import itertools
+import json
+import subprocess
 import sys
 
 import pytest
-from numba import njit
-from numba.core.event import install_listener
+from click.testing import CliRunner
 
-from cellfeed._chunks._compiling import CompilingNotice
+from cellfeed._cli import main
+from cellfeed._compiled import CompilingNotice
+
+
+class Kept:
+    """A cache that had a function, or had not."""
+
+    def __init__(self, *, was_loaded: bool) -> None:
+        self.was_loaded = was_loaded
 
 
 @pytest.fixture
 def said():
-    """What is said of functions that take 0.7 s each to compile."""
+    """What is said of functions that take 0.7 s each to compile, and how to compile or load one."""
     said = list[str]()
     ticks = itertools.count()
-    notice = CompilingNotice(said.append, clock=lambda: 0.7 * next(ticks))
-    with install_listener("numba:compile", notice):
-        yield said
+    notice = CompilingNotice(said.append, clock=lambda: 0.35 * next(ticks))
+
+    def use(*, was_loaded: bool = False, calls: int = 0) -> int:
+        with notice.of(Kept(was_loaded=was_loaded)):
+            for _ in range(calls):
+                use(was_loaded=was_loaded)
+        return len(said)
+
+    return said, use
 
 
-def compile_one(module):
-    def increment(n):
-        return n + 1
-
-    increment.__module__ = module
-    assert njit("int64(int64)")(increment)(1) == 2
-
-
-def test_it_is_said_once_and_only_if_it_takes_long(said):
-    told = []
-    for _ in range(4):
-        compile_one("cellfeed._loops")
-        told.append(len(said))
-    assert told == [0, 0, 1, 1]
-    assert said[0].startswith("cellfeed: compiling ")
-    assert "\n" not in said[0]
+def test_it_is_said_only_if_it_takes_long_and_again_while_it_goes_on(said):
+    lines, use = said
+    told = [use() for _ in range(30)]
+    assert told[:2] == [0, 0]
+    assert told == sorted(told)
+    assert 2 <= told[-1] <= 5
+    assert lines[0].startswith("cellfeed: compiling ")
+    assert all(line.startswith("cellfeed: still compiling; ") for line in lines[1:])
+    assert not any("\n" in line for line in lines)
 
 
-def test_what_others_compile_is_not_our_business(said):
-    for _ in range(4):
-        compile_one("cellfeedback")
-    assert said == []
+def test_it_is_said_while_one_function_compiles_those_that_it_calls(said):
+    lines, use = said
+    use(calls=4)
+    assert len(lines) == 1
 
 
-def test_what_is_on_disk_is_not_compiled(said, tmp_path, monkeypatch):
-    path = tmp_path / "loops.py"
-    path.write_text(
-        "from numba import njit\n\n"
-        "@njit('int64(int64)', cache=True)\n"
-        "def increment(n):\n"
-        "    return n + 1\n\n"
-        "@njit('int64(int64)', cache=True)\n"
-        "def decrement(n):\n"
-        "    return n - 1\n"
-    )
+def test_what_is_on_disk_is_not_compiled(said):
+    lines, use = said
+    for _ in range(30):
+        use(was_loaded=True)
+    assert lines == []
 
-    def load():
-        spec = importlib.util.spec_from_file_location("cellfeed.loops", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "cellfeed.loops", module)
-        spec.loader.exec_module(module)
-        assert module.increment(module.decrement(3)) == 3
 
-    load()
-    assert said == []  # it took 1.4 s, and nothing is to come
-    for _ in range(3):
-        load()
-    assert said == []
-    compile_one("cellfeed._loops")
-    assert len(said) == 1
+# Iterates over a file, and prints the names of the functions that were compiled or loaded.
+USE = """
+import json, sys
+import cellfeed
+from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed._compiled import _everything
+
+dataset = CellDataset(open_collection(sys.argv[1]), BlockShuffling(4), 8, 2, seed=0,
+                      **json.loads(sys.argv[2]))
+for minibatch in dataset:
+    pass
+print(json.dumps(sorted(
+    getattr(each, "__qualname__", "")
+    for each in _everything
+    if getattr(each, "overloads", None) or getattr(each, "_wrapper_address", None)
+)))
+"""
+OTHER_CODECS = {"_zstd", "_blosc", "_lz4", "_lzf", "unshuffler", "adder"}
+OTHER_PLACES = {"renumber", "select", "scatter", "spread", "_transform", "gather", "sort_rows"}
+
+
+@pytest.mark.parametrize("options", [{}, {"dense": True}])
+def test_an_epoch_uses_only_its_own_codec_and_ways_to_place_elements(
+    write_h5ad, random_csr, options
+):
+    path = write_h5ad(random_csr, compression="gzip")
+    command = [sys.executable, "-c", USE, path, json.dumps(options)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    used = set(json.loads(ran.stdout))
+    assert {"_decode", "_copy", "_inflates.<locals>.inflate"} <= used
+    assert not used & (OTHER_CODECS | OTHER_PLACES | {"transform_rows"})
+    assert ("densify" in used) == bool(options)
+
+
+def test_warming_up_compiles_everything():
+    ran = CliRunner().invoke(main, ["warm-up"])
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.startswith("compiled for this processor in ")
+    assert ran.stdout.count("\n") == 1

@@ -48,7 +48,7 @@ def test_what_a_name_needs_is_imported_with_it():
         "found = {}\n"
         "from cellfeed import BlockShuffling, EpochPlan, ParameterError\n"
         "found['plan'] = there()\n"
-        "from cellfeed import Cells, open_collection, preshuffle\n"
+        "from cellfeed import Cells, open_collection\n"
         "found['collection'] = there()\n"
         "from cellfeed import CellDataset\n"
         "found['dataset'] = there()\n"
@@ -56,8 +56,55 @@ def test_what_a_name_needs_is_imported_with_it():
     )
     found = json.loads(run(script))
     assert found["plan"] == []
-    assert not {"matplotlib", "optuna", "rich", "torch"} & set(found["collection"])
-    assert set(found["dataset"]) - set(found["collection"]) == {"torch"}
+    assert found["collection"] == ["h5py"]
+    assert set(found["dataset"]) <= {"h5py", "numba", "torch"}
+
+
+@pytest.mark.parametrize("genes", [5, 12_000])
+@pytest.mark.parametrize("dense", [False, True])
+def test_minibatches_of_h5ad_need_neither_anndata_nor_pandas_scipy_and_zarr(
+    write_h5ad, dense, genes
+):
+    pytest.importorskip("torch")
+    obs = {"plate": ["a", "b", "a", "b"], "count": [1, 2, 3, 4], "score": [0.5, 1.5, 2.5, 3.5]}
+    X = np.ones((4, genes), np.float32)
+    paths = [write_h5ad(X if dense else sp.csr_matrix(X), obs, compression="gzip") for _ in "ab"]
+    script = (
+        "import json, sys\n"
+        "from cellfeed import BlockShuffling, CellDataset, open_collection\n"
+        f"collection = open_collection({list(map(str, paths))}, obs={list(obs)})\n"
+        "opened = {name for name in sys.modules if '.' not in name}\n"
+        "minibatch = next(iter(CellDataset(collection, BlockShuffling(2), 4, seed=0)))\n"
+        "assert minibatch.X.shape[0] == 4 and len(minibatch.obs) == 3\n"
+        "read = {name for name in sys.modules if '.' not in name}\n"
+        "print(json.dumps([sorted(opened), sorted(read)]))"
+    )
+    opened, read = map(set, json.loads(run(script)))
+    needless = {"anndata", "dask", "optuna", "pandas", "rich", "zarr"}
+    assert not opened & {*needless, "numba", "numcodecs", "scipy", "torch"}
+    assert not read & needless
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("'{missing}'", "PathError"),
+        ("'{path}', obs=['plte']", "ColumnError"),
+        ("'{path}', elements=['layers/count']", "FormatError"),
+        ("'{path}', join_vars='sam'", "ParameterError"),
+    ],
+)
+def test_what_is_mistyped_is_told_before_what_takes_long_is_imported(write_h5ad, arguments, error):
+    path = write_h5ad(np.ones((2, 2), np.float32), {"plate": ["a", "b"]})
+    script = (
+        "import sys\n"
+        "from cellfeed import CellfeedError, open_collection\n"
+        "try:\n"
+        f"    open_collection({arguments.format(path=path, missing=path.with_name('none'))})\n"
+        "except CellfeedError as error:\n"
+        f"    print(type(error).__name__, *({{*{HEAVY}, 'zarr'}} & set(sys.modules)))"
+    )
+    assert run(script).split() == [error, "h5py"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -125,6 +125,40 @@ def test_what_is_asked_wrongly_is_told_before_anything_is_imported(arguments):
     assert ran.stderr.splitlines()[-1].startswith("Error: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{path}/none"], "no such file or folder; check the path"),
+        (["{path}", "--balance=cell_lin"], "obs has no column 'cell_lin'; its columns are: "),
+        (["{path}", "--given=dos"], "obs has no column 'dos'; its columns are: "),
+        (["{path}", "--where=dos == 1"], "obs has no column 'dos'; its columns are: "),
+        (["{path}", "--element=layers/none"], "has no `layers/none`; its layers are: none"),
+        (["{path}", "--storage-options={path}/none"], "cannot be read (No such file or directory)"),
+        (["{path}", "--output={file}/folder"], "not writable (Not a directory); choose another"),
+    ],
+)
+def test_paths_columns_and_files_are_checked_before_what_measures_is_imported(
+    small_collection, tmp_path, arguments, told
+):
+    (tmp_path / "file").touch()
+    given = [each.format(path=small_collection, file=tmp_path / "file") for each in arguments]
+    script = (
+        "import sys\n"
+        f"from {TUNER} import main\n"
+        "try:\n"
+        f"    main({[*given, '--label=plate', f'--output={tmp_path}', *given[1:]]!r})\n"
+        "finally:\n"
+        "    heavy = {'anndata', 'numba', 'optuna', 'pandas', 'scipy', 'torch', 'zarr'}\n"
+        "    assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "AssertionError" not in ran.stderr, ran.stderr
+    assert ran.returncode == 2
+    assert told in ran.stderr.splitlines()[-1]
+
+
 def test_no_folder_or_module_imports_what_imports_it():
     """Neither in a circle, nor from one folder to another and back."""
     root = Path(cellfeed_tuner.__file__).parent

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
@@ -187,8 +188,14 @@ def autotune(
 
 
 @tuned_once
-def tuned(subject: Collection | Tunable, *, budget: TimeBudget, **given: Any) -> AutotuneResult:
-    """Do what `autotune` does, within a budget that may have begun before."""
+def tuned(
+    subject: Collection | Tunable,
+    *,
+    budget: TimeBudget,
+    process: MeasuringProcess[Any] | None = None,
+    **given: Any,
+) -> AutotuneResult:
+    """Do what `autotune` does, within a budget, and in a process, that may have begun before."""
     settings = {name: each.default for name, each in _PARAMETERS.items()} | given
     of_collection = {name: settings[name] for name in _OF_COLLECTION}
     common = {
@@ -200,9 +207,10 @@ def tuned(subject: Collection | Tunable, *, budget: TimeBudget, **given: Any) ->
         request = loader_request(subject, **common)
     else:
         request = collection_request(subject, **of_collection, **common)
-    with MeasuringProcess[Any](request.subject) as process:  # its imports go on meanwhile
+    with MeasuringProcess[Any]() if process is None else nullcontext(process) as measuring:
+        measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(
-            request=request, process=process, budget=budget, on_progress=settings["on_progress"]
+            request=request, process=measuring, budget=budget, on_progress=settings["on_progress"]
         )
         run.prepare()
         run.start()

@@ -13,7 +13,7 @@ from math import copysign, isfinite, log, log2, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
@@ -205,7 +205,7 @@ def standard_error_of(
     half = measured.high - measured.value
     if n_rounds < 2 or not isfinite(half):  # noqa: PLR2004 - a spread needs two
         return of_plan
-    return max(half / float(student_t.ppf((1 + CONFIDENCE) / 2, n_rounds - 1)), of_plan)
+    return max(half / float(stdtrit(n_rounds - 1, (1 + CONFIDENCE) / 2)), of_plan)
 
 
 def verdict(

@@ -15,11 +15,11 @@ effective size of its blocks: ``block_sizes(n_rows).effective``.
 
 from collections.abc import Callable
 from math import gcd, log
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
-from scipy.stats import binom, hypergeom
 
 from cellfeed import ParameterError
 
@@ -135,7 +135,7 @@ def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 
     drawn = min(batch_size, n_labelled + n_missing)
     # The number of rows with a label in a minibatch is hypergeometric.
     known = np.arange(1, min(drawn, n_labelled) + 1)
-    probability = hypergeom.pmf(known, n_labelled + n_missing, n_labelled, drawn)
+    probability = _distributions().hypergeom.pmf(known, n_labelled + n_missing, n_labelled, drawn)
     return float(
         sum(
             share * (n_labels @ _contribution(distinct, n_labelled, int(n)))
@@ -242,7 +242,7 @@ def independent_entropy_bits(p: ArrayLike, batch_size: int, *, n_missing: int = 
         return 0.0
     share_known = 1.0 if not n_missing else float(drawn.sum() / (drawn.sum() + n_missing))
     known = np.arange(1, batch_size + 1)
-    probability = binom.pmf(known, batch_size, share_known)
+    probability = _distributions().binom.pmf(known, batch_size, share_known)
     return float(
         sum(
             share * expected_entropy_bits(drawn, int(n), block_size=1, fetch_factor=1)
@@ -301,14 +301,23 @@ def _bits_by_label(
     return bits
 
 
+def _distributions() -> Any:
+    """Return SciPy's distributions, whose import takes a second."""
+    from scipy import stats  # noqa: PLC0415
+
+    return stats
+
+
 def _binomial_states(
     n: int, p: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the likely counts of binomial(n, p) and their probabilities, for each p."""
-    low = np.asarray(binom.ppf(_NEGLIGIBLE, n, p), dtype=np.int64).clip(0)
-    high = np.asarray(binom.isf(_NEGLIGIBLE, n, p), dtype=np.int64)
+    low = np.asarray(_distributions().binom.ppf(_NEGLIGIBLE, n, p), dtype=np.int64).clip(0)
+    high = np.asarray(_distributions().binom.isf(_NEGLIGIBLE, n, p), dtype=np.int64)
     counts = low[:, None] + np.arange((high - low).max() + 1)
-    return counts.clip(max=n), np.where(counts <= n, binom.pmf(counts, n, p[:, None]), 0.0)
+    return counts.clip(max=n), np.where(
+        counts <= n, _distributions().binom.pmf(counts, n, p[:, None]), 0.0
+    )
 
 
 def _contribution(

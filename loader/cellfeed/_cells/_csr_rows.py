@@ -1,13 +1,15 @@
 """Sparse rows in memory."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._chunks import RowGroup, densify
+from cellfeed._chunks import RowGroup, kernels
+from cellfeed._lazy import sp
 
 __all__ = ["CsrRows", "summable"]
 
@@ -60,4 +62,4 @@ class CsrRows:
     def densify_into(self, dense: NDArray[Any]) -> None:
         """Fill ``dense``, of this shape and dtype."""
         bits = np.dtype(f"u{self.data.itemsize}")
-        densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))
+        kernels.densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))

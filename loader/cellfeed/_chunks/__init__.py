@@ -5,7 +5,7 @@ ranges of elements and their destination addresses, it makes `ChunkReads`, which
 process together: they read, decompress, and copy each element once, to its destination.
 """
 
-from cellfeed._chunks import _compiling  # noqa: F401 - says what the next lines may take
+from cellfeed._chunks import _kernels as kernels
 from cellfeed._chunks._array import ChunkedArray, ChunkTable, ContiguousChunks, chunk_codec
 from cellfeed._chunks._coordinates import rows_of_coordinates
 from cellfeed._chunks._counters import Counter, Counters
@@ -15,12 +15,7 @@ from cellfeed._chunks._folder_files import FolderFiles, identity_of_files
 from cellfeed._chunks._grid import check_grid, chunk_grid
 from cellfeed._chunks._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
 from cellfeed._chunks._kept import KeptElements, kept_of
-from cellfeed._chunks._kernels import (
-    can_cast,
-    copy_all,
-    densify,
-    sort_rows,
-)
+from cellfeed._chunks._kernels import can_cast
 from cellfeed._chunks._numcodecs import expect_numcodecs
 from cellfeed._chunks._pieces import CHUNK_ELEMENTS, Pieces, pieced_array
 from cellfeed._chunks._placing import place_elements, place_kept
@@ -72,8 +67,6 @@ __all__ = [
     "check_verify",
     "chunk_codec",
     "chunk_grid",
-    "copy_all",
-    "densify",
     "divide_reads",
     "expect_numcodecs",
     "hdf5_array",
@@ -81,12 +74,12 @@ __all__ = [
     "hdf5_slow_read",
     "identity_of_files",
     "kept_of",
+    "kernels",
     "parts_of_chunk",
     "pieced_array",
     "place_elements",
     "place_kept",
     "rows_of_coordinates",
-    "sort_rows",
     "tiled_array",
     "zarr_array",
     "zarr_codec",

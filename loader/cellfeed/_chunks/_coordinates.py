@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels import count_by_row, scatter_by_row
+from cellfeed._chunks import _kernels as kernels
 
 __all__ = ["rows_of_coordinates"]
 
@@ -41,7 +41,7 @@ def rows_of_coordinates(
     """
     counts = np.zeros(ids.size, np.int64)
     for rows, _, _ in tables:
-        if not count_by_row(rows.ctypes.data, rows.size, ids, counts):
+        if not kernels.count_by_row(rows.ctypes.data, rows.size, ids, counts):
             msg = "it has an element of a row that was not requested"
             raise ValueError(msg)
     indptr = np.concatenate([[0], np.cumsum(counts)])
@@ -49,7 +49,7 @@ def rows_of_coordinates(
     ends, bits = indptr[:-1].copy(), data.view(f"u{dtype.itemsize}")
     for rows, columns, values in tables:
         addresses = (each.ctypes.data for each in (rows, columns, values))
-        if not scatter_by_row(*addresses, rows.size, ids, ends, indices, bits):
+        if not kernels.scatter_by_row(*addresses, rows.size, ids, ends, indices, bits):
             msg = "it has a column that is negative or above 2^31 - 1"
             raise ValueError(msg)
     return indptr, indices, data

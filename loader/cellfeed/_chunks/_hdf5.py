@@ -17,7 +17,7 @@ from cellfeed._chunks._array import (
     ContiguousChunks,
 )
 from cellfeed._chunks._grid import chunk_grid, holds_whole_rows, in_two_dimensions
-from cellfeed._chunks._hdf5_chunks import ADDRESS, FILTER_MASK, SIZE, list_chunks
+from cellfeed._chunks._hdf5_chunks import list_chunks
 from cellfeed._chunks._slow_read import SlowRead, byte_order
 from cellfeed._tables import KeptTables, Tables
 
@@ -222,16 +222,16 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
     grid = chunk_grid(dataset.shape, chunk_shape)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
     listed = list_chunks(dataset, chunk_shape, grid)
-    offsets = listed[:, ADDRESS].copy()
+    offsets = listed[:, kernels.LISTED_ADDRESS].copy()
     if dataset.file.userblock_size and not _counts_user_block():
         offsets[offsets >= 0] += dataset.file.userblock_size
     # What cannot be compressed grows, but not to twice its size.
     dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
     largest = np.iinfo(dtype).max
-    if listed[:, SIZE].max() > largest:
+    if listed[:, kernels.LISTED_SIZE].max() > largest:
         raise ValueError(f"it has chunks of more than {largest} bytes")
-    sizes = np.where(offsets < 0, 0, listed[:, SIZE]).astype(dtype)
-    masks = np.where(offsets < 0, 0, listed[:, FILTER_MASK])
+    sizes = np.where(offsets < 0, 0, listed[:, kernels.LISTED_SIZE]).astype(dtype)
+    masks = np.where(offsets < 0, 0, listed[:, kernels.LISTED_MASK])
     if (offsets < 0).any() and not _is_filled_with_zeros(dataset):
         raise ValueError(
             "it has fewer chunks than its index states"

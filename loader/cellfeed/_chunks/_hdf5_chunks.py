@@ -15,20 +15,9 @@ import numpy as np
 from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not thread-safe
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._listing import (
-    ADDRESS,
-    FILTER_MASK,
-    GRID,
-    LISTED,
-    N_COLUMNS,
-    N_DIMENSIONS,
-    N_STATE,
-    ODD,
-    SIZE,
-    note_chunk,
-)
+from cellfeed._chunks import _kernels as kernels
 
-__all__ = ["ADDRESS", "FILTER_MASK", "SIZE", "list_chunks"]
+__all__ = ["list_chunks"]
 
 _DEFAULT_TRANSFER = 0  # H5P_DEFAULT
 
@@ -54,14 +43,16 @@ def list_chunks(
     ValueError
         A chunk is outside of the grid or of the file.
     """
-    table = np.full((math.prod(grid), N_COLUMNS), -1, np.int64)
-    state = np.zeros(N_STATE, np.int64)
-    state[LISTED], state[N_DIMENSIONS] = table.ctypes.data, len(grid)
-    state[GRID : GRID + 2 * len(grid)] = np.stack([chunk_shape, grid], axis=1).ravel()
+    table = np.full((math.prod(grid), kernels.N_LISTED_COLUMNS), -1, np.int64)
+    state = np.zeros(kernels.N_STATE, np.int64)
+    state[kernels.LISTED], state[kernels.N_DIMENSIONS] = table.ctypes.data, len(grid)
+    state[kernels.GRID : kernels.GRID + 2 * len(grid)] = np.stack(
+        [chunk_shape, grid], axis=1
+    ).ravel()
     iterate = _iterate()
     if iterate is None or iterate(dataset, state) < 0:
         _iterate_in_python(dataset, state, table)  # which has HDF5's words for what is wrong
-    if state[ODD]:
+    if state[kernels.ODD]:
         raise ValueError("it has a chunk outside of the array or of the file")
     return table
 
@@ -80,7 +71,7 @@ def _iterate() -> Any:
         try:
             with phil:
                 ended: int = iterate(
-                    dataset.id.id, _DEFAULT_TRANSFER, note_chunk.address, state.ctypes.data
+                    dataset.id.id, _DEFAULT_TRANSFER, kernels.note_chunk.address, state.ctypes.data
                 )
         except SystemError as error:  # which ctypes makes of what a file in Python raises
             raise error.__cause__ or error from None
@@ -92,7 +83,7 @@ def _iterate() -> Any:
 def _iterate_in_python(
     dataset: h5py.Dataset, state: NDArray[np.int64], table: NDArray[np.int64]
 ) -> None:
-    shapes = state[GRID:].reshape(-1, 2)[: state[N_DIMENSIONS]].tolist()
+    shapes = state[kernels.GRID :].reshape(-1, 2)[: state[kernels.N_DIMENSIONS]].tolist()
 
     def note(chunk: Any) -> None:
         number = 0

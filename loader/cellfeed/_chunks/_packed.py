@@ -27,11 +27,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numcodecs import Zstd
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import function_addresses
-from cellfeed._chunks._kernels._packed import count_packed, unpack
+from cellfeed._chunks import _kernels as kernels
 
 __all__ = ["PackedRowError", "pack_row", "unpack_rows"]
 
@@ -55,7 +53,9 @@ class PackedRowError(ValueError):
 
 
 @cache
-def _zstd() -> Zstd:
+def _zstd() -> Any:
+    from numcodecs import Zstd  # noqa: PLC0415 - takes long to import
+
     return Zstd(level=_LEVEL, checksum=True)
 
 
@@ -122,15 +122,15 @@ def unpack_rows(
     starts = np.concatenate([[0], np.cumsum(sizes)])
     buffer = np.frombuffer(bytearray().join(packed), np.uint8)
     indptr, is_raw = np.zeros(n_rows + 1, np.int64), np.zeros(n_rows, np.bool_)
-    _check(count_packed(buffer, starts, dtype.itemsize, n_columns, indptr[1:], is_raw))
+    _check(kernels.count_packed(buffer, starts, dtype.itemsize, n_columns, indptr[1:], is_raw))
     np.cumsum(indptr, out=indptr)
     n = int(indptr[-1])
     indices = np.empty(0 if is_dense else n, np.int32)
     small = np.empty(0 if is_raw.all() else n, np.uint32)
     raw = np.empty(n * dtype.itemsize if is_raw.any() else 0, np.uint8)
-    functions = function_addresses()
+    functions = kernels.function_addresses()
     _check(
-        unpack(
+        kernels.unpack(
             buffer,
             starts,
             dtype.itemsize,

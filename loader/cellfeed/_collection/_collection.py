@@ -1,5 +1,7 @@
 """`Collection`: the cells of many files as one."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -8,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
@@ -23,6 +24,7 @@ from cellfeed._collection._rows import known_mean, row_numbers
 from cellfeed._collection._where import rows_where
 from cellfeed._errors import FormatError
 from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
+from cellfeed._lazy import pd
 from cellfeed._reading import Part, Reader, load_tables
 from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
 from cellfeed._sources import Source

@@ -1,14 +1,16 @@
 """How each element of each file is stored, and which are read slowly."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from cellfeed._chunks import SlowRead
+from cellfeed._lazy import pd
 from cellfeed._sources import Source, StoredElement
 
 __all__ = ["Described", "described", "slow_names", "slow_reading", "table_of"]

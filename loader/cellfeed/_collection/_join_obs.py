@@ -1,18 +1,20 @@
 """Joining an obs column over the files of a collection."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn, require_int64
 from cellfeed._collection._side_by_side import side_by_side
 from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
+from cellfeed._lazy import pd
 from cellfeed._sources import Source
 
 __all__ = ["JoinObs", "OpenedObs", "exact_numbers", "join_column", "read_obs"]
@@ -68,25 +70,72 @@ def read_obs(
             raise ColumnError(f"{where}: obs has no column {name!r}; its columns are: {there}")
     names_of = dict(zip(map(id, sources), known, strict=True))
 
-    def read(source: Source) -> "pd.DataFrame | None":
-        wanted = [name for name in columns if name in names_of[id(source)]]
-        return source.read_obs(wanted) if wanted else None
+    def wanted(source: Source, others: Iterable[str] = ()) -> list[str]:
+        there = set(names_of[id(source)]).difference(others)
+        return [name for name in columns if name in there]
+
+    def read_plain(source: Source) -> Mapping[str, ObsColumn]:
+        return source.plain_obs(asked) if (asked := wanted(source)) else {}
+
+    read_plainly = list(side_by_side(read_plain, sources))
+    plain = {
+        name: joined
+        for name in columns
+        if (joined := _join_plain(name, sources, [each.get(name) for each in read_plainly]))
+    }
+
+    def read(source: Source) -> pd.DataFrame | None:
+        return source.read_obs(asked) if (asked := wanted(source, plain)) else None
 
     tables = []
     for source, table in zip(sources, side_by_side(read, sources), strict=True):
-        if table is not None and len(table) != source.n_rows:
-            msg = (
-                f"{source.location}: obs has {len(table)} rows, but the matrix has "
-                f"{source.n_rows}; write the file again with anndata"
-            )
-            raise FormatError(msg)
+        if table is not None:
+            _check_length(source, len(table))
         tables.append(table)
-    return {name: join_column(name, _parts(name, sources, tables)) for name in columns}
+    return {
+        name: plain.get(name) or join_column(name, _parts(name, sources, tables))
+        for name in columns
+    }
+
+
+def _check_length(source: Source, n: int) -> None:
+    if n != source.n_rows:
+        msg = (
+            f"{source.location}: obs has {n} rows, but the matrix has {source.n_rows}; write the "
+            "file again with anndata"
+        )
+        raise FormatError(msg)
+
+
+def _join_plain(
+    name: str, sources: Sequence[Source], parts: Sequence[ObsColumn | None]
+) -> ObsColumn | None:
+    """Join a column that is of one dtype or of text in all sources; None for others."""
+    for source, part in zip(sources, parts, strict=True):
+        if part is not None:
+            _check_length(source, len(part.values))
+    numbers = [part.values for part in parts if isinstance(part, NumericColumn)]
+    if len(numbers) == len(parts) and len({values.dtype for values in numbers}) == 1:
+        for source, values in zip(sources, numbers, strict=True):
+            require_int64(f"{source.location}: obs column {name!r}", values)
+        return NumericColumn(np.concatenate(numbers))
+    texts = [part for part in parts if isinstance(part, CategoricalColumn)]
+    if len(texts) < len(parts) or not all(part.categories.size for part in texts):
+        return None
+    code_of = dict[str, int]()
+    # The last entry, which code -1 selects, keeps "missing" missing.
+    to_joint = [
+        np.array([*(code_of.setdefault(each, len(code_of)) for each in part.categories), -1])
+        for part in texts
+    ]
+    dtype = np.min_scalar_type(-max(1, len(code_of)))
+    codes = [new[part.codes].astype(dtype) for new, part in zip(to_joint, texts, strict=True)]
+    return CategoricalColumn(np.concatenate(codes), np.array([*code_of], object))
 
 
 def _parts(
-    name: str, sources: Sequence[Source], tables: "Sequence[pd.DataFrame | None]"
-) -> "list[tuple[Location, pd.Series[Any]]]":
+    name: str, sources: Sequence[Source], tables: Sequence[pd.DataFrame | None]
+) -> list[tuple[Location, pd.Series[Any]]]:
     """Return a column of each source, with missing values for sources that lack it."""
     own = [None if table is None or name not in table else table[name] for table in tables]
     known = [series for series in own if series is not None and not _has_no_categories(series)]
@@ -100,7 +149,7 @@ def _parts(
     ]
 
 
-def _missing(n_rows: int, *, are_numbers: bool) -> "pd.Series[Any]":
+def _missing(n_rows: int, *, are_numbers: bool) -> pd.Series[Any]:
     """Return a column of missing values: NaN, or a categorical without categories."""
     if are_numbers:
         return pd.Series(np.full(n_rows, np.nan, np.float32))
@@ -108,7 +157,7 @@ def _missing(n_rows: int, *, are_numbers: bool) -> "pd.Series[Any]":
     return pd.Series(pd.Categorical.from_codes(codes, categories=none))
 
 
-def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -> ObsColumn:
+def join_column(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> ObsColumn:
     """Join one column over the files of a collection.
 
     Parameters
@@ -144,7 +193,7 @@ def join_column(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -
     return _join_categories([series.astype("category") for _, series in parts])
 
 
-def _kind(name: str, where: Location, series: "pd.Series[Any]") -> str:
+def _kind(name: str, where: Location, series: pd.Series[Any]) -> str:
     values = series.cat.categories if isinstance(series.dtype, pd.CategoricalDtype) else series
     if pd.api.types.is_bool_dtype(values.dtype):
         return "booleans"
@@ -160,11 +209,11 @@ def _kind(name: str, where: Location, series: "pd.Series[Any]") -> str:
     raise ColumnError(msg)
 
 
-def _has_no_categories(series: "pd.Series[Any]") -> bool:
+def _has_no_categories(series: pd.Series[Any]) -> bool:
     return isinstance(series.dtype, pd.CategoricalDtype) and len(series.cat.categories) == 0
 
 
-def _join_numbers(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]") -> NDArray[Any]:
+def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> NDArray[Any]:
     own = [_dtype_of_numbers(series) for _, series in parts]
     dtype = np.result_type(*own).newbyteorder("=")
     if all(each.kind in "iu" for each in own) and dtype.kind == "f":  # int64 beside uint64
@@ -175,14 +224,14 @@ def _join_numbers(name: str, parts: "Sequence[tuple[Location, pd.Series[Any]]]")
     return np.concatenate(numbers)
 
 
-def _dtype_of_numbers(series: "pd.Series[Any]") -> np.dtype[Any]:
+def _dtype_of_numbers(series: pd.Series[Any]) -> np.dtype[Any]:
     # Missing ones are NaN, of pandas' nullable integers too.
     is_nullable = pd.api.types.is_extension_array_dtype(series.dtype)
     return np.dtype(np.float64) if is_nullable else np.asarray(series).dtype
 
 
 def exact_numbers(
-    name: str, where: Location, series: "pd.Series[Any]", dtype: np.dtype[Any]
+    name: str, where: Location, series: pd.Series[Any], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
     """Return a numeric column as another dtype, with NaN for missing values.
 
@@ -233,7 +282,7 @@ def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     return differ
 
 
-def _join_categories(parts: "Sequence[pd.Series[Any]]") -> CategoricalColumn:
+def _join_categories(parts: Sequence[pd.Series[Any]]) -> CategoricalColumn:
     own = [part.cat.categories.to_numpy(dtype=object) for part in parts]
     categories = pd.Index(pd.unique(np.concatenate(own)))
     dtype = np.min_scalar_type(-max(1, len(categories)))

@@ -1,15 +1,17 @@
 """Joining the genes of the sources of a collection."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import MismatchError, ParameterError
 from cellfeed._layouts import ColumnMap, column_maps
+from cellfeed._lazy import pd
 
 __all__ = ["Genes", "JoinVars", "join_var", "listed"]
 
@@ -99,7 +101,7 @@ def join_var(
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
 
-def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
+def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
     """Return the gene names of a collection, each once."""
     joint = parts[0][1].unique()
     if genes.names is not None:
@@ -136,7 +138,7 @@ def _joint(parts: "Sequence[_Part]", genes: Genes) -> "pd.Index[str]":
     return joint
 
 
-def _check_distinct(where: Location, index: "pd.Index[str]", joint: "pd.Index[str]") -> None:
+def _check_distinct(where: Location, index: pd.Index[str], joint: pd.Index[str]) -> None:
     """Check that no two genes of a file share a name that the collection has."""
     repeated = index[index.duplicated()].unique()
     if repeated.isin(joint).any():

@@ -4,6 +4,8 @@ pandas gets an expression that is rebuilt from the parsed query, with column num
 names and with constants folded. It contains no Python names, calls or attributes.
 """
 
+from __future__ import annotations
+
 import ast
 import math
 import operator
@@ -14,10 +16,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
+from cellfeed._lazy import pd
 
 __all__ = ["Query"]
 
@@ -61,7 +63,7 @@ class Query:
     _expression: str
 
     @classmethod
-    def of(cls, text: str) -> "Query":
+    def of(cls, text: str) -> Query:
         """Parse a query.
 
         Raises

@@ -1,14 +1,16 @@
 """Rows whose obs fulfil a condition."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._cells import CategoricalColumn, ObsColumn
 from cellfeed._collection._query import Query
+from cellfeed._lazy import pd
 
 __all__ = ["rows_where"]
 
@@ -41,13 +43,13 @@ def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> N
     return np.concatenate(found)
 
 
-def _series_of(column: ObsColumn) -> "Callable[[slice], pd.Series[Any]]":
+def _series_of(column: ObsColumn) -> Callable[[slice], pd.Series[Any]]:
     """Return a function that makes a pandas series of some rows of a column.
 
     Categories stay codes, except for booleans.
     """
     if not isinstance(column, CategoricalColumn):
-        numbers = column.values  # noqa: PD011 - not of pandas
+        numbers = column.values
         is_narrow = numbers.dtype.kind in "iu" and numbers.dtype != np.uint64
         wide = np.dtype(np.int64) if is_narrow else numbers.dtype  # so that results do not wrap
         return lambda part: pd.Series(numbers[part].astype(wide, copy=False))

@@ -1,5 +1,7 @@
 """Making the minibatches of an epoch: one class for each way of reading a fetch."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -8,13 +10,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells
 from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._fetching import Fetching
 from cellfeed._indexables import in_memory
+from cellfeed._lazy import sp
 from cellfeed._reading import ahead
 from cellfeed.sampling import Share
 

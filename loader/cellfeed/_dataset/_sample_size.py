@@ -1,11 +1,12 @@
 """How much memory a delivered cell takes."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._cells import Cells
@@ -14,6 +15,7 @@ from cellfeed._collection import Collection
 from cellfeed._dataset._cell_dataset import CellDataset
 from cellfeed._errors import require_positive
 from cellfeed._indexables import MultiIndexable, count_rows
+from cellfeed._lazy import sp
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.sampling import Streaming
 

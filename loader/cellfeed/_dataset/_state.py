@@ -1,5 +1,7 @@
 """The state of a run as plain values: identifiers, and the position."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
@@ -7,13 +9,13 @@ from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import SCHEMES
 from cellfeed._collection import Collection
 from cellfeed._dataset._run import Place
 from cellfeed._errors import CellfeedError, StateError
+from cellfeed._lazy import pd
 from cellfeed._sources import Source
 from cellfeed.sampling import ABSENT_BY_DEFAULT, Progress, SamplingStrategy
 

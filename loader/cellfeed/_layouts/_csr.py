@@ -4,20 +4,22 @@ Destinations depend only on the lengths of rows and the order of delivery, so th
 without allocating memory or reading.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._buffers import Buffer, bind, destination
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkReads, RowGroup, ValueSteps, place_elements, sort_rows
+from cellfeed._chunks import ChunkReads, RowGroup, ValueSteps, kernels, place_elements
 from cellfeed._layouts._chunked import CsrChunks
 from cellfeed._layouts._copies import Copies, first_deliveries
+from cellfeed._lazy import sp
 
 __all__ = ["CsrGroup", "CsrTarget", "csr_groups"]
 
@@ -50,7 +52,7 @@ class CsrTarget:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: slice | NDArray[np.intp]) -> "CsrTarget":
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> CsrTarget:
         return replace(
             self,
             lengths=self.lengths[rows],
@@ -58,7 +60,7 @@ class CsrTarget:
             data_destinations=self.data_destinations[rows],
         )
 
-    def bound(self, bases: NDArray[np.int64]) -> "CsrTarget":
+    def bound(self, bases: NDArray[np.int64]) -> CsrTarget:
         """Return the same target in memory whose groups begin at ``bases``."""
         return replace(
             self,
@@ -177,7 +179,7 @@ class CsrGroup:
             return False  # left to SciPy
         rows = self._rows(buffer)
         values = buffer.array(np.dtype(np.uint8), rows.data.nbytes, start=self.data_start)
-        return bool(sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
+        return bool(kernels.sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
 
     def over(self, buffer: Buffer, *, distinct: bool = True) -> CsrRows:
         """Return the rows in memory, whose columns ascend.

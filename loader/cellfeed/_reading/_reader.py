@@ -17,8 +17,8 @@ from cellfeed._chunks import (
     Counters,
     Decoder,
     Verify,
-    copy_all,
     divide_reads,
+    kernels,
 )
 from cellfeed._layouts import CsrGroup, Dtypes, Element, Group, RaggedGroup, dtypes_of
 from cellfeed._reading._densifying import Densifier
@@ -322,7 +322,9 @@ class Reader:
                     ordered &= placed.place(bases)
             for copies in each.copies:
                 with self._counters.wall_time(Counter.PLACING):
-                    copy_all(bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes)
+                    kernels.copy_all(
+                        bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes
+                    )
         return {} if ordered else self._sorted(laid_out, buffers)
 
     def _transform(

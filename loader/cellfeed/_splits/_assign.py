@@ -1,12 +1,14 @@
 """Assigning rows to parts: one by one, within strata, or as whole groups."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
+from cellfeed._lazy import pd
 from cellfeed._splits._labels import Labels
 from cellfeed.sampling import derive_key, random_words
 

@@ -1,15 +1,17 @@
 """Labels for splits: obs columns by name, or arrays."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ColumnError, ParameterError
+from cellfeed._lazy import pd
 from cellfeed.sampling._labels import factorized
 
 __all__ = ["Labels", "LabelsLike", "labels_of"]

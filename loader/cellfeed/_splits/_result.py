@@ -1,12 +1,14 @@
 """The result of a split: rows of each part, and the shares that were reached."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._lazy import pd
 from cellfeed._splits._labels import Labels
 
 __all__ = ["Folds", "Parts", "Split"]

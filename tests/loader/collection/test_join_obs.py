@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import h5py
 import numpy as np
@@ -18,6 +19,8 @@ from cellfeed import (
     ParameterError,
     open_collection,
 )
+from cellfeed._sources._anndata._source import AnnDataSource
+from cellfeed.sources import Source
 
 LABELS = ["T", "B", "NK", "mono"]
 MISSING = [None, np.nan]
@@ -392,3 +395,49 @@ class TestMissingColumns:
     def test_join_that_is_none(self, files):
         with pytest.raises(ParameterError, match=r"^`join_obs` must be 'same' or 'outer', but got"):
             open_collection(files, obs=["drug"], join_obs="inner")  # type: ignore[arg-type]
+
+
+PLAIN = st.sampled_from(
+    [
+        np.array([1, -2, 3], np.int8),
+        np.array([1, 2, 3], np.uint16),
+        np.array([1, 2, 2**63 + 5], np.uint64),
+        np.array([0.5, np.nan, -1], np.float32),
+        np.array([True, False, True]),
+        pd.Categorical(["b", None, "a"], categories=["c", "b", "a"]),
+        pd.Categorical(["b", "ä", "b"]),
+        pd.Categorical([None, None, None], categories=pd.Index([], dtype=object)),
+        pd.Categorical([3, 1, 3]),
+        pd.array([1, None, 3], dtype="Int64"),
+        np.array(["x", "y", "x"], object),
+    ]
+)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_columns_read_without_pandas_are_those_read_with_it(open_column, parts):
+    def opened():
+        try:
+            return open_column(*parts)
+        except (ColumnError, MismatchError) as error:
+            return type(error), re.sub(r"^\S+: ", "", str(error)).partition(" in ")[0]
+
+    plainly = opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "plain_obs", lambda self, columns: {})
+        patch.setattr(AnnDataSource, "plain_obs", Source.plain_obs)
+        expected = opened()
+    assert type(plainly) is type(expected)
+    if isinstance(expected, tuple):
+        assert plainly == expected
+        return
+    found, wanted = (vars_of(each) for each in (plainly, expected))
+    for name, values in wanted.items():
+        assert found[name].dtype == values.dtype
+        is_float = values.dtype.kind == "f"
+        assert np.array_equal(found[name], values, equal_nan=is_float)
+
+
+def vars_of(column) -> dict[str, np.ndarray]:
+    return {name: getattr(column, name) for name in column.__slots__}

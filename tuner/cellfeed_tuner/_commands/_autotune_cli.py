@@ -3,15 +3,21 @@
 Commands import their work only when they run, so that help appears immediately.
 """
 
+import json
+import os
 import re
+import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cellfeed import __version__
+from cellfeed import FormatError, PathError, __version__
 from cellfeed.console import ByteSize, OneLineErrorCommand, OneLineErrorGroup
+from cellfeed_tuner._commands._entry_point import OF_THIS_PROCESS
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
@@ -20,10 +26,13 @@ from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
     SAMPLERS,
 )
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 __all__ = ["Sizes", "explain_command", "listed", "main", "show_command"]
 
 if TYPE_CHECKING:
+    from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+
     SizesParameter = click.ParamType[Sequence[int]]
 else:  # older versions are not generic
     SizesParameter = click.ParamType
@@ -166,9 +175,74 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     feasible or the loader delivers wrong data, and 2 if the input cannot be used. Ctrl-C stops
     early, reports what was measured, and exits with 130.
     """
-    from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
+    # Paths, columns and options are checked before anything is imported that takes long.
+    from cellfeed import open_collection  # noqa: PLC0415
 
-    run(paths, **settings)
+    given = (*settings["label"], settings["given"], settings["balance"])
+    collection = open_collection(
+        paths,
+        obs=list(dict.fromkeys(filter(None, given))),
+        elements=settings["elements"],
+        storage_options=_storage_options(settings.pop("storage_options")),
+        direct_io=settings.pop("direct_io"),
+    )
+    if settings["where"] is not None:
+        collection.where(settings["where"])
+    _require_writable(settings["output"])
+
+    budget = TimeBudget(settings.pop("budget"), started=time.monotonic() - _age())
+    # One process imports what measures, while this one imports what searches and reports.
+    with _measuring_process(settings["ranks"]) as process:
+        from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
+
+        run(collection, budget=budget, process=process, **settings)
+
+
+def _age() -> float:
+    """Return for how many seconds this process has run, if it runs this command alone."""
+    if click.get_current_context().obj != OF_THIS_PROCESS:
+        return 0.0
+    import psutil  # noqa: PLC0415
+
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def _measuring_process(
+    ranks: int | None,
+) -> "AbstractContextManager[MeasuringProcess[Any] | None]":
+    """Start the process that measures, unless that is for another rank to do."""
+    from cellfeed_tuner._measuring._measuring_process import MeasuringProcess  # noqa: PLC0415
+
+    if ranks is None and os.environ.get("RANK", "0") != "0":
+        return nullcontext()
+    return MeasuringProcess[Any]()
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        msg = f"{folder}: not writable ({error.strerror}); choose another folder with --output"
+        raise PathError(msg) from error
+
+
+def _storage_options(path: Path | None) -> dict[str, Any] | None:
+    """Return the object in a JSON file; errors must not quote its contents."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
+        raise PathError(msg) from None
+    except ValueError:  # neither UTF-8 nor JSON
+        found = None
+    if not isinstance(found, dict):
+        msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
+        raise FormatError(msg)
+    return found
 
 
 @main.command("explain")

@@ -4,24 +4,22 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import click
-import psutil
 import torch  # noqa: F401 - if missing, report that instead of the error that SciPy makes of it
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cellfeed import ClassBalancedSampling, FormatError, PathError, open_collection
+from cellfeed import ClassBalancedSampling, Collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
-from cellfeed_tuner._commands._entry_point import OF_THIS_PROCESS
 from cellfeed_tuner._constants import WRITING_SECONDS, WRITING_SHARE
 from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._plain import replaced_file
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._page import html_report
@@ -44,7 +42,7 @@ _LEAST_SECONDS_APART = 1.0
 
 
 def run(
-    paths: tuple[str, ...],
+    collection: Collection,
     *,
     label: tuple[str, ...],
     given: str | None,
@@ -53,22 +51,16 @@ def run(
     elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState | None,
-    storage_options: Path | None,
-    direct_io: bool,
     output: Path,
     as_json: bool,
-    budget: float,
+    budget: TimeBudget,
+    process: MeasuringProcess[Any] | None,
     with_aligned: bool,
     ranks: int | None,
     **settings: Any,
 ) -> None:
-    """Measure, report, and write files; see the command."""
-    obs = dict.fromkeys(each for each in (*label, given, balance) if each)
-    options = None if storage_options is None else _storage_options(storage_options)
-    collection = open_collection(
-        paths, obs=list(obs), elements=elements, storage_options=options, direct_io=direct_io
-    )
-    _require_writable(output)  # before spending time on measurements
+    """Measure, report, and write files; see the command, which has checked what is given."""
+    budget.writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * budget.spent)
     try:
         with LiveDisplay() as display:
             result = _autotune.tuned(
@@ -80,7 +72,8 @@ def run(
                 strategy=ClassBalancedSampling(balance) if balance else None,
                 align=(None, "chunks") if with_aligned else (),
                 cache=cache,
-                budget=_since_the_start(budget),
+                budget=budget,
+                process=process,
                 ranks=ranks,
                 on_progress=display.show,
                 **settings,
@@ -116,25 +109,6 @@ def _print(result: AutotuneResult, saved: Path, elements: Sequence[str], *, as_j
     sys.stdout.flush()
 
 
-def _require_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        msg = f"{folder}: not writable ({error.strerror}); choose another folder with --output"
-        raise PathError(msg) from error
-
-
-def _since_the_start(seconds: float) -> TimeBudget:
-    """Return the budget, which began with the command, less the time to write its files."""
-    age = 0.0
-    if click.get_current_context().find_root().obj == OF_THIS_PROCESS:
-        age = max(0.0, time.time() - psutil.Process().create_time())
-    writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * age)
-    return TimeBudget(seconds, started=time.monotonic() - age, writing_seconds=writing_seconds)
-
-
 def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:
     """Write the result as JSON, picture and page, and return the paths."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
@@ -145,21 +119,6 @@ def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> lis
     with replaced_file(page) as file:
         file.write(text.encode())
     return [as_json, picture, page]
-
-
-def _storage_options(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; errors must not quote its contents."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror}); give a JSON file of storage options"
-        raise PathError(msg) from None
-    except ValueError:  # neither UTF-8 nor JSON
-        found = None
-    if not isinstance(found, dict):
-        msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
-        raise FormatError(msg)
-    return found
 
 
 class LiveDisplay:

@@ -18,8 +18,7 @@ from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject._labels import LabelWithin
 
 __all__ = [
-    "Findings", "Infeasible", "MakeDataset", "Progressed", "Round", "Started", "Step",
-    "TimingSettings",
+    "Findings", "Infeasible", "MakeDataset", "Round", "Started", "Step", "TimingSettings",
 ]  # fmt: skip
 
 Step = Callable[[Any], object]
@@ -101,13 +100,6 @@ class Started:
     waiting_bytes: int
     n_threads: int = 1
     n_function_threads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """So many minibatches have come by now; reported now and then."""
-
-    n_minibatches: int
 
 
 @dataclass(frozen=True, slots=True)

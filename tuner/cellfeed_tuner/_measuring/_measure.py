@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed_tuner._configuration import Configuration
@@ -117,7 +117,7 @@ def measure(
         make_dataset=make_dataset,
     )
     found_cache = prepare_cache(files, cache)
-    with MeasuringProcess(subject) as process:
+    with MeasuringProcess[Any](subject) as process:
         process.start()
         found = measure_with(process, request, limit_seconds=limit_seconds(seconds))
     if found.is_infeasible:

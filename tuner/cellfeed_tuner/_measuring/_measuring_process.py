@@ -43,10 +43,10 @@ from cellfeed_tuner._machine._processes import (
     tree_cpu_seconds,
     tree_memory_bytes,
 )
-from cellfeed_tuner._measuring._events import Progressed
 
 __all__ = [
-    "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "SideBySide", "serve",
+    "MeasuringError", "MeasuringProcess", "Outcome", "Progressed", "Request", "Runs", "SideBySide",
+    "serve",
 ]  # fmt: skip
 
 
@@ -102,15 +102,25 @@ class Outcome:
     others: OtherPrograms = field(default_factory=OtherPrograms)
 
 
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """An event of requests that deliver minibatches: so many have come by now."""
+
+    n_minibatches: int
+
+
 class MeasuringError(CellfeedError, RuntimeError):
     """The process in which configurations are timed has died, or does not answer."""
 
 
 class MeasuringProcess(Generic[Subject]):
-    """The process, as its parent sees it; a context manager."""
+    """The process, as its parent sees it; a context manager.
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    ``subject`` is needed by `start`.
+    """
+
+    def __init__(self, subject: Subject | None = None) -> None:
+        self.subject = subject
         self._is_lost = False
 
     def __enter__(self) -> Self:
@@ -153,7 +163,7 @@ class MeasuringProcess(Generic[Subject]):
             The process has not started after ``limit_seconds``.
         """
         deadline = time.monotonic() + limit_seconds
-        for message in (None, self._subject):  # it has done its imports when it answers the first
+        for message in (None, self.subject):  # it has done its imports when it answers the first
             answer = self._answer_to(message, deadline - time.monotonic())
             if isinstance(answer, CellfeedError):
                 raise answer

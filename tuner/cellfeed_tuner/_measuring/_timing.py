@@ -33,12 +33,12 @@ from cellfeed_tuner._measuring._events import (
     Findings,
     Infeasible,
     MakeDataset,
-    Progressed,
     Round,
     Started,
     Step,
     TimingSettings,
 )
+from cellfeed_tuner._measuring._measuring_process import Progressed
 from cellfeed_tuner._measuring._pace import Pace
 from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
 from cellfeed_tuner._subject._selected import Selected

@@ -1,11 +1,13 @@
 """The compiled code of chunks, and nothing else, as any change in this folder recompiles all of it.
 
-Every function declares its signature, so that it is compiled (or loaded from disk) when this
-folder is imported, and never later beside threads or before a fork; the many casts are the
-exception. Compiled functions run without the GIL.
+Each function is compiled (or loaded from disk) when it is first used, and numba is imported then.
+Codecs, filters, and the ways to place elements are functions that `decode` calls by address, so
+that an epoch compiles only its own. Compiled functions run without the GIL.
 """
 
-from cellfeed._chunks._kernels._casts import can_cast, cast_address
+import importlib
+import typing
+
 from cellfeed._chunks._kernels._codecs import (
     BLOSC,
     GZIP,
@@ -16,27 +18,21 @@ from cellfeed._chunks._kernels._codecs import (
     ZARR_CODECS,
     ZLIB,
     ZSTD,
+    can_cast,
     can_decode,
     hdf5_filter,
 )
-from cellfeed._chunks._kernels._coordinates import count_by_row, scatter_by_row
-from cellfeed._chunks._kernels._counting import count
-from cellfeed._chunks._kernels._decoding import CHUNKS_OF_A_TASK, decode
-from cellfeed._chunks._kernels._decompression import lzf, unshuffle
-from cellfeed._chunks._kernels._heads import head_sizes
-from cellfeed._chunks._kernels._native import function_addresses
-from cellfeed._chunks._kernels._placing import copy_all, crossings_ascend, densify, place
-from cellfeed._chunks._kernels._planning import plan_flat, plan_grid, trim
-from cellfeed._chunks._kernels._reading import LARGEST_READ, advise
-from cellfeed._chunks._kernels._selecting import gather, plan_kept
-from cellfeed._chunks._kernels._sorting import sort_rows
+from cellfeed._chunks._kernels._functions import function_addresses
 from cellfeed._chunks._kernels._tables import (
     ABSENT,
     ARRAY,
     ASCENDING,
     BAD_INDEX,
+    BINARIZED,
     CAST,
+    CENTRED,
     CHECKED,
+    CHUNKS_OF_A_TASK,
     CODEC,
     COLUMN_MAP,
     COPIED,
@@ -50,29 +46,46 @@ from cellfeed._chunks._kernels._tables import (
     FAILED_CHUNK,
     FAILURE,
     FD,
+    FIRST_ROW,
     FIRST_SEGMENT,
     FLAGS,
     FROM,
+    GRID,
     IN_MEMORY,
     INDEX_LIMIT,
     IS_KEPT,
     ITEMSIZE,
     KEPT,
+    LARGEST_READ,
+    LISTED,
+    LISTED_ADDRESS,
+    LISTED_MASK,
+    LISTED_SIZE,
+    LOG1P,
     LOST,
     LOST_IS_ZERO,
     MISSING,
+    MOST_ROWS,
     N_ARRAY_COLUMNS,
     N_CHUNK_COLUMNS,
+    N_DIMENSIONS,
+    N_GROUP_COLUMNS,
     N_KEPT,
+    N_LISTED_COLUMNS,
     N_PIECE_COLUMNS,
     N_REPORTS,
+    N_ROW_PIECE_COLUMNS,
     N_SEGMENT_COLUMNS,
+    N_STATE,
     N_STEPS,
     NEVER,
     NEXT_TASK,
+    NORMALIZED,
+    NORMALIZED_LOG1P,
     NOT_PLACED,
     NUMBER,
     NUMBERS,
+    ODD,
     OFFSET,
     OUT_ITEMSIZE,
     OWN_FILE,
@@ -84,6 +97,8 @@ from cellfeed._chunks._kernels._tables import (
     ROW_ELEMENTS,
     ROW_PIECES,
     ROW_PLACED,
+    ROWS_OF_A_TASK,
+    SCALED,
     SCATTERED,
     SELECTED,
     SHUFFLED,
@@ -105,24 +120,50 @@ from cellfeed._chunks._kernels._tables import (
     WITHIN,
     WRONG_SIZE,
 )
-from cellfeed._chunks._kernels._tiles import (
-    MOST_ROWS,
-    N_ROW_PIECE_COLUMNS,
-    find_row_pieces,
-    find_runs,
-)
-from cellfeed._chunks._kernels._transforming import (
-    BINARIZED,
-    CENTRED,
-    FIRST_ROW,
-    LOG1P,
-    N_GROUP_COLUMNS,
-    NORMALIZED,
-    NORMALIZED_LOG1P,
-    ROWS_OF_A_TASK,
-    SCALED,
-    transform_rows,
-)
+
+if typing.TYPE_CHECKING:
+    from cellfeed._chunks._kernels._casts import cast_address
+    from cellfeed._chunks._kernels._coordinates import count_by_row, scatter_by_row
+    from cellfeed._chunks._kernels._counting import count
+    from cellfeed._chunks._kernels._decoding import decode, head_sizes
+    from cellfeed._chunks._kernels._decompression import lzf, unshuffle
+    from cellfeed._chunks._kernels._listing import note_chunk
+    from cellfeed._chunks._kernels._packed import count_packed, unpack
+    from cellfeed._chunks._kernels._placing import copy_all, crossings_ascend, densify, place
+    from cellfeed._chunks._kernels._planning import plan_flat, plan_grid, trim
+    from cellfeed._chunks._kernels._reading import advise
+    from cellfeed._chunks._kernels._selecting import gather, plan_kept
+    from cellfeed._chunks._kernels._sorting import sort_rows
+    from cellfeed._chunks._kernels._tiles import find_row_pieces, find_runs
+    from cellfeed._chunks._kernels._transforming import transform_rows
+
+_MODULE_OF = {
+    "advise": "_reading",
+    "cast_address": "_casts",
+    "copy_all": "_placing",
+    "count": "_counting",
+    "count_by_row": "_coordinates",
+    "count_packed": "_packed",
+    "crossings_ascend": "_placing",
+    "decode": "_decoding",
+    "densify": "_placing",
+    "find_row_pieces": "_tiles",
+    "find_runs": "_tiles",
+    "gather": "_selecting",
+    "head_sizes": "_decoding",
+    "lzf": "_decompression",
+    "note_chunk": "_listing",
+    "place": "_placing",
+    "plan_flat": "_planning",
+    "plan_grid": "_planning",
+    "plan_kept": "_selecting",
+    "scatter_by_row": "_coordinates",
+    "sort_rows": "_sorting",
+    "transform_rows": "_transforming",
+    "trim": "_planning",
+    "unpack": "_packed",
+    "unshuffle": "_decompression",
+}
 
 __all__ = [
     "ABSENT",
@@ -152,6 +193,7 @@ __all__ = [
     "FIRST_SEGMENT",
     "FLAGS",
     "FROM",
+    "GRID",
     "GZIP",
     "HDF5_CODECS",
     "INDEX_LIMIT",
@@ -160,6 +202,10 @@ __all__ = [
     "ITEMSIZE",
     "KEPT",
     "LARGEST_READ",
+    "LISTED",
+    "LISTED_ADDRESS",
+    "LISTED_MASK",
+    "LISTED_SIZE",
     "LOG1P",
     "LOST",
     "LOST_IS_ZERO",
@@ -176,13 +222,17 @@ __all__ = [
     "NUMBERS",
     "N_ARRAY_COLUMNS",
     "N_CHUNK_COLUMNS",
+    "N_DIMENSIONS",
     "N_GROUP_COLUMNS",
     "N_KEPT",
+    "N_LISTED_COLUMNS",
     "N_PIECE_COLUMNS",
     "N_REPORTS",
     "N_ROW_PIECE_COLUMNS",
     "N_SEGMENT_COLUMNS",
+    "N_STATE",
     "N_STEPS",
+    "ODD",
     "OFFSET",
     "OUT_ITEMSIZE",
     "OWN_FILE",
@@ -227,6 +277,7 @@ __all__ = [
     "copy_all",
     "count",
     "count_by_row",
+    "count_packed",
     "crossings_ascend",
     "decode",
     "densify",
@@ -237,6 +288,7 @@ __all__ = [
     "hdf5_filter",
     "head_sizes",
     "lzf",
+    "note_chunk",
     "place",
     "plan_flat",
     "plan_grid",
@@ -245,5 +297,16 @@ __all__ = [
     "sort_rows",
     "transform_rows",
     "trim",
+    "unpack",
     "unshuffle",
 ]
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> typing.Any:
+        if name not in _MODULE_OF:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        globals()[name] = getattr(module, name)
+        return globals()[name]

@@ -9,7 +9,7 @@ from numba.np.numpy_support import from_dtype
 
 from cellfeed._compiled import compiled, compiled_callback
 
-__all__ = ["can_cast", "cast_address"]
+__all__ = ["cast_address"]
 
 _SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
 _LARGEST_INT32 = np.iinfo(np.int32).max
@@ -29,12 +29,6 @@ _WRAPPED = {
         (np.uint32, np.int64),
     )
 }
-
-
-def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether `cast_address` supports the cast."""
-    is_halved = source == np.float32 and target == np.float16 and source.isnative
-    return source == target or is_halved or (_is_plain(source) and _is_plain(target))
 
 
 @cache
@@ -69,16 +63,12 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
 _KEPT: list[Any] = []  # compiled functions live only as long as they are referenced
 
 
-def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16
-
-
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint8) if dtype == np.bool_ else dtype
 
 
 def _to_number(ins: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
@@ -88,7 +78,7 @@ def _to_number(ins: Any, outs: Any) -> Any:
 
 
 def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
         for i in range(n):
@@ -98,7 +88,7 @@ def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
 
 
 def _to_int32(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), types.int32)
         for i in range(n):
@@ -109,7 +99,7 @@ def _to_int32(ins: Any) -> Any:
 
 
 def _to_bool(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
         for i in range(n):
@@ -118,7 +108,7 @@ def _to_bool(ins: Any) -> Any:
     return cast
 
 
-@compiled("uint16(uint32)")
+@compiled("uint16(uint32)", inner=True)
 def _half(bits: Any) -> Any:
     """Return the bits of the nearest float16 of a float32, given by its bits; ties go to even."""
     sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
@@ -137,7 +127,7 @@ def _half(bits: Any) -> Any:
 
 
 def _to_half() -> Any:
-    @compiled_callback(_SIGNATURE)
+    @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), types.uint32), carray(target, (n,), types.uint16)
         for i in range(n):

@@ -1,8 +1,11 @@
-"""Codecs: each is described once, here, and has a branch in `_decompression`."""
+"""Codecs: each is described once, here, and has a function in `_decompression`; and casts."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from cellfeed._chunks._kernels._native import (
+import numpy as np
+
+from cellfeed._chunks._kernels._functions import (
     BLOSC_DECOMPRESS,
     BLOSC_VALIDATE,
     DEFLATE_FREE,
@@ -28,6 +31,7 @@ __all__ = [
     "ZLIB",
     "ZSTD",
     "Hdf5Filter",
+    "can_cast",
     "can_decode",
     "hdf5_filter",
 ]
@@ -107,3 +111,13 @@ def can_decode(codec: int) -> bool:
 def hdf5_filter(number: int) -> Hdf5Filter | None:
     """Return the description of an HDF5 filter, None if it is not one of these codecs."""
     return _codecs[HDF5_CODECS[number]].hdf5 if number in HDF5_CODECS else None
+
+
+def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether compiled code can cast elements."""
+    is_halved = source == np.float32 and target == np.float16 and source.isnative
+    return source == target or is_halved or (_is_plain(source) and _is_plain(target))
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 and dtype != np.float16

@@ -6,13 +6,15 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import pointer
+from cellfeed._chunks._kernels._native import (
+    pointer,
+)
 from cellfeed._compiled import compiled
 
 __all__ = ["count_by_row", "scatter_by_row"]
 
 
-@compiled("int64(int64[::1], int64)")
+@compiled("int64(int64[::1], int64)", inner=True)
 def _find(ids: NDArray[np.int64], wanted: int) -> int:
     """Return the position of a number in an ascending array, -1 if it is not there."""
     first, last = 0, ids.size

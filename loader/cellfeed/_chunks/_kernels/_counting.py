@@ -1,6 +1,8 @@
 """Compiled: counters that threads and processes update concurrently."""
 
-from cellfeed._chunks._kernels._native import atomic_add
+from cellfeed._chunks._kernels._native import (
+    atomic_add,
+)
 from cellfeed._compiled import compiled
 
 __all__ = ["count"]

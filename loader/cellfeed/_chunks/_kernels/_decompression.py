@@ -1,39 +1,195 @@
-"""Compiled: decompressing chunks. Each codec has a branch here; `_codecs` describes them."""
+"""Compiled: decompressing chunks, each codec a function by itself; `_codecs` describes them.
 
+If only the head of a chunk is wanted, and its codec allows it, only that is decompressed. Deflate,
+LZ4 and LZF write sequentially, so a short buffer receives the head of a chunk; Blosc and Zstandard
+consist of blocks. This skips checks that need the end of a chunk: its checksum, and its size.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba import carray, types
 from numpy.typing import NDArray
 
 from cellfeed._chunks._kernels._codecs import BLOSC, GZIP, LZ4, LZF, STORED, ZLIB, ZSTD
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     BLOSC_DECOMPRESS,
+    BLOSC_GETITEM,
     BLOSC_VALIDATE,
     GZIP_DECOMPRESS,
     LZ4_DECOMPRESS,
+    LZ4_DECOMPRESS_HEAD,
+    N_FUNCTIONS,
     ZLIB_DECOMPRESS,
     ZSTD_DECOMPRESS,
+    ZSTD_START_STREAM,
+    ZSTD_STREAM,
+)
+from cellfeed._chunks._kernels._native import (
     call,
     copy_bytes,
     pointer,
 )
-from cellfeed._chunks._kernels._tables import (
-    CODEC,
-    DECODED_BYTES,
-    DELTA,
-    FLAGS,
-    SHUFFLED,
-    SIZE,
-    UNCOMPRESSED,
-    UNDECODABLE,
-    WRONG_SIZE,
-)
-from cellfeed._compiled import compiled
+from cellfeed._chunks._kernels._tables import UNDECODABLE, WRONG_SIZE
+from cellfeed._compiled import compiled, compiled_callback
 
-__all__ = ["LZ4_HEADER", "decompress", "is_compressed", "lzf", "unshuffle"]
+__all__ = ["decompressor", "lzf", "unshuffle", "unshuffler"]
 
-LZ4_HEADER = 4  # of numcodecs' header, which contains the size
+# Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
+# size after decompression; how many bytes are wanted; and addresses of `function_addresses` and of
+# the decompressors with a state, of deflate and of Zstandard. It returns how many bytes it has
+# decompressed, at least as many as are wanted, or minus a failure. A damaged head is decompressed
+# to its end, which shows the damage.
+_SIGNATURE = types.int64(*[types.int64] * 8)
+
+# libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so all
+# bytes before it are right; up to 39 wrong bytes may follow them. If a stored block of up to 64 KiB
+# does not fit, nothing of it is written: then the mark is still there.
+_MARK_AT, _HEAD_MARGIN = 64, 384
+_MARK = np.uint64(0x9E3779B97F4A7C15)
+_INSUFFICIENT_SPACE = 3
+
+_LZ4_HEADER = 4  # of numcodecs' header, which contains the size
+_ZSTD_BLOCK = 1 << 17
+_ZSTD_ERRORS = -256  # results from here to -1 are errors
+_BLOSC_TYPESIZE, _BLOSC_BLOCK_SIZE, _BLOSC_HEADER = 3, 8, 16  # positions in the header; its size
+
+_decompressors = dict[int, Any]()
+
+
+def decompressor(codec: int) -> int:
+    """Return the address of a codec's function; 0 if chunks are not compressed."""
+    return 0 if codec == STORED else int(_decompressors[codec].address)
+
+
+def _decompresses(codec: int) -> Callable[[Callable[..., Any]], Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
+        _decompressors[codec] = compiled_callback(_SIGNATURE)(function)
+        return _decompressors[codec]
+
+    return decorate
+
+
+def _inflates(codec: int, function: int) -> None:
+    """Define the function of a codec that libdeflate decompresses."""
+
+    @_decompresses(codec)
+    def inflate(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+        decompress = carray(pointer(functions), (N_FUNCTIONS,), np.int64)[function]
+        n = wanted + _HEAD_MARGIN
+        if n < expected:
+            mark = carray(pointer(target + wanted + _MARK_AT), (1,), np.uint64)
+            mark[0] = _MARK
+            result = np.int32(call(decompress, (zlib, source, size, target, n, 0)))
+            if result == _INSUFFICIENT_SPACE and mark[0] != _MARK:
+                return n
+        # Without an address for the size, libdeflate fails unless the output is full.
+        result = np.int32(call(decompress, (zlib, source, size, target, expected, 0)))
+        if result == 0:
+            return expected
+        return -UNDECODABLE if result == 1 else -WRONG_SIZE
+
+
+_inflates(ZLIB, ZLIB_DECOMPRESS)
+_inflates(GZIP, GZIP_DECOMPRESS)
+
+
+@compiled("int64(int64, int64, int64, int64, int64, int64[::1], int64)", inner=True)
+def _zstd_head(
+    source: int,
+    size: int,
+    target: int,
+    expected: int,
+    wanted: int,
+    functions: NDArray[np.int64],
+    zstd: int,
+) -> int:
+    """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
+    n = -(-wanted // _ZSTD_BLOCK) * _ZSTD_BLOCK
+    if n >= expected or not functions[ZSTD_STREAM]:
+        return 0
+    call(functions[ZSTD_START_STREAM], (zstd,))
+    out = np.array([target, wanted, 0], np.int64)  # address, size, position
+    ins = np.array([source, size, 0], np.int64)
+    out_address, in_address = out.ctypes.data, ins.ctypes.data
+    while out[2] < wanted:
+        before = out[2] + ins[2]
+        result = call(functions[ZSTD_STREAM], (zstd, out_address, in_address))
+        if _ZSTD_ERRORS <= result <= 0 or out[2] + ins[2] == before:
+            break
+    return n if out[2] == wanted else 0
+
+
+@_decompresses(ZSTD)
+def _zstd(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    if wanted < expected:
+        n = _zstd_head(source, size, target, expected, wanted, table, zstd)
+        if n:
+            return n
+    n = call(table[ZSTD_DECOMPRESS], (zstd, target, expected, source, size))
+    if 0 <= n <= expected:
+        return expected if n == expected else -WRONG_SIZE
+    return -UNDECODABLE
+
+
+@compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
+def _blosc_head(
+    source: int, size: int, target: int, expected: int, wanted: int, functions: NDArray[np.int64]
+) -> int:
+    """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
+    if size < _BLOSC_HEADER or not functions[BLOSC_GETITEM]:
+        return 0
+    stated = np.zeros(1, np.int64)
+    address = stated.ctypes.data
+    if np.int32(call(functions[BLOSC_VALIDATE], (source, size, address))) != 0:
+        return 0
+    typesize = np.int64(carray(pointer(source + _BLOSC_TYPESIZE), (1,), np.uint8)[0])
+    block = np.int64(carray(pointer(source + _BLOSC_BLOCK_SIZE), (1,), np.int32)[0])
+    if stated[0] != expected or typesize == 0 or block <= 0 or block % typesize:
+        return 0
+    n = -(-wanted // block) * block
+    if n >= stated[0]:
+        return 0
+    n_items = -(-wanted // typesize)
+    result = np.int32(call(functions[BLOSC_GETITEM], (source, 0, n_items, target)))
+    return int(n) if result == n_items * typesize else 0
+
+
+@_decompresses(BLOSC)
+def _blosc(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    if wanted < expected:
+        n = _blosc_head(source, size, target, expected, wanted, table)
+        if n:
+            return n
+    stated = np.zeros(1, np.int64)
+    address = stated.ctypes.data
+    if np.int32(call(table[BLOSC_VALIDATE], (source, size, address))) != 0:
+        return -UNDECODABLE
+    if stated[0] != expected:
+        return -WRONG_SIZE
+    n = np.int64(np.int32(call(table[BLOSC_DECOMPRESS], (source, target, expected, 1))))
+    return expected if n == expected else -UNDECODABLE
+
+
+@_decompresses(LZ4)
+def _lz4(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Decompress LZ4 as numcodecs writes it."""
+    if size <= _LZ4_HEADER:
+        return -UNDECODABLE
+    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
+    if wanted < expected and table[LZ4_DECOMPRESS_HEAD]:
+        arguments = (begin, target, n_compressed, wanted, expected)
+        n = np.int64(np.int32(call(table[LZ4_DECOMPRESS_HEAD], arguments)))
+        if n >= wanted:
+            return n
+    n = np.int64(np.int32(call(table[LZ4_DECOMPRESS], (begin, target, n_compressed, expected))))
+    if n < 0:
+        return -UNDECODABLE
+    return expected if n == expected else -WRONG_SIZE
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
@@ -76,13 +232,16 @@ def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
     return int(o)
 
 
-@compiled("int64(int64, int64, int64, int64, int64[::1])")
-def _lz4(source: int, size: int, target: int, capacity: int, functions: NDArray[np.int64]) -> Any:
-    """Decompress LZ4 as numcodecs writes it; return the bytes written, negative if damaged."""
-    if size <= LZ4_HEADER:
-        return -1
-    begin, n_compressed = source + LZ4_HEADER, size - LZ4_HEADER
-    return np.int32(call(functions[LZ4_DECOMPRESS], (begin, target, n_compressed, capacity)))
+@_decompresses(LZF)
+def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    if wanted < expected:
+        n = lzf(source, size, target, expected, wanted)
+        if n >= wanted:
+            return n
+    n = lzf(source, size, target, expected, expected + 1)
+    if n < 0:
+        return -UNDECODABLE
+    return expected if n == expected else -WRONG_SIZE
 
 
 @compiled("void(int64, int64, int64, int64)")
@@ -115,54 +274,7 @@ def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
         copy_bytes(target + n * itemsize, source + n * itemsize, size % itemsize)
 
 
-@compiled("boolean(int64[::1], int64[::1])")
-def is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
-    """Return whether a chunk is compressed."""
-    return array[CODEC] != STORED and not chunk[FLAGS] & UNCOMPRESSED
-
-
-@compiled("int64(int64[::1], int64[::1], int64, int64, int64[::1], int64, int64)")
-def decompress(
-    array: NDArray[np.int64],
-    chunk: NDArray[np.int64],
-    source: int,
-    target: int,
-    functions: NDArray[np.int64],
-    zlib: int,
-    zstd: int,
-) -> int:
-    """Decompress a chunk, if compressed, to exactly its expected size; return 0, or a failure."""
-    size, expected = chunk[SIZE], array[DECODED_BYTES]
-    if not is_compressed(array, chunk):
-        # Uncompressed chunks were cut to the wanted elements, unless they are shuffled.
-        whole = array[CODEC] != STORED or array[SHUFFLED] or array[DELTA]
-        return WRONG_SIZE if whole and size != expected else 0
-    if array[CODEC] in (ZLIB, GZIP):
-        # Without an address for the size, libdeflate fails unless the output is full.
-        function = ZLIB_DECOMPRESS if array[CODEC] == ZLIB else GZIP_DECOMPRESS
-        result = np.int32(call(functions[function], (zlib, source, size, target, expected, 0)))
-        if result == 0:
-            return 0
-        return UNDECODABLE if result == 1 else WRONG_SIZE
-    if array[CODEC] == ZSTD:
-        n = call(functions[ZSTD_DECOMPRESS], (zstd, target, expected, source, size))
-        if 0 <= n <= expected:
-            return 0 if n == expected else WRONG_SIZE
-        return UNDECODABLE
-    if array[CODEC] == BLOSC:
-        stated = np.zeros(1, np.int64)
-        address = stated.ctypes.data
-        if np.int32(call(functions[BLOSC_VALIDATE], (source, size, address))) != 0:
-            return UNDECODABLE
-        if stated[0] != expected:
-            return WRONG_SIZE
-        n = np.int64(np.int32(call(functions[BLOSC_DECOMPRESS], (source, target, expected, 1))))
-        return 0 if n == expected else UNDECODABLE
-    n = np.int64(-1)
-    if array[CODEC] == LZ4:
-        n = np.int64(_lz4(source, size, target, expected, functions))
-    elif array[CODEC] == LZF:
-        n = np.int64(lzf(source, size, target, expected, expected + 1))
-    if n < 0:
-        return UNDECODABLE
-    return 0 if n == expected else WRONG_SIZE
+@compiled_callback(types.void(*[types.int64] * 4))
+def unshuffler(source, size, target, itemsize):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Call `unshuffle`."""
+    unshuffle(source, size, target, itemsize)

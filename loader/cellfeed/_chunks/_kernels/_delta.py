@@ -3,20 +3,30 @@
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba import carray, types
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import LANES, add_up_lanes, pointer
+from cellfeed._chunks._kernels._native import (
+    LANES,
+    add_up_lanes,
+    pointer,
+)
 from cellfeed._chunks._kernels._planning import extent
-from cellfeed._chunks._kernels._tables import DECODED_BYTES, ITEMSIZE, PLACING
-from cellfeed._compiled import compiled
+from cellfeed._chunks._kernels._tables import (
+    DECODED_BYTES,
+    ITEMSIZE,
+    N_ARRAY_COLUMNS,
+    N_SEGMENT_COLUMNS,
+    PLACING,
+)
+from cellfeed._compiled import compiled, compiled_callback
 
-__all__ = ["add_up"]
+__all__ = ["adder"]
 
 _word = "uint8", "uint32", "uint64"
 
 
-@compiled(*(f"void({word}[::1], {word}[::1])" for word in _word))
+@compiled(*(f"void({word}[::1], {word}[::1])" for word in _word), inner=True)
 def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
     """Add up integers, which wrap around at the size of their dtype, signed or not."""
     total = differences.dtype.type(0)
@@ -25,7 +35,7 @@ def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
         sums[i] = total
 
 
-@compiled("void(int64, int64, int64)")
+@compiled("void(int64, int64, int64)", inner=True)
 def _add_up_16_bits(source: int, target: int, n: int) -> None:
     """Add up 16-bit integers from one address to another; most indices have 16 bits."""
     total, whole = np.uint16(0), n - n % LANES
@@ -38,20 +48,17 @@ def _add_up_16_bits(source: int, target: int, n: int) -> None:
         sums[i] = total
 
 
-@compiled("void(int64, int64, int64[:,::1], int64[::1])")
-def add_up(
-    source: int,
-    target: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-) -> None:
+@compiled_callback(types.void(*[types.int64] * 5))
+def adder(source, target, segments_at, n_segments, array_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Add up the differences of a chunk, as far as segments need its elements.
 
-    ``source`` and ``target`` are addresses, and may be the same.
+    All are addresses, of the chunk's elements, of the output, which may be the same, and of the
+    tables of segments and arrays.
     """
-    n = array[DECODED_BYTES] // array[ITEMSIZE]
-    wanted = 0
-    for k in range(len(segments)):
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    n, wanted = array[DECODED_BYTES] // array[ITEMSIZE], 0
+    for k in range(n_segments):
         _, stop = extent(segments[k], array[PLACING])
         wanted = max(wanted, stop)
     n = min(n, wanted)

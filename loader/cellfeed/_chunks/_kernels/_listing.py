@@ -5,30 +5,23 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from cellfeed._chunks._kernels._native import pointer
+from cellfeed._chunks._kernels._native import (
+    pointer,
+)
+from cellfeed._chunks._kernels._tables import (
+    GRID,
+    LISTED,
+    LISTED_ADDRESS,
+    LISTED_MASK,
+    LISTED_SIZE,
+    N_DIMENSIONS,
+    N_LISTED_COLUMNS,
+    N_STATE,
+    ODD,
+)
 from cellfeed._compiled import compiled_callback
 
-__all__ = [
-    "ADDRESS",
-    "FILTER_MASK",
-    "GRID",
-    "LISTED",
-    "N_COLUMNS",
-    "N_DIMENSIONS",
-    "N_STATE",
-    "ODD",
-    "SIZE",
-    "note_chunk",
-]
-
-# Columns of the list.
-ADDRESS, SIZE, FILTER_MASK, N_COLUMNS = range(4)
-
-# State of the callback: where it writes, and for each dimension the length of a chunk and the
-# number of chunks. The callback sets whether a chunk was unusual.
-LISTED, N_DIMENSIONS, ODD, GRID = range(4)
-_MOST_DIMENSIONS = 32  # of HDF5
-N_STATE = GRID + 2 * _MOST_DIMENSIONS
+__all__ = ["note_chunk"]
 
 
 @compiled_callback("int32(CPointer(uint64), uint32, uint64, uint64, voidptr)")
@@ -48,8 +41,8 @@ def note_chunk(offset: Any, filter_mask: Any, address: Any, size: Any, state: An
     if first < 0 or n_bytes < 0:
         known[ODD] = 1
         return np.int32(1)
-    table = carray(pointer(known[LISTED]), (n_chunks, N_COLUMNS), np.int64)
-    table[number, ADDRESS] = first
-    table[number, SIZE] = n_bytes
-    table[number, FILTER_MASK] = np.int64(filter_mask)
+    table = carray(pointer(known[LISTED]), (n_chunks, N_LISTED_COLUMNS), np.int64)
+    table[number, LISTED_ADDRESS] = first
+    table[number, LISTED_SIZE] = n_bytes
+    table[number, LISTED_MASK] = np.int64(filter_mask)
     return np.int32(0)

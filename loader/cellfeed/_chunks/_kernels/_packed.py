@@ -6,10 +6,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     ZSTD_DECOMPRESS,
     ZSTD_FREE,
     ZSTD_NEW,
+)
+from cellfeed._chunks._kernels._native import (
     call,
 )
 from cellfeed._compiled import compiled
@@ -68,7 +70,7 @@ def count_packed(
     return -1
 
 
-@compiled("int64(uint8[::1], int64, int64, int64)")
+@compiled("int64(uint8[::1], int64, int64, int64)", inner=True)
 def _joined(planes: NDArray[np.uint8], n: int, width: int, k: int) -> int:
     """Return the number with its bytes at position k of ``width`` planes of ``n`` bytes each."""
     value = np.int64(planes[k])

@@ -15,7 +15,13 @@ from cellfeed._chunks._kernels._native import (
     pointer,
     stream_blocks,
 )
-from cellfeed._chunks._kernels._selecting import renumber, scatter, select, spread
+from cellfeed._chunks._kernels._selecting import (
+    PLACING_SIGNATURE,
+    renumber,
+    scatter,
+    select,
+    spread,
+)
 from cellfeed._chunks._kernels._tables import (
     ASCENDING,
     BAD_INDEX,
@@ -26,7 +32,10 @@ from cellfeed._chunks._kernels._tables import (
     FROM,
     INDEX_LIMIT,
     ITEMSIZE,
+    N_ARRAY_COLUMNS,
     N_PIECE_COLUMNS,
+    N_REPORTS,
+    N_SEGMENT_COLUMNS,
     N_STEPS,
     NUMBERS,
     OUT_ITEMSIZE,
@@ -38,6 +47,7 @@ from cellfeed._chunks._kernels._tables import (
     ROW_PLACED,
     SCATTERED,
     SELECTED,
+    SPREAD,
     STEPS,
     STREAMED,
     TO,
@@ -46,9 +56,9 @@ from cellfeed._chunks._kernels._tables import (
     WITHIN,
 )
 from cellfeed._chunks._kernels._transforming import apply_steps
-from cellfeed._compiled import compiled
+from cellfeed._compiled import compiled, compiled_callback
 
-__all__ = ["copy_all", "crossings_ascend", "densify", "place", "place_segments"]
+__all__ = ["copy_all", "crossings_ascend", "densify", "place", "placer"]
 
 _UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
 _LEAST_STREAMED = 1 << 10  # bytes; the unaligned ends are copied normally
@@ -56,7 +66,7 @@ _TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
 _SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
 
 
-@compiled("int64(int64, int64, int64, int64)")
+@compiled("int64(int64, int64, int64, int64)", inner=True)
 def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
     """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
     if n == 0:
@@ -83,7 +93,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
     return _UNSORTED if descents else 0
 
 
-@compiled("void(int64, int64, int64)")
+@compiled("void(int64, int64, int64)", inner=True)
 def _stream_bytes(target: int, source: int, n: int) -> None:
     """Copy bytes, bypassing the cache; see `finish_streams`."""
     if n < _LEAST_STREAMED:
@@ -97,16 +107,13 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
     copy_bytes(target + tail, source + tail, n - tail)
 
 
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
-def _copy_segments(
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    report: NDArray[np.int64],
-    scratch: int,
-) -> int:
-    """Copy or cast elements of a chunk contiguously; return 0, or a failure."""
-    for k in range(len(segments)):
+@compiled_callback(PLACING_SIGNATURE)
+def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Copy or cast elements of a chunk contiguously."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
+    for k in range(n_segments):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
         if array[CAST]:
@@ -126,7 +133,7 @@ def _copy_segments(
     return 0
 
 
-@compiled("void(int64[::1], int64, int64, int64[::1])")
+@compiled("void(int64[::1], int64, int64, int64[::1])", inner=True)
 def _place_piece(
     segment: NDArray[np.int64], source: int, target: int, array: NDArray[np.int64]
 ) -> None:
@@ -143,17 +150,13 @@ def _place_piece(
         apply_steps(row, piece[ROW_ELEMENTS], itemsize, *steps)
 
 
-@compiled("void(int64, int64[:,::1], int64[::1], int64, int64)")
-def _transform_segments(
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    scratch: int,
-    may_change: int,
-) -> None:
+@compiled_callback(PLACING_SIGNATURE)
+def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place values of sparse rows, and transform them while they are in the cache."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
     itemsize = array[OUT_ITEMSIZE]
-    for k in range(len(segments)):
+    for k in range(n_segments):
         begin = source + segments[k, FROM] * array[ITEMSIZE]
         n, target = segments[k, COUNT], segments[k, TO]
         if segments[k, WITHIN] != WHOLE_ROW:
@@ -170,38 +173,24 @@ def _transform_segments(
             _stream_bytes(target, begin, n * itemsize)
         else:
             copy_bytes(target, begin, n * itemsize)
-
-
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64, int64)")
-def place_segments(
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    report: NDArray[np.int64],
-    scratch: int,
-    may_change: int,
-) -> int:
-    """Place elements of a chunk at their destinations; return 0, or a failure.
-
-    ``scratch`` is the address of `scratch_bytes` of memory. ``may_change`` is 1 if the elements may
-    be changed in place, else 0.
-    """
-    if array[PLACING] == COPIED:
-        return int(_copy_segments(source, segments, array, report, scratch))
-    if array[PLACING] == RENUMBERED:
-        return int(renumber(source, segments, array, report))
-    if array[PLACING] == SELECTED:
-        return int(select(source, segments, array, report, scratch))
-    if array[PLACING] == SCATTERED:
-        scatter(source, segments, array)
-    elif array[PLACING] == TRANSFORMED:
-        _transform_segments(source, segments, array, scratch, may_change)
-    else:
-        spread(source, segments, array, scratch)
     return 0
 
 
-@compiled("void(int64, int64[:,::1], int64[::1], int64[::1], int64)")
+_PLACERS = {
+    COPIED: _copy,
+    RENUMBERED: renumber,
+    SELECTED: select,
+    SCATTERED: scatter,
+    SPREAD: spread,
+    TRANSFORMED: _transform,
+}
+
+
+def placer(placing: int) -> int:
+    """Return the address of the function that places elements in one of the ways."""
+    return int(_PLACERS[placing].address)
+
+
 def place(
     source: int,
     segments: NDArray[np.int64],
@@ -210,7 +199,20 @@ def place(
     scratch: int,
 ) -> None:
     """Place elements that are already in memory, as `decode` does for chunks."""
-    report[FAILURE] = place_segments(source, segments, array, report, scratch, 0)
+    _place(placer(int(array[PLACING])), source, segments, array, report, scratch)
+
+
+@compiled("void(int64, int64, int64[:,::1], int64[::1], int64[::1], int64)")
+def _place(
+    function: int,
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+    scratch: int,
+) -> None:
+    own, reported = (segments.ctypes.data, array.ctypes.data), report.ctypes.data
+    report[FAILURE] = call(function, (source, own[0], len(segments), own[1], reported, scratch, 0))
     finish_streams()
 
 

@@ -6,7 +6,9 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import pointer
+from cellfeed._chunks._kernels._native import (
+    pointer,
+)
 from cellfeed._chunks._kernels._tables import COUNT, FROM, N_SEGMENT_COLUMNS, SCATTERED, TO, WITHIN
 from cellfeed._compiled import compiled
 
@@ -15,10 +17,6 @@ __all__ = ["extent", "plan_flat", "plan_grid", "trim"]
 _int64_2d = "int64[:,::1]"
 
 
-@compiled(
-    f"Tuple((int64[::1], int64[::1], {_int64_2d}, int64[::1]))"
-    "(int64[::1], int64[::1], int64[::1], int64, int64)"
-)
 def plan_flat(
     starts: NDArray[np.int64],
     counts: NDArray[np.int64],
@@ -44,16 +42,45 @@ def plan_flat(
     The distinct chunks, ascending; the first segment of each; the segments; and the addresses
     inside destinations where a range continues in another chunk.
     """
+    n_segments = _count_segments(starts, counts, chunk_elements)
+    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
+    chunks, firsts, crossings = np.empty((3, n_segments), np.int64)
+    ranges = (starts, counts, destinations)
+    n_chunks, n_crossings = _plan_flat(
+        *ranges, chunk_elements, out_itemsize, segments, chunks, firsts, crossings
+    )
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments, crossings[:n_crossings]
+
+
+@compiled("int64(int64[::1], int64[::1], int64)")
+def _count_segments(
+    starts: NDArray[np.int64], counts: NDArray[np.int64], chunk_elements: int
+) -> int:
     n_segments = 0
     for i in range(starts.size):
         if counts[i]:
             n_segments += (
                 (starts[i] + counts[i] - 1) // chunk_elements - starts[i] // chunk_elements + 1
             )
-    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
-    chunks = np.empty(n_segments, np.int64)
-    firsts = np.empty(n_segments, np.int64)
-    crossings = np.empty(n_segments, np.int64)
+    return n_segments
+
+
+@compiled(
+    f"UniTuple(int64, 2)(int64[::1], int64[::1], int64[::1], int64, int64, {_int64_2d}, "
+    "int64[::1], int64[::1], int64[::1])"
+)
+def _plan_flat(
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    destinations: NDArray[np.int64],
+    chunk_elements: int,
+    out_itemsize: int,
+    segments: NDArray[np.int64],
+    chunks: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    crossings: NDArray[np.int64],
+) -> Any:
+    """Fill the tables; return how many chunks and crossings there are."""
     n_chunks = n_crossings = k = 0
     for i in range(starts.size):
         start, stop, address = starts[i], starts[i] + counts[i], destinations[i]
@@ -74,12 +101,7 @@ def plan_flat(
             k += 1
             start += n
             address += n * out_itemsize
-    return (
-        chunks[:n_chunks].copy(),
-        firsts[:n_chunks].copy(),
-        segments,
-        crossings[:n_crossings].copy(),
-    )
+    return n_chunks, n_crossings
 
 
 @compiled(
@@ -138,7 +160,7 @@ def plan_grid(
     return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
 
 
-@compiled("Tuple((int64, int64))(int64[::1], int64)")
+@compiled("Tuple((int64, int64))(int64[::1], int64)", inner=True)
 def extent(segment: NDArray[np.int64], placing: int) -> Any:
     """Return the first element of a chunk in a segment, and the one after the last."""
     first, n = segment[FROM], segment[COUNT]

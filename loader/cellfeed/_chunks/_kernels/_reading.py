@@ -8,13 +8,15 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import (
+from cellfeed._chunks._kernels._functions import (
     CLOSE,
     ERRNO,
     FADVISE,
     OPEN,
     PREAD,
     SEEK,
+)
+from cellfeed._chunks._kernels._native import (
     call,
     pointer,
 )
@@ -22,6 +24,7 @@ from cellfeed._chunks._kernels._tables import (
     FD,
     FLAGS,
     IN_MEMORY,
+    LARGEST_READ,
     MISSING,
     OFFSET,
     OWN_FILE,
@@ -33,9 +36,8 @@ from cellfeed._chunks._kernels._tables import (
 )
 from cellfeed._compiled import compiled
 
-__all__ = ["LARGEST_READ", "advise", "read_ahead"]
+__all__ = ["advise", "read_ahead"]
 
-LARGEST_READ = 1 << 20
 _LARGEST_GAP = 1 << 14  # reading this many unneeded bytes costs less than another system call
 _MOST_TRIES = 3
 _WILL_NEED = 3
@@ -46,7 +48,7 @@ _NO_SUCH_FILE = errno.ENOENT
 _int64_2d = "int64[:,::1]"
 
 
-@compiled(f"Tuple((int64, int64))({_int64_2d}, int64, int64)")
+@compiled(f"Tuple((int64, int64))({_int64_2d}, int64, int64)", inner=True)
 def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
     """Return the first chunk after one read, and the number of bytes of the read."""
     begin = chunks[first, OFFSET]
@@ -80,7 +82,7 @@ def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
         i = last
 
 
-@compiled("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])")
+@compiled("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])", inner=True)
 def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> Any:
     """Read ``size`` bytes, or up to the end of the file; return a failure, and the bytes read."""
     done = interrupted = 0
@@ -98,7 +100,7 @@ def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.in
     return 0, done
 
 
-@compiled("Tuple((int64, int64))(int64, int64, int64[::1])")
+@compiled("Tuple((int64, int64))(int64, int64, int64[::1])", inner=True)
 def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
     """Open the file whose path is at this address; return a failure, and the descriptor."""
     fd = np.int64(np.int32(call(functions[OPEN], (path, flags))))
@@ -108,7 +110,7 @@ def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
     return (MISSING if number == _NO_SUCH_FILE else UNREADABLE), fd
 
 
-@compiled("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])")
+@compiled("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])", inner=True)
 def _read_from(
     chunk: NDArray[np.int64], target: int, size: int, expected: int, functions: NDArray[np.int64]
 ) -> Any:
@@ -132,7 +134,9 @@ def _read_from(
     return failure, n
 
 
-@compiled(f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])")
+@compiled(
+    f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])", inner=True
+)
 def read_ahead(
     chunks: NDArray[np.int64],
     first: int,

@@ -12,10 +12,15 @@ Two int32 are packed into one int64: the first is its upper half.
 from typing import Any
 
 import numpy as np
-from numba import carray
+from numba import carray, types
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import atomic_add, call, copy_bytes, pointer
+from cellfeed._chunks._kernels._native import (
+    atomic_add,
+    call,
+    copy_bytes,
+    pointer,
+)
 from cellfeed._chunks._kernels._sorting import WORDS_OF_A_COLUMN, rank
 from cellfeed._chunks._kernels._tables import (
     ASCENDING,
@@ -28,21 +33,36 @@ from cellfeed._chunks._kernels._tables import (
     IS_KEPT,
     ITEMSIZE,
     KEPT,
+    N_ARRAY_COLUMNS,
     N_KEPT,
+    N_REPORTS,
     N_SEGMENT_COLUMNS,
     OUT_ITEMSIZE,
     TO,
     WITHIN,
 )
-from cellfeed._compiled import compiled
+from cellfeed._compiled import compiled, compiled_callback
 
-__all__ = ["gather", "plan_kept", "renumber", "scatter", "select", "spread"]
+__all__ = [
+    "PLACING_SIGNATURE",
+    "gather",
+    "plan_kept",
+    "renumber",
+    "scatter",
+    "select",
+    "spread",
+]
+
+# A function that places elements takes the address of a chunk's elements; of its segments, their
+# number, the row of its array and the report; of `scratch_bytes` of memory; and 1 if the elements
+# may be changed in place, else 0. It returns 0, or a failure.
+PLACING_SIGNATURE = types.int64(*[types.int64] * 7)
 
 _LOWER = (1 << 32) - 1
 _int64_2d = "int64[:,::1]"
 
 
-@compiled(*(f"int64({index}[::1], int32[::1])" for index in ("int32", "int64")))
+@compiled(*(f"int64({index}[::1], int32[::1])" for index in ("int32", "int64")), inner=True)
 def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
     """Renumber indices in place; return -1 if one is out of bounds, else whether they ascend."""
     last, ascending = -1, 1
@@ -58,16 +78,14 @@ def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
     return ascending
 
 
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1])")
-def renumber(
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    report: NDArray[np.int64],
-) -> int:
-    """Place column indices, renumbered to the collection's columns; return 0, or a failure."""
+@compiled_callback(PLACING_SIGNATURE)
+def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Place column indices, renumbered to the collection's columns."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
     columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
-    for k in range(len(segments)):
+    for k in range(n_segments):
         begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
         target = segments[k, TO]
         if array[CAST]:
@@ -85,7 +103,9 @@ def renumber(
     return 0
 
 
-@compiled(*(f"int64({index}[::1], uint8[::1], int64)" for index in ("uint32", "uint64")))
+@compiled(
+    *(f"int64({index}[::1], uint8[::1], int64)" for index in ("uint32", "uint64")), inner=True
+)
 def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int) -> int:
     """Write the positions of kept indices to an address; return their number.
 
@@ -107,7 +127,8 @@ def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int
     *(
         f"void({index}[::1], int32[::1], int64, int64, int64, int64)"
         for index in ("uint32", "uint64")
-    )
+    ),
+    inner=True,
 )
 def _list_kept(
     indices: NDArray[Any],
@@ -125,23 +146,20 @@ def _list_kept(
         out[j] = (np.int64(columns[indices[i]]) << 32) | (within + found[j])
 
 
-@compiled("int64(int64, int64[:,::1], int64[::1], int64[::1], int64)")
-def select(
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    report: NDArray[np.int64],
-    scratch: int,
-) -> int:
-    """List the kept elements of each segment; return 0, or a failure.
+@compiled_callback(PLACING_SIGNATURE)
+def select(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """List the kept elements of each segment.
 
     Each segment receives the number of its kept elements in ``COUNT``, and the position of the
     first one in the list in ``TO``.
     ``scratch`` has 8 bytes for each element, and as many for each that is cast.
     """
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
     columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
     is_kept = carray(pointer(array[IS_KEPT]), (array[INDEX_LIMIT],), np.uint8)
-    for k in range(len(segments)):
+    for k in range(n_segments):
         begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
         within = segments[k, WITHIN]
         if array[CAST]:
@@ -157,7 +175,7 @@ def select(
             n_kept = int(_find_kept(wide, is_kept, scratch))
         if n_kept < 0:
             return BAD_INDEX
-        start = atomic_add(report.ctypes.data + N_KEPT * 8, n_kept)
+        start = atomic_add(report_at + N_KEPT * 8, n_kept)
         kept = report[KEPT] + start * 8
         if is_narrow:
             _list_kept(narrow, columns, within, scratch, kept, n_kept)
@@ -167,7 +185,7 @@ def select(
     return 0
 
 
-@compiled("boolean(int64, int64, int32[::1], int64[::1])")
+@compiled("boolean(int64, int64, int32[::1], int64[::1])", inner=True)
 def _sort_row(
     start: int, stop: int, columns: NDArray[np.int32], entries: NDArray[np.int64]
 ) -> bool:
@@ -289,7 +307,7 @@ def plan_kept(
     return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
 
 
-@compiled("void(int64, int64, int64, int64)")
+@compiled("void(int64, int64, int64, int64)", inner=True)
 def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
     """Copy one element to the ``k``-th position of the target."""
     if itemsize == 4:
@@ -300,11 +318,13 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
         copy_bytes(target + k * itemsize, source, itemsize)
 
 
-@compiled("void(int64, int64[:,::1], int64[::1])")
-def scatter(source: int, segments: NDArray[np.int64], array: NDArray[np.int64]) -> None:
+@compiled_callback(PLACING_SIGNATURE)
+def scatter(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the kept values, each in its slot."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
     itemsize, out_itemsize = array[ITEMSIZE], array[OUT_ITEMSIZE]
-    for k in range(len(segments)):
+    for k in range(n_segments):
         n, target = segments[k, COUNT], segments[k, TO]
         begin = source + segments[k, FROM] * itemsize
         entries = carray(pointer(segments[k, WITHIN]), (n,), np.int64)
@@ -314,15 +334,16 @@ def scatter(source: int, segments: NDArray[np.int64], array: NDArray[np.int64]) 
                 call(array[CAST], (value, target + slot * out_itemsize, 1))
             else:
                 _copy_one(target, value, slot, itemsize)
+    return 0
 
 
-@compiled("void(int64, int64[:,::1], int64[::1], int64)")
-def spread(
-    source: int, segments: NDArray[np.int64], array: NDArray[np.int64], scratch: int
-) -> None:
+@compiled_callback(PLACING_SIGNATURE)
+def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the elements of dense rows, each in its column of the collection."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
     itemsize = array[OUT_ITEMSIZE]
-    for k in range(len(segments)):
+    for k in range(n_segments):
         begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
         within = segments[k, WITHIN]
         columns = carray(pointer(array[COLUMN_MAP]), (within + n,), np.int32)
@@ -334,3 +355,4 @@ def spread(
             column = np.int64(columns[within + j])
             if column >= 0:
                 _copy_one(row, begin + j * itemsize, column, itemsize)
+    return 0

@@ -11,7 +11,11 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._chunks._kernels._native import copy_bytes, pointer, popcount
+from cellfeed._chunks._kernels._native import (
+    copy_bytes,
+    pointer,
+    popcount,
+)
 from cellfeed._compiled import compiled
 
 __all__ = ["WORDS_OF_A_COLUMN", "rank", "sort_rows"]
@@ -22,7 +26,11 @@ WORDS_OF_A_COLUMN = 4
 
 
 @compiled(
-    *(f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])" for index in ("int32", "int64"))
+    *(
+        f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])"
+        for index in ("int32", "int64")
+    ),
+    inner=True,
 )
 def _by_bits(
     columns: NDArray[Any],
@@ -38,7 +46,8 @@ def _by_bits(
     n_words = (high >> 6) - first + 1
     if n_words > WORDS_OF_A_COLUMN * columns.size:
         return False
-    bits[:n_words] = np.uint64(0)
+    for word in range(n_words):  # assigning to a slice takes seconds to compile
+        bits[word] = np.uint64(0)
     for j in range(columns.size):
         bits[(columns[j] >> 6) - first] |= np.uint64(1) << np.uint64(columns[j] & 63)
     n = 0
@@ -58,7 +67,8 @@ def _by_bits(
     *(
         f"boolean({index}[::1], uint64[::1], int32[::1], int64[::1], int32[::1])"
         for index in ("int32", "int64")
-    )
+    ),
+    inner=True,
 )
 def rank(
     columns: NDArray[Any],
@@ -98,7 +108,8 @@ def rank(
     *(
         f"void({index}[::1], int64, int64, int32[::1], {index}[::1], int64)"
         for index in ("int32", "int64")
-    )
+    ),
+    inner=True,
 )
 def _to_slots(
     columns: NDArray[Any],
@@ -110,7 +121,8 @@ def _to_slots(
 ) -> None:
     """Move columns, and values at an address, to their slots, using scratch memory."""
     n = columns.size
-    kept[:n] = columns
+    for j in range(n):
+        kept[j] = columns[j]
     copy_bytes(values, first, n * itemsize)
     for j in range(n):
         columns[slots[j]] = kept[j]
@@ -149,7 +161,7 @@ def sort_rows(
     keys, values = np.empty(longest, np.int64), np.empty(longest * itemsize, np.uint8)
     bits = np.empty(longest * WORDS_OF_A_COLUMN, np.uint64)
     before = np.empty(longest * WORDS_OF_A_COLUMN, np.int32)
-    slots, kept = np.empty(longest, np.int32), np.empty_like(indices[:longest])
+    slots, kept = np.empty(longest, np.int32), np.empty(longest, indices.dtype)
     distinct = True
     for row in range(indptr.size - 1):
         start, n = np.int64(indptr[row]), np.int64(indptr[row + 1] - indptr[row])
@@ -162,5 +174,5 @@ def sort_rows(
         distinct &= rank(columns, bits, before, keys, slots)
         first = data.ctypes.data + start * itemsize
         _to_slots(columns, first, itemsize, slots, kept, values.ctypes.data)
-    values[:] = 0  # named after the last use of its address, so that it is not freed before
-    return distinct
+    # Named after the last use of its address, so that it is not freed before.
+    return distinct and values.size >= 0

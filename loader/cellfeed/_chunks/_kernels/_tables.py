@@ -23,8 +23,12 @@ Tables are int64 arrays with one row per item; the names of their columns are be
     CHECKED,  # address of a bit for each chunk: whether it was fully decompressed; or see below
     NOT_PLACED,  # whether to stop after decompression
     DELTA,  # whether each element of a chunk is stored as its difference from the one before it
+    DECOMPRESS,  # addresses of functions, which `decode` fills in: of the codec,
+    UNSHUFFLE,  # if chunks are SHUFFLED,
+    ADD_UP,  # if they are stored as a DELTA,
+    PLACE,  # and of PLACING
     N_ARRAY_COLUMNS,
-) = range(19)
+) = range(23)
 
 # In place of CHECKED: decompress each chunk completely every time, or only as far as needed.
 EVERY_TIME, NEVER = 0, -1
@@ -77,3 +81,29 @@ PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
     N_REPORTS,
 ) = range(11)
 UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)
+
+# Columns of the list of an HDF5 array's chunks; and the state of the callback that fills it: where
+# it writes, and for each dimension the length of a chunk and the number of chunks. The callback
+# sets whether a chunk was unusual.
+LISTED_ADDRESS, LISTED_SIZE, LISTED_MASK, N_LISTED_COLUMNS = range(4)
+LISTED, N_DIMENSIONS, ODD, GRID = range(4)
+_MOST_DIMENSIONS = 32  # of HDF5
+N_STATE = GRID + 2 * _MOST_DIMENSIONS
+
+# Kinds of steps of transforms; those from CENTRED on depend on the columns of values.
+NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
+
+# Columns of a table of groups of rows to transform.
+FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
+N_GROUP_COLUMNS = 6
+
+# In tiles of TileDB: the maximum number of rows of a band, and of elements of a run; and columns of
+# a table of pieces: number among the requested rows; first element; number of elements; and number
+# of elements of the row before them.
+MOST_ROWS = (1 << 16) - 1
+ROW, FIRST, N_ELEMENTS, BEFORE, N_ROW_PIECE_COLUMNS = range(5)
+
+# Rows and chunks that a thread takes at a time, and the bytes that it reads at once.
+ROWS_OF_A_TASK = 16
+CHUNKS_OF_A_TASK = 8
+LARGEST_READ = 1 << 20

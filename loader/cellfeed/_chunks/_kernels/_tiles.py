@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._chunks._kernels._tables import (
+    BEFORE,
+    FIRST,
+    MOST_ROWS,
+    N_ELEMENTS,
+    ROW,
+)
 from cellfeed._compiled import compiled
 
-__all__ = ["MOST_ROWS", "N_ROW_PIECE_COLUMNS", "find_row_pieces", "find_runs"]
-
-MOST_ROWS = (1 << 16) - 1  # maximum rows of a band, and elements of a run
-
-# Columns of a table of pieces: number among the requested rows; first element; number of elements;
-# and number of elements of the row before them.
-ROW, FIRST, N_ELEMENTS, BEFORE, N_ROW_PIECE_COLUMNS = range(5)
+__all__ = ["find_row_pieces", "find_runs"]
 
 
 @compiled("Tuple((int64, int64, int64))(int64[::1], int64, int64, int64, uint16[::1], uint16[::1])")

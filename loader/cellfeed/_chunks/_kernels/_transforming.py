@@ -16,30 +16,25 @@ from cellfeed._chunks._kernels._native import (
     multiply_add,
     pointer,
 )
+from cellfeed._chunks._kernels._tables import (
+    BINARIZED,
+    CENTRED,
+    COLUMNS,
+    FIRST_ROW,
+    INDEX_ITEMSIZE,
+    LOG1P,
+    NORMALIZED,
+    POINTERS,
+    ROW_LENGTH,
+    ROWS_OF_A_TASK,
+    VALUES,
+)
 from cellfeed._compiled import compiled
 
 __all__ = [
-    "BINARIZED",
-    "CENTRED",
-    "FIRST_ROW",
-    "LOG1P",
-    "NORMALIZED",
-    "NORMALIZED_LOG1P",
-    "N_GROUP_COLUMNS",
-    "ROWS_OF_A_TASK",
-    "SCALED",
     "apply_steps",
     "transform_rows",
 ]
-
-# Kinds of steps; those from CENTRED on depend on the columns of values.
-NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
-
-# Columns of a table of groups.
-FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
-N_GROUP_COLUMNS = 6
-
-ROWS_OF_A_TASK = 16
 
 # Bounds for float32: for values after division, and for the factor that replaces the division.
 _LARGEST_PLAIN, _LARGEST_FACTOR = 2.0**100, 2.0**60
@@ -67,7 +62,9 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 )
 
 
-@compiled("Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])")
+@compiled(
+    "Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])", inner=True
+)
 def _total_and_highest(values: NDArray[Any]) -> Any:
     """Return the sum of values, and the largest bit pattern of their values if they are float32.
 
@@ -81,13 +78,13 @@ def _total_and_highest(values: NDArray[Any]) -> Any:
     return total, highest
 
 
-@compiled("float64(float64, float64)")
+@compiled("float64(float64, float64)", inner=True)
 def _divisor(total: float, target: float) -> float:
     """Return the divisor that scales values to the sum ``target``; 1 if their sum is 0."""
     return divide(total, target) if total != 0.0 else 1.0
 
 
-@compiled("boolean(uint32, float64)")
+@compiled("boolean(uint32, float64)", inner=True)
 def _are_plain(highest: int, factor: float) -> bool:
     """Return whether float32 values are finite, non-negative, and not huge after multiplication."""
     largest = np.float64(float_of_bits(highest)) * factor
@@ -95,7 +92,7 @@ def _are_plain(highest: int, factor: float) -> bool:
     return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
 
 
-@compiled("void(float32[::1], float64, uint32)", "void(float64[::1], float64, uint32)")
+@compiled("void(float32[::1], float64, uint32)", "void(float64[::1], float64, uint32)", inner=True)
 def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
     """Replace values by the logarithm of 1 + value / ``divisor``.
 
@@ -136,7 +133,8 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
         f"void({value}[::1], {index}[::1], float64[::1], float64)"
         for value in ("float32", "float64")
         for index in ("int32", "int64")
-    )
+    ),
+    inner=True,
 )
 def _scale_sparse(
     values: NDArray[Any], columns: NDArray[Any], std: NDArray[np.float64], most: float
@@ -151,7 +149,8 @@ def _scale_sparse(
     *(
         f"void({value}[::1], float64[::1], float64[::1], float64, float64)"
         for value in ("float32", "float64")
-    )
+    ),
+    inner=True,
 )
 def _scale_dense(
     values: NDArray[Any],
@@ -167,7 +166,7 @@ def _scale_dense(
         values[i] = min(scaled, most)
 
 
-@compiled("void(float32[::1], float64)", "void(float64[::1], float64)")
+@compiled("void(float32[::1], float64)", "void(float64[::1], float64)", inner=True)
 def _divide(values: NDArray[Any], divisor: float) -> None:
     """Divide values; float32 by a multiplication in float64, whose error is far below float32's."""
     if values.itemsize == 4:
@@ -179,7 +178,7 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
             values[i] = divide(np.float64(values[i]), divisor)
 
 
-@compiled("void(float32[::1], int64, float64)", "void(float64[::1], int64, float64)")
+@compiled("void(float32[::1], int64, float64)", "void(float64[::1], int64, float64)", inner=True)
 def _apply(values: NDArray[Any], kind: int, number: float) -> None:
     """Apply a step to the values of one row."""
     if kind == BINARIZED:
@@ -193,7 +192,7 @@ def _apply(values: NDArray[Any], kind: int, number: float) -> None:
         _log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest)
 
 
-@compiled("void(int64, int64, int64, int64, int64, int64)")
+@compiled("void(int64, int64, int64, int64, int64, int64)", inner=True)
 def apply_steps(
     address: int, n: int, itemsize: int, kinds: int, numbers: int, n_steps: int
 ) -> None:
@@ -211,7 +210,8 @@ def apply_steps(
     *(
         f"void({value}[::1], int64, int64, int64[:,::1], float64[::1], float64[:,:,::1])"
         for value in ("float32", "float64")
-    )
+    ),
+    inner=True,
 )
 def _transform(
     values: NDArray[Any],
@@ -237,7 +237,7 @@ def _transform(
             _scale_sparse(values, wide, moments[steps[k, 1], 1], number)
 
 
-@compiled("int64(int64, int64, int64)")
+@compiled("int64(int64, int64, int64)", inner=True)
 def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     """Return an entry of a row pointer."""
     if itemsize == 4:

@@ -1,12 +1,13 @@
 """The interface to file formats; h5ad and zarr differ only in its implementation."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import pandas as pd
-
 from cellfeed._bytes import Location
 from cellfeed._chunks import ChunkedArray, SlowRead
+from cellfeed._lazy import pd
 from cellfeed._tables import KeptTables
 
 __all__ = ["AnnDataFile"]

@@ -1,15 +1,17 @@
 """Data frames of numbers, such as in obsm, read completely, once in each process."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from anndata.io import read_elem
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed._layouts import Layout
+from cellfeed._lazy import ad
 from cellfeed._runs import Runs, expand
-from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._sources._anndata import _annotations as frames
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import StoredMatrix, native
 
@@ -40,7 +42,7 @@ class StoredFrame(StoredMatrix):
 
     def __init__(self, file: AnnDataFile, element: str, obs: str = "obs") -> None:
         super().__init__(file, element, None, obs)
-        self._names = annotations.obs_names(file, element)
+        self._names = frames.obs_names(file, element)
         dtypes = {name: _dtype(self._stored[name]) for name in self._names}
         others = [name for name, dtype in dtypes.items() if dtype is None]
         if others:
@@ -52,7 +54,7 @@ class StoredFrame(StoredMatrix):
             raise FormatError(msg)
         known = [dtype for dtype in dtypes.values() if dtype is not None]
         self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
-        self.shape = (annotations.count_rows(self._stored), len(self._names))
+        self.shape = (frames.count_rows(self._stored), len(self._names))
         self._check_tables(self.shape)
         self.var = element
         self._values: NDArray[Any] | None = None
@@ -98,7 +100,7 @@ class StoredFrame(StoredMatrix):
             values = np.empty(self.shape, self.dtype)
             for k, name in enumerate(self._names):
                 with self._damage_named(f"{self._element}/{name}"):
-                    column = read_elem(self._stored[name])
+                    column = ad.io.read_elem(self._stored[name])
                     if hasattr(column, "to_numpy"):  # nullable, of pandas
                         column = column.to_numpy(dtype=np.float64, na_value=np.nan)
                     values[:, k] = column

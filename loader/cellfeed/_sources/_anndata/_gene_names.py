@@ -1,14 +1,16 @@
 """Gene names: tens of thousands in each file, but usually shared by all files of an atlas."""
 
+from __future__ import annotations
+
 from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 import h5py
 import numpy as np
-from anndata.io import read_elem
 from numpy.typing import NDArray
 
 from cellfeed._bytes import LastingIdentity
+from cellfeed._lazy import ad
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._tables import KeptTables, Tables
 
@@ -25,7 +27,8 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     Names that files share are kept once in memory, and once in the cache folder.
     """
     stored = file()[_text(file, path)]
-    if not hasattr(stored, "dtype") or stored.ndim != 1 or stored.shape[0] < _FEWEST:
+    is_array = hasattr(stored, "dtype") and stored.ndim == 1
+    if not is_array or stored.shape[0] < _FEWEST:
         return _read(file, path)
     n, content = stored.shape[0], list[bytes]()
 
@@ -71,7 +74,16 @@ def _text(file: AnnDataFile, path: str) -> str:
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return text as anndata reads it."""
     file.bring([path])
-    return np.asarray(read_elem(file()[path]), dtype=object)
+    stored = file()[path]
+    if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
+        return np.array(stored.asstr()[()], dtype=object)
+    return np.asarray(ad.io.read_elem(file()[path]), dtype=object)
+
+
+def _is_text(stored: h5py.Dataset) -> bool:
+    """Return whether an array is of text of any length, in UTF-8."""
+    text = h5py.check_string_dtype(stored.dtype)
+    return text is not None and text.length is None and text.encoding == "utf-8"
 
 
 def _digest(joined: bytes) -> bytes:
@@ -88,9 +100,8 @@ def _joined(file: AnnDataFile, path: str) -> bytes | None:
     if text_path != path and file()[f"{path}/mask"][:].any():
         return None
     stored = file()[text_path]
-    text = h5py.check_string_dtype(stored.dtype) if isinstance(stored, h5py.Dataset) else None
-    if text is None or text.length is not None or text.encoding != "utf-8":
-        names = list(read_elem(stored))
+    if not isinstance(stored, h5py.Dataset) or not _is_text(stored):
+        names = list(ad.io.read_elem(stored))
         are_text = all(isinstance(name, str) for name in names)
         return _END.join(name.encode() for name in names) if are_text else None
     joined: bytes = _END.join(stored[()].tolist())

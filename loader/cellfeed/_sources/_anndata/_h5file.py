@@ -1,5 +1,7 @@
 """An HDF5 file of AnnData, local or remote: its arrays, and the locations of their chunks."""
 
+from __future__ import annotations
+
 import math
 import os
 import warnings
@@ -8,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import h5py
-import pandas as pd
-from anndata.io import read_elem
 
 from cellfeed._bytes import ByteStore, Location
 from cellfeed._chunks import (
@@ -21,6 +21,7 @@ from cellfeed._chunks import (
     hdf5_codec,
     hdf5_slow_read,
 )
+from cellfeed._lazy import ad, pd
 from cellfeed._tables import KeptTables
 
 __all__ = ["H5File"]
@@ -130,7 +131,7 @@ class H5File(ByteStore):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
             if "mod" in self():  # MuData, which came when anndata wrote tables as groups
-                frame: pd.DataFrame = read_elem(self()[name])
+                frame: pd.DataFrame = ad.io.read_elem(self()[name])
                 return frame
             return self.read_oldest_frame(name)
 

@@ -1,15 +1,15 @@
 """A local HDF5 file, whose chunks compiled threads read through its descriptor."""
 
+from __future__ import annotations
+
 import errno
 import os
 import weakref
 from pathlib import Path
 from typing import Any
 
-import anndata as ad
 import h5py
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import (
@@ -26,6 +26,7 @@ from cellfeed._bytes import (
     replaced,
 )
 from cellfeed._errors import FormatError, PathError
+from cellfeed._lazy import ad, pd
 from cellfeed._sources._anndata._h5file import H5File
 
 __all__ = ["LocalH5File"]

@@ -1,11 +1,11 @@
 """An AnnData group of a local zarr store."""
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-
-import zarr
 
 from cellfeed._bytes import (
     NO_OPTIONS,
@@ -20,6 +20,7 @@ from cellfeed._bytes import (
     replaced,
 )
 from cellfeed._chunks import ZarrFiles, ZarrLayout, chunk_grid, identity_of_files
+from cellfeed._lazy import zarr
 from cellfeed._sources._anndata._zarr_groups import open_group
 from cellfeed._sources._anndata._zarr_store import ZarrStore
 

@@ -11,7 +11,7 @@ from cellfeed._bytes import Location
 from cellfeed._chunks import ChunkedArray, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, count_rows
-from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._sources._anndata import _annotations as frames
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._base import StoredElement
@@ -66,7 +66,7 @@ class StoredMatrix(StoredElement):
             if table is None:
                 continue
             with self._damage_named(table):
-                found = annotations.count_rows(self._file()[table])
+                found = frames.count_rows(self._file()[table])
             if found != n:
                 msg = (
                     f"{self.location}: {table} has {found} rows, but `{self._element}` has {n} "
@@ -115,7 +115,7 @@ class StoredMatrix(StoredElement):
         if self.var is None:
             return np.array([str(column) for column in range(self.shape[1])], object)
         with self._damage_named(self.var):
-            return annotations.read_var_names(self._file, self.var)
+            return frames.read_var_names(self._file, self.var)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
         """Return whether missing chunks of an array are zero; otherwise they were lost."""

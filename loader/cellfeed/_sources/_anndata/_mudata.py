@@ -3,15 +3,17 @@
 Format: https://mudata.readthedocs.io/en/latest/notebooks/quickstart_mudata.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
-from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._lazy import pd
+from cellfeed._sources._anndata import _annotations as frames
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._source import AnnDataSource
@@ -35,7 +37,7 @@ class MuDataSource(AnnDataSource):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file, elements)
         with damage_named(self._file.location, "obs"):
-            self._n_rows = annotations.count_rows(file()["obs"])
+            self._n_rows = frames.count_rows(file()["obs"])
 
     @property
     def n_rows(self) -> int:
@@ -75,16 +77,14 @@ class MuDataSource(AnnDataSource):
         found = dict[str, tuple[str, str]]()
         for modality in modalities(self._file()):
             with damage_named(self._file.location, f"mod/{modality}/obs"):
-                for column in annotations.obs_names(self._file, f"mod/{modality}/obs"):
+                for column in frames.obs_names(self._file, f"mod/{modality}/obs"):
                     found[f"{modality}:{column}"] = modality, column
         return found
 
-    def _of_all_cells(
-        self, modality: str, column: str, rows: NDArray[np.int64]
-    ) -> "pd.Series[Any]":
+    def _of_all_cells(self, modality: str, column: str, rows: NDArray[np.int64]) -> pd.Series[Any]:
         table = f"mod/{modality}/obs"
         with damage_named(self._file.location, table):
-            values = annotations.read_obs(self._file, [column], table)[column]
+            values = frames.read_obs(self._file, [column], table)[column]
         values = values.reset_index(drop=True)
         if (rows < 0).any():  # integers and booleans have no value that is missing
             if pd.api.types.is_bool_dtype(values.dtype):
@@ -147,8 +147,8 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
             raise FormatError(msg)
         # mudata counts from 1, and writes 0 where there is none.
         rows = np.asarray(root[name][...]).reshape(-1).astype(np.int64) - 1
-        n_cells = annotations.count_rows(root["obs"])
-        n_rows = annotations.count_rows(root[f"mod/{modality}/obs"])
+        n_cells = frames.count_rows(root["obs"])
+        n_rows = frames.count_rows(root[f"mod/{modality}/obs"])
     there = rows[rows >= 0]
     is_one_each = there.size == n_rows and there.max(initial=-1) < n_rows
     is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())

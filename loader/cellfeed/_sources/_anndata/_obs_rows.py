@@ -3,14 +3,15 @@
 Current files and stores are read column by column; anndata reads older ones as a whole.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from anndata.io import read_elem
 from numpy.typing import NDArray
 
+from cellfeed._lazy import ad, pd
 from cellfeed._runs import Runs
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
@@ -71,7 +72,7 @@ class ObsRows:
     def _dtype(self, element: Any) -> pd.CategoricalDtype:
         if element.name not in self._categories:
             ordered = bool(element.attrs["ordered"])
-            categories = read_elem(element["categories"])
+            categories = ad.io.read_elem(element["categories"])
             self._categories[element.name] = pd.CategoricalDtype(categories, ordered=ordered)
         return self._categories[element.name]
 

@@ -1,5 +1,7 @@
 """An HDF5 file on a web server or in an object store, unconverted."""
 
+from __future__ import annotations
+
 import atexit
 import weakref
 from collections.abc import Iterator, Sequence
@@ -8,13 +10,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pandas as pd
 from h5py._objects import phil  # the lock that all of h5py takes: pages come under it
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Arrival, LastingIdentity, Location, replaced
 from cellfeed._chunks import ChunkedArray
 from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._lazy import pd
 from cellfeed._remote import PagedFile, RemoteObjects, Version, paged_file
 from cellfeed._sources._anndata._h5file import H5File
 

@@ -1,14 +1,15 @@
 """An AnnData group of a zarr store on a web server or in an object store, unconverted."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-import zarr
-
 from cellfeed._bytes import LastingIdentity, Location, digest_of, replaced
 from cellfeed._chunks import ZarrLayout, chunk_grid, expect_numcodecs
 from cellfeed._errors import FormatError
+from cellfeed._lazy import zarr
 from cellfeed._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed._remote import zarr_store as store_of
 from cellfeed._sources._anndata._damage import damage_named

@@ -1,13 +1,16 @@
 """A source for stored AnnData: its elements and obs."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
-from cellfeed._sources._anndata import _annotations as annotations
+from cellfeed._cells import ObsColumn
+from cellfeed._lazy import pd
+from cellfeed._sources._anndata import _annotations as frames
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._obs_rows import ObsRows
@@ -47,7 +50,7 @@ class AnnDataSource(Source):
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
         with damage_named(self._file.location, "obs"):
-            return annotations.obs_names(self._file)
+            return frames.obs_names(self._file)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
@@ -56,9 +59,14 @@ class AnnDataSource(Source):
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
         with damage_named(self._file.location, "var"):
-            return annotations.read_var(self._file)
+            return frames.read_var(self._file)
+
+    def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
+        """Return those obs columns that can be read without pandas."""
+        with damage_named(self._file.location, "obs"):
+            return frames.plain_obs(self._file, columns)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read obs columns, and nothing else."""
         with damage_named(self._file.location, "obs"):
-            return annotations.read_obs(self._file, columns)
+            return frames.read_obs(self._file, columns)

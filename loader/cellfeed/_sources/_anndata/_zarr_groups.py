@@ -4,14 +4,15 @@ annbatch's layout, which `cellfeed.preshuffle` writes too, is a group of groups 
 ``dataset_1`` and so on: https://annbatch.readthedocs.io
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
-
-import zarr
 
 from cellfeed._bytes import Location
 from cellfeed._chunks import expect_numcodecs
 from cellfeed._errors import FormatError
+from cellfeed._lazy import zarr
 from cellfeed._sources._anndata._damage import damage_named
 
 __all__ = ["COLLECTION", "anndata_groups", "is_zarr", "metadata_of", "open_group"]

@@ -1,14 +1,12 @@
 """An AnnData group of a zarr store, local or remote: its arrays, and their chunks."""
 
+from __future__ import annotations
+
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
-
-import pandas as pd
-import zarr
-from anndata.io import read_elem
 
 from cellfeed._bytes import ByteStore, LastingIdentity, Location
 from cellfeed._chunks import (
@@ -21,6 +19,7 @@ from cellfeed._chunks import (
     zarr_codec,
     zarr_layout,
 )
+from cellfeed._lazy import ad, pd, zarr
 from cellfeed._tables import KeptTables
 
 __all__ = ["ZarrStore"]
@@ -150,5 +149,5 @@ class ZarrStore(ABC):
         """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
-            frame: pd.DataFrame = read_elem(self()[name])
+            frame: pd.DataFrame = ad.io.read_elem(self()[name])
         return frame

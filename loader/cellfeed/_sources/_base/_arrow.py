@@ -1,11 +1,13 @@
 """Arrow tables as data frames of obs; requires pyarrow."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from cellfeed._bytes import Location
+from cellfeed._lazy import pd
 from cellfeed._sources._base._libraries import library
 
 __all__ = ["import_arrow", "to_frame"]

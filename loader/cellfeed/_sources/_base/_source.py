@@ -3,19 +3,21 @@
 A source does not shuffle: it describes the chunks of its rows, or returns ascending runs of rows.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import CsrRows, RaggedRows
+from cellfeed._cells import CsrRows, ObsColumn, RaggedRows
 from cellfeed._chunks import SlowRead
 from cellfeed._layouts import CsrChunks, DenseChunks, Layout, PiecedCsr, RaggedChunks
+from cellfeed._lazy import pd
 from cellfeed._runs import Runs
 
 __all__ = ["Layout", "Source", "StoredElement"]
@@ -41,7 +43,7 @@ class Source(ABC):
     """
 
     location: Location
-    elements: Mapping[str, "StoredElement"]
+    elements: Mapping[str, StoredElement]
     can_be_forked: bool = True
 
     @property
@@ -100,6 +102,22 @@ class Source(ABC):
         -------
         A data frame with a row for each cell. Columns are numbers, text or categories.
         """
+
+    def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:  # noqa: ARG002
+        """Return those obs columns that can be read without pandas, whose import takes long.
+
+        By default, there are none, and `read_obs` reads them all.
+
+        Parameters
+        ----------
+        columns
+            See `read_obs`.
+
+        Returns
+        -------
+        Columns of numbers, in native byte order, and of text or of categories that are text.
+        """
+        return {}
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, and the names of their cells; `preshuffle` uses this.

@@ -1,16 +1,18 @@
 """An archive of cellstream as a source."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import h5py
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._layouts import Layout
+from cellfeed._lazy import pd
 from cellfeed._runs import Runs, count_rows
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._cellstream._archive import Archive

@@ -1,15 +1,16 @@
 """Tables of cells and genes in an archive: members of its file, read by column."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import h5py
 import numpy as np
-import pandas as pd
-from anndata.io import read_elem
 from numpy.typing import NDArray
 
+from cellfeed._lazy import ad, pd
 from cellfeed._sources._cellstream._archive import Archive
 
 __all__ = ["header", "obs_names", "read_obs", "read_var"]
@@ -48,7 +49,7 @@ def read_obs(
 def read_var(archive: Archive) -> pd.DataFrame:
     """Read the table of genes."""
     with header(archive) as file:
-        found: pd.DataFrame = read_elem(file["var"])
+        found: pd.DataFrame = ad.io.read_elem(file["var"])
     return found
 
 

@@ -1,12 +1,13 @@
 """`HuggingFaceSource`: datasets with a row for each cell, and its genes in two lists."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import (
@@ -16,6 +17,7 @@ from cellfeed._errors import (
     require_integer,
     require_positive,
 )
+from cellfeed._lazy import pd
 from cellfeed._sources._base import Source, StoredElement, import_arrow
 from cellfeed._sources._huggingface._batches import EXTRA, type_of_lists
 from cellfeed._sources._huggingface._elements import ArrowLists, ArrowRows, Columns
@@ -81,7 +83,7 @@ class HuggingFaceSource(Source):
 
     def __init__(
         self,
-        dataset: "str | os.PathLike[str] | Any",
+        dataset: str | os.PathLike[str] | Any,
         *,
         n_vars: int | None = None,
         gene_ids: ArrayLike | None = None,

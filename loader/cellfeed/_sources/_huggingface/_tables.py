@@ -1,5 +1,7 @@
 """Where the rows of a HuggingFace dataset are: in a folder, or in an object of the library."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -7,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._lazy import pd
 from cellfeed._sources._base import import_arrow, to_frame
 from cellfeed._sources._huggingface._batches import (
     EXTRA,

@@ -1,9 +1,10 @@
 """Matrices in memory."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
@@ -11,6 +12,7 @@ from cellfeed._cells import CsrRows
 from cellfeed._chunks import can_cast
 from cellfeed._errors import FormatError
 from cellfeed._layouts import CsrChunks, DenseChunks, Layout
+from cellfeed._lazy import sp
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._base import StoredElement
 from cellfeed._sources._in_memory._memory import array_in_memory

@@ -1,16 +1,17 @@
 """AnnData objects: in memory, or backed by a file."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
+from cellfeed._lazy import pd, sp
 from cellfeed._sources._anndata import open_sources
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._in_memory._elements import element_in_memory

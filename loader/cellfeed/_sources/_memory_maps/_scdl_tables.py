@@ -1,16 +1,18 @@
 """The tables of genes and of cells in a folder of BioNeMo SCDL."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
+from cellfeed._lazy import pd
 from cellfeed._sources._base import import_arrow, to_frame
 
 __all__ = ["GeneTable", "ScdlObs", "gene_tables", "names_of"]

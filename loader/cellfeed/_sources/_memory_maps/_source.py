@@ -1,15 +1,17 @@
 """`MemoryMapSource`: folders of memory-mapped CSR arrays of BioNeMo SCDL or SciPy."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError
+from cellfeed._lazy import pd
 from cellfeed._sources._base import Source
 from cellfeed._sources._memory_maps._arrays import arrays_of, is_scdl
 from cellfeed._sources._memory_maps._element import MappedCsr

@@ -1,12 +1,14 @@
 """Converting obs columns of the table of cells to pandas."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._lazy import pd
 from cellfeed._sources._postgres._database import Database
 from cellfeed._sources._postgres._layout import ObsColumn, escaped, quoted
 
@@ -93,7 +95,7 @@ class _Column:
                 found = np.dtype(np.float64)
             self._parts.append(np.array([np.nan if v is None else v for v in values], found))
 
-    def series(self) -> "pd.Series[Any]":
+    def series(self) -> pd.Series[Any]:
         """Return the whole column."""
         dtype = self.column.dtype
         if dtype in ("category", "text"):

@@ -1,15 +1,17 @@
 """`PostgresSource`: the cells of a collection in PostgreSQL, or those that fulfil a condition."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, StorageOptions, digest_of
 from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError, one_line
+from cellfeed._lazy import pd
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._postgres._database import Database, psycopg
 from cellfeed._sources._postgres._elements import PostgresElement

@@ -1,15 +1,17 @@
 """`SomaSource`: the cells of a TileDB-SOMA experiment, or those that fulfil a query."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError
+from cellfeed._lazy import pd
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._soma._elements import DenseElement, SomaElement, SparseElement
 from cellfeed._sources._soma._store import SomaStore, first_line

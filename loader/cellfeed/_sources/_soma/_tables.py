@@ -1,12 +1,15 @@
 """Tables of cells and of genes in an experiment: their rows, columns and names."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+
+from cellfeed._lazy import pd
 
 __all__ = ["columns_of", "name_column", "read_joinids", "read_table"]
 

@@ -1,13 +1,15 @@
 """Obs columns of rows: the shard in which a row begins, and attributes of the document there."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
+from cellfeed._lazy import pd
 from cellfeed._sources._tokens._rows import TokenRows
 from cellfeed._sources._tokens._shards import Shards
 

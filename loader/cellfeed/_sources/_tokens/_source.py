@@ -1,5 +1,7 @@
 """`TokenStream`: a folder of token shards, with windows or documents as rows."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import os
@@ -8,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError, require_positive
+from cellfeed._lazy import pd
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._tokens._elements import (
     DocumentTokens,

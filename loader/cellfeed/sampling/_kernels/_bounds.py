@@ -29,7 +29,7 @@ def _to_pointer(typingctx: Any, address: Any) -> Any:
 _integers_at: Any = intrinsic(_to_pointer)  # of an address, the pointer that `carray` wants
 
 
-@compiled("int64(int64[:,::1], int64)")
+@compiled("int64(int64[:,::1], int64)", inner=True)
 def _file_of(files: NDArray[np.int64], row: int) -> int:
     low, high = 0, files.shape[0] - 1
     while high - low > 1:
@@ -41,7 +41,7 @@ def _file_of(files: NDArray[np.int64], row: int) -> int:
     return low
 
 
-@compiled("int64(int64[::1], int64, int64)")
+@compiled("int64(int64[::1], int64, int64)", inner=True)
 def _first_at_least(values: NDArray[np.int64], low: int, least: int) -> int:
     """Return where the first of ascending values is that is not below ``least``.
 
@@ -61,7 +61,7 @@ def _first_at_least(values: NDArray[np.int64], low: int, least: int) -> int:
     return high
 
 
-@compiled("int64(int64[:,::1], int64, int64, int64)")
+@compiled("int64(int64[:,::1], int64, int64, int64)", inner=True)
 def _start_from(files: NDArray[np.int64], number: int, before: int, row: int) -> int:
     """Return ``row`` if it begins in another chunk than ``before``, else where the next begins.
 

@@ -14,7 +14,7 @@ _MULTIPLIER_1 = uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = uint64(0x94D049BB133111EB)
 
 
-@compiled("uint64(uint64, uint64)")
+@compiled("uint64(uint64, uint64)", inner=True)
 def _word(key: np.uint64, counter: np.uint64) -> np.uint64:
     word = counter * _GOLDEN + (key + _GOLDEN)
     word = (word ^ (word >> uint64(30))) * _MULTIPLIER_1
@@ -22,7 +22,7 @@ def _word(key: np.uint64, counter: np.uint64) -> np.uint64:
     return np.uint64(word ^ (word >> uint64(31)))
 
 
-@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)")
+@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)", inner=True)
 def _feistel(
     words: NDArray[np.uint64],
     n_words: int,

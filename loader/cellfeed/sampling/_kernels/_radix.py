@@ -38,11 +38,12 @@ def radix_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
             for digit in range(_N_DIGITS):
                 counts[digit, (keys[i] >> uint64(digit * _DIGIT_BITS)) & uint64(_N_VALUES - 1)] += 1
         for digit in range(_N_DIGITS):
-            if counts[digit].max() == n:
-                continue
-            shift, first = uint64(digit * _DIGIT_BITS), 0
+            shift, first, most = uint64(digit * _DIGIT_BITS), 0, 0
             for value in range(_N_VALUES):  # from how many there are to where they begin
+                most = max(most, counts[digit, value])
                 counts[digit, value], first = first, first + counts[digit, value]
+            if most == n:
+                continue
             for i in range(n):
                 value = (keys[i] >> shift) & uint64(_N_VALUES - 1)
                 place = counts[digit, value]
@@ -50,5 +51,6 @@ def radix_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
                 counts[digit, value] += 1
             keys, moved_keys = moved_keys, keys
             order, moved_order = moved_order, order
-        found[row] = order
+        for i in range(n):  # assigning a row compiles numba's messages about shapes too
+            found[row, i] = order[i]
     return found

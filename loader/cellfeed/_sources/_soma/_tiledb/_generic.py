@@ -2,8 +2,7 @@
 
 import struct
 import zlib
-
-from numcodecs import Zstd
+from typing import Any
 
 from cellfeed._chunks import parts_of_chunk
 
@@ -51,6 +50,12 @@ class Fields:
         return found
 
 
+def _zstd() -> Any:
+    from numcodecs import Zstd  # noqa: PLC0415 - takes long to import
+
+    return Zstd()
+
+
 def generic_tile(content: bytes, position: int) -> bytes:
     """Return the contents of a generic tile.
 
@@ -87,7 +92,7 @@ def generic_tile(content: bytes, position: int) -> bytes:
             continue
         for begin, n, _ in parts_of_chunk(content, metadata, first):
             part = content[begin : begin + n]
-            found += zlib.decompress(part) if kind == GZIP else Zstd().decode(part)
+            found += zlib.decompress(part) if kind == GZIP else _zstd().decode(part)
     if len(found) != size:
         raise ValueError(f"it has {len(found)} bytes, but {size} expected")
     return bytes(found)
