@@ -184,7 +184,7 @@ COMPARING_SECONDS = 2.0
 LEAST_SEARCH_SECONDS = 3.0
 """If less is left of the budget for measuring, half of the overtime is used too. Chosen: less
 measures nothing."""
-WRITING_SECONDS, WRITING_SHARE = 2.0, 0.25
+WRITING_SECONDS, WRITING_SHARE = 2.0, 0.4
 """Seconds that the command reserves for the picture and the page, or this share of what its start
 took, whichever is more. Measured: what these take, also on a busy machine."""
 REPLAY_SHARE, LATE_MIXING_ROWS = 0.25, 1 << 15

@@ -432,7 +432,7 @@ class Run:
         from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415
 
         search, recommended = self._search, self._recommended
-        if self._key is None or search.measurements.faults:
+        if self._key is None or search.measurements.faults or not len(search.measurements):
             return
         run = EarlierRun(
             key=self._key,

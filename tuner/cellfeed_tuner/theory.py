@@ -312,12 +312,11 @@ def _binomial_states(
     n: int, p: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the likely counts of binomial(n, p) and their probabilities, for each p."""
-    low = np.asarray(_distributions().binom.ppf(_NEGLIGIBLE, n, p), dtype=np.int64).clip(0)
-    high = np.asarray(_distributions().binom.isf(_NEGLIGIBLE, n, p), dtype=np.int64)
+    binom = _distributions().binom
+    low = np.asarray(binom.ppf(_NEGLIGIBLE, n, p), dtype=np.int64).clip(0)
+    high = np.asarray(binom.isf(_NEGLIGIBLE, n, p), dtype=np.int64)
     counts = low[:, None] + np.arange((high - low).max() + 1)
-    return counts.clip(max=n), np.where(
-        counts <= n, _distributions().binom.pmf(counts, n, p[:, None]), 0.0
-    )
+    return counts.clip(max=n), np.where(counts <= n, binom.pmf(counts, n, p[:, None]), 0.0)
 
 
 def _contribution(

@@ -6,6 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,11 +24,9 @@ from cellfeed_tuner._machine._page_cache import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._plain import replaced_file
 from cellfeed_tuner._ranks import World
-from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import code_to_paste, print_report
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._searching._time_budget import TimeBudget
-from cellfeed_tuner.plots import autotune_figure
 
 __all__ = ["LiveDisplay", "run"]
 
@@ -60,7 +60,7 @@ def run(
     **settings: Any,
 ) -> None:
     """Measure, report, and write files; see the command, which has checked what is given."""
-    budget.writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * budget.spent)
+    needed = budget.writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * budget.spent)
     try:
         with LiveDisplay() as display:
             result = _autotune.tuned(
@@ -75,7 +75,7 @@ def run(
                 budget=budget,
                 process=process,
                 ranks=ranks,
-                on_progress=display.show,
+                on_progress=partial(_progress, display, budget),
                 **settings,
             )
     except AutotuneInterrupted as interruption:
@@ -85,13 +85,14 @@ def run(
         raise SystemExit(0 if result.recommended else 1)
     saved = output / "autotune.json"
     try:
-        written = _write(result, output, elements)
+        written = _write(result, output, elements, is_late=budget.left + budget.overtime < needed)
     except OSError:  # the disk is full: what was found is printed at least
         _print(result, saved, elements, as_json=as_json)
         raise
     try:
         _print(result, saved, elements, as_json=as_json)
-        click.echo(f"\nWrote {', '.join(map(str, written))}", err=as_json)
+        late = "" if len(written) > 1 else "; there was no time left for a picture and a page"
+        click.echo(f"\nWrote {', '.join(map(str, written))}{late}", err=as_json)
     except KeyboardInterrupt:
         interrupted(f"Interrupted while printing. {saved} has the result.")
     except BrokenPipeError:  # the reader has seen enough
@@ -109,10 +110,26 @@ def _print(result: AutotuneResult, saved: Path, elements: Sequence[str], *, as_j
     sys.stdout.flush()
 
 
-def _write(result: AutotuneResult, output: Path, elements: Sequence[str]) -> list[Path]:
-    """Write the result as JSON, picture and page, and return the paths."""
+def _progress(
+    display: "LiveDisplay", budget: TimeBudget, stage: str, done: float, total: float
+) -> None:
+    """Show progress; import what draws while the measuring process starts, unless it is late."""
+    display.show(stage, done, total)
+    if stage == "start" and budget.left > 0:
+        import_module("cellfeed_tuner._reports._page")
+
+
+def _write(
+    result: AutotuneResult, output: Path, elements: Sequence[str], *, is_late: bool = False
+) -> list[Path]:
+    """Write the result as JSON, picture and page, and return the paths; JSON only if it is late."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
     result.save(as_json)
+    if is_late:
+        return [as_json]
+    from cellfeed_tuner._reports._page import html_report  # noqa: PLC0415 - loads Matplotlib
+    from cellfeed_tuner.plots import autotune_figure  # noqa: PLC0415
+
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
     text = html_report(result, code=code_to_paste(result, as_json, elements=elements))

@@ -2,6 +2,7 @@
 
 The files are read through h5py, zarr and anndata, and through nothing of cellfeed's, so that both
 readers cannot make the same mistake. Of matrices, single rows are read; of obs, whole columns.
+These libraries are imported when something is compared, since that takes seconds.
 """
 
 import time
@@ -14,12 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import anndata as ad
-import h5py
 import numpy as np
 import pandas as pd
-import zarr
-from anndata.io import read_elem
 from numpy.typing import NDArray
 
 from cellfeed import Collection, NumericColumn
@@ -91,6 +88,9 @@ class _StoredFile:
 
     def __init__(self, collection: Collection, number: int, opened: ExitStack) -> None:
         self._path = Path(collection.locations[number])
+        import h5py  # noqa: PLC0415
+        import zarr  # noqa: PLC0415
+
         is_zarr = self._path.is_dir()
         self._library = "zarr" if is_zarr else "h5py"
         self._root: Any = (
@@ -150,12 +150,17 @@ class _StoredFile:
         return int(self._root[f"obsmap/{modality}"][row : row + 1][0]) - 1
 
     def _read_column(self, group: str, name: str) -> "pd.Series[Any]":
+        from anndata.io import read_elem  # noqa: PLC0415
+
         if not group:
             return self._old_obs()[name]
         return pd.Series(read_elem(self._root[group][name]))
 
     def _read_old_obs(self) -> pd.DataFrame:
         """Return obs in a form that anndata no longer writes."""
+        import anndata as ad  # noqa: PLC0415
+        from anndata.io import read_elem  # noqa: PLC0415
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old files
             if self._library == "zarr":

@@ -91,7 +91,7 @@ class Search:
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
-    _trials: "Trials" = field(init=False)
+    _study: "Trials | None" = field(default=None, init=False)
     # Cells per second of the first trials, which together make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
     # The configuration that was measured once more after it was clearly the best.
@@ -276,15 +276,21 @@ class Search:
             n_cells=requirements.n_cells,
             is_stepped=is_stepped,
         )
-        from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - it loads Optuna
 
-        self._trials = Trials(
-            [*self._not_timed, *(self.space.ends() if self.space else ())],
-            sampler=self.sampler,
-            posterior=self._posterior,
-            ordering=self.ordering,
-            seed=self.measurements.seed,
-        )
+    @property
+    def _trials(self) -> "Trials":
+        """The trials of the study, which begins with the first use."""
+        if self._study is None:
+            from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - loads Optuna
+
+            self._study = Trials(
+                [*self._not_timed, *(self.space.ends() if self.space else ())],
+                sampler=self.sampler,
+                posterior=self._posterior,
+                ordering=self.ordering,
+                seed=self.measurements.seed,
+            )
+        return self._study
 
     def _add(self, configurations: Iterable[Configuration]) -> None:
         """Add new configurations; those that can run and mix well enough become candidates."""
