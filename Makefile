@@ -14,7 +14,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test tests tests-but-soma tests-soma thorough coverage docs readme check lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test tests tests-but-soma tests-soma thorough coverage docs readme check format lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -30,16 +30,20 @@ demo: $(STAMP)
 	$(BIN)/cellfeed synthesize demo/plates --cells $(DEMO_CELLS)
 	$(BIN)/autotune demo/plates --label plate --output demo
 
-check: lint types
+# All parts run, also after one has failed.
+test: $(STAMP)
+	+@$(MAKE) --keep-going --no-print-directory check tests
+
+check: format lint types
+
+format: $(STAMP)
+	$(BIN)/ruff format --check .
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 types: $(STAMP)
 	$(BIN)/mypy
-
-test: check tests
 
 # One process more than there are cores, since tests often wait, but at most four; each uses one
 # thread for linear algebra.
@@ -53,14 +57,14 @@ SOMA = tests/loader/sources/test_conformance_soma.py tests/loader/sources/test_s
 tests: tests-but-soma tests-soma
 
 tests-but-soma: $(STAMP)
-	$(PYTEST) $(SOMA:%=--ignore=%)
+	$(PYTEST) $(SOMA:%=--ignore=%) $(PYTEST_OPTIONS)
 
 tests-soma: $(STAMP)
-	$(PYTEST) --numprocesses=1 $(SOMA)
+	$(PYTEST) --numprocesses=1 $(SOMA) $(PYTEST_OPTIONS)
 
-# With ten times as many hypothesis examples.
+# With ten times as many hypothesis examples, which differ from run to run.
 thorough: $(STAMP)
-	$(PYTEST) --hypothesis-profile=thorough
+	+@$(MAKE) --keep-going --no-print-directory tests PYTEST_OPTIONS=--hypothesis-profile=thorough
 
 # Branch coverage of loader and tuner: make coverage [OF=tests/loader/sampling]. Code that tests run
 # in other Python processes is not counted.

@@ -18,11 +18,21 @@ from tests.short_replicates import shorten
 from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
-# `make thorough` tries more.
+# Examples are the same in each run; `make thorough` tries more, and others each time.
 settings.register_profile(
-    "cellfeed", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+    "cellfeed",
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("thorough", settings.get_profile("cellfeed"), max_examples=250)
+settings.register_profile(
+    "thorough",
+    settings.get_profile("cellfeed"),
+    max_examples=250,
+    derandomize=False,
+    print_blob=True,
+)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500

@@ -21,5 +21,10 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
 
     set_attribute(search.Search, "_is_decided", has_enough_turns)
     durations = importlib.import_module("cellfeed_tuner._searching._durations")
+
+    def has_few(self: Any) -> bool:
+        return len(self._measurements) < search.FIRST_TRIALS
+
+    set_attribute(durations.Durations, "is_time_to_propose", property(has_few))
     set_attribute(durations, "LEAST_SUSTAINED_SECONDS", SECONDS)
     set_attribute(durations, "SUSTAINED_SHARE", 0.0)

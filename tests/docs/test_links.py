@@ -1,5 +1,6 @@
 """What README.md, its like and docs/ link to is there."""
 
+import os
 import re
 from pathlib import Path
 
@@ -7,13 +8,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MADE = {"_build", "api", "jupyter_execute"}
-DOCUMENTS = [
-    *sorted(ROOT.glob("*.md")),
-    *(each for each in sorted((ROOT / "docs").rglob("*.md")) if not MADE & set(each.parts)),
-]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def documents():
+    """README.md, its like, and the pages; not what `make docs` may be writing meanwhile."""
+    yield from sorted(ROOT.glob("*.md"))
+    for folder, folders, files in os.walk(ROOT / "docs"):
+        folders[:] = sorted(set(folders) - MADE)
+        yield from (Path(folder, each) for each in sorted(files) if each.endswith(".md"))
 
 
 def prose(document):
@@ -31,7 +36,7 @@ def links():
     """Each link within the repository, with the document that has it."""
     return [
         pytest.param(document, link, id=f"{document.name}: {link}")
-        for document in DOCUMENTS
+        for document in documents()
         for link in dict.fromkeys(LINK.findall(prose(document)))
         if "://" not in link
     ]

@@ -3,6 +3,8 @@
 import importlib
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +20,39 @@ README = (ROOT / "README.md").read_text()
 
 def test_is_two_screens():
     assert len(README.split()) < 900
+
+
+TOOL = """#!/bin/sh
+[ "$1" = -c ] && exec echo 1
+echo "$(basename "$0") $*" | cut -c 1-25 >> ran
+exit 3
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_test_runs_all_its_parts_and_then_fails(tmp_path):
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for path in (tmp_path / "pyproject.toml", tmp_path / "constraints.txt"):
+        path.touch()
+    for name in ("python", "ruff", "mypy"):
+        (tools / name).write_text(TOOL)
+        (tools / name).chmod(0o755)
+    (tools.parent / ".installed").touch()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    ran = subprocess.run(["make", "test"], cwd=tmp_path, capture_output=True, check=False)
+    assert ran.returncode == 2
+    parts = (tmp_path / "ran").read_text().splitlines()
+    assert [each.split()[0] for each in parts] == ["ruff", "ruff", "mypy", "python", "python"]
+
+
+def test_what_it_promises_is_what_is_run_before_a_commit():
+    shown = set(re.findall(r"^make (\w+)", README, re.MULTILINE))
+    script = (ROOT / ".ci" / "run").read_text()
+    run = {
+        word for line in re.findall(r"^make (.*)", script, re.MULTILINE) for word in line.split()
+    }
+    assert shown - {"demo"} <= run
 
 
 def test_its_code_trains(tmp_path):

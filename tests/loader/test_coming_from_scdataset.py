@@ -133,6 +133,19 @@ class TestCellDataset:
         assert sorted(first) == sorted(second) == list(range(N))
         assert first.tolist() != second.tolist()  # scDataset repeats epochs with worker processes
 
+    def test_a_store_whose_shape_is_a_method(self, data):
+        """As that of BioNeMo, which a ``fetch_callback`` reads."""
+
+        class Store:
+            def __len__(self):
+                return N
+
+            def shape(self):
+                return [(N, 10)]
+
+        dataset = CellDataset(Store(), Streaming(), 100, fetch_callback=lambda _, rows: data[rows])
+        assert rows_in(dataset).tolist() == list(range(N))
+
     def test_a_seed_fixes_all_epochs(self, data):
         runs = [CellDataset(data, BlockShuffling(), 32, seed=42) for _ in range(2)]
         epochs = [[rows_in(run).tolist() for _ in range(3)] for run in runs]

@@ -62,7 +62,7 @@ except BaseException:
 
 @pytest.mark.parametrize(
     "command",
-    ["import library\ndef main():\n    time.sleep(60)", "def main():\n    import library"],
+    ["import library\ndef main():\n    time.sleep(600)", "def main():\n    import library"],
 )
 def test_a_command_ends_while_it_imports(ended, command):
     """Where a library takes an interruption for something else, as NumPy and pandas do."""
@@ -76,7 +76,7 @@ def test_a_command_with_processes_ends_them_first(ended):
             "import multiprocessing\n"
             "def main():\n"
             "    fork = multiprocessing.get_context('fork')\n"
-            "    process = fork.Process(target=time.sleep, args=(60,))\n"
+            "    process = fork.Process(target=time.sleep, args=(600,))\n"
             "    process.start()\n"
             "    try:\n"
             "        import library\n"

@@ -1,5 +1,6 @@
 """What can go wrong between a server and its client: what the `answer` of a `WebServer` returns."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ __all__ = [
     "Delay",
     "Fault",
     "Hang",
+    "Held",
     "Reset",
     "Short",
     "Status",
@@ -45,6 +47,13 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Nothing comes until `released` is set; then the answer is as it should be."""
+
+    released: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
 class Short:
     """The body ends after so many bytes.
 
@@ -77,7 +86,7 @@ class WholeFile:
     """200 and the whole file, as of a server that knows no ranges."""
 
 
-Fault = Delay | Reset | Close | Hang | Short | Status | ContentRange | WholeFile
+Fault = Delay | Reset | Close | Hang | Held | Short | Status | ContentRange | WholeFile
 
 
 def redirect(url: str, code: int = 302) -> Status:

@@ -23,7 +23,7 @@ from tests.servers.processes import ModuleProcess
 
 __all__ = ["PostgresServer", "is_installed"]
 
-_START_S = 60.0
+_START_S = 300.0
 
 
 def is_installed() -> bool:

@@ -20,7 +20,7 @@ from tests.servers.processes import ModuleProcess
 __all__ = ["S3Server", "weed"]
 
 _TRIES = 5
-_START_S = 30.0
+_START_S = 300.0
 _KEY = "cellfeed-tests"
 
 
@@ -137,7 +137,7 @@ class S3Server:
         """Wait until an object can be written; False where the server ended, or takes too long."""
         store = S3Store(
             self.bucket,
-            **self.options | {"client_options": {"allow_http": True, "timeout": "3s"}},
+            **self.options | {"client_options": {"allow_http": True, "timeout": "30s"}},
             retry_config={"max_retries": 0},
         )
         end = time.monotonic() + _START_S

@@ -25,7 +25,7 @@ def server(tmp_path):
 
 
 def connection_to(url):
-    return contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=30))
+    return contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=300))
 
 
 def read(connection, start, stop):

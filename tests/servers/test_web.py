@@ -36,7 +36,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def ask(server):
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=300)
 
     def ask(method="GET", path="/a%20b/file.bin", **headers):
         named = {name.replace("_", "-"): value for name, value in headers.items()}

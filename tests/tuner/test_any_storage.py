@@ -30,7 +30,7 @@ def test_a_url(tmp_path, monkeypatch):
     register(Storage(name="tuned", open=open_cells, schemes=("test-tuned",)))
     arguments = ["test-tuned://host/cells", "--label", "plate", "--output", str(tmp_path)]
     arguments += ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0"]
-    ran = CliRunner().invoke(main, [*arguments, "--budget", "4", "--entropy-floor", "0.5"])
+    ran = CliRunner().invoke(main, [*arguments, "--budget", "60", "--entropy-floor", "0.5"])
     assert ran.exit_code == 0, ran.output
     assert "open_collection('test-tuned://host/cells', obs=['plate'])" in ran.stdout
     result = json.loads((tmp_path / "autotune.json").read_text())

@@ -100,7 +100,7 @@ def test_a_sample_is_taken_in_the_process(small_collection):
     with MeasuringProcess(open_collection(small_collection)) as process:
         process.start()
         request = StoreRequest(configuration=SETTINGS, batch_size=BATCH_SIZE, seed=0)
-        outcome = process.run(request, limit_seconds=60.0)
+        outcome = process.run(request, limit_seconds=600.0)
     assert [type(each) for each in outcome.events] == [StoreSample]
 
 

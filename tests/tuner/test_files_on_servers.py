@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "block_sizes": [4],
     "fetch_factors": [2],
     "entropy_floor": 0.5,
-    "budget": 6,
+    "budget": 15.0,
 }
 
 
@@ -92,7 +92,7 @@ def tuned(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, WebServer(folder, only_with_the_token) as server:
         patch.setenv("CELLFEED_CACHE_DIR", str(cache))
         url = f"{server.url}/p1.h5ad"
-        settings = ["--label", "plate", "--budget", "6", "--storage-options", options]
+        settings = ["--label", "plate", "--budget", "60", "--storage-options", options]
         printed = run(url, *settings, *GRID, "--output", output, "--json")
         assert printed.exit_code == 0, printed.output
         collection = open_collection(url, obs=["plate"], storage_options=OPTIONS)
@@ -242,7 +242,7 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
         open_collection(url, obs=["plate"])
         n_for_opening = len(server.requests)
         server.answer = lambda _: Status(403) if len(server.requests) > 2 * n_for_opening else None
-        settings = ["--label", "plate", "--budget", "6", *GRID, "--output", tmp_path, "--fresh"]
+        settings = ["--label", "plate", "--budget", "60", *GRID, "--output", tmp_path, "--fresh"]
         said = run(url, *settings)
     assert said.exit_code == 2
     assert said.stderr.splitlines()[-1].startswith(f"Error: {url}")
@@ -272,7 +272,7 @@ def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
     options.write_text(json.dumps(s3_server.options))
     output = tmp_path / "output"
     url = f"s3://{s3_server.bucket}/tuned/*.h5ad"
-    settings = ["--storage-options", options, "--output", output, "--budget", "5", *GRID]
+    settings = ["--storage-options", options, "--output", output, "--budget", "60", *GRID]
     said = run(url, "--label", "plate", *settings)
     assert said.exit_code == 0, said.output
     result = AutotuneResult.load(output / "autotune.json")

@@ -284,7 +284,7 @@ def browse(tmp_path_factory):
                 "--no-first-run", "--hide-scrollbars", "--force-color-profile=srgb",
                 "--enable-logging=stderr", f"--user-data-dir={profile}", *options, page.as_uri(),
             ],
-            capture_output=True, text=True, check=True, timeout=120,
+            capture_output=True, text=True, check=True, timeout=600,
         )  # fmt: skip
         return ran.stdout, [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
 

@@ -15,7 +15,7 @@ N_MOST = 200  # of one started by another, so that a kill that fails ends all th
 def sleeping_child():
     """Start a process that sleeps."""
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
 
 
@@ -25,7 +25,7 @@ def starting_more(ready):
         if number == 10:
             os.write(ready, b"x")
         if os.fork():
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
 
 
@@ -37,7 +37,7 @@ def with_an_orphan(ready):
         os._exit(0)
     os.waitpid(parent, 0)
     os.write(ready, b"x")
-    time.sleep(60)
+    time.sleep(600)
 
 
 @pytest.mark.parametrize("start", [starting_more, with_an_orphan])
@@ -55,7 +55,7 @@ def test_nothing_goes_on(start):
     assert os.read(receiver, 1) == b"x"
     kill_tree(pid)
     os.waitpid(pid, 0)
-    ready, _, _ = select.select([receiver], [], [], 20.0)
+    ready, _, _ = select.select([receiver], [], [], 300.0)
     assert ready
     assert os.read(receiver, 1) == b""
     os.close(receiver)
@@ -64,7 +64,7 @@ def test_nothing_goes_on(start):
 def test_what_leads_no_group_is_killed_without_its_group():
     pid = os.fork()
     if pid == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     kill_tree(pid)
     assert os.waitpid(pid, 0)[1] == 9

@@ -44,7 +44,7 @@ def world(rank, world_size=3, **changes):
 
 
 @contextmanager
-def others(*worlds, seconds=20.0, function=message_from_first, **settings):
+def others(*worlds, seconds=300.0, function=message_from_first, **settings):
     """What other ranks receive, in threads."""
     with ThreadPoolExecutor(len(worlds)) as pool:
         yield [
@@ -141,7 +141,7 @@ class TestWorld:
 class TestMeeting:
     def test_all_receive_the_same(self, folder):
         with others(world(1), world(2)) as received:
-            with Meeting(world(0), join_seconds=20.0) as meeting:
+            with Meeting(world(0), join_seconds=300.0) as meeting:
                 meeting.check()
                 assert not list(folder.rglob("*.socket"))  # nobody comes later
                 meeting.send({"result": [1, 2]})
@@ -150,7 +150,7 @@ class TestMeeting:
     def test_it_is_met_again(self):
         for number in range(2):
             with others(world(1, 2)) as received:
-                with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+                with Meeting(world(0, 2), join_seconds=300.0) as meeting:
                     meeting.send({"number": number})
                 assert received[0].result() == {"number": number}
 
@@ -159,7 +159,7 @@ class TestMeeting:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
         with others(world(1, 2)) as received:
-            with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+            with Meeting(world(0, 2), join_seconds=300.0) as meeting:
                 meeting.send({})
             assert received[0].result() == {}
 
@@ -168,7 +168,7 @@ class TestMeeting:
         pid = os.fork()
         if pid == 0:
             try:
-                Meeting(killed, join_seconds=60.0).__enter__()
+                Meeting(killed, join_seconds=300.0).__enter__()
             finally:
                 os._exit(0)
         path = _meeting._socket_path(killed)
@@ -178,7 +178,7 @@ class TestMeeting:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         with _meeting._listening(waiting), others(world(1, 2)) as received:
-            with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+            with Meeting(world(0, 2), join_seconds=300.0) as meeting:
                 left = [each.name for each in folder.rglob("*") if each.is_socket()]
                 assert left == [_meeting._socket_path(waiting).name]
                 meeting.send({})
@@ -192,7 +192,7 @@ class TestMeeting:
         alone = {"local_rank": 0, "local_world_size": 1}
         first, other = (replace(world(rank, 2, **alone), host=host) for rank in (0, 1))
         with others(other) as received:
-            with Meeting(first, join_seconds=20.0) as meeting:
+            with Meeting(first, join_seconds=300.0) as meeting:
                 meeting.send({"result": 1})
             assert received[0].result() == {"result": 1}
 
@@ -211,7 +211,7 @@ class TestMeeting:
     def test_a_first_one_that_ends_before_it_is_greeted_is_reported(self):
         with others(world(1, 2)) as received:
             with _meeting._listening(world(0, 2)) as (listener, _):
-                listener.settimeout(20.0)
+                listener.settimeout(300.0)
                 accepted, _ = listener.accept()
                 accepted.close()
             with pytest.raises(MeasuringError, match="rank 0 ended while it measured for all"):
@@ -220,7 +220,7 @@ class TestMeeting:
     def test_a_missing_rank_is_named_to_all(self):
         with others(world(1)) as received:
             with pytest.raises(MeasuringError, match=r"rank 2 of 3 did not call `autotune` wi"):
-                Meeting(world(0), join_seconds=1.0).__enter__()
+                Meeting(world(0), join_seconds=5.0).__enter__()
             assert received[0].result()["error"] == "MeasuringError"
             assert received[0].result()["message"].startswith("rank 2 of 3 did not call")
 
@@ -230,7 +230,7 @@ class TestMeeting:
 
     def test_nobody_waits_for_a_first_one_that_sends_nothing(self):
         waiting = threading.Event()
-        with others(world(1, 2), seconds=0.5) as received, Meeting(world(0, 2)) as meeting:
+        with others(world(1, 2), seconds=5.0) as received, Meeting(world(0, 2)) as meeting:
             with pytest.raises(MeasuringError, match="rank 0, which measures for all, sent noth"):
                 received[0].result()
             waiting.set()
@@ -238,7 +238,7 @@ class TestMeeting:
 
     def test_a_first_one_that_ends_is_reported(self):
         with others(world(1, 2)) as received:
-            Meeting(world(0, 2), join_seconds=20.0).__enter__().close()
+            Meeting(world(0, 2), join_seconds=300.0).__enter__().close()
             with pytest.raises(MeasuringError, match="rank 0 ended while it measured for all"):
                 received[0].result()
 
@@ -246,10 +246,10 @@ class TestMeeting:
         pid = os.fork()
         if pid == 0:
             try:
-                message_from_first(world(1, 2), join_seconds=20.0, limit_seconds=60.0)
+                message_from_first(world(1, 2), join_seconds=300.0, limit_seconds=300.0)
             finally:
                 os._exit(0)
-        with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+        with Meeting(world(0, 2), join_seconds=300.0) as meeting:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             with pytest.raises(MeasuringError, match="rank 1 ended while rank 0 measured for all"):
@@ -259,19 +259,19 @@ class TestMeeting:
         wrong = world(1, 3, local_world_size=3)
         with others(wrong) as received:
             with pytest.raises(ParameterError, match="rank 1 has WORLD_SIZE=3, but rank 0 has 2"):
-                Meeting(world(0, 2), join_seconds=20.0).__enter__()
+                Meeting(world(0, 2), join_seconds=300.0).__enter__()
             assert received[0].result()["error"] == "ParameterError"
 
     def test_one_rank_twice_is_refused(self):
         with others(world(1), world(1)) as received:
             with pytest.raises(ParameterError, match="two processes have RANK=1"):
-                Meeting(world(0), join_seconds=20.0).__enter__()
+                Meeting(world(0), join_seconds=300.0).__enter__()
             assert all("RANK=1" in each.result()["message"] for each in received)
 
     def test_what_is_asked_differently_is_refused(self):
         with others(world(1, 2), digest="plate") as received:
             with pytest.raises(ParameterError, match="rank 1 called `autotune` with another coll"):
-                Meeting(world(0, 2), digest="donor", join_seconds=20.0).__enter__()
+                Meeting(world(0, 2), digest="donor", join_seconds=300.0).__enter__()
             assert received[0].result()["error"] == "ParameterError"
 
     def test_two_first_ones_are_refused(self):
@@ -296,10 +296,10 @@ class TestMeeting:
                     except OSError:
                         continue
                     came.sendall(said)
-                    return message_from_first(world(1, 2), join_seconds=20.0, limit_seconds=20.0)
+                    return message_from_first(world(1, 2), join_seconds=300.0, limit_seconds=300.0)
 
         with others(world(1, 2), function=stranger) as received:
-            with Meeting(world(0, 2), join_seconds=20.0) as meeting:
+            with Meeting(world(0, 2), join_seconds=300.0) as meeting:
                 meeting.send({"result": 1})
             assert received[0].result() == {"result": 1}
 

@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
     "block_sizes": [4, 16],
     "fetch_factors": [2, 4],
     "workers": [0],
-    "budget": 3.0,
+    "budget": 15.0,
 }
 
 
@@ -172,7 +172,7 @@ class TestMistakes:
 def ran(small_collection, tmp_path_factory):
     output = tmp_path_factory.mktemp("selected")
     settings = ["--where", QUERY, "--entropy-floor", "0.5", "--output", output, "--label", "plate"]
-    grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "3"]
+    grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
     printed = CliRunner().invoke(main, [str(each) for each in (small_collection, *settings, *grid)])
     assert printed.exit_code == 0, printed.output
     return printed, output

@@ -44,7 +44,7 @@ def process(collection):
 
 
 def measured(process, request):
-    return measure_with(process, request, limit_seconds=60.0)
+    return measure_with(process, request, limit_seconds=600.0)
 
 
 def plan(rank, collection):
@@ -58,7 +58,7 @@ def plan(rank, collection):
 def test_rows_are_those_of_the_plan_of_each_rank(process, collection, num_workers, tmp_path):
     configuration = CONFIGURATION.changed(num_workers=num_workers)
     step = partial(ranked_loaders.note_rows, folder=str(tmp_path))
-    outcome = process.run(request_of(configuration, step=step), limit_seconds=60.0)
+    outcome = process.run(request_of(configuration, step=step), limit_seconds=600.0)
     assert outcome.failure is None
     n_rounds = sum(isinstance(each, Round) for each in outcome.events)
     noted = [np.loadtxt(tmp_path / f"{rank}.rows", dtype=np.int64) for rank in range(2)]

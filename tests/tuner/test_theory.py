@@ -116,6 +116,7 @@ def test_bounds_are_the_papers_formulas():
     assert theory.upper_bound_bits(p, 64) == pytest.approx(log2(14) - per_block)
     assert theory.lower_bound_bits(p, 64, 16) == pytest.approx(log2(14) - 16 * per_block)
     assert theory.lower_bound_bits(p, 64, 64) == theory.lower_bound_bits(p, 64, 1000) == 0
+    assert theory.lower_bound_bits([1, 1], 1, 1) == 0  # one row has one label
     assert theory.upper_bound_bits(np.ones(1000), 2) == 0  # never below what entropy can be
 
 

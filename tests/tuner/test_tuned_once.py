@@ -28,7 +28,7 @@ shorten()
 data, folder = sys.argv[1:]
 rank = int(os.environ["RANK"])
 settings = dict(label="plate", block_sizes=[4, 16], fetch_factors=[2, 8], workers=[0],
-                batch_size=16, budget=60.0, entropy_floor=0.5)
+                batch_size=16, budget=300.0, entropy_floor=0.5)
 ONE = {{"block_sizes": [4], "fetch_factors": [2]}}
 stages, found = [], {{}}
 
@@ -79,7 +79,7 @@ def processes(n, folder, data, body, **changes):
         env = os.environ | {name: str(value) for name, value in variables.items()}
         started.append(warm.Popen([sys.executable, path, data, folder], env=env))
     for each in started:
-        each.wait(timeout=300)
+        each.wait(timeout=600)
     files = [folder / f"{rank}.json" for rank in range(n)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
@@ -213,7 +213,7 @@ def test_the_command_takes_ranks(small_collection, tmp_path):
 
     command = [
         *(small_collection, "--label", "plate", "--ranks", 2, "--batch-size", 16),
-        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 60),
+        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 300),
         *("--entropy-floor", 0.5, "--output", tmp_path),
     ]
     ran = CliRunner().invoke(main, list(map(str, command)))

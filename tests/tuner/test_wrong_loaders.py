@@ -77,7 +77,7 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
         return results[0]
 
     monkeypatch.setattr(_autotune, "tuned", tuned)
-    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "5"]
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "60"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
     printed = CliRunner().invoke(main, [*arguments, "--entropy-floor", "0"])
 
@@ -130,7 +130,7 @@ def test_nothing_of_a_wrong_loader_is_kept_for_later_runs(
     collection = open_collection(small_collection, obs=["plate"])
     settings: dict[str, Any] = {"block_sizes": [4], "fetch_factors": [4], "workers": [0]}
     loader = wrong_loaders.OneValueOff
-    autotune(collection, label="plate", budget=5.0, make_dataset=loader, **settings)
+    autotune(collection, label="plate", budget=60.0, make_dataset=loader, **settings)
     assert not [*cache_folder.rglob("*")]
 
 
@@ -156,7 +156,7 @@ def test_entropy_is_that_of_the_labels_that_came(small_collection, wrong_loaders
 def test_other_parameters_of_the_dataset_are_no_fault(small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     found = autotune(
-        collection, label="plate", block_sizes=[4], fetch_factors=[4], workers=[0], budget=5.0,
+        collection, label="plate", block_sizes=[4], fetch_factors=[4], workers=[0], budget=60.0,
         entropy_floor=0.0, make_dataset=partial(CellDataset, dense=True, dtype="float64"),
     )  # fmt: skip
     assert found.loader_fault is None

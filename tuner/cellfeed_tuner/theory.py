@@ -81,14 +81,15 @@ def upper_bound_bits(p: ArrayLike, batch_size: int) -> float:
     >>> round(upper_bound_bits([1, 1], batch_size=64), 4)
     0.9887
     """
-    return lower_bound_bits(p, batch_size, block_size=1)
+    return _first_order_bits(p, batch_size, block_size=1)
 
 
 def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: float) -> float:
     """Return the paper's lower bound: one minibatch to a fetch, so m / b independent blocks.
 
-    ``H(p) - (K - 1) b / (2 m ln 2)``, and 0 if b >= m. This expansion in b / m is loose if a
-    minibatch contains few blocks.
+    ``H(p) - (K - 1) b / (2 m ln 2)``, and 0 if b >= m, where a minibatch may lie within one block.
+    This expansion in b / m is loose if a minibatch contains few blocks, and lies slightly above the
+    exact entropy if it contains many; `expected_entropy_bits` is exact.
 
     Parameters
     ----------
@@ -104,11 +105,8 @@ def lower_bound_bits(p: ArrayLike, batch_size: int, block_size: float) -> float:
     >>> lower_bound_bits([1, 1], batch_size=64, block_size=64)
     0.0
     """
-    frequencies = _frequencies(p)
-    if block_size >= batch_size > 1:
-        return 0.0
-    bias = (frequencies.size - 1) * block_size / (2 * batch_size * log(2))
-    return max(0.0, entropy_bits(frequencies) - bias)
+    bits = _first_order_bits(p, batch_size, block_size)
+    return 0.0 if block_size >= batch_size else bits
 
 
 def random_entropy_bits(counts: ArrayLike, batch_size: int, *, n_missing: int = 0) -> float:
@@ -260,6 +258,12 @@ def _frequencies(p: ArrayLike) -> NDArray[np.float64]:
     present = given[given > 0]
     frequencies: NDArray[np.float64] = present / present.sum()
     return frequencies
+
+
+def _first_order_bits(p: ArrayLike, batch_size: int, block_size: float) -> float:
+    frequencies = _frequencies(p)
+    bias = (frequencies.size - 1) * block_size / (2 * batch_size * log(2))
+    return max(0.0, entropy_bits(frequencies) - bias)
 
 
 def _surprise(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -141,6 +142,36 @@ class Collection:
         others = tuple(name for name in columns if name not in self._obs)
         there = self._obs | read_obs(self._sources, others, self._join_obs)
         return {name: there[name] for name in columns}
+
+    def obs_names(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> NDArray[np.object_]:
+        """Return the names of cells, such as those of ``minibatch.rows``, in the given order.
+
+        They are what the source calls its cells: ``obs_names`` of AnnData, ``obs_id`` of
+        TileDB-SOMA, or row numbers as text where cells have no names. Only these rows are read.
+
+        Returns
+        -------
+        str, shape (n_rows,).
+
+        Examples
+        --------
+        >>> import anndata, numpy as np
+        >>> from cellfeed import open_collection
+        >>> obs = pd.DataFrame(index=["a", "b", "c"])
+        >>> open_collection(anndata.AnnData(np.eye(3), obs=obs)).obs_names([2, 0])
+        array(['c', 'a'], dtype=object)
+        """
+        distinct, order = np.unique(row_numbers(rows, len(self)), return_inverse=True)
+        names = [np.empty(0, object)]
+        bounds = np.searchsorted(distinct, self._starts)
+        for source, start, (first, last) in zip(
+            self._sources, self._starts, pairwise(bounds), strict=False
+        ):
+            if first < last:
+                table = source.read_obs_rows([], distinct[first:last] - start)
+                names.append(table.index.to_numpy(dtype=object))
+        found: NDArray[np.object_] = np.concatenate(names)[order]
+        return found
 
     def where(self, query: str) -> NDArray[np.int64]:
         """Return the rows whose obs fulfil a condition, ascending, int64, shape (n_selected,).

@@ -78,8 +78,8 @@ class CellDataset(PlannedDataset):
     """Iterate over minibatches of a collection, in the order of a sampling strategy.
 
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
-    and delivers them as minibatches. Each iteration is a new epoch, whose order depends only on
-    the epoch number and ``seed``. A dataset works in a plain loop, and in a
+    and delivers them as minibatches. Each iteration is a new epoch, whose order follows from
+    the epoch number, ``seed`` and these parameters. A dataset works in a plain loop, and in a
     `torch.utils.data.DataLoader` with ``batch_size=None`` and any number of workers; `loader`
     makes such a DataLoader. Each worker takes every n-th fetch, so the number of workers changes
     the order of minibatches but not the rows in each.

@@ -123,13 +123,16 @@ class MultiIndexable:
 def count_indexable_rows(indexable: Any) -> int:
     """Return the number of rows; SciPy's sparse matrices have a shape but no length.
 
+    BioNeMo's `SingleCellMemMapDataset` has a length, and a method ``shape``.
+
     Raises
     ------
     ParameterError
         The indexable has no length.
     """
     try:
-        return int(indexable.shape[0]) if hasattr(indexable, "shape") else len(indexable)
+        shape = getattr(indexable, "shape", None)
+        return len(indexable) if shape is None or callable(shape) else int(shape[0])
     except (TypeError, IndexError) as error:
         what = "None" if indexable is None else f"one of type {type(indexable).__name__}"
         msg = f"an indexable must have a length, but got {what}; give it `__len__` or a shape"

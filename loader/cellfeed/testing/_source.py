@@ -142,7 +142,7 @@ class SourceConformance:
             assert stored.rows_per_chunk > 0
             assert stored.stored_bytes() >= 0
             assert stored.var_names().tolist() == case.var.index.tolist()
-            assert set(source.obs_names()) == set(_OBS)
+            assert set(source.obs_names()) >= set(_OBS)
             rows = data.draw(_distinct_rows(case.n_rows))
             lengths = stored.row_lengths(merge_consecutive(rows))
             if lengths is not None:
@@ -160,6 +160,8 @@ class SourceConformance:
             for name in columns:
                 assert _or_none(some[name]) == _or_none(case.obs[name].iloc[rows])
             assert source.read_obs_rows([], rows).index.tolist() == some.index.tolist()
+            names = Collection([source]).obs_names(rows[::-1])
+            assert names.tolist() == some.index.tolist()[::-1]
             if stored.var != stored.stored_as:  # a data frame has names of its own
                 assert source.read_var().index.tolist() == case.var.index.tolist()
             with pytest.raises(ColumnError, match=re.escape(str(source.location))):

@@ -104,7 +104,7 @@ def test_what_is_here_is_decoded_while_the_rest_is_awaited(content):
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(reads.run, np.array([out.ctypes.data]))
         store.here[0].set_result(None)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 600
         while out[10] == -1 and time.monotonic() < until:
             time.sleep(0.001)
         assert np.array_equal(out[10:12], EXPECTED[10:12])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import anndata
 import h5py
 import numpy as np
 import pytest
@@ -231,6 +232,14 @@ class TestRows:
         assert cells.obs["number"].tolist() == rows.tolist()
         codes = [0 if row < 37 else 1 for row in rows]
         assert cells.obs["plate"].tolist() == codes
+
+    def test_have_the_names_that_their_file_gives_them(self, plates):
+        collection = open_collection(plates)
+        names = np.concatenate([anndata.read_h5ad(path).obs_names for path in plates])
+        rows = np.random.default_rng(0).permutation(len(collection))[:50]
+        assert collection.obs_names(rows).tolist() == names[rows].tolist()
+        assert collection.obs_names(slice(None)).tolist() == names.tolist()
+        assert collection.obs_names([]).size == 0
 
     def test_results_are_independent_of_each_other(self, files):
         collection = open_collection(files)

@@ -1,7 +1,7 @@
 """Trainings that are killed at random moments, and go on from their last checkpoints.
 
 Run as a script with a folder, the number of kills and a seed. There are as many trainings, one
-after the other, as that many kills take: on a busy machine one may end before it is killed. Each
+after the other, as that many kills take: one may end before it is killed. Each
 leaves a folder with the rows of all minibatches that count: those up to the last checkpoint of
 each attempt.
 """
@@ -26,8 +26,8 @@ from cellfeed import BlockShuffling, CellDataset, open_collection
 N_CELLS, N_EPOCHS = 403, 12
 
 
-def train(folder: Path, num_workers: int) -> None:
-    """Train from the last checkpoint to the end."""
+def train(folder: Path, num_workers: int, steps: int) -> None:
+    """Train from the last checkpoint to the end; each step writes a byte to a pipe."""
     collection = open_collection(folder / "cells.h5ad")
     dataset = CellDataset(
         collection, BlockShuffling(4), batch_size=5, fetch_factor=6, seed=1, num_threads=1
@@ -47,7 +47,7 @@ def train(folder: Path, num_workers: int) -> None:
             for step, minibatch in enumerate(loader):
                 log.write(f"{number} {' '.join(map(str, minibatch.rows.tolist()))}\n")
                 log.flush()
-                time.sleep(0.001)
+                os.write(steps, b".")
                 if step % 3 == 0:
                     save(checkpoint, loader.state_dict(), log.tell())
         save(checkpoint, loader.state_dict(), log.tell())
@@ -79,17 +79,24 @@ def main(folder: Path, n_kills: int, seed: int) -> None:
 def attempt(folder: Path, moments: random.Random, *, is_killed: bool) -> bool:
     """Train from the last checkpoint on; return whether that was killed before its end."""
     num_workers = moments.choice([0, 0, 0, 1, 2])
+    receiver, sender = os.pipe()
     process = os.fork()
     if process == 0:
         os.setpgrp()
-        train(folder, num_workers)
+        train(folder, num_workers, sender)
         os._exit(0)
+    os.close(sender)
     with contextlib.suppress(OSError):  # whichever of the two is first
         os.setpgid(process, process)
     if is_killed:
-        time.sleep(moments.uniform(0.05, 0.35))
+        # After some steps and a little more, or, where there are fewer left, at its end.
+        n_left = moments.choice([0, moments.randrange(150)])
+        while n_left and (came := os.read(receiver, n_left)):
+            n_left -= len(came)
+        time.sleep(moments.uniform(0.0, 0.05))
         os.killpg(process, signal.SIGKILL)  # with its workers, as a scheduler does
     _, status = os.waitpid(process, 0)
+    os.close(receiver)
     if not os.WIFSIGNALED(status) and status:
         raise SystemExit(f"the training failed: {os.waitstatus_to_exitcode(status)}")
     return os.WIFSIGNALED(status)

@@ -208,7 +208,7 @@ class TestWorkersThatComeLate:
                 if self.place > 1:
                     is_started[self.place - 2].set()
                 if self.place > 0:
-                    is_started[self.place - 1].wait(timeout=60)
+                    is_started[self.place - 1].wait(timeout=600)
                 self.place += 2
                 return super().Process(*arguments, **options)
 

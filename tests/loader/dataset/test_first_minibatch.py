@@ -64,7 +64,7 @@ def others_wait(monkeypatch):
             self.reads = reads
 
         def run(self, *given):
-            waited.append(may_go_on.wait(60))
+            waited.append(may_go_on.wait(600))
             return self.reads.run(*given)
 
     def divided(*given):

@@ -59,7 +59,7 @@ def threads_of_iterations() -> list[str]:
     return [name for name in names if name.startswith("cellfeed") and not name.startswith(lasting)]
 
 
-def collect(reference, seconds=60):
+def collect(reference, seconds=600):
     """Collect what is referred to: `gc.collect` does nothing while another thread collects."""
     end = time.monotonic() + seconds
     while reference() is not None and time.monotonic() < end:
@@ -188,7 +188,7 @@ class TestInterrupts:
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) == 2
         (os.kill if whom == "parent" else os.killpg)(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == -signal.SIGINT, errors
         assert not any(worker.is_running() for worker in workers)
         left = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []  # noqa: PTH112, PTH208
@@ -248,7 +248,7 @@ def test_a_parent_that_is_killed_while_a_worker_starts_leaves_none_behind(tmp_pa
     assert ended.returncode == -signal.SIGKILL
     (worker,) = (int(each.name) for each in folder.iterdir())
     try:
-        psutil.Process(worker).wait(timeout=300)
+        psutil.Process(worker).wait(timeout=600)
     except psutil.NoSuchProcess:
         return
     except psutil.TimeoutExpired:
@@ -280,13 +280,13 @@ def test_an_iterator_in_a_forked_process(path, n_workers, n_before):
     child = context.Process(target=go_on, args=(iterator, sending), daemon=True)
     child.start()
     try:
-        assert receiving.poll(120)
+        assert receiving.poll(600)
         message = receiving.recv()
         assert message.startswith(
             f"an iterator only works in the process that made it, {os.getpid()}"
         )
         assert "\n" not in message
-        assert receiving.poll(120)
+        assert receiving.poll(600)
         assert receiving.recv() == "dropped"
     finally:
         child.kill()

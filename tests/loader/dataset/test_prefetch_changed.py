@@ -58,6 +58,6 @@ def test_a_worker_that_has_nothing_of_the_epochs_to_come_does_not_look_for_ever(
     minibatches.close()
     dataset = over()
     dataset.load_state_dict(state)
-    loader = dataset.loader(3, persistent_workers=True, timeout=120)
+    loader = dataset.loader(3, persistent_workers=True, timeout=600)
     assert len(rows_of(loader)) == N_ROWS - N_ROWS // 4
     assert sorted(rows_of(loader)) == list(range(N_ROWS))

@@ -231,10 +231,10 @@ class TestWhatIsRead:
         store.read_ranges = counted
         for n in itertools.count(1):
             assert len(rows_of(dataset)) == N_ROWS
-            assert begun.acquire(timeout=60)
+            assert begun.acquire(timeout=600)
             if n == 3:
                 break
-        assert begun.acquire(timeout=60)  # the fourth, of which nobody has asked for a minibatch
+        assert begun.acquire(timeout=600)  # the fourth, of which nobody has asked for a minibatch
 
     def test_nothing_unless_it_is_asked_for(self, remote):
         collection, store = remote
@@ -411,7 +411,7 @@ for minibatch in {what}:
 print("ended", flush=True)
 {end}
 """
-    done = warm.run([sys.executable, "-c", code], is_finalized=True, timeout=120)
+    done = warm.run([sys.executable, "-c", code], is_finalized=True, timeout=600)
     is_interrupted = "signal" in end
     assert done.stdout == "ended\n"
     assert done.returncode == (-signal.SIGINT if is_interrupted else 0)

@@ -33,7 +33,7 @@ def test_minibatches_and_their_order_are_the_same(plates, num_workers, dense):
 
 def test_so_many_run_at_once(plates):
     """After the first, each waits for two others, which come only if three threads run it."""
-    together, first = threading.Barrier(3, timeout=60), itertools.count()
+    together, first = threading.Barrier(3, timeout=600), itertools.count()
 
     def meet(minibatch):
         if next(first):

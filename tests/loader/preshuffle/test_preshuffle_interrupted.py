@@ -36,7 +36,7 @@ def test_while_a_shard_is_encoded(write_h5ad, tmp_path, matrix, monkeypatch):
         n_encoded += 1
         if n_encoded == 1:
             raise KeyboardInterrupt
-        time.sleep(0.01)
+        time.sleep(0.1)
         return encode(self, elements, chunk)
 
     monkeypatch.setattr(_shards, "_ELEMENTS_OF_A_JOB", 1)  # a chunk each, of one cell

@@ -44,7 +44,7 @@ def served(folder):
     return folder
 
 
-def quick(n_retries=2, *, seconds=5.0, **options):
+def quick(n_retries=2, *, seconds=60.0, **options):
     """Return storage options with short waits."""
     return {
         "client_options": {"read_timeout": f"{seconds}s", "connect_timeout": f"{seconds}s"},

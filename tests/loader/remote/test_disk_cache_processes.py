@@ -105,7 +105,7 @@ def test_killed_at_random_moments(tmp_path, max_bytes):
         ]
         for child in children:
             child.start()
-        time.sleep(moments.uniform(0.01, 0.06))
+        time.sleep(moments.uniform(0.01, 0.06) * (1 + number / 25))
         for child in children:
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)

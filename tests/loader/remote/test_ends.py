@@ -13,7 +13,7 @@ from tests.servers.faults import Hang
 from tests.warm import python as warm
 
 ROOT = Path(__file__).parents[3]
-AT_MOST_S = 60  # an attempt alone takes longer than that, with the time-outs of the scripts
+AT_MOST_S = 300  # an attempt alone takes longer than that, with the time-outs of the scripts
 NOISE = ["Fatal", "Segmentation", "Exception ignored", "never retrieved", "was destroyed", "abort"]
 
 SCRIPT = """

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.servers.faults import Delay, Hang, Status
+from tests.servers.faults import Hang, Held, Status
 from tests.servers.web import WebServer
 
 from cellfeed import PathError, RemoteError
@@ -80,7 +80,8 @@ def test_what_several_fetches_want_comes_with_the_first(server):
 
 def test_who_leaves_takes_nothing_from_others(server):
     objects, left, came = objects_of(server), threading.Event(), threading.Event()
-    server.answer = lambda _: Delay(1.0)
+    answered = threading.Event()
+    server.answer = lambda _: Held(answered)
     expected = objects.expect(*ranges((7, 10)))
     assert expected is not None
 
@@ -95,6 +96,7 @@ def test_who_leaves_takes_nothing_from_others(server):
         came.wait()
         left.set()
         one.result()
+        answered.set()
         assert other.result() == [CONTENT[7:17]]
 
 
@@ -132,7 +134,7 @@ def test_ranges_arrive_as_they_are_answered(server, folder):
     early, late = objects.arrivals(*ranges(*far))
     assert early.ranges.tolist() == [*range(32)]
     assert late.ranges.tolist() == [*range(32, 64)]
-    early.is_here.result(timeout=30)
+    early.is_here.result(timeout=600)
     assert not late.is_here.done()
     assert read(objects, *far[:32]) == [content[first : first + 10] for first, _ in far[:32]]
     del expected

@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {
     "block_sizes": [4],
     "fetch_factors": [2],
     "entropy_floor": 0.5,
-    "budget": 60,
+    "budget": 300,
 }
 OBS = ["plate", "donor", "n_counts", "dosage", "is_control"]
 

@@ -69,7 +69,7 @@ class ExpectingStore(ByteStore):
         return coming
 
     def read_ranges(self, files, offsets, sizes):
-        assert self.may_read.wait(60)
+        assert self.may_read.wait(600)
         if len(self.read) == self.fails_at:
             raise OSError("reading failed")
         self.read.append([*zip(offsets.tolist(), sizes.tolist(), strict=True)])

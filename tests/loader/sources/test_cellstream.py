@@ -167,7 +167,7 @@ def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     archive, _, adata = stored
     collection = open_collection(archive, obs=["donor"])
-    result = autotune(collection, label="donor", batch_size=16, budget=60, **SMALL)
+    result = autotune(collection, label="donor", batch_size=16, budget=300, **SMALL)
     assert result.loader_fault is None
     assert result.recommended is not None
     preshuffle(archive, tmp_path / "shuffled.zarr", seed=0)

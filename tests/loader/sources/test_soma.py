@@ -75,8 +75,21 @@ def test_an_obs_query(stored, query, in_pandas):
         labels_of(collection, "donor", cells.obs["donor"])
         == adata.obs["donor"].iloc[rows[order]].tolist()
     )
-    names = source.read_obs_rows(["donor"], np.array([0, 2]))
-    assert names.index.tolist() == adata.obs.index[rows[[0, 2]]].tolist()
+    assert collection.obs_names(order).tolist() == adata.obs_names[rows[order]].tolist()
+
+
+def test_soma_joinids_of_a_query(stored):
+    experiment, _, adata = stored
+    source = SomaSource(experiment, obs_query="plate == 'p1'")
+    rows = np.flatnonzero(adata.obs["plate"] == "p1")
+    collection = open_collection(source, obs=["soma_joinid", "donor"])
+    for minibatch in CellDataset(collection, BlockShuffling(4), 16, 2, seed=0):
+        joinids = minibatch.obs["soma_joinid"].numpy()
+        assert np.array_equal(joinids, rows[minibatch.rows.numpy()])
+        assert np.array_equal(dense(minibatch.X), adata.X[joinids].toarray())
+    assert np.array_equal(collection.where("soma_joinid >= 10"), np.flatnonzero(rows >= 10))
+    whole = open_collection(experiment, obs=["soma_joinid"])
+    assert np.array_equal(whole.obs["soma_joinid"].values, np.arange(N_CELLS))
 
 
 def test_sources_beside_paths(stored):
@@ -245,7 +258,7 @@ def test_names_are_the_index_of_the_h5ad(tmp_path, cell_index, gene_index):
         uri = str(tmp_path / "experiment")
         io.from_h5ad(uri, str(tmp_path / "cells.h5ad"), measurement_name="RNA")
     source = SomaSource(uri)
-    assert source.obs_names() == [*adata.obs]
+    assert source.obs_names() == [*adata.obs, "soma_joinid"]
     assert source.read_obs_rows(["plate"], np.array([1, 4])).index.tolist() == ["cell 1", "cell 4"]
     var = source.read_var()
     assert var.index.tolist() == adata.var_names.tolist()

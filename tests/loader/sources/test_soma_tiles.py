@@ -89,7 +89,8 @@ FILTERS = st.sampled_from([[], [ZSTD], [GZIP], [SHUFFLE], [SHUFFLE, ZSTD], [SHUF
 
 
 @settings(
-    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_any_tiles(tmp_path_factory, data):
@@ -334,7 +335,7 @@ def test_truncated(stored, tmp_path, name):
     assert "\n" not in str(raised.value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(
         ["d0.tdb", "d1.tdb", "a0.tdb", "__fragment_metadata.tdb", "__schema/__[0-9]*"]

@@ -15,7 +15,13 @@ from cellfeed._lazy import pd
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._soma._elements import DenseElement, SomaElement, SparseElement
 from cellfeed._sources._soma._store import SomaStore, first_line
-from cellfeed._sources._soma._tables import columns_of, name_column, read_joinids, read_table
+from cellfeed._sources._soma._tables import (
+    JOINID,
+    columns_of,
+    name_column,
+    read_joinids,
+    read_table,
+)
 
 __all__ = ["SomaSource"]
 
@@ -101,9 +107,9 @@ class SomaSource(Source):
         return json.dumps([self._measurement, self._layer, self._query])
 
     def obs_names(self) -> list[str]:
-        """Return the names of the obs columns."""
+        """Return the names of the obs columns; the last is ``soma_joinid``."""
         with self._store.failures_named("obs"):
-            return columns_of(self._store().obs, "obs")
+            return [*columns_of(self._store().obs, "obs"), JOINID]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read obs columns, and nothing else."""

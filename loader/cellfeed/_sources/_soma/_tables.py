@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from cellfeed._lazy import pd
 
-__all__ = ["columns_of", "name_column", "read_joinids", "read_table"]
+__all__ = ["JOINID", "columns_of", "name_column", "read_joinids", "read_table"]
 
-_JOINID = "soma_joinid"
+JOINID = "soma_joinid"
 _NAMED = "soma_dataframe_original_index_name"  # metadata of tables by `tiledbsoma.io`
 _NAMES = {
     "obs": ("obs_id", "_index"),
@@ -40,7 +40,7 @@ def name_column(table: Any, axis: Axis) -> str | None:
 
 def columns_of(table: Any, axis: Axis) -> list[str]:
     """Return the columns of a table, without the numbers and names of its rows."""
-    left_out = (_JOINID, name_column(table, axis))
+    left_out = (JOINID, name_column(table, axis))
     return [name for name in table.keys() if name not in left_out]  # noqa: SIM118 - no mapping
 
 
@@ -54,8 +54,8 @@ def read_joinids(table: Any, query: str | None) -> NDArray[np.int64] | range:
     -------
     A range if there is no query and rows are numbered from 0 without gaps.
     """
-    tables = table.read(column_names=[_JOINID], value_filter=query)
-    parts = [each[_JOINID].to_numpy().astype(np.int64, copy=False) for each in tables]
+    tables = table.read(column_names=[JOINID], value_filter=query)
+    parts = [each[JOINID].to_numpy().astype(np.int64, copy=False) for each in tables]
     ids = np.concatenate([np.empty(0, np.int64), *parts])
     ids.sort()
     is_gapless = query is None and np.array_equal(ids, np.arange(ids.size))
@@ -87,10 +87,11 @@ def read_table(
     """
     import pyarrow as pa  # noqa: PLC0415 - tiledbsoma needs it
 
-    by_number = table.index_column_names == (_JOINID,) and joinids is not None
+    by_number = table.index_column_names == (JOINID,) and joinids is not None
     coords = (pa.array(joinids),) if by_number else ()
-    found = table.read(coords=coords, column_names=[_JOINID, *columns]).concat()
-    read: pd.DataFrame = found.to_pandas().set_index(_JOINID)[[*columns]].sort_index()
+    wanted = list(dict.fromkeys([JOINID, *columns]))
+    found = table.read(coords=coords, column_names=wanted).concat().to_pandas()
+    read: pd.DataFrame = found.set_index(JOINID, drop=False)[[*columns]].sort_index()
     if joinids is None:
         return read
     if not by_number:

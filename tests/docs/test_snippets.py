@@ -1,0 +1,226 @@
+"""Every code block of the pages runs: Python as printed, commands with options that exist.
+
+Blocks of a page run one after the other, as one script, in a folder with the tutorial's plates. A
+block of text after a block of Python is what that prints.
+"""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.warm import python as warm
+
+from cellfeed.synthetic import write_tahoe_like
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FOLDERS = ("how-to", "explanation", "reference")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Pages with a test of their own, since they are modules, or need a server.
+ELSEWHERE = {
+    "how-to/another_loader.md": "docs/test_another_loader.py",
+    "how-to/extending.md": "loader/testing/test_extending.py",
+    "how-to/postgres.md": "loader/sources/test_postgres_docs.py",
+    "how-to/remote.md": "loader/remote/test_remote_docs.py",
+}
+# What each page takes for granted, to run before it in the same folder.
+TRAINING = """
+import torch
+
+model = torch.nn.Linear(200, 50)
+
+def train_step(X, labels):
+    return model(X.to_dense()).sum() + labels.sum()
+"""
+OBJECTS = """
+import anndata
+
+adata = anndata.concat(
+    [anndata.read_h5ad(f"plates/plate0{k}.h5ad") for k in (1, 2)], merge="same"
+)
+"""
+TUNED = f"""
+import functools, sys
+import cellfeed_tuner
+
+sys.path.append({str(ROOT)!r})
+from tests.short_replicates import shorten
+
+shorten()
+SMALL = dict(block_sizes=[4], fetch_factors=[2], workers=[0], entropy_floor=0.0)
+cellfeed_tuner.autotune = functools.partial(cellfeed_tuner.autotune, **SMALL)
+"""
+EXPERIMENT = f"""
+import sys, warnings
+
+sys.path.append({str(ROOT)!r})
+from tests.loader.sources.somas import write_experiment
+
+adata.obs["tissue"], adata.obs["donor"] = "lung", "d1"
+adata.obs["cell_type"] = ["B", "T"] * (adata.n_obs // 2)
+adata.obs["n_counts"] *= 10
+write_experiment("atlas_soma", adata)
+"""
+ARCHIVE = """
+from cellstream.cell import write_cell_archive
+
+adata.obs["perturbation"], adata.obs["donor"] = adata.obs["drug"], "d1"
+adata.write_h5ad("screen.h5ad")
+write_cell_archive("screen.h5ad", "screen.csad")
+"""
+SETUPS = {
+    "how-to/cellstream.md": OBJECTS + ARCHIVE,
+    "how-to/ddp.md": TUNED,
+    "how-to/elements.md": """
+from pathlib import Path
+import anndata
+
+for path in Path("plates").glob("*.h5ad"):
+    plate = anndata.read_h5ad(path)
+    plate.var_names = ["CD3D", "CD8A", *plate.var_names[2:]]
+    plate.layers["counts"] = plate.X
+    plate.write_h5ad(path)
+""",
+    "how-to/moving.md": OBJECTS
+    + EXPERIMENT
+    + """
+from cellfeed import preshuffle
+
+preshuffle("plates/", "store.zarr", codec="annbatch")
+""",
+    "how-to/soma.md": OBJECTS + EXPERIMENT,
+    "how-to/statistics.md": """
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+dataset = CellDataset(open_collection("plates/*.h5ad"), BlockShuffling(16), 64, 4, seed=0)
+train = len
+""",
+    "how-to/training.md": TRAINING,
+    "how-to/tuning.md": TRAINING
+    + TUNED
+    + """
+import types
+from cellfeed import open_collection
+
+opened = open_collection("plates/*.h5ad", obs=["plate"])
+cellfeed_tuner.autotune(opened, label="plate").save("autotune.json")
+trainer = types.SimpleNamespace(fit=lambda model, train_dataloaders: len(train_dataloaders))
+""",
+    "reference/opening.md": OBJECTS
+    + EXPERIMENT
+    + ARCHIVE
+    + """
+import os
+from pathlib import Path
+
+for path in Path("plates").glob("*.h5ad"):
+    plate = anndata.read_h5ad(path)
+    plate.obs["donor"] = "d2"
+    plate.write_h5ad(path)
+os.rename("atlas_soma", "atlas.soma")
+""",
+}
+NEEDS = {
+    "how-to/cellstream.md": ["cellstream"],
+    "how-to/memory_maps.md": ["datasets"],
+    "how-to/moving.md": ["tiledbsoma"],
+    "how-to/soma.md": ["tiledbsoma"],
+    "reference/opening.md": ["cellstream", "tiledbsoma"],
+}
+# What a machine of the tests lacks: several ranks, and a GPU.
+REPLACED = {
+    "how-to/training.md": {
+        'init_device_mesh("cuda", (2, 4)': 'init_device_mesh("cpu", (1, 1)',
+    },
+}
+RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+FIGURES = re.compile(r" *[\d.,]+")
+END = "\n<end of a block>\n"
+STRICT = """
+import warnings
+
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
+"""
+
+
+def pages(language):
+    """The pages with such blocks, by their path in docs."""
+    paths = [path for name in FOLDERS for path in sorted((DOCS / name).glob("*.md"))]
+    names = [path.relative_to(DOCS).as_posix() for path in paths]
+    return [name for name in names if language in dict(blocks(name))]
+
+
+def blocks(name):
+    return BLOCK.findall((DOCS / name).read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in pages("python") if name not in ELSEWHERE])
+def test_python_runs_as_printed(name, tmp_path):
+    for library in ("torch", *NEEDS.get(name, [])):
+        pytest.importorskip(library)
+    write_tahoe_like(tmp_path / "plates", n_cells=700, n_genes=200, n_plates=2)
+    there = blocks(name)
+    script, expected = SETUPS.get(name, "") + STRICT, []
+    for (language, block), (following, text) in zip(there, [*there[1:], ("", "")], strict=True):
+        if language == "python":
+            script += f"\nprint(end={END!r})\n{block}"
+            expected.append(text if following == "text" else None)
+    for old, new in REPLACED.get(name, {}).items():
+        assert old in script
+        script = script.replace(old, new)
+    environment = os.environ | {warm.ADDRESS: warm.address()}  # for what is measured
+    if name in REPLACED:
+        environment |= RANK
+    (tmp_path / "page.py").write_text(script)
+    ran = warm.run([sys.executable, tmp_path / "page.py"], cwd=tmp_path, env=environment)
+    if "O_DIRECT" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[-1])
+    assert ran.returncode == 0, ran.stderr
+    printed = ran.stdout.split(END)[1:]
+    for output, text in zip(printed, expected, strict=True):
+        if name == "how-to/statistics.md":  # figures of another machine
+            output, text = FIGURES.sub("N", output), text and FIGURES.sub("N", text)  # noqa: PLW2901
+        assert text is None or output == text
+
+
+def commands():
+    """The commands of all pages, without comments, with the page that has them."""
+    names = [*pages("sh"), *pages("bash"), "../README.md", "../CONTRIBUTING.md"]
+    return [
+        pytest.param(line, id=f"{name}: {line}")
+        for name in dict.fromkeys(names)
+        for language, block in blocks(name)
+        if language in ("sh", "bash")
+        for line in block.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_have_the_options_that_are_shown(line):
+    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{each}:", makefile, re.MULTILINE) for each in words[1:])
+    elif words[0] == "bash":
+        assert (ROOT / words[1]).is_file()
+    elif words[0] == "pip":
+        extras = re.findall(r"\[(\w+)\]", line)
+        table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dep")[2]
+        assert all(re.search(rf"^{each} = ", table, re.MULTILINE) for each in extras)
+    else:
+        from cellfeed._cli import main as cellfeed  # noqa: PLC0415
+        from cellfeed_tuner._commands._autotune_cli import main as autotune  # noqa: PLC0415
+
+        command = {"cellfeed": cellfeed, "autotune": autotune}[words[0]]
+        asked = CliRunner().invoke(command, [*words[1:], "--help"])
+        assert asked.exit_code == 0, asked.output
+
+
+def test_pages_that_are_tested_elsewhere_are():
+    for name, path in ELSEWHERE.items():
+        assert Path(name).name in (ROOT / "tests" / path).read_text()
