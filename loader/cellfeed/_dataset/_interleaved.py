@@ -21,6 +21,7 @@ from cellfeed._dataset._loader import (
     n_that_fit,
     sent_whole,
 )
+from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._statistics import Statistics
 from cellfeed._errors import ParameterError, StateError, require_positive
@@ -87,11 +88,11 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         stop: Stop = "first_exhausted",
         n_minibatches: int | None = None,
     ) -> None:
-        super().__init__()
         self.datasets = tuple(datasets)
         if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
             msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
             raise ParameterError(msg)
+        super().__init__(RanksCompared(self.datasets[0]._ranks))
         if stop not in get_args(Stop):
             msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
             raise ParameterError(msg)
@@ -305,6 +306,10 @@ class _MixedEpoch:
     datasets: InterleavedDatasets
     epoch: int
     after: tuple[Progress, ...] = ()
+
+    @property
+    def seed(self) -> list[int]:
+        return [each.seed for each in self.datasets.datasets]
 
     @property
     def world_size(self) -> int:

@@ -154,16 +154,25 @@ class MinibatchLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
             return Iteration(self._announced(super().__iter__()))
+        # Begun with the first minibatch, so that trainers may set the epoch until then.
+        return Iteration(self._begin)
+
+    def _begin(self) -> Generator[Any, None, None]:
+        """Begin an epoch of the workers, and return what they deliver."""
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
             counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return Iteration(self._announced(_complete(counted, minibatches)), begun=True)
+        return self._announced(_complete(counted, minibatches))
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the last minibatch of an epoch was delivered; Accelerate reads this."""
         return self.dataset.is_at_end
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch; see `CellDataset.set_epoch`."""
+        self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop; see `CellDataset.state_dict`.

@@ -9,6 +9,7 @@ from cellfeed._dataset._accelerate import require_kept_whole
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
 from cellfeed._dataset._loader import errors_that_travel
+from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
 from cellfeed._dataset._statistics import Statistics
@@ -21,12 +22,19 @@ S = TypeVar("S", bound=ShareLike)
 
 
 class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
-    """Delivers epochs that the processes of a training divide among them."""
+    """Delivers epochs that the processes of a training divide among them.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    compared
+        The ranks that train together.
+    """
+
+    def __init__(self, compared: RanksCompared) -> None:
         super().__init__()
+        self._compared = compared
         self._counters = Counters()
-        self._run = Run[S](self._counters)
+        self._run = Run[S](self._counters, compared)
 
     @property
     def n_resumed(self) -> int:
@@ -77,15 +85,19 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         """Use the seeds of a resumed run; raise `StateError` if others were given."""
 
     def __iter__(self) -> Iteration[Any]:
-        is_worker = get_worker_info() is not None
-        if is_worker:
-            end_without_parent()
-        else:
+        if get_worker_info() is None:
+            # Begun with the first minibatch, so that trainers may set the epoch until then.
+            return Iteration(self._begin)
+        end_without_parent()
+        return Iteration(errors_that_travel(self._begin()))
+
+    def _begin(self) -> Generator[Any, None, None]:
+        """Begin an epoch, and return its minibatches."""
+        if get_worker_info() is None:
             self._meet()
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
-        minibatches = counted.counting(self._minibatches(share))
-        return Iteration(errors_that_travel(minibatches) if is_worker else minibatches)
+        return counted.counting(self._minibatches(share))
 
     @property
     def counters(self) -> Counters:

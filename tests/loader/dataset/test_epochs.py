@@ -60,10 +60,10 @@ class TestInOneProcess:
         next(iter(dataset))
         assert_is_epoch(dataset, batches(dataset), 1)
 
-    def test_an_iterator_keeps_its_epoch_however_late_it_is_used(self, dataset):
+    def test_an_iterator_has_the_epoch_in_which_it_is_first_used(self, dataset):
         first, second = iter(dataset), iter(dataset)
-        assert_is_epoch(dataset, batches(second), 1)
-        assert_is_epoch(dataset, batches(first), 0)
+        assert_is_epoch(dataset, batches(second), 0)
+        assert_is_epoch(dataset, batches(first), 1)
 
     def test_set_epoch_goes_anywhere_and_counts_on(self, dataset):
         dataset.set_epoch(7)
@@ -127,6 +127,19 @@ class TestWorkers:
         dataset.set_epoch(5)
         assert_is_epoch(dataset, batches(loader), 5)
         assert_is_epoch(dataset, batches(loader), 6)
+
+    def test_set_epoch_counts_until_the_first_minibatch_is_taken(self, dataset, loader):
+        """Lightning makes the iterator of the first epoch before it says which one that is."""
+        next(iter(loader))
+        iterator = iter(loader)
+        dataset.set_epoch(0)
+        assert_is_epoch(dataset, batches(iterator), 0)
+        iterator = iter(loader)
+        loader.set_epoch(7)
+        begun = [next(iterator)]
+        loader.set_epoch(3)
+        assert_is_epoch(dataset, batches([*begun, *iterator]), 7)
+        assert_is_epoch(dataset, batches(loader), 3)
 
     def test_a_user_who_seeds_torch_before_each_epoch(self, dataset, loader):
         for epoch in range(3):
