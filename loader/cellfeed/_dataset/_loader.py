@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from cellfeed._chunks import Counter, Counters
-from cellfeed._dataset._accelerate import accumulating
+from cellfeed._dataset._trainers import accumulating
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, wait_for_dropped
 from cellfeed._dataset._run import Counted

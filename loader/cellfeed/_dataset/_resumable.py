@@ -1,11 +1,11 @@
 """Epochs that are counted as they are consumed, and can be stopped and resumed."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 from cellfeed._chunks import Counters
-from cellfeed._dataset._accelerate import require_kept_whole
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
 from cellfeed._dataset._loader import errors_that_travel
@@ -13,6 +13,13 @@ from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
 from cellfeed._dataset._statistics import Statistics
+from cellfeed._dataset._trainers import (
+    check_data_loader,
+    check_lightning,
+    is_overfitting,
+    require_kept_whole,
+)
+from cellfeed._errors import ParameterError
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.sampling import Progress
 
@@ -84,6 +91,21 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def _take_seeds(self, seeds: Any) -> None:
         """Use the seeds of a resumed run; raise `StateError` if others were given."""
 
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        # torch asks for it where a DataLoader is made, before it refuses options in its own words.
+        check_data_loader(self, sys._getframe().f_back)  # noqa: SLF001 - there is no other way
+        return type(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        msg = (
+            f"a dataset has no minibatch {index!r}: it is iterated over, in the order of its "
+            "strategy; index the collection to read rows, as in `collection[rows]`, and to divide "
+            "or choose cells, give rows to the strategy: `train, test = random_split(collection, "
+            "[0.8, 0.2], seed=0)` of cellfeed, then `BlockShuffling(16, indices=train)`"
+        )
+        raise ParameterError(msg)
+
     def __iter__(self) -> Iteration[Any]:
         if get_worker_info() is None:
             # Begun with the first minibatch, so that trainers may set the epoch until then.
@@ -94,10 +116,18 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def _begin(self) -> Generator[Any, None, None]:
         """Begin an epoch, and return its minibatches."""
         if get_worker_info() is None:
-            self._meet()
+            self._prepare()
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
         return counted.counting(self._minibatches(share))
+
+    def _prepare(self) -> None:
+        """Agree with other ranks and with the trainer, before an epoch begins in this process."""
+        self._meet()
+        if is_overfitting():  # on the same minibatches each time
+            self.set_epoch(0)
+        elif not self._run.is_resumed:
+            check_lightning(self)
 
     @property
     def counters(self) -> Counters:
@@ -197,6 +227,6 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         self, first: Start | None, iteration: int, num_workers: int
     ) -> tuple[Start, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
-        self._meet()
+        self._prepare()
         self._let_go()  # before processes are forked, which would share its memory
         return self._run.begin_for_workers(self._plan_of, first, iteration, num_workers)

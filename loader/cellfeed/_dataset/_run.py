@@ -236,6 +236,11 @@ class Run(Generic[S]):
         return self._n_resumed
 
     @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration resumes an epoch."""
+        return self._counter.next.goes_on
+
+    @property
     def is_at_end(self) -> bool:
         """Whether the last minibatch of an iteration was delivered, and no other since."""
         return self._latest is not None and self._latest.n_delivered == self._latest.n_left
