@@ -32,6 +32,7 @@ from cellfeed._dataset._loader import (
     context_without_threads,
     n_that_fit,
     sent_whole,
+    to_be_called,
 )
 from cellfeed._dataset._planned import PlannedDataset
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
@@ -382,6 +383,7 @@ class CellDataset(PlannedDataset):
         """
         return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 
+    @to_be_called
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches, whose position can be saved and restored.
 

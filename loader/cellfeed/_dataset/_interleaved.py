@@ -20,6 +20,7 @@ from cellfeed._dataset._loader import (
     context_without_threads,
     n_that_fit,
     sent_whole,
+    to_be_called,
 )
 from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._resumable import ResumableDataset
@@ -92,7 +93,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
             msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
             raise ParameterError(msg)
-        super().__init__(RanksCompared(self.datasets[0]._ranks))
+        super().__init__(RanksCompared(self.datasets[0]._ranks))  # noqa: SLF001
         if stop not in get_args(Stop):
             msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
             raise ParameterError(msg)
@@ -147,6 +148,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
+    @to_be_called
     def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches; see `CellDataset.loader`.
 
@@ -203,6 +205,17 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             )
             raise StateError(msg)
         return _MixedEpoch(self, epoch)
+
+    def _n_of(
+        self,
+        *,
+        seed: Any,  # noqa: ARG002 - all epochs have as many
+        epoch: int,  # noqa: ARG002
+        after: tuple[Progress, ...],
+        world_size: int,
+    ) -> int | None:
+        is_resumed = not after and world_size == self.world_size
+        return sum(self.minibatches_of_each) if is_resumed else None
 
     def _identity(self) -> dict[str, Any]:
         parts = [each._identity() for each in self.datasets]  # noqa: SLF001

@@ -1,6 +1,7 @@
 """The DataLoader of a dataset, which notices if a minibatch is lost between processes."""
 
 import errno
+import functools
 import itertools
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import pickle
 import re
 import shutil
 import sys
+import types
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,13 +17,13 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from cellfeed._chunks import Counter, Counters
-from cellfeed._dataset._trainers import accumulating
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, wait_for_dropped
 from cellfeed._dataset._run import Counted
+from cellfeed._dataset._trainers import accumulating
 from cellfeed._errors import (
     CellfeedError,
     DeliveryError,
@@ -50,7 +52,10 @@ __all__ = [
     "errors_that_travel",
     "n_that_fit",
     "sent_whole",
+    "to_be_called",
 ]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Where torch keeps what processes share, if workers cannot lend memory.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
@@ -174,6 +179,13 @@ class MinibatchLoader(DataLoader[Any]):
         """Make the next iteration the given epoch; see `CellDataset.set_epoch`."""
         self.dataset.set_epoch(epoch)
 
+    def __next__(self) -> Any:
+        msg = (
+            "a loader is no iterator; write `iterator = iter(loader)` once, and then "
+            "`next(iterator)`"
+        )
+        raise ParameterError(msg)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop; see `CellDataset.state_dict`.
 
@@ -242,6 +254,36 @@ class MinibatchLoader(DataLoader[Any]):
             self._first_worker, self._n_iterations, self.num_workers
         )
         return counted
+
+
+class _Uncalled:
+    """A method that makes a loader, and says so where it is iterated over itself."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        functools.update_wrapper(self, method)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._method(*arguments, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        msg = "`loader` is a method; write `for minibatch in dataset.loader():`"
+        raise ParameterError(msg)
+
+
+class _ToBeCalled:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        if instance is None:
+            return self._function
+        return _Uncalled(types.MethodType(self._function, instance))
+
+
+def to_be_called(method: _F) -> _F:
+    """Return a method that says so if it is iterated over instead of called."""
+    return cast(_F, _ToBeCalled(method))
 
 
 def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:

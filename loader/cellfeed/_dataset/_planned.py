@@ -145,6 +145,11 @@ class PlannedDataset(ResumableDataset[Share]):
             raise ParameterError(msg)
         return plan
 
+    def _n_of(
+        self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
+    ) -> int | None:
+        return self._plan(0, world_size, seed=seed, epoch=epoch, after=after).n_minibatches
+
     def _following(self) -> Callable[[Share], Share | None]:
         """Return a function that returns the share to read ahead next, and keeps nothing alive."""
         itself = weakref.ref(self)

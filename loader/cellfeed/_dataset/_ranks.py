@@ -8,6 +8,7 @@ Ranks tell each other through the store of torch.distributed, in which nobody wa
 would hang if one rank alone takes a minibatch.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -429,10 +430,9 @@ class RanksCompared:
     def _publish(self) -> None:
         intervals = [(clock, each.begun, each.trained) for clock, each in self._begun.items()]
         content = json.dumps([self.clock, intervals])
-        try:
+        # If the rank that has the store is gone, the next collective says so.
+        with contextlib.suppress(RuntimeError):
             _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
-        except RuntimeError:  # the rank that has the store is gone; the next collective says so
-            pass
 
     def _others(self) -> dict[int, tuple[int, dict[int, "_Interval"]]]:
         """Return the clocks of other ranks and where they began, by rank, as far as is known."""
@@ -448,12 +448,15 @@ class RanksCompared:
         found = {}
         for other, content in zip(others, contents, strict=True):
             clock, intervals = json.loads(content)
-            found[other] = clock, {
-                number: _Interval(
-                    [Beginning(*each) for each in begun], trained and Beginning(*trained)
-                )
-                for number, begun, trained in intervals
-            }
+            found[other] = (
+                clock,
+                {
+                    number: _Interval(
+                        [Beginning(*each) for each in begun], trained and Beginning(*trained)
+                    )
+                    for number, begun, trained in intervals
+                },
+            )
         return found
 
     def __getstate__(self) -> dict[str, Any]:

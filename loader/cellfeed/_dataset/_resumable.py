@@ -10,7 +10,7 @@ from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
 from cellfeed._dataset._loader import errors_that_travel
 from cellfeed._dataset._ranks import RanksCompared
-from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
+from cellfeed._dataset._run import Counted, Divided, Place, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
 from cellfeed._dataset._statistics import Statistics
 from cellfeed._dataset._trainers import (
@@ -19,7 +19,7 @@ from cellfeed._dataset._trainers import (
     is_overfitting,
     require_kept_whole,
 )
-from cellfeed._errors import ParameterError
+from cellfeed._errors import ParameterError, StateError
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.sampling import Progress
 
@@ -82,6 +82,12 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """Return the ``data`` and ``configuration`` of a state, as JSON values."""
+
+    @abstractmethod
+    def _n_of(
+        self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
+    ) -> int | None:
+        """Return the number of minibatches of each rank, or None if these are never resumed."""
 
     @abstractmethod
     def _seed_values(self) -> Any:
@@ -219,9 +225,37 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
             seed.
         """
         place = place_of(state, self._identity())
+        self._require_in_range(place, state["seed"])
         self._take_seeds(state["seed"])
         self._run.go_on(place)
         self._let_go()
+
+    def _require_in_range(self, place: Place, seed: Any) -> None:
+        """Check that an epoch can have come as far as a state says.
+
+        Raises
+        ------
+        StateError
+            It cannot.
+        """
+        worker, progress = place.worker, place.progress
+        if worker is not None and not 0 <= worker < progress.num_workers:
+            msg = f"the state is damaged: it is of worker {worker} of {progress.num_workers}"
+            raise StateError(f"{msg}; load an earlier one")
+        parts = (*place.after, progress)
+        for k, each in enumerate(parts):
+            try:
+                n = self._n_of(
+                    seed=seed, epoch=place.epoch, after=parts[:k], world_size=each.world_size
+                )
+            except ParameterError as error:
+                raise StateError(f"the state is damaged: {error}; load an earlier one") from error
+            if n is not None and each.n_minibatches > n:
+                msg = (
+                    f"the state is damaged: each of {each.world_size} ranks has delivered "
+                    f"{each.n_minibatches:,} of {n:,} minibatches; load an earlier one"
+                )
+                raise StateError(msg)
 
     def begin_for_workers(
         self, first: Start | None, iteration: int, num_workers: int
