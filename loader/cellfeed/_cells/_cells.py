@@ -50,7 +50,7 @@ class Cells(ByElement):
 
     def __getitem__(self, which: str | NDArray[np.intp]) -> Any:
         if isinstance(which, str | int):
-            return self.elements[which] if which in self else refuse_element(which, self.keys())  # type: ignore[index]
+            return self.elements[which] if which in self else refuse_element(which, self.keys())
         elements = {name: each[which] for name, each in self.elements.items()}
         obs = {name: values[which] for name, values in self.obs.items()}
         return Cells(elements, obs, self.rows[which])

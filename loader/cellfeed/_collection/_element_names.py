@@ -30,7 +30,7 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
                 "'mod/MODALITY/'), or for token streams 'spans' and 'metadata', but got "
                 f"{name!r}; give its path in the file"
             )
-            if isinstance(name, str) and name and "/" not in name:
+            if "/" not in str(name):
                 msg += f", such as 'layers/{name}' for a layer"
             raise ParameterError(msg)
     if not names or len(set(names)) < len(names):

@@ -164,8 +164,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         if not any(each.as_torch for each in self.datasets):
             options.setdefault("collate_fn", as_it_is)
         if num_workers:
-            size = max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
-            ahead = min(_MINIBATCHES_AHEAD, n_that_fit(size, num_workers))
+            ahead = min(_MINIBATCHES_AHEAD, n_that_fit(self._minibatch_bytes, num_workers))
             options.setdefault("prefetch_factor", ahead)
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
             if not all(each._can_be_forked for each in self.datasets):  # noqa: SLF001
@@ -185,6 +184,10 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             waiting=own.waiting,
             training=own.training,
         )
+
+    @property
+    def _minibatch_bytes(self) -> int:
+        return max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
 
     def _meet(self) -> None:
         """Agree on the seeds with other ranks."""

@@ -48,6 +48,7 @@ __all__ = [
     "MinibatchLoader",
     "as_it_is",
     "check_loader",
+    "check_other_loader",
     "context_without_threads",
     "errors_that_travel",
     "n_that_fit",
@@ -61,6 +62,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
 _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
+_N_OF_OTHER_LOADERS = 2  # minibatches that each worker of torch's DataLoader keeps by default
 
 
 _TO_DATASET = "is a parameter of the dataset; give it there"
@@ -376,6 +378,47 @@ def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     therefore pickled earlier; unpickling restores it.
     """
     return _SentWhole(default_convert if collate is None else collate)
+
+
+def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
+    """Warn, in the first worker of a DataLoader that is not ours, of what it cannot do.
+
+    Parameters
+    ----------
+    dataset
+        The dataset, which begins an epoch.
+    minibatch_bytes
+        Mean size of a minibatch; 0 if unknown.
+
+    Warns
+    -----
+    UserWarning
+        ``/dev/shm`` is too small for the minibatches that wait in it, or ranks are not compared.
+    """
+    worker = get_worker_info()
+    if worker is None or worker.id or departures() is not None or not can_lend():
+        return
+    remedy = "iterate over `dataset.loader(num_workers=...)`"
+    try:
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:  # not on this system
+        free = sys.maxsize
+    needed = _N_OF_OTHER_LOADERS * worker.num_workers * minibatch_bytes
+    if needed > free:
+        warnings.warn(
+            f"{_SHARED_MEMORY} has {free / 1e6:,.0f} MB left, but the workers of this DataLoader "
+            f"keep about {needed / 1e6:,.0f} MB of minibatches in it and hang where it is full; "
+            f"{remedy}, which needs none of it",
+            UserWarning,
+            stacklevel=2,
+        )
+    if dataset.world_size > 1:
+        warnings.warn(
+            "ranks are not compared where another DataLoader than cellfeed's starts the workers: "
+            f"if one rank takes more minibatches than others, cells are missing; {remedy}",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def errors_that_travel(minibatches: Generator[Any, None, None]) -> Generator[Any, None, None]:

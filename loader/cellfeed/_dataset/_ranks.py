@@ -310,7 +310,7 @@ class RanksCompared:
         """
         if not self._have_met:
             return None
-        group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - there is no other way
+        group: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - the only way
         try:
             return int(group._get_sequence_number_for_group())  # noqa: SLF001
         except (AttributeError, RuntimeError):  # a backend that does not count

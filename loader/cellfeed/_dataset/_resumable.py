@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from cellfeed._chunks import Counters
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
-from cellfeed._dataset._loader import errors_that_travel
+from cellfeed._dataset._loader import check_other_loader, errors_that_travel
 from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._run import Counted, Divided, Place, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
@@ -63,6 +63,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def world_size(self) -> int:
         """The current number of processes that train together."""
 
+    @property
+    @abstractmethod
+    def _minibatch_bytes(self) -> int:
+        """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
+
     @abstractmethod
     def _meet(self) -> None:
         """Agree with other ranks, all of which call this when an epoch begins."""
@@ -97,8 +102,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def _take_seeds(self, seeds: Any) -> None:
         """Use the seeds of a resumed run; raise `StateError` if others were given."""
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         # torch asks for it where a DataLoader is made, before it refuses options in its own words.
         check_data_loader(self, sys._getframe().f_back)  # noqa: SLF001 - there is no other way
         return type(self)
@@ -117,6 +122,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
             # Begun with the first minibatch, so that trainers may set the epoch until then.
             return Iteration(self._begin)
         end_without_parent()
+        check_other_loader(self, self._minibatch_bytes)
         return Iteration(errors_that_travel(self._begin()))
 
     def _begin(self) -> Generator[Any, None, None]:
@@ -162,8 +168,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.
 
-        This is not needed as long as all ranks begin the same iterations, since each iteration is
-        the next epoch, also after `load_state_dict`. If the given epoch is about to be resumed
+        This is not needed as long as all ranks train in the same iterations, since each of these is
+        the next epoch, also after `load_state_dict`. An iteration begins with its first minibatch. If the given epoch is about to be resumed
         from a state, it still is.
 
         Raises
@@ -221,8 +227,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         Raises
         ------
         StateError
-            The state is damaged, has a newer version, or is of other data, parameters or another
-            seed.
+            The state is damaged, has a newer version, is of other data, parameters or another
+            seed, or says that more was delivered than the epoch has.
         """
         place = place_of(state, self._identity())
         self._require_in_range(place, state["seed"])

@@ -9,7 +9,7 @@ matters, the calling functions are looked at.
 
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -105,15 +105,14 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
     ParameterError
         The DataLoader would batch minibatches again, or has options that do not apply.
     """
+    options: Mapping[str, Any] = {}
     for _ in range(_N_CALLERS):
         if caller is None:
             return
         if caller.f_code.co_name == "__init__" and "batch_sampler" in caller.f_code.co_varnames:
+            options = caller.f_locals
             break
         caller = caller.f_back
-    else:
-        return
-    options = caller.f_locals if caller is not None else {}
     if options.get("dataset") is not dataset:
         return
     collate, n_collated = options.get("collate_fn"), options.get("batch_size")
@@ -122,7 +121,7 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
     if whose == "transformers":
         remedy = "return `dataset.loader()` from the Trainer's `get_train_dataloader`"
     for name in ("shuffle", "sampler", "batch_sampler"):
-        if options.get(name):
+        if options.get(name) not in (None, False):
             msg = (
                 f"`{name}` of a DataLoader does not apply to a cellfeed dataset, whose strategy "
                 f"determines the order and which divides itself among ranks; {remedy}"

@@ -54,7 +54,7 @@ def _without_minus_one(codes: Codes, labels: Any) -> Codes:
 
 
 def _is_minus_one(label: Any) -> bool:
-    return isinstance(label, Number) and label == -1
+    return isinstance(label, Number) and bool(label == -1)  # type: ignore[comparison-overlap]
 
 
 def factorized(labels: Any) -> tuple[Codes, list[Any]]:

@@ -44,6 +44,7 @@ PROLOGUE = """
     rank, meeting_point = int(sys.argv[1]), sys.argv[2]
     warnings.filterwarnings("ignore", message=".*multi-threaded.*")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    warnings.filterwarnings("ignore", message="ranks are not compared where another")
 
     def make(seed=0, **options):
         return CellDataset(np.arange(101), BlockShuffling(4), 8, 2, seed=seed, **options)
