@@ -82,8 +82,8 @@ class CellDataset(PlannedDataset):
     and delivers them as minibatches. Each iteration is a new epoch, whose order depends only on
     the epoch number and ``seed``. A dataset works in a plain loop, and `loader` makes a
     DataLoader of it with any number of workers; a `torch.utils.data.DataLoader` with
-    ``batch_size=None`` works, too. Each worker takes every n-th fetch, so the number of workers changes
-    the order of minibatches but not the rows in each.
+    ``batch_size=None`` works, too. Each worker takes every n-th fetch, so the number of workers
+    changes the order of minibatches but not the rows in each.
 
     What an iteration yields depends on the collection:
 

@@ -169,8 +169,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         """Make the next iteration the given epoch.
 
         This is not needed as long as all ranks train in the same iterations, since each of these is
-        the next epoch, also after `load_state_dict`. An iteration begins with its first minibatch. If the given epoch is about to be resumed
-        from a state, it still is.
+        the next epoch, also after `load_state_dict`. An iteration begins with its first minibatch.
+        If the given epoch is about to be resumed from a state, it still is.
 
         Raises
         ------

@@ -58,6 +58,7 @@ def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
         f"""{_TRAINING}
         kinds = ("plain", "workers", "interleaved")
         early = {{(kind, in_step): new(kind, seed=0) for kind in kinds for in_step in (0, 1)}}
+        warnings.filterwarnings("ignore", message="WORLD_SIZE=")
         for loader in early.values():
             look(loader, 0, n=3)
         dist.init_process_group("gloo")
