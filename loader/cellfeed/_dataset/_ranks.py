@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from cellfeed._errors import ParameterError, StateError, require_integer, require_positive
+from cellfeed._errors import (
+    ParameterError,
+    StateError,
+    one_line,
+    require_integer,
+    require_positive,
+)
 from cellfeed._torch import HAS_TORCH, dist, get_worker_info
 
 if TYPE_CHECKING:
@@ -327,11 +333,21 @@ class RanksCompared:
         return is_several and self._ranks.are_of_group
 
     def common(self, name: str, value: int) -> int:
-        """Return the value of the rank that is first to ask for it."""
+        """Return the value of the rank that is first to ask for it.
+
+        Raises
+        ------
+        ParameterError
+            The rank that has the store of torch.distributed is gone.
+        """
         store, key = _store(), f"cellfeed/{self._number}/{name}"
-        if store.add(f"{key}/asked", 1) == 1:
-            store.set(key, str(value))
-        return int(store.get(key))
+        try:
+            if store.add(f"{key}/asked", 1) == 1:
+                store.set(key, str(value))
+            return int(store.get(key))
+        except RuntimeError as error:
+            msg = f"ranks cannot agree on `{name}`: {one_line(error)}; give `{name}`"
+            raise ParameterError(msg) from error
 
     def compare(self, identity: Mapping[str, Any]) -> None:
         """Compare what ranks read, once, when it is due.
@@ -348,11 +364,16 @@ class RanksCompared:
         """
         self._has_compared = True
         store, rank, prefix = _store(), dist.get_rank(), f"cellfeed/{self._number}"
-        mine = json.dumps(identity, sort_keys=True)
-        store.set(f"{prefix}/{rank}", mine)
-        for other in range(dist.get_world_size()) if rank == 0 else (0,):
-            key = f"{prefix}/{other}"
-            if other != rank and store.check([key]) and (its := store.get(key).decode()) != mine:
+        mine, theirs = json.dumps(identity, sort_keys=True), dict[int, str]()
+        # If the rank that has the store is gone, the next collective says so.
+        with contextlib.suppress(RuntimeError):
+            store.set(f"{prefix}/{rank}", mine)
+            for other in range(dist.get_world_size()) if rank == 0 else (0,):
+                key = f"{prefix}/{other}"
+                if other != rank and store.check([key]):
+                    theirs[other] = store.get(key).decode()
+        for other, its in theirs.items():
+            if its != mine:
                 raise ParameterError(_difference(rank, identity, other, json.loads(its)))
 
     def begin(self, beginning: Beginning, *, is_trained: bool = False) -> None:
@@ -415,7 +436,7 @@ class RanksCompared:
                 if store.add(key, 0) >= dist.get_world_size():
                     break
                 time.sleep(_WAIT_SECONDS)
-        except RuntimeError:  # the rank that has the store is gone
+        except RuntimeError:  # see `compare`
             pass
         with_seed = mine.seed != its.seed
         msg = (
@@ -430,8 +451,7 @@ class RanksCompared:
     def _publish(self) -> None:
         intervals = [(clock, each.begun, each.trained) for clock, each in self._begun.items()]
         content = json.dumps([self.clock, intervals])
-        # If the rank that has the store is gone, the next collective says so.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # see `compare`
             _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
 
     def _others(self) -> dict[int, tuple[int, dict[int, "_Interval"]]]:
@@ -443,7 +463,7 @@ class RanksCompared:
                     self._published.add(other)
             others = sorted(self._published)
             contents = store.multi_get([f"{prefix}/{each}" for each in others]) if others else []
-        except RuntimeError:  # see above
+        except RuntimeError:  # see `compare`
             return {}
         found = {}
         for other, content in zip(others, contents, strict=True):

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError, StateError
 
 __all__ = [
@@ -57,7 +58,7 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
     Raises
     ------
     ParameterError
-        Accelerate divides it a second time.
+        Accelerate divides it a second time, or cannot tell how many cells a minibatch has.
     StateError
         Accelerate's own count of epochs would discard the position in the state.
     """
@@ -68,6 +69,12 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
             f"Accelerate divides a DataLoader among {world_size} ranks, but the dataset is "
             "already divided among them, so cells would be missing; pass "
             "`dataset.loader(...)` to `accelerator.prepare`"
+        )
+        raise ParameterError(msg)
+    if _is_dispatched() and _yields_minibatches(dataset):
+        msg = (
+            "Accelerate cannot tell how many cells a minibatch has that another DataLoader than "
+            "cellfeed's delivers; pass `dataset.loader(...)` to `accelerator.prepare`"
         )
         raise ParameterError(msg)
     if goes_on_elsewhere:
@@ -88,6 +95,19 @@ def _is_remade(dataset: Any) -> bool:
         return False
     iterated = active.dataset
     return iterated is dataset or getattr(iterated, "dataset", None) is dataset
+
+
+def _is_dispatched() -> bool:
+    """Return whether Accelerate's active DataLoader is one that divides minibatches itself."""
+    loaders, state = (sys.modules[f"accelerate.{name}"] for name in ("data_loader", "state"))
+    return isinstance(state.GradientState().active_dataloader, loaders.DataLoaderDispatcher)
+
+
+def _yields_minibatches(dataset: Any) -> bool:
+    parts = getattr(dataset, "datasets", (dataset,))
+    return any(
+        isinstance(each.collection, Collection) and not each.batch_transform for each in parts
+    )
 
 
 def check_data_loader(dataset: Any, caller: FrameType | None) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -272,7 +273,7 @@ class TestWhatIsTypedFirst:
         dataset = in_order(np.arange(64))
         for each in (dataset, InterleavedDatasets([dataset])):
             with pytest.raises(ParameterError, match=r"for minibatch in dataset\.loader\(\):"):
-                iter(each.loader)
+                iter(each.loader)  # type: ignore[arg-type]
             with pytest.raises(ParameterError, match=r"write `iterator = iter\(loader\)` once"):
                 next(each.loader())
 
@@ -285,7 +286,7 @@ class TestWhatIsTypedFirst:
             with pytest.raises(ParameterError, match=r"elements=\[\.\.\., 'layers/counts'\]"):
                 part["layers/counts"]
             with pytest.raises(ParameterError, match=r"cannot be unpacked; take `minibatch\.X`"):
-                _, _ = part
+                _, _ = part  # type: ignore[misc]
 
     def test_options_of_open_collection(self, plates):
         for options, message in (
@@ -306,7 +307,7 @@ def test_another_dataloader_says_where_shared_memory_is_too_small(monkeypatch, c
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
     dataset = in_order(np.arange(64))
-    options = {"num_workers": 2, "worker_init_fn": _warn_on_stderr}
+    options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": _warn_on_stderr}
     loader = dataset.loader(**options) if is_own else DataLoader(dataset, None, **options)
     assert sorted(np.concatenate(list(loader)).tolist()) == list(range(64))
     said = "hang where it is full; iterate over `dataset.loader(num_workers=...)`"
@@ -315,4 +316,4 @@ def test_another_dataloader_says_where_shared_memory_is_too_small(monkeypatch, c
 
 def _warn_on_stderr(_worker):
     warnings.simplefilter("always")
-    warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")
+    warnings.showwarning = lambda message, *_: sys.stderr.writelines([f"{message}\n"])
