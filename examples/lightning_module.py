@@ -2,7 +2,8 @@
 
     python examples/lightning_module.py 'plates/*.h5ad' [DEVICES]
 
-Each rank reads its own part, and Lightning's checkpoints contain the state of the loader.
+Each rank reads its own part. The data module saves and restores the position of its loader, also
+where a scheduler asks for `estimated_stepping_batches`, for which Lightning drops it otherwise.
 """
 
 import sys
@@ -22,6 +23,7 @@ class Cells(pl.LightningDataModule):
         super().__init__()
         self.collection = open_collection(plates, obs=[LABEL])
         self.rows = random_split(self.collection, [0.8, 0.1, 0.1], seed=0, stratify=LABEL)
+        self.loader = self.dataset(BlockShuffling(16, indices=self.rows[0])).loader()
 
     def dataset(self, strategy: Any) -> CellDataset:
         transform = [NormalizeTotal(1e4), Log1p()]
@@ -30,7 +32,13 @@ class Cells(pl.LightningDataModule):
         )
 
     def train_dataloader(self) -> Any:
-        return self.dataset(BlockShuffling(16, indices=self.rows[0])).loader()
+        return self.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self.loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state["loader"])
 
     def val_dataloader(self) -> Any:
         return self.dataset(Streaming(indices=self.rows[1])).loader()

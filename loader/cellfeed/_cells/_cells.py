@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._cells._by_element import ByElement
+from cellfeed._cells._by_element import ByElement, refuse_element
 from cellfeed._cells._csr_rows import CsrRows
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Cells(ByElement):
     def __getitem__(self, which: NDArray[np.intp]) -> "Cells": ...
 
     def __getitem__(self, which: str | NDArray[np.intp]) -> Any:
-        if isinstance(which, str):
-            return self.elements[which]
+        if isinstance(which, str | int):
+            return self.elements[which] if which in self else refuse_element(which, self.keys())
         elements = {name: each[which] for name, each in self.elements.items()}
         obs = {name: values[which] for name, values in self.obs.items()}
         return Cells(elements, obs, self.rows[which])

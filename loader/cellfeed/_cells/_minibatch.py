@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._cells._by_element import ByElement
+from cellfeed._cells._by_element import ByElement, refuse_element
 from cellfeed._cells._csr_rows import CsrRows
 from cellfeed._cells._limits import require_int64, require_torch_dtype
 from cellfeed._cells._ragged_rows import RaggedRows
 from cellfeed._cells._ragged_tensor import RaggedTensor
-from cellfeed._torch import require_torch, torch
+from cellfeed._errors import ParameterError
+from cellfeed._torch import HAS_TORCH, require_torch, torch
 
 __all__ = ["Minibatch", "csr_tensor", "minibatch_of"]
 
@@ -26,7 +27,7 @@ class Minibatch(ByElement):
     """The cells of one training step, as torch tensors.
 
     ``minibatch["layers/counts"]`` is an element, ``minibatch.X`` is the first element, and
-    iteration yields the names of elements.
+    ``minibatch.keys()`` are the names of elements.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Minibatch(ByElement):
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Any:
-        return self.elements[name]
+        return self.elements[name] if name in self else refuse_element(name, self.keys())
 
     def to(
         self, device: torch.device | str, *, dense: bool = False, non_blocking: bool = False
@@ -240,3 +241,18 @@ def _silence_beta_warning() -> None:
         torch.sparse_csr_tensor(
             nothing, nothing[:0], nothing[:0], size=(0, 0), check_invariants=False
         )
+
+
+def _refuse_collating(batch: Sequence[Minibatch], **_: Any) -> Any:
+    """Raise an error where torch would make one batch of several minibatches."""
+    msg = (
+        f"a DataLoader batches minibatches again, {len(batch)} at a time; write "
+        "`dataset.loader()` of cellfeed, or DataLoader(dataset, batch_size=None)"
+    )
+    raise ParameterError(msg)
+
+
+if HAS_TORCH:
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    default_collate_fn_map[Minibatch] = _refuse_collating

@@ -30,6 +30,8 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
                 "'mod/MODALITY/'), or for token streams 'spans' and 'metadata', but got "
                 f"{name!r}; give its path in the file"
             )
+            if "/" not in str(name):
+                msg += f", such as 'layers/{name}' for a layer"
             raise ParameterError(msg)
     if not names or len(set(names)) < len(names):
         msg = f"`elements` must name at least one element, each once, but got {list(names)!r}"

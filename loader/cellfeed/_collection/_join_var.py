@@ -54,6 +54,12 @@ class Genes:
             if isinstance(names, str):
                 msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
                 raise ParameterError(msg)
+            if np.asarray(names).dtype == bool:
+                msg = (
+                    "`genes` takes names, but got a boolean mask; write genes=names[mask], where "
+                    "names are the `var_names` of the mask"
+                )
+                raise ParameterError(msg)
         self.join_vars = join_vars
         self.names = None if names is None else np.array([str(name) for name in names], object)
         if self.names is not None:

@@ -1,5 +1,6 @@
 """`open_collection`, which makes one collection of paths, URLs and objects."""
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,6 +16,18 @@ from cellfeed._sizes import parse_size
 __all__ = ["open_collection"]
 
 
+_PARAMETERS = (
+    "obs",
+    "elements",
+    "join_vars",
+    "genes",
+    "join_obs",
+    "storage_options",
+    "cache",
+    "direct_io",
+)
+
+
 def open_collection(
     paths: Given | Iterable[Given] | Any,
     *,
@@ -26,6 +39,7 @@ def open_collection(
     storage_options: Mapping[str, Any] | None = None,
     cache: int | str | None = None,
     direct_io: bool = False,
+    **unknown: Any,
 ) -> Collection:
     """Open files, stores and databases of cells as one collection.
 
@@ -88,6 +102,9 @@ def open_collection(
         cache could have held. obs, var, and elements that are read by h5py or zarr (see
         `Collection.describe`) still go through the page cache.
 
+    **unknown
+        Refused, with what to write instead.
+
     Raises
     ------
     PathError
@@ -125,6 +142,14 @@ def open_collection(
     >>> collection.obs["plate"].codes
     array([0, 0, 0, 1, 1, 1], dtype=int8)
     """
+    if unknown:
+        name, value = next(iter(unknown.items()))
+        msg = f"`open_collection` has no parameter `{name}`"
+        if name in ("layer", "layers"):
+            layer = value if isinstance(value, str) else "NAME"
+            raise ParameterError(f"{msg}; write elements=['layers/{layer}']")
+        near = difflib.get_close_matches(name, _PARAMETERS, n=1)
+        raise ParameterError(f"{msg}; it has {', '.join(near or _PARAMETERS)}")
     require_list("obs", "column names", obs)
     if not isinstance(given := cast("object", storage_options), Mapping | None):
         kind = type(given).__name__  # values may be credentials

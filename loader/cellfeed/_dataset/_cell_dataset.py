@@ -32,6 +32,7 @@ from cellfeed._dataset._loader import (
     context_without_threads,
     n_that_fit,
     sent_whole,
+    to_be_called,
 )
 from cellfeed._dataset._planned import PlannedDataset
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
@@ -79,10 +80,10 @@ class CellDataset(PlannedDataset):
 
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
     and delivers them as minibatches. Each iteration is a new epoch, whose order follows from
-    the epoch number, ``seed`` and these parameters. A dataset works in a plain loop, and in a
-    `torch.utils.data.DataLoader` with ``batch_size=None`` and any number of workers; `loader`
-    makes such a DataLoader. Each worker takes every n-th fetch, so the number of workers changes
-    the order of minibatches but not the rows in each.
+    the epoch number, ``seed`` and these parameters. A dataset works in a plain loop, and `loader`
+    makes a DataLoader of it with any number of workers; a `torch.utils.data.DataLoader` with
+    ``batch_size=None`` works, too. Each worker takes every n-th fetch, so the number of workers
+    changes the order of minibatches but not the rows in each.
 
     What an iteration yields depends on the collection:
 
@@ -131,8 +132,9 @@ class CellDataset(PlannedDataset):
         The rank of this process, and the number of processes that train together. If None, both
         are taken from torch.distributed when an epoch begins; if that is not initialised, this
         process reads everything. ``rank=0, world_size=1`` always reads everything, whatever the
-        number of ranks. All ranks must begin the same epochs: if one of them takes an extra
-        minibatch, for example to inspect it, call `set_epoch` before each epoch on all ranks.
+        number of ranks. One of the ranks may take extra minibatches, for example to inspect them:
+        an iteration that it breaks off by itself does not count. If ranks have trained in different
+        epochs, all of them raise an error; then call `set_epoch` before each epoch on all ranks.
     device_mesh
         The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
         ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other
@@ -141,7 +143,7 @@ class CellDataset(PlannedDataset):
         ``world_size`` instead.
     seed
         Determines the order of all epochs. If None, a seed is drawn; with several ranks, all use
-        the seed of the first rank once they have met.
+        the seed of the rank that asks first once they have met.
     dense
         Whether to make the sparse elements of a `Collection` dense in minibatches.
     dtype
@@ -195,7 +197,7 @@ class CellDataset(PlannedDataset):
         collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None with
         several ranks and torch.distributed is not initialised.
         Also when an epoch begins: the ranks have met, but this process has already used a seed
-        that it drew for itself.
+        that it drew for itself; or ranks have trained in different epochs.
 
     Warns
     -----
@@ -382,6 +384,7 @@ class CellDataset(PlannedDataset):
         """
         return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 
+    @to_be_called
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches, whose position can be saved and restored.
 

@@ -39,7 +39,7 @@ from cellfeed._bytes._descriptors import closed_with
 from cellfeed._errors import ParameterError, require_integer
 from cellfeed._torch import get_worker_info
 
-__all__ = ["Claim", "EpochCounter", "Start"]
+__all__ = ["Claim", "EpochCounter", "Start", "require_epoch"]
 
 _EPOCH_LIMIT = 1 << 62
 
@@ -166,10 +166,7 @@ class EpochCounter:
         ParameterError
             The epoch is not an integer, is negative or is too large.
         """
-        epoch = claim.epoch
-        if not 0 <= require_integer("epoch", epoch) < _EPOCH_LIMIT:
-            msg = f"`0 <= epoch < {_EPOCH_LIMIT}` must hold, but got {epoch=}"
-            raise ParameterError(msg)
+        require_epoch(claim.epoch)
         with self._locked():
             self._set(self._count(self._iterating()), claim)
 
@@ -306,6 +303,20 @@ class EpochCounter:
         else:
             self.__init__()  # type: ignore[misc]
             self.set_next(state["next"])
+
+
+def require_epoch(epoch: Any) -> int:
+    """Return the number of an epoch as a Python integer.
+
+    Raises
+    ------
+    ParameterError
+        It is not an integer, is negative or is too large.
+    """
+    if not 0 <= require_integer("epoch", epoch) < _EPOCH_LIMIT:
+        msg = f"`0 <= epoch < {_EPOCH_LIMIT}` must hold, but got {epoch=}"
+        raise ParameterError(msg)
+    return int(epoch)
 
 
 def _file_without_name() -> int:

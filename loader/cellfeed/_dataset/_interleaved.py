@@ -20,7 +20,9 @@ from cellfeed._dataset._loader import (
     context_without_threads,
     n_that_fit,
     sent_whole,
+    to_be_called,
 )
+from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._statistics import Statistics
 from cellfeed._errors import ParameterError, StateError, require_positive
@@ -87,11 +89,11 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         stop: Stop = "first_exhausted",
         n_minibatches: int | None = None,
     ) -> None:
-        super().__init__()
         self.datasets = tuple(datasets)
         if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
             msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
             raise ParameterError(msg)
+        super().__init__(RanksCompared(self.datasets[0]._ranks))  # noqa: SLF001
         if stop not in get_args(Stop):
             msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
             raise ParameterError(msg)
@@ -146,6 +148,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
+    @to_be_called
     def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches; see `CellDataset.loader`.
 
@@ -161,8 +164,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         if not any(each.as_torch for each in self.datasets):
             options.setdefault("collate_fn", as_it_is)
         if num_workers:
-            size = max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
-            ahead = min(_MINIBATCHES_AHEAD, n_that_fit(size, num_workers))
+            ahead = min(_MINIBATCHES_AHEAD, n_that_fit(self._minibatch_bytes, num_workers))
             options.setdefault("prefetch_factor", ahead)
             options["collate_fn"] = sent_whole(options.get("collate_fn"))
             if not all(each._can_be_forked for each in self.datasets):  # noqa: SLF001
@@ -183,6 +185,10 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             training=own.training,
         )
 
+    @property
+    def _minibatch_bytes(self) -> int:
+        return max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
+
     def _meet(self) -> None:
         """Agree on the seeds with other ranks."""
         ranks = {(each.rank, each.world_size) for each in self.datasets}
@@ -202,6 +208,17 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             )
             raise StateError(msg)
         return _MixedEpoch(self, epoch)
+
+    def _n_of(
+        self,
+        *,
+        seed: Any,  # noqa: ARG002 - all epochs have as many
+        epoch: int,  # noqa: ARG002
+        after: tuple[Progress, ...],
+        world_size: int,
+    ) -> int | None:
+        is_resumed = not after and world_size == self.world_size
+        return sum(self.minibatches_of_each) if is_resumed else None
 
     def _identity(self) -> dict[str, Any]:
         parts = [each._identity() for each in self.datasets]  # noqa: SLF001
@@ -305,6 +322,10 @@ class _MixedEpoch:
     datasets: InterleavedDatasets
     epoch: int
     after: tuple[Progress, ...] = ()
+
+    @property
+    def seed(self) -> list[int]:
+        return [each.seed for each in self.datasets.datasets]
 
     @property
     def world_size(self) -> int:

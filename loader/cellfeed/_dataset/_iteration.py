@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from multiprocessing import Process, current_process, get_start_method, parent_process
 from multiprocessing.context import ForkServerProcess
 from queue import SimpleQueue
@@ -29,7 +29,8 @@ class Iteration(Generic[_Item]):
     Parameters
     ----------
     items
-        The generator; nothing else may refer to it.
+        The generator, to which nothing else may refer; or a function that makes it when the first
+        item is requested.
     begun
         Whether the generator must be closed even before the first item.
 
@@ -39,11 +40,17 @@ class Iteration(Generic[_Item]):
     [0, 1, 4, 9]
     """
 
-    __slots__ = ("__weakref__", "_closing", "_items", "_process")
+    __slots__ = ("__weakref__", "_closing", "_items", "_make", "_process")
 
-    def __init__(self, items: Generator[_Item, None, None], *, begun: bool = False) -> None:
+    def __init__(
+        self,
+        items: Generator[_Item, None, None] | Callable[[], Generator[_Item, None, None]],
+        *,
+        begun: bool = False,
+    ) -> None:
         self._process = os.getpid()
-        self._items = items
+        self._make = None if isinstance(items, Generator) else items
+        self._items = items if isinstance(items, Generator) else None
         self._closing: _Closing | None = None
         if begun:
             self._begin()
@@ -58,6 +65,11 @@ class Iteration(Generic[_Item]):
                 f"used in {os.getpid()}, a fork without its threads; make a new one there"
             )
             raise DeliveryError(msg)
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._items = make()
+        if self._items is None:  # making it has failed
+            raise StopIteration
         if self._closing is None and not self._has_ended:
             self._begin()
         try:
@@ -68,7 +80,8 @@ class Iteration(Generic[_Item]):
 
     def close(self) -> None:
         """Discard remaining items, and wait until all work for them has ended."""
-        if self._process == os.getpid():
+        self._make = None
+        if self._process == os.getpid() and self._items is not None:
             self._items.close()
             self._end()
             wait_for_dropped()  # what it iterated over itself
@@ -81,9 +94,10 @@ class Iteration(Generic[_Item]):
 
     @property
     def _has_ended(self) -> bool:
-        return inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
+        return self._items is None or inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
 
     def _begin(self) -> None:
+        assert self._items is not None  # noqa: S101 - asked before
         wait_for_dropped()
         self._closing = _Closing(self, self._items)
         self._closing.start()

@@ -1,6 +1,7 @@
 """The DataLoader of a dataset, which notices if a minibatch is lost between processes."""
 
 import errno
+import functools
 import itertools
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import pickle
 import re
 import shutil
 import sys
+import types
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,13 +17,13 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from cellfeed._chunks import Counter, Counters
-from cellfeed._dataset._accelerate import accumulating
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, wait_for_dropped
 from cellfeed._dataset._run import Counted
+from cellfeed._dataset._trainers import accumulating
 from cellfeed._errors import (
     CellfeedError,
     DeliveryError,
@@ -46,16 +48,21 @@ __all__ = [
     "MinibatchLoader",
     "as_it_is",
     "check_loader",
+    "check_other_loader",
     "context_without_threads",
     "errors_that_travel",
     "n_that_fit",
     "sent_whole",
+    "to_be_called",
 ]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Where torch keeps what processes share, if workers cannot lend memory.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
 _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
+_N_OF_OTHER_LOADERS = 2  # minibatches that each worker of torch's DataLoader keeps by default
 
 
 _TO_DATASET = "is a parameter of the dataset; give it there"
@@ -154,16 +161,32 @@ class MinibatchLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
             return Iteration(self._announced(super().__iter__()))
+        # Begun with the first minibatch, so that trainers may set the epoch until then.
+        return Iteration(self._begin)
+
+    def _begin(self) -> Generator[Any, None, None]:
+        """Begin an epoch of the workers, and return what they deliver."""
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
             counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return Iteration(self._announced(_complete(counted, minibatches)), begun=True)
+        return self._announced(_complete(counted, minibatches))
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the last minibatch of an epoch was delivered; Accelerate reads this."""
         return self.dataset.is_at_end
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch; see `CellDataset.set_epoch`."""
+        self.dataset.set_epoch(epoch)
+
+    def __next__(self) -> Any:
+        msg = (
+            "a loader is no iterator; write `iterator = iter(loader)` once, and then "
+            "`next(iterator)`"
+        )
+        raise ParameterError(msg)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop; see `CellDataset.state_dict`.
@@ -233,6 +256,36 @@ class MinibatchLoader(DataLoader[Any]):
             self._first_worker, self._n_iterations, self.num_workers
         )
         return counted
+
+
+class _Uncalled:
+    """A method that makes a loader, and says so where it is iterated over itself."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        functools.update_wrapper(self, method)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._method(*arguments, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        msg = "`loader` is a method; write `for minibatch in dataset.loader():`"
+        raise ParameterError(msg)
+
+
+class _ToBeCalled:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        if instance is None:
+            return self._function
+        return _Uncalled(types.MethodType(self._function, instance))
+
+
+def to_be_called(method: _F) -> _F:
+    """Return a method that says so if it is iterated over instead of called."""
+    return cast(_F, _ToBeCalled(method))
 
 
 def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
@@ -325,6 +378,47 @@ def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     therefore pickled earlier; unpickling restores it.
     """
     return _SentWhole(default_convert if collate is None else collate)
+
+
+def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
+    """Warn, in the first worker of a DataLoader that is not ours, of what it cannot do.
+
+    Parameters
+    ----------
+    dataset
+        The dataset, which begins an epoch.
+    minibatch_bytes
+        Mean size of a minibatch; 0 if unknown.
+
+    Warns
+    -----
+    UserWarning
+        ``/dev/shm`` is too small for the minibatches that wait in it, or ranks are not compared.
+    """
+    worker = get_worker_info()
+    if worker is None or worker.id or departures() is not None or not can_lend():
+        return
+    remedy = "iterate over `dataset.loader(num_workers=...)`"
+    try:
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:  # not on this system
+        free = sys.maxsize
+    needed = _N_OF_OTHER_LOADERS * worker.num_workers * minibatch_bytes
+    if needed > free:
+        warnings.warn(
+            f"{_SHARED_MEMORY} has {free / 1e6:,.0f} MB left, but the workers of this DataLoader "
+            f"keep about {needed / 1e6:,.0f} MB of minibatches in it and hang where it is full; "
+            f"{remedy}, which needs none of it",
+            UserWarning,
+            stacklevel=2,
+        )
+    if dataset.world_size > 1:
+        warnings.warn(
+            "ranks are not compared where another DataLoader than cellfeed's starts the workers: "
+            f"if one rank takes more minibatches than others, cells are missing; {remedy}",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def errors_that_travel(minibatches: Generator[Any, None, None]) -> Generator[Any, None, None]:

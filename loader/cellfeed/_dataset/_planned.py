@@ -48,7 +48,8 @@ class PlannedDataset(ResumableDataset[Share]):
         seed: int | None,
         prefetch_next_epoch: bool,
     ) -> None:
-        super().__init__()
+        self._ranks = Ranks(rank, world_size, device_mesh)
+        super().__init__(RanksCompared(self._ranks))
         if not isinstance(strategy, SamplingStrategy):
             msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
@@ -58,10 +59,8 @@ class PlannedDataset(ResumableDataset[Share]):
         self.fetch_factor = require_positive("fetch_factor", fetch_factor)
         self.drop_last = drop_last
         self._n_rows = n_rows
-        self._ranks = Ranks(rank, world_size, device_mesh)
         self._seed = CommonSeed(seed)
-        self._seed.agree(self._ranks.n_with_one_seed)
-        self._compared = RanksCompared(are_asked_for=self._ranks.are_asked_for)
+        self._seed.agree(self._ranks.n_with_one_seed, self._compared)
         self.prefetch_next_epoch = prefetch_next_epoch
         self._next_epoch = NextEpoch[Fetches]()
         # Arrays are hashed, and files looked at, once.
@@ -146,6 +145,11 @@ class PlannedDataset(ResumableDataset[Share]):
             raise ParameterError(msg)
         return plan
 
+    def _n_of(
+        self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
+    ) -> int | None:
+        return self._plan(0, world_size, seed=seed, epoch=epoch, after=after).n_minibatches
+
     def _following(self) -> Callable[[Share], Share | None]:
         """Return a function that returns the share to read ahead next, and keeps nothing alive."""
         itself = weakref.ref(self)
@@ -173,11 +177,10 @@ class PlannedDataset(ResumableDataset[Share]):
     def _meet(self) -> None:
         """Agree with other ranks, all of which call this when an epoch begins."""
         _, world_size = self._ranks.now()
-        self._seed.agree(world_size)
-        seed = self._seed.use(world_size)
+        self._seed.agree(world_size, self._compared)
+        self._seed.use(world_size)
         if self._compared.is_due:
-            run = {"seed": seed, "world_size": world_size}
-            self._compared.compare(self._identity() | {"run": run})
+            self._compared.compare(self._identity() | {"run": {"world_size": world_size}})
 
     def _seed_values(self) -> int:
         return self.seed

@@ -1,28 +1,44 @@
-"""The rank of this process, the number of ranks, and the seed that they share.
+"""The rank of this process, the number of ranks, the seed that they share, and where they are.
 
 A dataset is often made before the ranks meet: Lightning starts the other ranks, and
 initialises torch.distributed, in ``fit``. Ranks and seed are therefore determined when an epoch
 begins or a plan is requested, not when a dataset is made.
+
+Ranks tell each other through the store of torch.distributed, in which nobody waits: a collective
+would hang if one rank alone takes a minibatch.
 """
 
+import contextlib
 import itertools
 import json
 import os
 import secrets
+import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from cellfeed._errors import ParameterError, StateError, require_integer, require_positive
+from cellfeed._errors import (
+    ParameterError,
+    StateError,
+    one_line,
+    require_integer,
+    require_positive,
+)
 from cellfeed._torch import HAS_TORCH, dist, get_worker_info
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["CommonSeed", "Ranks", "RanksCompared"]
+__all__ = ["Beginning", "CommonSeed", "Ranks", "RanksCompared"]
 
 Rank = tuple[int, int]  # rank, and the number of ranks
+# Of each rank, that others may look at.
+_N_BEGINNINGS = 16
+# How long a rank that has found a difference waits for others to find it: two seconds.
+_N_WAITS, _WAIT_SECONDS = 40, 0.05
 
 
 class Ranks:
@@ -77,9 +93,14 @@ class Ranks:
         self._given = rank, world_size
 
     @property
-    def are_asked_for(self) -> bool:
-        """Whether they come from torch.distributed, or from a device mesh."""
-        return self._given is None or self._is_of_mesh
+    def may_be_several(self) -> bool:
+        """Whether this process is not by itself by its parameters."""
+        return self._given is None or self._is_of_mesh or self._given[1] > 1
+
+    @property
+    def are_of_group(self) -> bool:
+        """Whether they are those of torch.distributed, which is initialised, or of a mesh."""
+        return self._is_of_mesh or self.look() == (dist.get_rank(), dist.get_world_size())
 
     @property
     def n_with_one_seed(self) -> int:
@@ -164,8 +185,8 @@ class CommonSeed:
         self._is_common = self._is_given = seed is not None
         self._is_used = False
 
-    def agree(self, world_size: int) -> None:
-        """Take the first rank's seed. All ranks must call this.
+    def agree(self, world_size: int, compared: "RanksCompared") -> None:
+        """Take the seed of the rank that is first to ask; none waits for another.
 
         Raises
         ------
@@ -186,9 +207,7 @@ class CommonSeed:
                 f"{world_size} ranks now, which need a common seed; give `seed`"
             )
             raise ParameterError(msg)
-        drawn = [self._seed]
-        dist.broadcast_object_list(drawn, src=0)
-        self._seed, self._is_common = drawn[0], True
+        self._seed, self._is_common = compared.common("seed", self._seed), True
 
     def take(self, seed: int) -> None:
         """Use the seed of a resumed run, on all ranks.
@@ -225,31 +244,113 @@ class CommonSeed:
         return self._seed
 
 
-class RanksCompared:
-    """Compares what ranks read when they begin, to find a rank that differs.
-
-    No rank waits: each publishes what it reads, and compares it with what others have published by
-    then, so the last one sees all. Datasets are identified by the order in which they are made,
-    which is the same on all ranks.
+class Beginning(NamedTuple):
+    """Where an iteration of a rank began.
 
     Parameters
     ----------
-    are_asked_for
-        Whether ranks come from torch.distributed. Other ranks are not compared.
+    clock
+        Number of collectives that the rank had begun.
+    epoch
+        The epoch.
+    n_before
+        Number of its minibatches that had been delivered before.
+    seed
+        The seed, as a JSON value.
+    """
+
+    clock: int
+    epoch: int
+    n_before: int
+    seed: Any
+
+    def text(self, *, with_seed: bool) -> str:
+        """Return it as text."""
+        after = f" after {self.n_before:,} minibatches" if self.n_before else ""
+        return f"epoch {self.epoch}{after}" + (f" with seed={self.seed}" if with_seed else "")
+
+
+@dataclass(slots=True)
+class _Interval:
+    """What a rank began between two collectives, and in which of it ranks trained last."""
+
+    begun: list[Beginning] = field(default_factory=list)
+    trained: Beginning | None = None
+
+
+class RanksCompared:
+    """Compares what the ranks read, and which epochs they begin, to find a rank that differs.
+
+    No rank waits: each publishes what it reads and where its iterations begin, and looks at what
+    others have published by then. Datasets are identified by the order in which they are made,
+    which is the same on all ranks. Iterations belong together if they began between the same two
+    collectives, which torch.distributed counts: all ranks begin the same collectives, so whatever
+    they did before the last of them is known to all.
+
+    Parameters
+    ----------
+    ranks
+        The ranks. They are compared if they are those of torch.distributed.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, *, are_asked_for: bool) -> None:
-        self._number = next(self._numbers) if are_asked_for else None
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._number = next(self._numbers) if ranks.may_be_several else None
+        self._has_compared = False
+        self._begun: dict[int, _Interval] = {}  # by clock
+        self._published: set[int] = set()  # ranks that have published where they began
+        self._group: Any = None  # that these are of
 
     @property
     def is_due(self) -> bool:
-        """Whether ranks have met, and have not been compared yet."""
-        return self._number is not None and _is_in_group() and dist.get_world_size() > 1
+        """Whether ranks have met, and what they read has not been compared yet."""
+        return not self._has_compared and self._have_met
+
+    @property
+    def clock(self) -> int | None:
+        """Number of collectives that this rank has begun; None if it is not compared with others.
+
+        The same number in another `group` is not the same time.
+        """
+        if not self._have_met:
+            return None
+        group: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - the only way
+        try:
+            return int(group._get_sequence_number_for_group())  # noqa: SLF001
+        except (AttributeError, RuntimeError):  # a backend that does not count
+            return None
+
+    @property
+    def group(self) -> Any:
+        """What tells the group in which ranks are compared from others; None without one."""
+        return _store() if self._have_met else None
+
+    @property
+    def _have_met(self) -> bool:
+        is_several = self._number is not None and _is_in_group() and dist.get_world_size() > 1
+        return is_several and self._ranks.are_of_group
+
+    def common(self, name: str, value: int) -> int:
+        """Return the value of the rank that is first to ask for it.
+
+        Raises
+        ------
+        ParameterError
+            The rank that has the store of torch.distributed is gone.
+        """
+        store, key = _store(), f"cellfeed/{self._number}/{name}"
+        try:
+            if store.add(f"{key}/asked", 1) == 1:
+                store.set(key, str(value))
+            return int(store.get(key))
+        except RuntimeError as error:
+            msg = f"ranks cannot agree on `{name}`: {one_line(error)}; give `{name}`"
+            raise ParameterError(msg) from error
 
     def compare(self, identity: Mapping[str, Any]) -> None:
-        """Compare the ranks, once, when it is due.
+        """Compare what ranks read, once, when it is due.
 
         Parameters
         ----------
@@ -261,15 +362,125 @@ class RanksCompared:
         ParameterError
             Another rank reads something else.
         """
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no other way
-        rank, prefix = dist.get_rank(), f"cellfeed/{self._number}"
-        self._number = None
-        mine = json.dumps(identity, sort_keys=True)
-        store.set(f"{prefix}/{rank}", mine)
-        for other in range(dist.get_world_size()) if rank == 0 else (0,):
-            key = f"{prefix}/{other}"
-            if other != rank and store.check([key]) and (its := store.get(key).decode()) != mine:
+        self._has_compared = True
+        store, rank, prefix = _store(), dist.get_rank(), f"cellfeed/{self._number}"
+        mine, theirs = json.dumps(identity, sort_keys=True), dict[int, str]()
+        # If the rank that has the store is gone, the next collective says so.
+        with contextlib.suppress(RuntimeError):
+            store.set(f"{prefix}/{rank}", mine)
+            for other in range(dist.get_world_size()) if rank == 0 else (0,):
+                key = f"{prefix}/{other}"
+                if other != rank and store.check([key]):
+                    theirs[other] = store.get(key).decode()
+        for other, its in theirs.items():
+            if its != mine:
                 raise ParameterError(_difference(rank, identity, other, json.loads(its)))
+
+    def begin(self, beginning: Beginning, *, is_trained: bool = False) -> None:
+        """Publish where an iteration of this rank begins, or again once ranks trained in it."""
+        if self.group is not self._group:
+            self._group, self._begun, self._published = self.group, {}, set()
+        interval = self._begun.setdefault(beginning.clock, _Interval())
+        if beginning not in interval.begun:
+            interval.begun = [*interval.begun, beginning][-_N_BEGINNINGS:]
+        if is_trained:
+            interval.trained = beginning
+        while len(self._begun) > _N_BEGINNINGS:
+            del self._begun[next(iter(self._begun))]
+        self._publish()
+
+    def require_same(self, beginning: Beginning) -> None:
+        """Check that ranks trained in the same as this one, which went through a collective since.
+
+        Raises
+        ------
+        ParameterError
+            A rank began another epoch, or elsewhere in it.
+        """
+        self._publish()  # that this rank has come so far
+        for other, (clock, intervals) in self._others().items():
+            its = intervals.get(beginning.clock, _Interval()).trained
+            is_final = clock > beginning.clock or dist.get_backend() == "gloo"  # others run ahead
+            if its is not None and is_final and its != beginning:
+                self._refuse(beginning, other, its)
+
+    def have_begun(self, beginning: Beginning) -> bool:
+        """Whether all ranks began the same as this one, between the same two collectives.
+
+        Raises
+        ------
+        ParameterError
+            A rank has begun nothing that this one did.
+        """
+        n_ranks, mine = dist.get_world_size(), self._begun[beginning.clock].begun
+        theirs = [
+            (other, intervals[beginning.clock].begun)
+            for other, (_, intervals) in self._others().items()
+            if beginning.clock in intervals
+        ]
+        if len(theirs) == n_ranks - 1 and self.clock != beginning.clock:
+            for other, begun in theirs:
+                if not any(each in mine for each in begun):
+                    self._refuse(beginning, other, begun[-1])
+        return sum(beginning in begun for _, begun in theirs) == n_ranks - 1
+
+    def _refuse(self, mine: Beginning, other: int, its: Beginning) -> NoReturn:
+        """Raise an error with what two ranks began, in one line.
+
+        If this process ended at once, a collective of the others would fail before they say so.
+        """
+        store, key = _store(), f"cellfeed/{self._number}/refused/{mine.clock}"
+        try:
+            store.add(key, 1)
+            for _ in range(_N_WAITS):
+                if store.add(key, 0) >= dist.get_world_size():
+                    break
+                time.sleep(_WAIT_SECONDS)
+        except RuntimeError:  # see `compare`
+            pass
+        with_seed = mine.seed != its.seed
+        msg = (
+            "ranks are in different epochs, so that cells are missing: rank "
+            f"{dist.get_rank()} began {mine.text(with_seed=with_seed)}, rank {other} began "
+            f"{its.text(with_seed=with_seed)}; load the same state on all ranks, and call "
+            "`set_epoch(epoch)` on all ranks before each epoch if some take more minibatches than "
+            "others"
+        )
+        raise ParameterError(msg)
+
+    def _publish(self) -> None:
+        intervals = [(clock, each.begun, each.trained) for clock, each in self._begun.items()]
+        content = json.dumps([self.clock, intervals])
+        with contextlib.suppress(RuntimeError):  # see `compare`
+            _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
+
+    def _others(self) -> dict[int, tuple[int, dict[int, "_Interval"]]]:
+        """Return the clocks of other ranks and where they began, by rank, as far as is known."""
+        store, rank, prefix = _store(), dist.get_rank(), f"cellfeed/{self._number}/begun"
+        try:
+            for other in set(range(dist.get_world_size())) - self._published - {rank}:
+                if store.check([f"{prefix}/{other}"]):
+                    self._published.add(other)
+            others = sorted(self._published)
+            contents = store.multi_get([f"{prefix}/{each}" for each in others]) if others else []
+        except RuntimeError:  # see `compare`
+            return {}
+        found = {}
+        for other, content in zip(others, contents, strict=True):
+            clock, intervals = json.loads(content)
+            found[other] = (
+                clock,
+                {
+                    number: _Interval(
+                        [Beginning(*each) for each in begun], trained and Beginning(*trained)
+                    )
+                    for number, begun, trained in intervals
+                },
+            )
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_begun": {}, "_published": set(), "_group": None}
 
 
 def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:
@@ -304,6 +515,10 @@ def _of_mesh(mesh: "DeviceMesh") -> Rank:
             f"{msg}; leave it out, or make the dataset only in processes of the mesh"
         )
     return mesh.get_local_rank(), mesh.size()
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001 - there is no other way
 
 
 def _is_in_group() -> bool:

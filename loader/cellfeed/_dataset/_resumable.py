@@ -1,17 +1,25 @@
 """Epochs that are counted as they are consumed, and can be stopped and resumed."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 from cellfeed._chunks import Counters
-from cellfeed._dataset._accelerate import require_kept_whole
 from cellfeed._dataset._epochs import Start
 from cellfeed._dataset._iteration import Iteration, end_without_parent
-from cellfeed._dataset._loader import errors_that_travel
-from cellfeed._dataset._run import Counted, Divided, Run, ShareLike
+from cellfeed._dataset._loader import check_other_loader, errors_that_travel
+from cellfeed._dataset._ranks import RanksCompared
+from cellfeed._dataset._run import Counted, Divided, Place, Run, ShareLike
 from cellfeed._dataset._state import place_of, state_of
 from cellfeed._dataset._statistics import Statistics
+from cellfeed._dataset._trainers import (
+    check_data_loader,
+    check_lightning,
+    is_overfitting,
+    require_kept_whole,
+)
+from cellfeed._errors import ParameterError, StateError
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.sampling import Progress
 
@@ -21,12 +29,19 @@ S = TypeVar("S", bound=ShareLike)
 
 
 class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
-    """Delivers epochs that the processes of a training divide among them."""
+    """Delivers epochs that the processes of a training divide among them.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    compared
+        The ranks that train together.
+    """
+
+    def __init__(self, compared: RanksCompared) -> None:
         super().__init__()
+        self._compared = compared
         self._counters = Counters()
-        self._run = Run[S](self._counters)
+        self._run = Run[S](self._counters, compared)
 
     @property
     def n_resumed(self) -> int:
@@ -47,6 +62,11 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     @abstractmethod
     def world_size(self) -> int:
         """The current number of processes that train together."""
+
+    @property
+    @abstractmethod
+    def _minibatch_bytes(self) -> int:
+        """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
 
     @abstractmethod
     def _meet(self) -> None:
@@ -69,6 +89,12 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         """Return the ``data`` and ``configuration`` of a state, as JSON values."""
 
     @abstractmethod
+    def _n_of(
+        self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
+    ) -> int | None:
+        """Return the number of minibatches of each rank, or None if these are never resumed."""
+
+    @abstractmethod
     def _seed_values(self) -> Any:
         """Return the seeds as a JSON value."""
 
@@ -76,16 +102,44 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def _take_seeds(self, seeds: Any) -> None:
         """Use the seeds of a resumed run; raise `StateError` if others were given."""
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        # torch asks for it where a DataLoader is made, before it refuses options in its own words.
+        check_data_loader(self, sys._getframe().f_back)  # noqa: SLF001 - there is no other way
+        return type(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        msg = (
+            f"a dataset has no minibatch {index!r}: it is iterated over, in the order of its "
+            "strategy; index the collection to read rows, as in `collection[rows]`, and to divide "
+            "or choose cells, give rows to the strategy: `train, test = random_split(collection, "
+            "[0.8, 0.2], seed=0)` of cellfeed, then `BlockShuffling(16, indices=train)`"
+        )
+        raise ParameterError(msg)
+
     def __iter__(self) -> Iteration[Any]:
-        is_worker = get_worker_info() is not None
-        if is_worker:
-            end_without_parent()
-        else:
-            self._meet()
+        if get_worker_info() is None:
+            # Begun with the first minibatch, so that trainers may set the epoch until then.
+            return Iteration(self._begin)
+        end_without_parent()
+        check_other_loader(self, self._minibatch_bytes)
+        return Iteration(errors_that_travel(self._begin()))
+
+    def _begin(self) -> Generator[Any, None, None]:
+        """Begin an epoch, and return its minibatches."""
+        if get_worker_info() is None:
+            self._prepare()
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
-        minibatches = counted.counting(self._minibatches(share))
-        return Iteration(errors_that_travel(minibatches) if is_worker else minibatches)
+        return counted.counting(self._minibatches(share))
+
+    def _prepare(self) -> None:
+        """Agree with other ranks and with the trainer, before an epoch begins in this process."""
+        self._meet()
+        if is_overfitting():  # on the same minibatches each time
+            self.set_epoch(0)
+        elif not self._run.is_resumed:
+            check_lightning(self)
 
     @property
     def counters(self) -> Counters:
@@ -114,9 +168,9 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.
 
-        This is not needed as long as all ranks begin the same iterations, since each iteration is
-        the next epoch, also after `load_state_dict`. If the given epoch is about to be resumed
-        from a state, it still is.
+        This is not needed as long as all ranks train in the same iterations, since each of these is
+        the next epoch, also after `load_state_dict`. An iteration begins with its first minibatch.
+        If the given epoch is about to be resumed from a state, it still is.
 
         Raises
         ------
@@ -173,18 +227,46 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         Raises
         ------
         StateError
-            The state is damaged, has a newer version, or is of other data, parameters or another
-            seed.
+            The state is damaged, has a newer version, is of other data, parameters or another
+            seed, or says that more was delivered than the epoch has.
         """
         place = place_of(state, self._identity())
+        self._require_in_range(place, state["seed"])
         self._take_seeds(state["seed"])
         self._run.go_on(place)
         self._let_go()
+
+    def _require_in_range(self, place: Place, seed: Any) -> None:
+        """Check that an epoch can have come as far as a state says.
+
+        Raises
+        ------
+        StateError
+            It cannot.
+        """
+        worker, progress = place.worker, place.progress
+        if worker is not None and not 0 <= worker < progress.num_workers:
+            msg = f"the state is damaged: it is of worker {worker} of {progress.num_workers}"
+            raise StateError(f"{msg}; load an earlier one")
+        parts = (*place.after, progress)
+        for k, each in enumerate(parts):
+            try:
+                n = self._n_of(
+                    seed=seed, epoch=place.epoch, after=parts[:k], world_size=each.world_size
+                )
+            except ParameterError as error:
+                raise StateError(f"the state is damaged: {error}; load an earlier one") from error
+            if n is not None and each.n_minibatches > n:
+                msg = (
+                    f"the state is damaged: each of {each.world_size} ranks has delivered "
+                    f"{each.n_minibatches:,} of {n:,} minibatches; load an earlier one"
+                )
+                raise StateError(msg)
 
     def begin_for_workers(
         self, first: Start | None, iteration: int, num_workers: int
     ) -> tuple[Start, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
-        self._meet()
+        self._prepare()
         self._let_go()  # before processes are forked, which would share its memory
         return self._run.begin_for_workers(self._plan_of, first, iteration, num_workers)

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._epochs import Claim, EpochCounter, Start
+from cellfeed._dataset._ranks import Beginning, RanksCompared
 from cellfeed._errors import DeliveryError, StateError
 from cellfeed._torch import get_worker_info
 from cellfeed.sampling import Progress
@@ -60,6 +61,8 @@ class Divided(Protocol[S_co]):
     """An epoch on this rank, divided among workers; see `EpochPlan`."""
 
     @property
+    def seed(self) -> Any: ...
+    @property
     def world_size(self) -> int: ...
     @property
     def after(self) -> tuple[Progress, ...]: ...
@@ -97,7 +100,7 @@ class Counted:
     goes_on
         Whether it begins where the epoch was stopped.
     on_delivery
-        Called with this iteration before each minibatch is delivered.
+        Called with this iteration before each minibatch is delivered, and at its end.
     """
 
     def __init__(
@@ -116,6 +119,21 @@ class Counted:
         self.goes_on = goes_on
         self.n_delivered = 0
         self.has_ended = False
+        self.is_closed = False
+        self.begun: Beginning | None = None  # if it is compared with other ranks
+        self.is_trained = False  # it is complete, or went through a collective of ranks
+        self.trained_at: int | None = None  # the clock when that was published
+        self.group: Any = None
+
+    @property
+    def n_before(self) -> int:
+        """Number of minibatches of the epoch that were delivered before it."""
+        return sum(each.n_minibatches for each in (*self._begin.after, self._begin.progress))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it was delivered; a single minibatch may be all that a look takes."""
+        return self.has_ended or self.n_delivered == self.n_left > 1
 
     @property
     def epoch(self) -> int:
@@ -139,8 +157,7 @@ class Counted:
     @property
     def n_of_epoch(self) -> int:
         """Number of minibatches of the epoch on this rank, including those before a stop."""
-        parts = (*self._begin.after, self._begin.progress)
-        return sum(each.n_minibatches for each in parts) + self.n_left
+        return self.n_before + self.n_left
 
     def counting(
         self, minibatches: Iterator[Any], *, remedy: str = "please report this"
@@ -169,9 +186,12 @@ class Counted:
                 before, now = now, time.perf_counter_ns()
                 self._counters.add(Counter.TRAINING, now - before)
         finally:
+            self.is_closed = True
             if isinstance(minibatches, Generator):
                 minibatches.close()
         self.has_ended = True
+        if self._on_delivery is not None:
+            self._on_delivery(self)
         if self.n_delivered != self.n_left:
             msg = (
                 f"the epoch ended after {self.n_delivered:,} of {self.n_left:,} minibatches; "
@@ -183,25 +203,42 @@ class Counted:
 class Run(Generic[S]):
     """The consecutive epochs of a dataset, the first of which may be resumed.
 
+    Each iteration is the next epoch. Among ranks that are compared, one that was broken off counts
+    only if ranks trained together in it, so that one rank may look at minibatches by itself.
+
     Parameters
     ----------
     counters
         Counters of delivered minibatches and of waiting times.
+    compared
+        The ranks that train together.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, compared: RanksCompared) -> None:
         self._counters = counters
+        self._compared = compared
         self._counter = EpochCounter()
         self._next = self._counter.next  # as this process left it
         self._stopped: Place | None = None
         self._latest: Counted | None = None
         self._wanted: Claim | None = None
         self._n_resumed = 0
+        # Since the epoch was last set: where it was set to, which epoch was trained last, and what
+        # else began.
+        self._first = self._next
+        self._trained: int | None = None
+        self._untrained: list[Counted] = []
+        self._to_compare: Counted | None = None
 
     @property
     def n_resumed(self) -> int:
         """How often it was resumed."""
         return self._n_resumed
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration resumes an epoch."""
+        return self._counter.next.goes_on
 
     @property
     def is_at_end(self) -> bool:
@@ -223,6 +260,7 @@ class Run(Generic[S]):
         ParameterError
             ``epoch`` is not an integer, is negative or is too large.
         """
+        self._count_trained()
         is_next = self._counter.next == Claim(epoch, goes_on=True)
         if is_next or (self._goes_on_untouched and self._latest_epoch == epoch):
             return
@@ -278,7 +316,8 @@ class Run(Generic[S]):
         """
         worker = get_worker_info()
         if worker is None:
-            self._again_if_untouched()
+            self._require_same(self._to_compare)
+            self._count_trained()
         claim = self._counter.claim(self._wanted)
         self._wanted = None
         if worker is not None:
@@ -295,7 +334,8 @@ class Run(Generic[S]):
         self, plan_of: PlanOf[S], first: Start | None, iteration: int, num_workers: int
     ) -> tuple[Start, Counted]:
         """Begin an iteration of worker processes; see `EpochCounter.claim_for_workers`."""
-        self._again_if_untouched()
+        self._require_same(self._to_compare)
+        self._count_trained()
         start, claim = self._counter.claim_for_workers(first, iteration)
         try:
             return start, self._begun(claim, plan_of, None, num_workers)[1]
@@ -306,9 +346,25 @@ class Run(Generic[S]):
             self._next = self._counter.next
 
     def note(self, counted: Counted, n_resumed: int) -> None:
-        """Record the delivering iteration, unless the run was resumed again since it began."""
+        """Record the delivering iteration, unless the run was resumed again since it began.
+
+        Raises
+        ------
+        ParameterError
+            Ranks train together that have begun different epochs.
+        """
         if n_resumed == self._n_resumed:
-            self._latest = counted
+            self._latest = self._to_compare = counted
+        if counted.begun is None or counted.group is not self._compared.group:
+            counted.is_trained = counted.is_complete
+            return
+        is_trained = counted.is_complete or self._compared.clock != counted.begun.clock
+        if is_trained and not counted.is_trained:
+            counted.is_trained, counted.trained_at = True, self._compared.clock
+            self._compared.begin(counted.begun, is_trained=True)
+        n = counted.n_delivered
+        if counted.has_ended or n & (n - 1) == 0:  # often at first
+            self._require_same(counted)
 
     def _begun(
         self, claim: Claim, plan_of: PlanOf[S], worker: int | None, num_workers: int
@@ -346,6 +402,14 @@ class Run(Generic[S]):
         counters = Counters() if is_counted_alone else self._counters
         counted = Counted(place, n_left, counters, goes_on=claim.goes_on, on_delivery=noting)
         self._latest = counted
+        if not is_counted_alone:
+            self._to_compare = counted
+            self._untrained.append(counted)
+            clock = self._compared.clock
+            if clock is not None:
+                counted.begun = Beginning(clock, counted.epoch, counted.n_before, plan.seed)
+                counted.group = self._compared.group
+                self._compared.begin(counted.begun)
         return share, counted
 
     @staticmethod
@@ -383,14 +447,60 @@ class Run(Generic[S]):
     def _latest_epoch(self) -> int | None:
         return None if self._latest is None else self._latest.epoch
 
-    def _again_if_untouched(self) -> None:
-        """Resume at the same position again if the resumed iteration delivered nothing."""
-        if self._goes_on_untouched and self._latest is not None:
-            self._counter.set_next(Claim(self._latest.epoch, goes_on=True))
+    def _require_same(self, counted: Counted | None) -> None:
+        """Check that ranks which trained together in an iteration began the same.
+
+        Raises
+        ------
+        ParameterError
+            They did not.
+        """
+        if counted is None or counted.begun is None or counted.group is not self._compared.group:
+            return
+        # All ranks have published theirs before the next collective, so that all find the same.
+        if counted.is_trained and counted.trained_at != self._compared.clock:
+            self._to_compare = None  # it is said once
+            self._compared.require_same(counted.begun)
+            self._to_compare = counted
+
+    def _count_trained(self) -> None:
+        """Make the next iteration the one after those that count.
+
+        Among ranks, these are the ones in which they trained; otherwise all that began, except for
+        a resumed one that delivered nothing.
+        """
+        if self._counter.next != self._next:  # workers of another DataLoader began epochs
+            self._set_next(self._counter.next)
+        untrained, self._untrained = self._untrained, []
+        clocks = {each.begun.clock for each in untrained if each.begun and each.is_trained}
+        for each in untrained:
+            is_beside = each.begun is not None and each.begun.clock in clocks
+            if each.is_trained or (not is_beside and self._was_trained(each)):
+                self._trained = max(each.epoch, self._trained or 0)
+            elif not each.is_closed:  # it may still be
+                self._untrained.append(each)
+        if self._compared.clock is not None:
+            trained = self._trained
+            upcoming = self._first if trained is None else Claim(trained + 1)
+        elif self._goes_on_untouched and self._latest is not None:
+            upcoming = Claim(self._latest.epoch, goes_on=True)
+        else:
+            return
+        self._counter.set_next(upcoming)
+        self._next = self._counter.next
+
+    def _was_trained(self, counted: Counted) -> bool:
+        """Return whether an iteration counts: ranks trained in it, not one of them alone."""
+        begun = counted.begun
+        if begun is None or counted.group is not self._compared.group:
+            return False  # there was only this rank
+        is_look = counted.n_delivered <= 1 and begun.clock == self._compared.clock
+        return not is_look and self._compared.have_begun(begun)
 
     def _set_next(self, claim: Claim) -> None:
         self._counter.set_next(claim)
-        self._next = self._counter.next
+        self._next = self._first = self._counter.next
+        self._trained, self._untrained = None, []
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_latest": None}
+        return self.__dict__ | {"_latest": None, "_to_compare": None, "_untrained": []}

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import SCHEMES
 from cellfeed._collection import Collection
+from cellfeed._dataset._epochs import require_epoch
 from cellfeed._dataset._run import Place
-from cellfeed._errors import CellfeedError, StateError
+from cellfeed._errors import CellfeedError, StateError, require_integer
 from cellfeed._lazy import pd
 from cellfeed._sources import Source
 from cellfeed.sampling import ABSENT_BY_DEFAULT, Progress, SamplingStrategy
@@ -84,11 +85,12 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
     for name, here in identity.items():
         _require_same(name, state[name], _as_known_before(state[name], here))
     try:
+        worker = state["worker"]
         return Place(
-            epoch=int(state["epoch"]),
+            epoch=require_epoch(state["epoch"]),
             after=tuple(map(_read, state["after"])),
             progress=_read(state["progress"]),
-            worker=state["worker"],
+            worker=None if worker is None else require_integer("worker", worker),
         )
     except (KeyError, TypeError, ValueError, CellfeedError) as error:
         msg = f"the state is damaged: {error}; load an earlier one"

@@ -37,7 +37,7 @@ def random_split(
     collection: Any,
     fractions: Sequence[float],
     *,
-    seed: int,
+    seed: int | None = None,
     method: Method = "stochastic_rounding",
     stratify: LabelsLike | None = None,
     group: LabelsLike | None = None,
@@ -52,7 +52,7 @@ def random_split(
     fractions
         Share of the rows for each part; they must sum to 1.
     seed
-        The same seed gives the same parts, with any version of NumPy.
+        Required: the same seed gives the same parts, with any version of NumPy.
     method
         How many rows a part gets, as in TileDB-SOMA-ML. "deterministic": always its share, rounded
         to the nearest integer. "stochastic_rounding": one of the two integers next to its share, at
@@ -106,7 +106,7 @@ def k_folds(
     collection: Any,
     k: int,
     *,
-    seed: int,
+    seed: int | None = None,
     stratify: LabelsLike | None = None,
     group: LabelsLike | None = None,
     indices: ArrayLike | None = None,
@@ -151,7 +151,7 @@ def k_folds(
 def _divided(
     collection: Any,
     weights: Sequence[int],
-    seed: int,
+    seed: int | None,
     method: Method,
     stratify: LabelsLike | None,
     group: LabelsLike | None,
@@ -163,7 +163,16 @@ def _divided(
     if method == "multinomial" and stratify is not None:
         msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
         raise ParameterError(msg + "`stratify`, or choose another method")
+    if seed is None:
+        msg = "`seed` is missing; give one, such as seed=0, so that every run has the same parts"
+        raise ParameterError(msg)
     seed = require_integer("seed", seed)
+    if hasattr(collection, "load_state_dict"):
+        msg = (
+            f"`collection` is a {type(collection).__name__}, which has minibatches and no rows; "
+            "divide its collection, and give the rows of a part to a strategy as `indices`"
+        )
+        raise ParameterError(msg)
     n_rows = _n_rows(collection)
     rows = None if indices is None else _distinct(indices, n_rows)
     n = n_rows if rows is None else rows.size

@@ -28,10 +28,11 @@ class ClassBalancedSampling(WeightedBlocks):
     Parameters
     ----------
     labels
-        The class of each cell: integers, text or categories. Cells without a class (NaN, None, -1)
-        are never drawn. Give one label for each row of the collection, and classes are counted in
-        the whole collection; one for each of ``indices``, and they are counted among these; or
-        the name of an obs column of the collection, and they are counted among ``indices``.
+        The class of each cell: numbers, text or categories. Cells without a class (NaN, None, or
+        the number -1, whatever the dtype) are never drawn; other negative numbers are classes.
+        Give one label for each row of the collection, and classes are counted in the whole
+        collection; one for each of ``indices``, and they are counted among these; or the name of an
+        obs column of the collection, and they are counted among ``indices``.
     block_size
         Number of draws in a block.
     indices

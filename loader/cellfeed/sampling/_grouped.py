@@ -38,10 +38,11 @@ class GroupedSampling(SamplingStrategy):
     Parameters
     ----------
     labels
-        The group of each cell: integers, text or categories; cells without a group (NaN, None, -1)
-        are not visited. Give one label for each row of the collection, or for each of ``indices``;
-        or the name of an obs column of the collection; or a tuple of several names, so that each
-        combination of values is a group.
+        The group of each cell: numbers, text or categories; cells without a group (NaN, None, or
+        the number -1, whatever the dtype) are not visited; other negative numbers are groups. Give
+        one label for each row of the collection, or for each of ``indices``; or the name of an obs
+        column of the collection; or a tuple of several names, so that each combination of values is
+        a group.
     set_size
         Number of cells in a set.
     block_size

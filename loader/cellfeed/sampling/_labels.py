@@ -1,5 +1,6 @@
 """Labels of cells as codes, from an array or from the obs columns of a collection."""
 
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ def label_codes(labels: Any) -> Codes:
     Parameters
     ----------
     labels
-        One label for each cell: integers (-1 if missing), text, categories or anything else that
-        pandas can factorize; or a column of a collection.
+        One label for each cell: numbers, text, categories or anything else that pandas can
+        factorize; or a column of a collection. NaN, None and the number -1 are missing labels,
+        whatever the dtype; other negative numbers are labels.
 
     Raises
     ------
@@ -34,11 +36,25 @@ def label_codes(labels: Any) -> Codes:
     if categorical is None:
         codes = _numbered(getattr(labels, "values", labels))
     else:
-        codes = np.asarray(categorical.codes)
+        codes = _without_minus_one(np.asarray(categorical.codes), categorical.categories)
     if codes.size and codes.max() < 0:
         msg = f"`labels` of all {codes.size:,} cells are missing; give some labels"
         raise ParameterError(msg)
     return codes
+
+
+def _without_minus_one(codes: Codes, labels: Any) -> Codes:
+    """Return codes of labels, with -1 for the label that is the number -1."""
+    is_number = getattr(getattr(labels, "dtype", None), "kind", "O") in "iuf"
+    if is_number:
+        (found,) = np.nonzero(np.asarray(labels) == -1)
+    else:
+        found = np.array([k for k, each in enumerate(labels) if _is_minus_one(each)], np.intp)
+    return np.where(np.isin(codes, found), -1, codes) if found.size else codes
+
+
+def _is_minus_one(label: Any) -> bool:
+    return isinstance(label, Number) and bool(label == -1)  # type: ignore[comparison-overlap]
 
 
 def factorized(labels: Any) -> tuple[Codes, list[Any]]:
@@ -47,7 +63,7 @@ def factorized(labels: Any) -> tuple[Codes, list[Any]]:
     Parameters
     ----------
     labels
-        See `label_codes`, except that integers are labels like any other.
+        See `label_codes`, except that -1 is a label like any other.
     """
     categorical = _categorical(labels)
     if categorical is not None:
@@ -80,8 +96,7 @@ def _numbered(labels: ArrayLike) -> Codes:
     is_integer = values.dtype.kind in "iu"
     if is_integer and values.min() >= -1 and values.max() < max(_FEW, _PER_CELL * values.size):
         return values.astype(np.int64) if values.dtype.kind == "u" else np.array(values)
-    codes, _ = factorized(values)
-    return np.where(values == -1, -1, codes) if is_integer else codes
+    return _without_minus_one(*factorized(values))
 
 
 def codes_of_columns(collection: Any, names: tuple[str, ...]) -> Codes:

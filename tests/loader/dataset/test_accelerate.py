@@ -109,3 +109,27 @@ def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
     assert_divided([found["alone"]], N_ROWS)
     assert "would discard the loaded state" in found["refused"]
     assert_divided([found["begun"] + found["rest"]], N_ROWS)
+
+
+def test_minibatches_that_accelerate_cannot_count(tmp_path, plates):
+    """By itself, too, it takes only the loader."""
+    (found,) = torchrun(
+        tmp_path,
+        1,
+        f"""
+        from accelerate import Accelerator
+        from cellfeed import open_collection
+
+        accelerator = Accelerator(cpu=True)
+        dataset = CellDataset(open_collection({list(map(str, plates))!r}), BlockShuffling(4), 8, 2, seed=0)
+        for workers in (0, 2):
+            plain = DataLoader(dataset, batch_size=None, num_workers=workers)
+            found[f"plain {{workers}}"] = refusal(list, accelerator.prepare(plain))
+            prepared = accelerator.prepare(dataset.loader(workers))
+            found[f"rows {{workers}}"] = sum(map(len, prepared))
+        found["n"] = len(dataset.collection)
+        """,
+    )
+    for workers in (0, 2):
+        assert found[f"rows {workers}"] == found["n"]
+        assert "pass `dataset.loader(...)` to `accelerator.prepare`" in found[f"plain {workers}"]

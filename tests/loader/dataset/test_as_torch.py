@@ -31,7 +31,7 @@ def _same(cells):
 
 def assert_same(cells, minibatch):
     assert type(cells) is Cells
-    assert list(cells) == list(minibatch)
+    assert cells.keys() == minibatch.keys()
     values = cells.X.toarray() if isinstance(cells.X, sp.csr_array) else cells.X
     assert isinstance(values, np.ndarray)
     assert np.array_equal(values, minibatch.to("cpu", dense=True).X.numpy())

@@ -1,5 +1,6 @@
 """Epochs over many iterations, worker processes and ranks."""
 
+import itertools
 import multiprocessing
 import pickle
 import threading
@@ -60,10 +61,10 @@ class TestInOneProcess:
         next(iter(dataset))
         assert_is_epoch(dataset, batches(dataset), 1)
 
-    def test_an_iterator_keeps_its_epoch_however_late_it_is_used(self, dataset):
+    def test_an_iterator_has_the_epoch_in_which_it_is_first_used(self, dataset):
         first, second = iter(dataset), iter(dataset)
-        assert_is_epoch(dataset, batches(second), 1)
-        assert_is_epoch(dataset, batches(first), 0)
+        assert_is_epoch(dataset, batches(second), 0)
+        assert_is_epoch(dataset, batches(first), 1)
 
     def test_set_epoch_goes_anywhere_and_counts_on(self, dataset):
         dataset.set_epoch(7)
@@ -128,6 +129,19 @@ class TestWorkers:
         assert_is_epoch(dataset, batches(loader), 5)
         assert_is_epoch(dataset, batches(loader), 6)
 
+    def test_set_epoch_counts_until_the_first_minibatch_is_taken(self, dataset, loader):
+        """Lightning makes the iterator of the first epoch before it says which one that is."""
+        next(iter(loader))
+        iterator = iter(loader)
+        dataset.set_epoch(0)
+        assert_is_epoch(dataset, batches(iterator), 0)
+        iterator = iter(loader)
+        loader.set_epoch(7)
+        begun = [next(iterator)]
+        loader.set_epoch(3)
+        assert_is_epoch(dataset, batches([*begun, *iterator]), 7)
+        assert_is_epoch(dataset, batches(loader), 3)
+
     def test_a_user_who_seeds_torch_before_each_epoch(self, dataset, loader):
         for epoch in range(3):
             torch.manual_seed(0)
@@ -170,6 +184,8 @@ class TestWorkersThatComeLate:
         begun = iter(make_loader(*late))
         if late == (1,):
             next(begun)  # by the first worker
+        elif kind == "own":
+            pytest.skip("workers start with the first minibatch")
         workers = [each for each in multiprocessing.active_children() if each not in others]
         assert len(workers) == 2
         for process in workers:
@@ -177,7 +193,7 @@ class TestWorkersThatComeLate:
             process.join()
         del begun
         # Of other DataLoaders' iterations, those count that a worker began.
-        first = 0 if kind == "plain" and late == (0, 1) else 1
+        first = 0 if late == (0, 1) else 1
         for epoch in range(first, first + 3):
             assert_is_epoch(dataset, batches(make_loader()), epoch)
 
@@ -185,9 +201,8 @@ class TestWorkersThatComeLate:
         self, dataset, make_loader, kind, tmp_path
     ):
         """Two loaders at once, of one base seed; the workers of the second come first."""
-        late = (0, 1) if kind == "own" else (1,)
-        first = iter(make_loader(*late))
-        earlier = [next(first).tolist()] if kind == "plain" else []
+        first = iter(make_loader(1))
+        earlier = [next(first).tolist()]
         later = batches(make_loader())
         (tmp_path / "go").touch()
         earlier += batches(first)
@@ -212,12 +227,13 @@ class TestWorkersThatComeLate:
                 self.place += 2
                 return super().Process(*arguments, **options)
 
-        iterators = []
+        begun = []
 
         def start(place: int) -> None:
             loader = make_loader()
             loader.multiprocessing_context = InTurns(place)
-            iterators.append(iter(loader))
+            iterator = iter(loader)
+            begun.append(itertools.chain([next(iterator)], iterator))
             is_started[place + 2].set()
 
         threads = [threading.Thread(target=start, args=(place,)) for place in range(2)]
@@ -225,7 +241,7 @@ class TestWorkersThatComeLate:
             thread.start()
         for thread in threads:
             thread.join()
-        found = list(map(batches, iterators))
+        found = list(map(batches, begun))
         epochs = {epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)}
         assert epochs == {0, 1}
 

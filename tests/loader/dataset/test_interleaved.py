@@ -184,7 +184,7 @@ class TestStopped:
         others = self.mixed().loader(num_workers=2)
         others.load_state_dict(first.state_dict())
         with pytest.raises(StateError, match=r"1 ranks with 1 workers .* with the same numbers"):
-            iter(others)
+            next(iter(others))
         fitting = self.mixed().loader(num_workers=2)
         whole = delivered(fitting)
         iterator = iter(fitting)

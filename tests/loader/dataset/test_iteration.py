@@ -168,7 +168,7 @@ class TestInterrupts:
         os.register_at_fork(after_in_parent=interrupt_once)
         loader = dataset_over(open_collection(path)).loader(1)
         with pytest.raises(KeyboardInterrupt):
-            iter(loader)
+            next(iter(loader))
         assert sum(map(len, loader)) == 96
 
     @pytest.mark.parametrize("whom", ["parent", "all"])

@@ -2,16 +2,29 @@
 
 import itertools
 import re
+import shutil
 import sys
+import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.warm import python as warm
 from torch.torch_version import TorchVersion
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, default_collate, random_split
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from cellfeed import CellDataset, DeliveryError, InterleavedDatasets, ParameterError, Streaming
+import cellfeed
+from cellfeed import (
+    CellDataset,
+    ColumnError,
+    DeliveryError,
+    InterleavedDatasets,
+    ParameterError,
+    Streaming,
+    open_collection,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -209,3 +222,98 @@ class TestLittleSharedMemory:
     def test_what_is_lent_does_not_need_it(self):
         done = run_with_shared_memory(_SMALL.format(what="array", keeps=1, is_named=False), 1)
         assert (done.stdout, done.stderr) == (2 * "3 1024\n", "")
+
+
+def _stacked(minibatches):
+    return np.stack(minibatches)
+
+
+class TestWhatIsTypedFirst:
+    """It works, or the error says what to type."""
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, r"batch_size=1 would batch again; write `dataset\.loader\(\)`"),
+            ({"batch_size": 64}, r"batch_size=64 would batch again; write `dataset\.loader\(\)`"),
+            ({"batch_size": None, "shuffle": True}, "`shuffle` of a DataLoader does not apply"),
+            ({"batch_size": None, "sampler": [0]}, "`sampler` of a DataLoader does not apply"),
+            ({"batch_sampler": [[0]]}, "`batch_sampler` of a DataLoader does not apply"),
+            ({"batch_size": None, "drop_last": True}, "`drop_last` is a parameter of the dataset"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+    def test_a_dataloader_that_would_change_minibatches(self, kind, options, message):
+        of_dicts = in_order(np.arange(64), batch_transform=lambda rows: {"rows": rows})
+        for dataset in (of_dicts, InterleavedDatasets([in_order(np.arange(64), seed=0)])):
+            with pytest.raises(ParameterError, match=message) as refused:
+                kind(dataset, **options)
+            assert "\n" not in str(refused.value)
+
+    def test_a_collate_fn_of_the_user_may_batch_minibatches(self):
+        loader = DataLoader(in_order(np.arange(64)), batch_size=2, collate_fn=_stacked)
+        assert [each.shape for each in loader] == [(2, 4)] * 8
+
+    def test_torch_does_not_collate_minibatches(self, plates):
+        minibatch = next(iter(in_order(open_collection(plates))))
+        with pytest.raises(ParameterError, match=r"2 at a time; write `dataset\.loader\(\)`"):
+            default_collate([minibatch, minibatch])
+
+    def test_parts_of_a_dataset(self):
+        dataset = in_order(np.arange(64))
+        for part in (random_split(dataset, [0.5, 0.5])[0], Subset(dataset, [0, 1]), dataset):
+            with pytest.raises(ParameterError, match=r"random_split\(collection, \[0\.8, 0\.2\]"):
+                part[0]
+        with pytest.raises(ParameterError, match="which has minibatches and no rows"):
+            cellfeed.random_split(dataset, [0.5, 0.5], seed=0)
+        with pytest.raises(ParameterError, match="`seed` is missing; give one, such as seed=0"):
+            cellfeed.random_split(dataset.collection, [0.5, 0.5])
+
+    def test_a_loader_that_is_not_iterated_over(self):
+        dataset = in_order(np.arange(64))
+        for each in (dataset, InterleavedDatasets([dataset])):
+            with pytest.raises(ParameterError, match=r"for minibatch in dataset\.loader\(\):"):
+                iter(each.loader)  # type: ignore[arg-type]
+            with pytest.raises(ParameterError, match=r"write `iterator = iter\(loader\)` once"):
+                next(each.loader())
+
+    def test_what_was_not_opened(self, plates):
+        collection = open_collection(plates, obs=["number"])
+        for part in (next(iter(in_order(collection))), collection[:4]):
+            with pytest.raises(ColumnError, match=r"obs=\['plate'\]"):
+                part.obs["plate"]
+            assert part.obs.get("plate") is None
+            with pytest.raises(ParameterError, match=r"elements=\[\.\.\., 'layers/counts'\]"):
+                part["layers/counts"]
+            with pytest.raises(ParameterError, match=r"cannot be unpacked; take `minibatch\.X`"):
+                _, _ = part  # type: ignore[misc]
+
+    def test_options_of_open_collection(self, plates):
+        for options, message in (
+            ({"layer": "counts"}, r"no parameter `layer`; write elements=\['layers/counts'\]"),
+            ({"gene": ["a"]}, "no parameter `gene`; it has genes"),
+            ({"elements": ["counts"]}, "such as 'layers/counts' for a layer"),
+            ({"genes": np.array([True, False])}, r"boolean mask; write genes=names\[mask\]"),
+            ({"genes": [True, False]}, r"boolean mask; write genes=names\[mask\]"),
+        ):
+            with pytest.raises(ParameterError, match=message):
+                open_collection(plates, **options)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("is_own", [False, True])
+def test_another_dataloader_says_where_shared_memory_is_too_small(monkeypatch, capfd, is_own):
+    """Its workers would hang; those of `loader` need none."""
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    dataset = in_order(np.arange(64))
+    options: dict[str, Any] = {"num_workers": 2, "worker_init_fn": _warn_on_stderr}
+    loader = dataset.loader(**options) if is_own else DataLoader(dataset, None, **options)
+    assert sorted(np.concatenate(list(loader)).tolist()) == list(range(64))
+    said = "hang where it is full; iterate over `dataset.loader(num_workers=...)`"
+    assert capfd.readouterr().err.count(said) == (not is_own)
+
+
+def _warn_on_stderr(_worker):
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_: sys.stderr.writelines([f"{message}\n"])

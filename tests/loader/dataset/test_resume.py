@@ -1,5 +1,6 @@
 """A run that is stopped goes on where its consumer was, on whatever it goes on with."""
 
+import hashlib
 import itertools
 import json
 import pickle
@@ -437,6 +438,35 @@ class TestState:
             _dataset(40).load_state_dict(changed)
         with pytest.raises(StateError, match=r"state (is damaged|must be)"):
             _dataset(40).load_state_dict({k: v for k, v in state.items() if k != name})
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"progress": [1, 1, 11]},
+            {"progress": [2, 1, 6]},
+            {"progress": [1, 0, 1]},
+            {"progress": [1, 1, -1]},
+            {"progress": [1, 1, 1.5]},
+            {"after": [[1, 1, 11]]},
+            {"after": [[1, 1, 4]], "progress": [1, 1, 7]},
+            {"epoch": -1},
+            {"epoch": 2**62},
+            {"epoch": 0.5},
+            {"worker": 1},
+            {"worker": "a"},
+        ],
+        ids=str,
+    )
+    def test_one_whose_place_is_out_of_range_is_refused(self, changed):
+        """Of an epoch of ten minibatches; though the checksum is right."""
+        dataset = _dataset(40, seed=None)
+        state = {k: v for k, v in dataset.state_dict().items() if k != "checksum"} | changed
+        text = json.dumps(state, sort_keys=True).encode()
+        state["checksum"] = hashlib.blake2b(text, digest_size=8).hexdigest()
+        with pytest.raises(StateError, match="the state is damaged: ") as refused:
+            dataset.load_state_dict(state)
+        assert "\n" not in str(refused.value)
+        assert dataset.state_dict()["progress"] == [1, 1, 0]
 
     @pytest.mark.parametrize("state", [None, {}, [], "text", {"format": "other"}])
     def test_something_else_is_refused(self, state):

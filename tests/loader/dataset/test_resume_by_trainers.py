@@ -114,6 +114,99 @@ _LIGHTNING = """
 """
 
 
+def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
+    """After a look, on the same minibatches, and where it drops a state."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_LIGHTNING_ODDLY))
+    result = warm.run([sys.executable, script, tmp_path])
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["after a look"] == found["whole"]
+    assert found["overfitting"] == found["whole"][:2] * 3
+    assert found["held"] == [found["whole"][5:], []]
+    dropped, said = found["dropped"]
+    assert dropped[0] == found["whole"][0]
+    (warning,) = said
+    assert warning.startswith("Lightning resumes within an epoch but has not restored this loader")
+    assert "hold the loader in a data module" in warning
+
+
+_LIGHTNING_ODDLY = """
+    import json, logging, sys, warnings
+    import numpy as np
+    import torch
+    warnings.simplefilter("ignore")
+    import pytorch_lightning as pl
+    from cellfeed import BlockShuffling, CellDataset
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    path = f"{sys.argv[1]}/step.ckpt"
+
+    class Model(pl.LightningModule):
+        def __init__(self, stop=None):
+            super().__init__()
+            self.layer, self.stop, self.seen = torch.nn.Linear(1, 1), stop, []
+
+        def training_step(self, batch, number):
+            self.seen.append(batch.tolist())
+            return self.layer(batch.float()[:, None]).mean()
+
+        def validation_step(self, batch, number):
+            pass
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            n = self.trainer.estimated_stepping_batches
+            return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=n)]
+
+        def on_train_batch_end(self, *arguments):
+            if len(self.seen) == self.stop:
+                self.trainer.save_checkpoint(path)
+                raise KeyboardInterrupt
+
+    class Held(pl.LightningDataModule):
+        def __init__(self):
+            super().__init__()
+            self.loader = loader()
+
+        def train_dataloader(self):
+            return self.loader
+
+        def state_dict(self):
+            return {"loader": self.loader.state_dict()}
+
+        def load_state_dict(self, state):
+            self.loader.load_state_dict(state["loader"])
+
+    def loader():
+        return CellDataset(np.arange(64), BlockShuffling(4), 8, 2, seed=3).loader()
+
+    def fit(data, stop=None, checkpoint=None, **options):
+        model = Model(stop)
+        trainer = pl.Trainer(
+            max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, **options,
+        )
+        val = None if isinstance(data, Held) else loader()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                trainer.fit(model, data, val, ckpt_path=checkpoint)
+            except (KeyboardInterrupt, SystemExit):
+                pass
+        return model.seen, [str(each.message) for each in said if "restored" in str(each.message)]
+
+    looked_at = loader()
+    next(iter(looked_at))
+    found = {"whole": fit(loader())[0], "after a look": fit(looked_at)[0]}
+    found["overfitting"] = fit(loader(), overfit_batches=2)[0]
+    for name, data in (("dropped", loader), ("held", Held)):
+        fit(data(), stop=5)
+        found[name] = fit(data(), checkpoint=path)
+    print(json.dumps(found))
+"""
+
+
 def test_a_training_that_is_killed_a_hundred_times(tmp_path):
     """At random moments, with other numbers of workers each time; every row is accounted for."""
     script = Path(__file__).with_name("killed_training.py")

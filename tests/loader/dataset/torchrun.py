@@ -20,6 +20,7 @@ _PROLOGUE = """
 
     warnings.filterwarnings("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    warnings.filterwarnings("ignore", message="ranks are not compared where another")
     warnings.filterwarnings("ignore", message=".*(multi-threaded|NumPy array is not writable)")
 
     def make(n_rows=101, **options):

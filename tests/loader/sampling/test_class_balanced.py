@@ -11,6 +11,7 @@ from cellfeed import (
     CellDataset,
     ClassBalancedSampling,
     ColumnError,
+    GroupedSampling,
     ParameterError,
     SamplingStrategy,
     open_collection,
@@ -156,3 +157,36 @@ class TestObsColumn:
     def test_that_is_not_looked_up_yet(self):
         with pytest.raises(ParameterError, match=r"'line', whose .* bound_to\(collection\)"):
             ClassBalancedSampling("line").epoch_order(n_rows=3, epoch_key=0)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([-1, -2, 7]),
+        np.array([-1, -2, 7], np.int8),
+        np.array([-1.0, -2.0, 7.5]),
+        np.array([-1, -2, "b"], object),
+        [None, -2, 7],
+        [-1, None, 7],
+        pd.array([-1, -2, 7], dtype="Int64"),
+        pd.Series([-1, -2, 7]).astype("category"),
+        pd.Series([-1.0, -2.0, 7.0]).astype("category"),
+        pd.Series([-1, "a", "b"]).astype("category"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [ClassBalancedSampling, GroupedSampling])
+def test_minus_one_is_missing_whatever_the_dtype(labels, kind):
+    """As NaN and None are; other negative numbers are classes."""
+    of_ten = labels.repeat(10) if hasattr(labels, "repeat") else np.repeat(labels, 10).tolist()
+    options = {"set_size": 2} if kind is GroupedSampling else {"total_size": 40}
+    dataset = CellDataset(np.repeat(np.arange(3), 10), kind(of_ten, **options), 4, seed=0)
+    drawn = set(np.concatenate([*dataset, *dataset]).tolist())
+    is_missing = [each is None or each == -1 for each in np.asarray(labels, object)]
+    assert drawn == {k for k in range(3) if not is_missing[k]}
+
+
+def test_minus_one_as_text_is_a_class():
+    labels = ["-1"] * 10 + ["a"] * 10
+    dataset = CellDataset(np.arange(20), ClassBalancedSampling(labels), 20, seed=0)
+    assert set(np.concatenate(list(dataset)).tolist()) == set(range(20))

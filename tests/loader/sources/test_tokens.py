@@ -100,7 +100,7 @@ def test_fields_come_as_tensors(stream):
     for minibatch in dataset_of(stream.folder, window=13):
         rows = np.asarray(minibatch.rows)
         expected = tokens[rows[:, None] * 13 + np.arange(13)]
-        assert list(minibatch)[:2] == ["X/token", "X/time"]
+        assert list(minibatch.keys())[:2] == ["X/token", "X/time"]
         np.testing.assert_array_equal(np.asarray(minibatch["X/token"]), expected["token"])
         np.testing.assert_array_equal(np.asarray(minibatch["X/time"]), expected["time"])
 

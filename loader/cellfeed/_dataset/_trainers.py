@@ -1,0 +1,210 @@
+"""Integration with those who iterate: DataLoaders of torch, Accelerate, Lightning, transformers.
+
+Accelerate replaces each DataLoader that it prepares, and divides its minibatches among ranks. Our
+loaders are divided already, so they report that they are prepared.
+
+A dataset is not told who makes a DataLoader of it, nor which trainer iterates over it; where it
+matters, the calling functions are looked at.
+"""
+
+import sys
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from cellfeed._collection import Collection
+from cellfeed._errors import ParameterError, StateError
+
+__all__ = [
+    "accumulating",
+    "check_data_loader",
+    "check_lightning",
+    "is_overfitting",
+    "require_kept_whole",
+]
+
+_N_CALLERS = 4  # between a DataLoader and the dataset that it asks for its class
+_LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
+
+
+def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
+    """Yield minibatches without keeping the last, as those of Accelerate's active DataLoader.
+
+    At its end, Accelerate synchronises accumulated gradients.
+    """
+    from accelerate.state import GradientState  # noqa: PLC0415 - only where it is used
+
+    gradients = GradientState()
+    gradients._add_dataloader(loader)  # noqa: SLF001 - as its own DataLoaders do
+    try:
+        yield from minibatches
+    finally:
+        gradients._remove_dataloader(loader)  # noqa: SLF001
+
+
+def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool) -> None:
+    """Check that Accelerate, if it iterates over a dataset, uses the dataset's own loader.
+
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    world_size
+        The number of ranks among which it is divided.
+    goes_on_elsewhere
+        Whether a state was loaded, which setting the epoch would discard.
+
+    Raises
+    ------
+    ParameterError
+        Accelerate divides it a second time, or cannot tell how many cells a minibatch has.
+    StateError
+        Accelerate's own count of epochs would discard the position in the state.
+    """
+    if not _is_remade(dataset):
+        return
+    if world_size > 1:
+        msg = (
+            f"Accelerate divides a DataLoader among {world_size} ranks, but the dataset is "
+            "already divided among them, so cells would be missing; pass "
+            "`dataset.loader(...)` to `accelerator.prepare`"
+        )
+        raise ParameterError(msg)
+    if _is_dispatched() and _yields_minibatches(dataset):
+        msg = (
+            "Accelerate cannot tell how many cells a minibatch has that another DataLoader than "
+            "cellfeed's delivers; pass `dataset.loader(...)` to `accelerator.prepare`"
+        )
+        raise ParameterError(msg)
+    if goes_on_elsewhere:
+        msg = (
+            "Accelerate counts the epochs of a DataLoader from 0, which would discard the "
+            "loaded state; pass `dataset.loader(...)` to `accelerator.prepare`"
+        )
+        raise StateError(msg)
+
+
+def _is_remade(dataset: Any) -> bool:
+    """Return whether Accelerate starts an iteration over a DataLoader that replaces another."""
+    loaders, state = (sys.modules.get(f"accelerate.{name}") for name in ("data_loader", "state"))
+    if loaders is None or state is None:
+        return False
+    active = state.GradientState().active_dataloader
+    if not isinstance(active, loaders.DataLoaderAdapter):
+        return False
+    iterated = active.dataset
+    return iterated is dataset or getattr(iterated, "dataset", None) is dataset
+
+
+def _is_dispatched() -> bool:
+    """Return whether Accelerate's active DataLoader is one that divides minibatches itself."""
+    loaders, state = (sys.modules[f"accelerate.{name}"] for name in ("data_loader", "state"))
+    return isinstance(state.GradientState().active_dataloader, loaders.DataLoaderDispatcher)
+
+
+def _yields_minibatches(dataset: Any) -> bool:
+    parts = getattr(dataset, "datasets", (dataset,))
+    return any(
+        isinstance(each.collection, Collection) and not each.batch_transform for each in parts
+    )
+
+
+def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
+    """Check the options of a DataLoader that is being made over a dataset, if one is.
+
+    Parameters
+    ----------
+    dataset
+        The dataset, whose class has been asked for.
+    caller
+        Who asked.
+
+    Raises
+    ------
+    ParameterError
+        The DataLoader would batch minibatches again, or has options that do not apply.
+    """
+    options: Mapping[str, Any] = {}
+    for _ in range(_N_CALLERS):
+        if caller is None:
+            return
+        if caller.f_code.co_name == "__init__" and "batch_sampler" in caller.f_code.co_varnames:
+            options = caller.f_locals
+            break
+        caller = caller.f_back
+    if options.get("dataset") is not dataset:
+        return
+    collate, n_collated = options.get("collate_fn"), options.get("batch_size")
+    whose = "torch" if collate is None else str(getattr(collate, "__module__", "")).split(".")[0]
+    remedy = "write `dataset.loader()`, or DataLoader(dataset, batch_size=None)"
+    if whose == "transformers":
+        remedy = "return `dataset.loader()` from the Trainer's `get_train_dataloader`"
+    for name in ("shuffle", "sampler", "batch_sampler"):
+        if options.get(name) not in (None, False):
+            msg = (
+                f"`{name}` of a DataLoader does not apply to a cellfeed dataset, whose strategy "
+                f"determines the order and which divides itself among ranks; {remedy}"
+            )
+            raise ParameterError(msg)
+    if n_collated is not None and whose in ("torch", "transformers"):
+        msg = (
+            "a cellfeed dataset yields minibatches, which a DataLoader with "
+            f"batch_size={n_collated} would batch again; {remedy}"
+        )
+        raise ParameterError(msg)
+    if options.get("drop_last") and n_collated is None:
+        msg = f"`drop_last` is a parameter of the dataset; give it there, and {remedy}"
+        raise ParameterError(msg)
+
+
+def is_overfitting() -> bool:
+    """Return whether Lightning repeats the same minibatches (``overfit_batches``)."""
+    loop = _loop_of_lightning()
+    return loop is not None and loop.trainer.overfit_batches > 0
+
+
+def check_lightning(dataset: Any) -> None:
+    """Warn if Lightning resumes within an epoch but has dropped the state of a dataset's loader.
+
+    Parameters
+    ----------
+    dataset
+        The dataset, which begins an epoch that it does not resume.
+
+    Warns
+    -----
+    UserWarning
+        It has.
+    """
+    loop = _loop_of_lightning()
+    fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
+    dropped = getattr(fit, "_combined_loader_states_to_load", None)
+    if fit is None or not dropped or not fit.epoch_loop.batch_progress.current.completed:
+        return
+    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
+    if not any(getattr(each, "dataset", None) is dataset for each in loaders):
+        return
+    warnings.warn(
+        "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
+        "again from its first minibatch, because `estimated_stepping_batches` was asked for before "
+        "the checkpoint was loaded; hold the loader in a data module whose `state_dict` and "
+        "`load_state_dict` save and restore it, as examples/lightning_module.py does",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _loop_of_lightning() -> Any:
+    """Return the innermost loop of Lightning that calls this; None if there is none."""
+    if not any(name in sys.modules for name in _LIGHTNING):
+        return None
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(tuple(f"{name}.loops." for name in _LIGHTNING)):
+            loop = frame.f_locals.get("self")
+            if hasattr(loop, "trainer"):
+                return loop
+        frame = frame.f_back
+    return None

@@ -1,0 +1,159 @@
+"""Ranks that take different minibatches: put right, or reported on every rank."""
+
+from typing import Any
+
+import pytest
+from tests.loader.dataset.torchrun import torchrun
+
+pytest.importorskip("torch")
+
+N_ROWS, N_EPOCHS = 101, 3
+
+_TRAINING = """
+        import time
+        from cellfeed import InterleavedDatasets
+
+        def new(kind, **options):
+            if kind != "interleaved":
+                return make(**options).loader(2 if kind == "workers" else 0)
+            parts = [
+                CellDataset(np.arange(k, k + 50), BlockShuffling(4), 8, 2, **options)
+                for k in (0, 50)
+            ]
+            return InterleavedDatasets(parts).loader()
+
+        def look(loader, *ranks, n=1):
+            if rank in ranks:
+                iterator = iter(loader)
+                for _ in range(n):
+                    next(iterator)
+
+        def train(loader, *, in_step, looks={}, break_at=None):
+            # What each epoch delivered on all ranks, or what this rank says.
+            try:
+                epochs = []
+                for number in range(3):
+                    look(loader, *looks.get(number, ()))
+                    seen = torch.zeros(101, dtype=torch.int64)
+                    for k, minibatch in enumerate(loader):
+                        seen[np.asarray(minibatch)] += 1
+                        if in_step:
+                            dist.all_reduce(torch.ones(1))
+                        if k == break_at:
+                            break
+                    dist.all_reduce(seen)
+                    epochs.append(seen.tolist())
+                return epochs
+            except CellfeedError as error:
+                return str(error)
+"""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
+    """Looks of some ranks, with and without collectives after each minibatch."""
+    return torchrun(
+        tmp_path_factory.mktemp("looked"),
+        request.param,
+        f"""{_TRAINING}
+        kinds = ("plain", "workers", "interleaved")
+        early = {{(kind, in_step): new(kind, seed=0) for kind in kinds for in_step in (0, 1)}}
+        warnings.filterwarnings("ignore", message="WORLD_SIZE=")
+        for loader in early.values():
+            look(loader, 0, n=3)
+        dist.init_process_group("gloo")
+        for (kind, in_step), loader in early.items():
+            found[f"before {{kind}} {{in_step}}"] = train(loader, in_step=in_step)
+            unseeded = new(kind)
+            look(unseeded, 0)
+            look(unseeded, 0, 1)
+            found[f"start {{kind}} {{in_step}}"] = train(unseeded, in_step=in_step)
+            waiting = new(kind, seed=0)
+            look(waiting, 1, n=3)
+            dist.barrier()
+            found[f"barrier {{kind}} {{in_step}}"] = train(waiting, in_step=in_step)
+            between, looks = new(kind, seed=0), {{1: (1,), 2: (0,)}}
+            found[f"between {{kind}} {{in_step}}"] = train(between, in_step=in_step, looks=looks)
+        broken = new("plain", seed=0)
+        look(broken, 0)
+        found["broken"] = train(broken, in_step=True, break_at=2)
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", ["plain", "workers", "interleaved"])
+@pytest.mark.parametrize("in_step", [0, 1])
+@pytest.mark.parametrize("when", ["before", "start", "barrier", "between"])
+def test_a_rank_that_looks_at_minibatches_leaves_epochs_whole(looked, when, in_step, kind):
+    n = 100 if kind == "interleaved" else N_ROWS
+    for rank in looked:
+        epochs = rank[f"{when} {kind} {in_step}"]
+        assert [sum(times > 0 for times in seen) for seen in epochs] == [n] * N_EPOCHS
+
+
+def test_epochs_that_all_ranks_break_off_are_different_ones(looked):
+    for rank in looked:
+        first, second, third = rank["broken"]
+        assert first != second != third != first
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory) -> list[dict[str, Any]]:
+    """Ranks that are apart by more than a look."""
+    return torchrun(
+        tmp_path_factory.mktemp("apart"),
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        for kind in ("plain", "workers", "interleaved"):
+            for in_step in (0, 1):
+                stopped = new(kind, seed=0)
+                epoch(stopped)  # the start of the next
+                loaded = new(kind, seed=0)
+                if rank == 0:
+                    loaded.load_state_dict(stopped.state_dict())
+                found[f"state {{kind}} {{in_step}}"] = train(loaded, in_step=in_step)
+                whole = new(kind, seed=0)
+                if rank == 1:
+                    epoch(whole)
+                found[f"whole {{kind}} {{in_step}}"] = train(whole, in_step=in_step)
+                set_by_one = new(kind, seed=0)
+                if rank == 1:
+                    set_by_one.set_epoch(5)
+                found[f"set {{kind}} {{in_step}}"] = train(set_by_one, in_step=in_step)
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", ["plain", "workers", "interleaved"])
+@pytest.mark.parametrize("in_step", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "epochs"), [("state", (1, 0)), ("whole", (0, 1)), ("set", (0, 5))]
+)
+def test_ranks_in_different_epochs_say_so(apart, what, epochs, in_step, kind):
+    for number, rank in enumerate(apart):
+        said = rank[f"{what} {kind} {in_step}"]
+        assert isinstance(said, str)
+        assert "\n" not in said
+        assert said.startswith(
+            "ranks are in different epochs, so that cells are missing: "
+            f"rank {number} began epoch {epochs[number]}, "
+            f"rank {1 - number} began epoch {epochs[1 - number]}; load the same state on all ranks"
+        )
+
+
+def test_no_rank_waits_for_one_that_does_not_come(tmp_path):
+    """Not for a seed, and not for its epochs."""
+    found = torchrun(
+        tmp_path,
+        3,
+        """
+        before = make()
+        dist.init_process_group("gloo")
+        if rank != 2:
+            found["epochs"] = [sum(map(len, epoch(before.loader()))) for _ in range(2)]
+            found["seed"] = before.seed
+        """,
+    )
+    assert [rank.get("epochs") for rank in found] == [[34] * 2, [34] * 2, None]
+    assert found[0]["seed"] == found[1]["seed"]
