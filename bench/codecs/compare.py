@@ -27,6 +27,7 @@ import scipy.sparse as sp
 from numba import carray
 from numcodecs import LZ4, Blosc, Delta, FixedScaleOffset, Shuffle, Zlib, Zstd
 
+from cellfeed._chunks._kernels import _functions as c_functions
 from cellfeed._chunks._kernels import _native as native
 
 try:
@@ -94,22 +95,28 @@ def finish(how, decoded, n, out, out_float):
 def decode(
     kind, how, payload, starts, n, itemsize, functions, first, stop, decoded, out, out_float
 ):
-    zstd = native.call(functions[native.ZSTD_NEW], ())
-    zlib = native.call(functions[native.DEFLATE_NEW], ())
+    zstd = native.call(functions[c_functions.ZSTD_NEW], ())
+    zlib = native.call(functions[c_functions.DEFLATE_NEW], ())
     target, size = decoded.ctypes.data, n * itemsize
     for c in range(first, stop):
         source, stored = payload.ctypes.data + starts[c], starts[c + 1] - starts[c]
         if kind == LZ4_KIND:
-            native.call(functions[native.LZ4_DECOMPRESS], (source + 4, target, stored - 4, size))
+            native.call(
+                functions[c_functions.LZ4_DECOMPRESS], (source + 4, target, stored - 4, size)
+            )
         elif kind == ZSTD_KIND:
-            native.call(functions[native.ZSTD_DECOMPRESS], (zstd, target, size, source, stored))
+            native.call(
+                functions[c_functions.ZSTD_DECOMPRESS], (zstd, target, size, source, stored)
+            )
         elif kind == ZLIB_KIND:
-            native.call(functions[native.ZLIB_DECOMPRESS], (zlib, source, stored, target, size, 0))
+            native.call(
+                functions[c_functions.ZLIB_DECOMPRESS], (zlib, source, stored, target, size, 0)
+            )
         else:
-            native.call(functions[native.BLOSC_DECOMPRESS], (source, target, size, 1))
+            native.call(functions[c_functions.BLOSC_DECOMPRESS], (source, target, size, 1))
         finish(how, decoded, n, out, out_float)
-    native.call(functions[native.ZSTD_FREE], (zstd,))
-    native.call(functions[native.DEFLATE_FREE], (zlib,))
+    native.call(functions[c_functions.ZSTD_FREE], (zstd,))
+    native.call(functions[c_functions.DEFLATE_FREE], (zlib,))
 
 
 class Candidate:
@@ -138,7 +145,7 @@ class Candidate:
     def run(self, first, stop, thread):
         decode(
             self.kind, self.how, self.payload, self.starts, self.n, self.itemsize,
-            native.function_addresses(), first, stop, *self.buffers[thread],
+            c_functions.function_addresses(), first, stop, *self.buffers[thread],
         )  # fmt: skip
 
     def check(self):

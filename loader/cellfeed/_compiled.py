@@ -261,15 +261,16 @@ def _keep_on_disk(compiled: Any, function: Function) -> None:
     if isinstance(compiled._cache, caching.NullCache):  # noqa: SLF001 - numba's `enable_caching`
         try:
             compiled._cache = _Cache(function)  # noqa: SLF001
-        except (RuntimeError, OSError) as error:  # no folder is writable, or sources are missing
-            _warn_of_no_cache(str(error).splitlines()[0])
+        except (RuntimeError, OSError):  # no folder is writable, or sources are missing
+            _warn_of_no_cache()
 
 
 @cache
-def _warn_of_no_cache(error: str) -> None:
+def _warn_of_no_cache() -> None:
     msg = (
-        f"compiled code cannot be cached, so each process compiles it again ({error}); "
-        "set NUMBA_CACHE_DIR to a writable folder"
+        "compiled code cannot be cached, so each process compiles it again: neither the package, "
+        "the cache folder nor the temporary one is writable by this user alone; set "
+        "NUMBA_CACHE_DIR to a writable folder"
     )
     warnings.warn(msg, RuntimeWarning, stacklevel=2)
 

@@ -146,7 +146,7 @@ def test_paths_columns_and_files_are_checked_before_what_measures_is_imported(
         "import sys\n"
         f"from {TUNER} import main\n"
         "try:\n"
-        f"    main({[*given, '--label=plate', f'--output={tmp_path}', *given[1:]]!r})\n"
+        f"    main({[given[0], '--label=plate', f'--output={tmp_path}', *given[1:]]!r})\n"
         "finally:\n"
         "    heavy = {'anndata', 'numba', 'optuna', 'pandas', 'scipy', 'torch', 'zarr'}\n"
         "    assert not heavy & set(sys.modules), heavy & set(sys.modules)"

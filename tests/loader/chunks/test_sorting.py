@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed._chunks import kept_of, sort_rows
+from cellfeed._chunks import kept_of, kernels
 
 
 @st.composite
@@ -33,7 +33,7 @@ def test_rows_are_sorted(rows, index, dtype):
     order = np.concatenate([each + start for each, start in zip(expected, indptr, strict=False)])
     order = order.astype(int)
     wanted = indices[order], data[order]
-    distinct = sort_rows(indptr, indices, data.view(np.uint8), data.itemsize)
+    distinct = kernels.sort_rows(indptr, indices, data.view(np.uint8), data.itemsize)
     assert distinct == all(len(set(row)) == len(row) for row in rows)
     assert np.array_equal(indices, wanted[0])
     assert np.array_equal(data, wanted[1])
