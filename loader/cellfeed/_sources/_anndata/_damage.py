@@ -8,6 +8,7 @@ from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._remote import failure, is_of_server
 from cellfeed._runs import Runs
+from cellfeed._sources._anndata._attributes import StructureError
 from cellfeed._sources._anndata._hdf5_filters import lacking_filter
 
 __all__ = ["damage_named"]
@@ -20,7 +21,8 @@ _LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 def damage_named(location: Location, element: str, runs: Runs | None = None) -> Iterator[None]:
     """Convert errors of h5py, zarr and anndata into one line with the location.
 
-    They almost always mean damage, unless HDF5 lacks the filter that compressed the file.
+    They mean damage, unless HDF5 lacks the filter that compressed the file, or an element is there
+    but is not as anndata writes it.
     """
     try:
         yield
@@ -45,8 +47,24 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
             raise FormatError(msg) from error
         rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
         words = " ".join(str(error).split())  # some are of several lines
-        msg = (
-            f"{location}: `{element}`{rows} cannot be read ({words}); "
-            "the file is damaged, copy or download it again"
-        )
+        if _is_odd(error):
+            msg = (
+                f"{location}: `{element}`{rows} is not as anndata writes it ({words}); write the "
+                "file again with anndata"
+            )
+        else:
+            msg = (
+                f"{location}: `{element}`{rows} cannot be read ({words}); "
+                "the file is damaged, copy or download it again"
+            )
         raise FormatError(msg) from error
+
+
+def _is_odd(error: BaseException) -> bool:
+    """Return whether an error is of something that is missing or of another kind, not of damage."""
+    if type(error).__name__ == "AnnDataReadError" and error.__cause__ is not None:
+        error = error.__cause__
+    is_missing = isinstance(error, KeyError) and (
+        "doesn't exist" in str(error) or "can't locate attribute" in str(error)
+    )
+    return is_missing or isinstance(error, StructureError | TypeError | AttributeError)

@@ -80,7 +80,7 @@ class LocalZarrStore(ZarrStore):
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are missing."""
         if name not in self._n_lost:
-            array = self.array(name)
+            array = self.stored(name)
             n_files = math.prod(chunk_grid(array.shape, array.shards or array.chunks))
             self._n_lost[name] = max(0, n_files - sum(1 for _ in self._chunk_files(name)))
         return self._n_lost[name]

@@ -1,6 +1,7 @@
 """Opening stored AnnData: locating an element, and choosing the class that reads it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import SCHEMES, Location, check_direct
 from cellfeed._errors import FormatError
+from cellfeed._sources._anndata._attributes import is_group, text
 from cellfeed._sources._anndata._csr import StoredCsr
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._dense import StoredDense
@@ -164,10 +166,12 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
         name, tables["raw"] = "raw.X", "raw.var"
     var, element = tables.get(folder, "var"), within + name
     if element not in root:
+        with suppress(KeyError):
+            file.stored(element)  # which says where a broken link leads
         raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, within, folder)}")
-    stored = root[element]
+    stored = file.stored(element)
     where = file, element, None if var is None else within + var, f"{within}obs"
-    if hasattr(stored, "dtype"):
+    if not is_group(stored):
         return StoredDense(*where)
     encoding = _sparse_encoding(stored)
     if encoding == "csr":
@@ -200,11 +204,9 @@ def _alternatives(root: Any, within: str, folder: str) -> str:
 
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
-    legacy = group.attrs.get("h5sparse_format")  # anndata before 0.7
-    if legacy is not None:
-        return legacy.decode() if isinstance(legacy, bytes) else str(legacy)
-    encoding: Any = group.attrs.get("encoding-type", "unknown")
-    return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, str(encoding))
+    legacy = text(group, "h5sparse_format")  # anndata before 0.7
+    encoding = legacy or text(group, "encoding-type", "unknown")
+    return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)
 
 
 def _in_python(name: str, within: str) -> str:

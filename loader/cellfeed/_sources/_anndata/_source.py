@@ -1,15 +1,17 @@
 """A source for stored AnnData: its elements and obs."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._bytes import ByteStore
+from cellfeed._bytes import ByteStore, digest_of, lasting_identity
 from cellfeed._sources._anndata import _annotations as annotations
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._local_h5file import LocalH5File
 from cellfeed._sources._anndata._obs_rows import ObsRows
 from cellfeed._sources._base import Source, StoredElement
 
@@ -42,7 +44,17 @@ class AnnDataSource(Source):
     def version(self) -> str | None:
         """Return a digest that changes when its file is replaced; None if there is none."""
         found = self._file.identity() if isinstance(self._file, ByteStore) else None
-        return None if found is None else found.digest
+        others = [(str(each), each.stat()) for each in self._other_files()]
+        if found is None or not others:
+            return None if found is None else found.digest
+        return digest_of(found.digest, lasting_identity(others).digest)
+
+    def files(self) -> Sequence[Path]:
+        """Return its local files, and others to which its elements refer."""
+        return (*super().files(), *self._other_files())
+
+    def _other_files(self) -> Sequence[Path]:
+        return self._file.other_files if isinstance(self._file, LocalH5File) else ()
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import zarr
-from anndata.io import read_elem
 
 from cellfeed._bytes import ByteStore, LastingIdentity, Location
 from cellfeed._chunks import (
@@ -21,6 +20,7 @@ from cellfeed._chunks import (
     zarr_codec,
     zarr_layout,
 )
+from cellfeed._sources._anndata._attributes import read_element
 from cellfeed._tables import KeptTables
 
 __all__ = ["ZarrStore"]
@@ -106,7 +106,7 @@ class ZarrStore(ABC):
     def watch(self, names: Sequence[str]) -> None:
         """Record metadata and shards of these arrays, so that changes are noticed."""
         for name in names:
-            array = self.array(name)
+            array = self.stored(name)
             itemsize = array.dtype.itemsize
             check_grid(array.shape, array.chunks, itemsize, shard_shape=array.shards)
             self._watch(name, array.metadata.zarr_format)
@@ -117,16 +117,20 @@ class ZarrStore(ABC):
     def bring(self, names: Sequence[str]) -> None:  # noqa: B027 - not abstract
         """Do nothing, since zarr reads chunks concurrently; see `AnnDataFile`."""
 
-    def array(self, name: str) -> Any:
-        """Return an array, for reading slices of it."""
+    def stored(self, name: str) -> Any:
+        """Return an array or group."""
         # With zarr's own codecs: those of zarrs are faster, but stop for ever in a forked process
         # once its parent has used them.
         expect_numcodecs()
         return self()[name]
 
+    def read(self, name: str) -> Any:
+        """Return an element as anndata reads it."""
+        return read_element(self.stored(name))
+
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
-        return zarr_codec(self.array(name).metadata.to_dict())
+        return zarr_codec(self.stored(name).metadata.to_dict())
 
     def slow_read(self, name: str) -> SlowRead | None:
         """Return why only zarr can read an array; None if cellfeed can."""
@@ -150,5 +154,5 @@ class ZarrStore(ABC):
         """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
-            frame: pd.DataFrame = read_elem(self()[name])
+            frame: pd.DataFrame = self.read(name)
         return frame
