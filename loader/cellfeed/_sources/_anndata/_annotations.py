@@ -14,7 +14,7 @@ from cellfeed._sources._anndata._attributes import index_of, is_current, is_grou
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._gene_names import as_names, read_names
 
-__all__ = ["count_rows", "obs_names", "read_obs", "read_var", "read_row_names"]
+__all__ = ["count_rows", "obs_names", "read_obs", "read_row_names", "read_var"]
 
 
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import threads_until_left
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkedArray, Decoder, can_cast
+from cellfeed._chunks import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._layouts import CsrChunks, Layout
 from cellfeed._runs import Runs, expand
@@ -60,6 +60,9 @@ class StoredCsr(StoredMatrix):
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
             self._n_elements = last
             self._watch(data, others=[f"{element}/indices"])
+            if self._slow_read is None and data.size and indices.dtype.kind == "f":
+                reason = f"its column indices are {indices.dtype}"
+                self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
         self._row_pointer: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,7 +90,7 @@ class StoredCsr(StoredMatrix):
         """Return the chunks of the rows; None if only the format's own library can read them."""
         self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
-        if indices is None or data is None or not can_cast(indices.dtype, np.dtype(np.int64)):
+        if indices is None or data is None or not _are_integers(indices):
             return None
         return CsrChunks(self._pointer(), indices, data, self.shape[1])
 
@@ -165,7 +168,7 @@ class StoredCsr(StoredMatrix):
     def _read_pointer(self) -> NDArray[np.int64]:
         stored = self._chunked("indptr")
         with self._damage_named(f"{self._element}/indptr"):
-            if stored is None or not can_cast(stored.dtype, np.dtype(np.int64)):
+            if stored is None or not _are_integers(stored):
                 return self._integers("indptr", self._file.stored(self._array_names[0])[:])
             pointer = np.empty(stored.shape[0], np.int64)
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
@@ -174,6 +177,11 @@ class StoredCsr(StoredMatrix):
             with threads_until_left(n_threads, "cellfeed-tables") as threads:
                 reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, n_threads))
             return pointer
+
+
+def _are_integers(stored: ChunkedArray) -> bool:
+    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
+    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
 
 
 def _rows_per_chunk(n_rows: int, n_elements: int, chunks: tuple[int, ...] | None) -> float:

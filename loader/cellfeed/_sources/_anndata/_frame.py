@@ -118,7 +118,11 @@ class StoredFrame(StoredMatrix):
         if np.array_equal(rows, cells):
             return None
         index = pd.Index(rows, dtype=object)
-        order = index.get_indexer(pd.Index(cells, dtype=object)) if index.is_unique else np.full(cells.size, -1)
+        order = (
+            index.get_indexer(pd.Index(cells, dtype=object))
+            if index.is_unique
+            else np.full(cells.size, -1)
+        )
         if len(order) and not np.array_equal(np.sort(order), np.arange(rows.size)):
             if any(np.array_equal(rows, np.arange(n, rows.size + n).astype(str)) for n in (0, 1)):
                 return None

@@ -179,9 +179,9 @@ class LocalH5File(H5File):
             self._watch_raw(dataset, name)
         if not dataset.is_virtual:
             return 0
-        n_mapped, n_lost = 0, 0
+        is_growing = None in dataset.maxshape  # with all that the sources have
+        n_mapped, n_lost = dataset.size if is_growing else 0, 0
         for area, file_name, source_name, source_area in dataset.virtual_sources():
-            n_mapped += int(area.get_select_npoints())
             what = f"`{name}` is virtual, with values of `{source_name}` in {file_name!r}"
             if depth == _MOST_VIRTUAL or _NUMBERED.search(file_name + source_name):
                 raise self._elsewhere(f"{what}, which cellfeed does not follow", dataset)
@@ -196,9 +196,10 @@ class LocalH5File(H5File):
                 source = file.get(source_name)
                 if not isinstance(source, h5py.Dataset):
                     raise self._elsewhere(f"{what}, which has no such array", dataset)
-                last = source_area.get_select_bounds()[1]
-                if len(last) != source.ndim or np.any(np.greater_equal(last, source.shape)):
-                    raise self._elsewhere(f"{what}, which has become smaller", dataset)
+                if not is_growing:
+                    if not _fits(source, area, source_area):
+                        raise self._elsewhere(f"{what}, which now has another shape", dataset)
+                    n_mapped += area.get_select_npoints()
                 n_lost += lost_chunks(source) + self._watch_values(source, name, depth + 1)
         return n_lost + max(0, int(dataset.size) - n_mapped)
 
@@ -242,6 +243,19 @@ def _state_of(path: Path) -> Identity | None:
         return identity(path.stat())
     except OSError:
         return None
+
+
+def _fits(source: h5py.Dataset, area: h5py.h5s.SpaceID, source_area: h5py.h5s.SpaceID) -> bool:
+    """Return whether the source of a virtual dataset still has what an area is mapped to.
+
+    HDF5 may crash where it does not.
+    """
+    if source_area.get_select_type() == h5py.h5s.SEL_ALL:
+        first, last = np.array(area.get_select_bounds())
+        has_rows = source.ndim != len(first) or source.shape[1:] == (*(last - first + 1)[1:],)
+        return has_rows and bool(source.size >= area.get_select_npoints())
+    last = source_area.get_select_bounds()[1]
+    return len(last) == source.ndim and bool(np.less(last, source.shape).all())
 
 
 def _find(name: str, holder: Path, prefixes: str) -> Path | None:

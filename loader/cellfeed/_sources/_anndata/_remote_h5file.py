@@ -122,7 +122,7 @@ class RemoteH5File(H5File):
         return self._objects.read_ranges(files, offsets, sizes)
 
     def stored(self, name: str) -> Any:
-        """Return an array or group; HDF5 would take this file for the target of a link, so refuse."""
+        """Return an array or group; refuse links into other files, for which HDF5 takes this."""
         if name not in self._examined:
             link = external_link(self(), name)
             if link is not None:
