@@ -124,7 +124,7 @@ class LocalH5File(H5File):
                 raise replaced(path) if path.exists() else removed(path)
 
     @property
-    def other_files(self) -> Sequence[Path]:
+    def linked_files(self) -> Sequence[Path]:
         """The files that its elements refer to, as far as they have been read."""
         return tuple(self._others)
 

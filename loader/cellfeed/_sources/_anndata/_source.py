@@ -44,17 +44,14 @@ class AnnDataSource(Source):
     def version(self) -> str | None:
         """Return a digest that changes when its file is replaced; None if there is none."""
         found = self._file.identity() if isinstance(self._file, ByteStore) else None
-        others = [(str(each), each.stat()) for each in self._other_files()]
-        if found is None or not others:
+        linked = [(str(each), each.stat()) for each in self.linked_files()]
+        if found is None or not linked:
             return None if found is None else found.digest
-        return digest_of(found.digest, lasting_identity(others).digest)
+        return digest_of(found.digest, lasting_identity(linked).digest)
 
-    def files(self) -> Sequence[Path]:
-        """Return its local files, and others to which its elements refer."""
-        return (*super().files(), *self._other_files())
-
-    def _other_files(self) -> Sequence[Path]:
-        return self._file.other_files if isinstance(self._file, LocalH5File) else ()
+    def linked_files(self) -> Sequence[Path]:
+        """Return local files elsewhere to which its elements refer."""
+        return self._file.linked_files if isinstance(self._file, LocalH5File) else ()
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
