@@ -238,6 +238,8 @@ class TestNumbers:
             CellDataset(collection, Streaming(), **sizes)
         with pytest.raises(ParameterError, match=problem):
             collection[:].to_torch(dense=is_dense)
+        (as_numpy,) = CellDataset(collection, Streaming(), as_torch=False, **sizes)
+        assert np.array_equal(dense(as_numpy.X), COUNTS)
         with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
             dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
         (minibatch,) = dataset
