@@ -30,6 +30,7 @@ from cellfeed._bytes import (
 )
 from cellfeed._errors import FormatError, PathError
 from cellfeed._sources._anndata._h5file import H5File, external_link, lost_chunks
+from cellfeed._sources._base import other_format
 
 __all__ = ["LocalH5File"]
 
@@ -305,7 +306,8 @@ def _open(path: Location, absolute: Path) -> h5py.File:
         if "truncated file" in str(error):
             msg = f"{path}: the file is truncated; copy or download it again"
         elif not h5py.is_hdf5(absolute):
-            msg = f"{path}: is not an HDF5 file, so not .h5ad; give AnnData files"
+            what = other_format(path) or "not an HDF5 file, so not .h5ad; give AnnData files"
+            msg = f"{path}: is {what}"
         else:
             msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"
         raise FormatError(msg) from error

@@ -14,7 +14,7 @@ from cellfeed._bytes import SCHEMES, Location, check_direct
 from cellfeed._errors import FormatError
 from cellfeed._sources._anndata._attributes import is_group, text
 from cellfeed._sources._anndata._csr import StoredCsr
-from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._damage import damage_named, other_format_of
 from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._frame import StoredFrame
@@ -102,11 +102,10 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.location, file()
     with damage_named(path, elements[0]):
         if "obs" not in root or "var" not in root:
-            msg = (
-                f"{path}: is not an AnnData file, since it has no `obs` or no `var`; write it "
-                "with anndata"
+            what = other_format_of(root) or (
+                "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
-            raise FormatError(msg)
+            raise FormatError(f"{path}: is {what}")
         has_modalities = is_mudata(root)
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
