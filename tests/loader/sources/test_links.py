@@ -1,7 +1,10 @@
 """Values that lie in other files: links, virtual datasets and raw files, against anndata."""
 
 import os
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import zarr
 from tests.loader.matrices import dense
+from tests.servers.web import WebServer
 
-from cellfeed import BlockShuffling, CellDataset, FormatError, PathError, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    FormatError,
+    ParameterError,
+    PathError,
+    open_collection,
+    preshuffle,
+)
 
 N, M = 40, 12
 COUNTS = np.random.default_rng(0).poisson(0.7, (N, M)).astype(np.float32) + np.eye(N, M, k=1)
@@ -177,6 +190,83 @@ class TestExternalLinks:
             open_collection(here, elements=["layers/counts"])
 
 
+class TestWhereElse:
+    """Links are followed by all that reads files."""
+
+    def linked(self, folder: Path, layout: str = "csr") -> tuple[Path, Path]:
+        there, here = write_pair(folder, layout, FILTERS["gzip"])
+        link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
+        return there, here
+
+    def test_direct_io(self, folder):
+        _, here = self.linked(folder)
+        try:
+            collection = open_collection(here, direct_io=True)
+        except ParameterError as error:
+            pytest.skip(str(error))
+        assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
+
+    def test_another_process(self, folder):
+        """With another current folder, as `spawn` may leave it."""
+        _, here = self.linked(folder)
+        pickled = pickle.dumps(open_collection(here))
+        code = f"""
+import pickle
+import numpy as np
+collection = pickle.loads({pickled!r})
+np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
+"""
+        done = run(code)
+        assert done.returncode == 0, done.stderr
+        assert np.array_equal(np.load(folder / "found.npy"), in_memory(here, "X"))
+
+    def test_preshuffle(self, folder):
+        there, here = self.linked(folder)
+        out = folder / "out.zarr"
+        preshuffle(here, out)
+        found = ad.io.read_zarr(out / "dataset_0")
+        rows = [CELLS.index(name) for name in found.obs_names]
+        assert np.array_equal(found.X.toarray(), in_memory(here, "X")[rows])
+        os.utime(there, ns=(0, 0))
+        with pytest.raises((FormatError, ParameterError), match=r"big\.h5ad` was changed"):
+            preshuffle(here, out)
+
+    def test_cached_tables_are_those_of_the_array(self, folder, monkeypatch):
+        """Two links of one name into one file, and a link that is changed to another array."""
+        monkeypatch.setattr("cellfeed._tables._kept._FEWEST_ENTRIES", 1)
+        there, here = self.linked(folder)
+        os.utime(there, ns=(0, 0))
+        with h5py.File(there, "r+") as file:
+            ad.io.write_elem(file, "other", sp.csr_matrix(COUNTS[::-1] * 5))
+        os.utime(there, ns=(0, 0))
+        for name in ("X", "other", "X"):
+            link(here, "X", h5py.ExternalLink("there/big.h5ad", f"/{name}"))
+            found = dense(open_collection(here)[:].X)
+            with h5py.File(there) as file:
+                assert np.array_equal(found, ad.io.read_elem(file[name]).toarray())
+
+    def test_servers_are_refused(self, folder):
+        """There, HDF5 would take the file itself for the one that a link names."""
+        _, here = write_pair(folder, "dense", {})
+        link(here, "X", h5py.ExternalLink("there/big.h5ad", "/layers/counts"))
+        link_virtually(here, "obsm/pca", "there/big.h5ad")
+        link(here, "obs/number", h5py.ExternalLink("there/big.h5ad", "/obs/number"))
+        with WebServer.in_process(folder) as url:
+            for name in ("X", "obsm/pca"):
+                said = rf"small.h5ad: `{name}` is in another file, 'there/big.h5ad', which is not"
+                with pytest.raises(FormatError, match=said):
+                    open_collection(f"{url}/small.h5ad", elements=[name])
+            with pytest.raises(FormatError, match=r"`obs/number` is in another file"):
+                open_collection(f"{url}/small.h5ad", elements=["layers/counts"], obs=["number"])
+            collection = open_collection(f"{url}/small.h5ad", elements=["layers/counts"])
+            assert np.array_equal(collection[:]["layers/counts"], in_memory(here, "layers/counts"))
+
+
+def run(code: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+
 @pytest.mark.parametrize("array", ["data", "indices", "indptr"])
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("kind", ["link", "virtual", "raw"])
@@ -313,6 +403,63 @@ class TestRawFiles:
         monkeypatch.chdir(folder / "there")
         with pytest.raises(PathError, match=r"^raw\.bin: was removed"):
             collection[:]
+
+
+@pytest.mark.filterwarnings("ignore:.*zarr v2 data will no longer:UserWarning")
+@pytest.mark.filterwarnings("ignore:zarr v3 autosharding will be the default")
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+class TestLinksInZarr:
+    """Links of the file system, such as git-annex and datalad make."""
+
+    def write(self, folder: Path, version: int, how: str) -> Path:
+        path = folder / "cells.zarr"
+        with ad.settings.override(zarr_write_format=version):
+            cells(COUNTS).write_zarr(path)
+        options: dict[str, Any] = {"chunks": (10, 4)}
+        if how == "shards":
+            options["shards"] = (20, 12)
+        if how == "slow":
+            options |= {"dtype": ">f4"}
+        values = COUNTS.astype(options.pop("dtype", "f4"))
+        root = zarr.open_group(path, mode="r+", use_consolidated=False)
+        attributes = dict(root["X"].attrs)
+        del root["X"]
+        root.create_array("X", data=values, **options).attrs.update(attributes)
+        zarr.consolidate_metadata(root.store)
+        return path
+
+    @pytest.mark.parametrize(
+        ("version", "how"), [(2, "files"), (3, "files"), (3, "shards"), (2, "slow")]
+    )
+    @pytest.mark.parametrize("direct_io", [False, True])
+    def test_are_followed_and_no_zeros_where_they_lead_to_nothing(
+        self, folder, version, how, direct_io
+    ):
+        path, annex = self.write(folder, version, how), folder / "annex"
+        annex.mkdir()
+        files = [each for each in (path / "X").rglob("*") if each.is_file()]
+        chunks = [each for each in files if each.name not in ("zarr.json", ".zarray", ".zattrs")]
+        for k, chunk in enumerate(chunks):
+            chunk.rename(annex / str(k))
+            chunk.symlink_to(annex / str(k))
+        options = {"direct_io": True} if direct_io else {}
+        try:
+            assert np.array_equal(open_collection(path, **options)[:].X, COUNTS)
+        except ParameterError as error:
+            pytest.skip(str(error))
+        (annex / "1").unlink()
+        with pytest.raises((PathError, FormatError), match=re.escape(str(chunks[1]))):
+            open_collection(path, **options)[:]
+
+    @pytest.mark.parametrize("part", ["X", "X/c"])
+    def test_of_folders(self, folder, part):
+        path = self.write(folder, 3, "files")
+        there = (path / part).rename(folder / "there")
+        (path / part).symlink_to(there)
+        assert np.array_equal(open_collection(path)[:].X, COUNTS)
+        there.rename(folder / "moved")
+        with pytest.raises(PathError, match=rf"{part}: is a link to {there}, which is missing"):
+            open_collection(path)
 
 
 def test_a_mounted_file_is_refused(folder):

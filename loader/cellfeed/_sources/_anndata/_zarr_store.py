@@ -75,6 +75,15 @@ class ZarrStore(ABC):
     def _watch(self, name: str, zarr_format: int) -> None:
         """Record the metadata of an array, so that changes are noticed."""
 
+    def _check_links(self, name: str) -> None:  # noqa: B027 - not abstract
+        """Check that no file of an array is a link to nothing, which zarr would read as zeros.
+
+        Raises
+        ------
+        PathError
+            One is.
+        """
+
     @abstractmethod
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
         """Return the files of an array."""
@@ -113,6 +122,8 @@ class ZarrStore(ABC):
             layout = self._layouts[name] = zarr_layout(array.metadata.to_dict())
             if isinstance(layout, ZarrLayout):
                 self._files[name] = self._files_of(name, layout)
+            else:
+                self._check_links(name)
 
     def bring(self, names: Sequence[str]) -> None:  # noqa: B027 - not abstract
         """Do nothing, since zarr reads chunks concurrently; see `AnnDataFile`."""
