@@ -275,10 +275,14 @@ def _find(name: str, holder: Path, prefixes: str) -> Path | None:
             return found
         found = Path(found.name)
     first = [Path(each.replace("${ORIGIN}", str(folder))) for each in prefixes.split(":") if each]
-    for each in [*first, folder, Path(), holder.resolve().parent]:
+    last = holder.resolve().parent
+    for each in [*first, folder, Path(), last]:
         if h5py.is_hdf5(each / found):
-            # In other processes the current folder is another.
-            return None if each == Path() else each / found
+            if each != Path():
+                return each / found
+            # In other processes the current folder may be another.
+            is_same = h5py.is_hdf5(last / found) and found.samefile(last / found)
+            return last / found if is_same else None
     return None
 
 

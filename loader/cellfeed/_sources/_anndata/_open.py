@@ -1,7 +1,6 @@
 """Opening stored AnnData: locating an element, and choosing the class that reads it."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ ANNDATA = Storage(
 def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.location, file()
     with damage_named(path, elements[0]):
-        if "obs" not in root or "var" not in root:
+        if _lacks(file, "obs") or _lacks(file, "var"):
             what = other_format_of(root) or (
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
@@ -164,9 +163,7 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     if name == "raw/X" and f"{within}raw.X" in root:  # anndata before 0.7
         name, tables["raw"] = "raw.X", "raw.var"
     var, element = tables.get(folder, "var"), within + name
-    if element not in root:
-        with suppress(KeyError):
-            file.stored(element)  # which says where a broken link leads
+    if _lacks(file, element):
         raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, within, folder)}")
     stored = file.stored(element)
     where = file, element, None if var is None else within + var, f"{within}obs"
@@ -189,6 +186,15 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
             "array or a CSR matrix, with anndata"
         )
     raise FormatError(msg)
+
+
+def _lacks(file: AnnDataFile, name: str) -> bool:
+    """Return whether there is no such element; a link that leads to nothing is an error."""
+    try:
+        file.stored(name)
+    except KeyError:
+        return name not in file()
+    return False
 
 
 def _alternatives(root: Any, within: str, folder: str) -> str:
