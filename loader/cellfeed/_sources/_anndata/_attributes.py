@@ -114,11 +114,19 @@ def _all(element: Any) -> "list[Any]":
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return an attribute as anndata writes it; the same object if it is already."""
+    """Return an attribute as anndata writes it; the same object if it is already.
+
+    Raises
+    ------
+    StructureError
+        It is an array where one value is expected.
+    """
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, np.ndarray):
-        if name in _OF_ONE and value.size == 1:
+        if name in _OF_ONE:
+            if value.size != 1:
+                raise StructureError(f"the attribute `{name}` is not one value, but {value!r}")
             only = value.reshape(-1)[0]
             return only.decode() if isinstance(only, bytes) else only
         if value.dtype.kind in "SO" and any(isinstance(each, bytes) for each in value.flat):

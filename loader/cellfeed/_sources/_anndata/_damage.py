@@ -68,6 +68,8 @@ def _is_odd(error: BaseException) -> bool:
     is_missing = isinstance(error, KeyError) and (
         "doesn't exist" in str(error) or "can't locate attribute" in str(error)
     )
+    if type(error).__name__ == "IORegistryError":  # anndata knows no such encoding
+        return True
     return is_missing or isinstance(error, StructureError | TypeError | AttributeError)
 
 
@@ -87,7 +89,8 @@ def other_format_of(root: Any) -> str | None:
 
 
 def _groups(root: Any) -> dict[str, Any]:
-    return {name: each for name, each in root.items() if is_group(each)}
+    members = {name: root.get(name) for name in root}
+    return {name: each for name, each in members.items() if each is not None and is_group(each)}
 
 
 _TENX = "a matrix of 10x Genomics; read it with `scanpy.read_10x_h5`, and write it as .h5ad"
