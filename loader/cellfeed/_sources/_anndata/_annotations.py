@@ -51,9 +51,18 @@ def read_var(file: AnnDataFile) -> pd.DataFrame:
     return frame
 
 
-def read_row_names(file: AnnDataFile, name: str) -> NDArray[np.object_]:
-    """Return the names of the rows of a table such as ``var``, None for missing names."""
+def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray[np.object_]:
+    """Return the names of the rows of a table such as ``var``, None for missing names.
+
+    Parameters
+    ----------
+    file, name
+        The file, and the table.
+    are_shared
+        Whether other files have the same names, which are kept; see `read_names`.
+    """
     table = file.stored(name)
     if is_current(table):
-        return read_names(file, f"{name}/{index_of(table)}")
+        index = f"{name}/{index_of(table)}"
+        return read_names(file, index) if are_shared else as_names(pd.Index(file.read(index)))
     return as_names(file.read_old_frame(name).index)

@@ -112,9 +112,9 @@ class StoredFrame(StoredMatrix):
     def _rows_of_cells(self) -> NDArray[np.int64] | None:
         """Return the row of each cell by its name; None if rows are in the order of the cells."""
         with self._damage_named(self._element):
-            rows = annotations.read_row_names(self._file, self._element)
+            rows = annotations.read_row_names(self._file, self._element, are_shared=False)
         with self._damage_named(self._obs):
-            cells = annotations.read_row_names(self._file, self._obs)
+            cells = annotations.read_row_names(self._file, self._obs, are_shared=False)
         if np.array_equal(rows, cells):
             return None
         index = pd.Index(rows, dtype=object)

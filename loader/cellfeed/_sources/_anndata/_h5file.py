@@ -27,6 +27,7 @@ from cellfeed._tables import KeptTables
 __all__ = ["H5File", "external_link", "lost_chunks"]
 
 _DEEPEST = 8  # groups in a table
+_UNOPENED = OSError, RuntimeError, ValueError  # of a link that leads to itself, for example
 _MOST_LINKS = 16  # that HDF5 follows, too
 
 
@@ -97,7 +98,7 @@ class H5File(ByteStore):
         """Return an array or group, which may lie in another file; see `AnnDataFile`."""
         try:
             found = self()[name]
-        except KeyError:
+        except (KeyError, *_UNOPENED):
             link = broken_link(self(), name)
             if link is None:
                 raise
@@ -211,7 +212,7 @@ def broken_link(group: h5py.Group, name: str) -> h5py.ExternalLink | h5py.SoftLi
         link = group.get(part, getlink=True)
         try:
             group = group[part]
-        except KeyError:
+        except (KeyError, *_UNOPENED):
             return None if isinstance(link, h5py.HardLink) else link
     return None
 

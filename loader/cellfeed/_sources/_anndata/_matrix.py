@@ -115,7 +115,7 @@ class StoredMatrix(StoredElement):
         if self.var is None:
             return np.array([str(column) for column in range(self.shape[1])], object)
         with self._damage_named(self.var):
-            return annotations.read_row_names(self._file, self.var)
+            return annotations.read_row_names(self._file, self.var, are_shared=True)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
         """Return whether missing chunks of an array are zero; otherwise they were lost."""
