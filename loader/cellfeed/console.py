@@ -28,6 +28,7 @@ _REMEDIES = {
     errno.EAGAIN: _MORE_PROCESSES,
     errno.EMFILE: "raise the limit of this shell with `ulimit -n 65536`",
     errno.ENFILE: "close other programs that have files open",
+    errno.EFBIG: "raise the limit of file sizes with `ulimit -f unlimited`, or name another folder",
     errno.ENOSPC: "free some space there, or name another folder",
     errno.EDQUOT: "free some space there, or name another folder",
     errno.EROFS: "name another folder",

@@ -69,7 +69,8 @@ class Log1p(Transform):
     """Take the natural logarithm of 1 + value, like `scanpy.pp.log1p`.
 
     The result is correct to one unit in the last place. It is NaN below -1 and -infinity at -1, as
-    in NumPy.
+    in NumPy; a `CellDataset` warns once with the number of such values, since data that are scaled
+    already have them.
     """
 
     @property

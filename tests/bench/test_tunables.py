@@ -96,8 +96,8 @@ def test_a_label_that_does_not_exist_is_one_line(plates):
 def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
     ran = CliRunner().invoke(
         main,
-        [*map(str, plates), "--label=plate", "--batch-size=16", "--budget=60", "--entropy-floor=0.5",
-         "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"],
+        [*map(str, plates), "--label=plate", "--batch-size=16", "--budget=60",
+         "--entropy-floor=0.5", "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"],
     )  # fmt: skip
     assert ran.exit_code == 0, ran.output
     assert "annbatch: skipped, " in ran.stderr

@@ -5,6 +5,7 @@ from cellfeed._bytes._direct_support import check_direct
 from cellfeed._bytes._identity import (
     Identity,
     LastingIdentity,
+    broken_link,
     digest_of,
     identity,
     lasting_identity,
@@ -27,6 +28,7 @@ __all__ = [
     "Location",
     "StorageOptions",
     "UnreadableRangeError",
+    "broken_link",
     "check_direct",
     "digest_of",
     "identity",

@@ -346,8 +346,9 @@ def _read(handle: int, offset: int, into: memoryview) -> int | OSError | None:
             return _filled(descriptor, offset, into)
         finally:
             os.close(descriptor)
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError as error:
+        is_link = handle < 0 and os.path.islink(ctypes.string_at(-handle))  # noqa: PTH114 - bytes
+        return error.with_traceback(None) if is_link else None
     except OSError as error:
         return error.with_traceback(None)
 

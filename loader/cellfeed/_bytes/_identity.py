@@ -13,6 +13,7 @@ from cellfeed._errors import FormatError, PathError
 __all__ = [
     "Identity",
     "LastingIdentity",
+    "broken_link",
     "digest_of",
     "identity",
     "lasting_identity",
@@ -75,6 +76,11 @@ def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIden
 def digest_of(*parts: str) -> str:
     """Return a digest of texts, for `LastingIdentity`."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def broken_link(path: Path) -> PathError:
+    """Return the error for a link to a file that is missing."""
+    return PathError(f"{path}: is a link to {path.readlink()}, which is missing; put it there")
 
 
 def removed(path: Path | Location) -> PathError:

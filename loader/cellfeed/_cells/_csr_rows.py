@@ -13,6 +13,8 @@ from cellfeed._lazy import sp
 
 __all__ = ["CsrRows", "summable"]
 
+_WORDS = (1, 2, 4, 8)  # bytes of values that compiled code moves
+
 
 def summable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of sparse values in SciPy, which does not support float16."""
@@ -61,5 +63,8 @@ class CsrRows:
 
     def densify_into(self, dense: NDArray[Any]) -> None:
         """Fill ``dense``, of this shape and dtype."""
+        if self.data.itemsize not in _WORDS:  # longdouble
+            dense[:] = self.to_scipy().toarray()
+            return
         bits = np.dtype(f"u{self.data.itemsize}")
         kernels.densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))

@@ -48,14 +48,24 @@ class Counters:
     counters start at 0 again.
     """
 
-    __slots__ = ("__weakref__", "_addresses", "_counts", "_spawned")
+    __slots__ = (
+        "__weakref__",
+        "_addresses",
+        "_all",
+        "_counts",
+        "_spawned",
+        "_undefined",
+        "has_warned",
+    )
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
-        self._counts = np.frombuffer(memory, np.int64, len(Counter))
+        self._all = np.frombuffer(memory, np.int64, len(Counter) + 1)
+        self._counts, self._undefined = self._all[:-1], self._all[-1:]
         first = self._counts.ctypes.data
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
+        self.has_warned = False  # of values of which `Log1p` is undefined
 
     def add(self, counter: Counter, n: int) -> None:
         """Add to a counter."""
@@ -74,6 +84,17 @@ class Counters:
         """Return the current values of all counters, int64, shape (n_counters,)."""
         own = self._counts.copy()
         return own if self._spawned is None else own + self._spawned.counters.values
+
+    @property
+    def address_of_undefined(self) -> int:
+        """Address of the int64 that counts values of which `Log1p` is NaN or -infinity."""
+        return int(self._undefined.ctypes.data)
+
+    @property
+    def n_undefined(self) -> int:
+        """Number of values so far of which `Log1p` is NaN or -infinity."""
+        own = int(self._undefined[0])
+        return own if self._spawned is None else own + self._spawned.counters.n_undefined
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):

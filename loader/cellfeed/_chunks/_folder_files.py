@@ -18,6 +18,7 @@ from cellfeed._bytes import (
     Identity,
     LastingIdentity,
     Location,
+    broken_link,
     identity,
     lasting_identity,
     removed,
@@ -194,7 +195,8 @@ class _OpenFile:
 
 def identity_of_files(folder: Path) -> LastingIdentity | None:
     """Return the identity of all files in a folder; None if there are too many to check."""
-    every = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
+    walked = os.walk(folder, followlinks=True)
+    every = (Path(where, name) for where, _, names in walked for name in names)
     files = sorted(itertools.islice(every, _MOST_LOOKED_AT + 1))
     if len(files) > _MOST_LOOKED_AT:
         return None
@@ -208,6 +210,8 @@ def _identity_of(path: bytes) -> Identity:
     try:
         return identity(os.stat(path))  # noqa: PTH116 - Path.stat takes twice as long
     except FileNotFoundError:
+        if os.path.islink(path):  # noqa: PTH114 - bytes
+            raise broken_link(Path(os.fsdecode(path))) from None
         return _ABSENT
 
 

@@ -377,7 +377,9 @@ _REPORTED = {
 _CHECKED: dict[Verify, int] = {"always": kernels.EVERY_TIME, "never": kernels.NEVER}
 
 _FAILURES = {
-    kernels.UNREADABLE: "cannot be read; check the disk, and copy the file again",
+    kernels.UNREADABLE: (
+        "cannot be read; check the disk and where a link leads, and copy the file again"
+    ),
     kernels.TRUNCATED: "are beyond the end of the file; copy or download it again",
     kernels.UNDECODABLE: "cannot be decompressed; the file is damaged, copy or download it again",
     kernels.WRONG_SIZE: (

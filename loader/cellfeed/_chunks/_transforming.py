@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._chunks import _kernels as kernels
+from cellfeed._chunks._counters import Counters
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 __all__ = ["RowGroup", "ValueSteps", "locate_pieces"]
@@ -49,9 +50,13 @@ class ValueSteps:
         The transforms, in the order in which they are applied.
     dtype
         Dtype of the values: float32 or float64.
+    counters
+        Counters to which values without a logarithm are added.
     """
 
-    def __init__(self, transforms: Sequence[Transform], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, transforms: Sequence[Transform], dtype: np.dtype[Any], counters: Counters
+    ) -> None:
         steps, moments = list[tuple[int, int, float]](), list[NDArray[np.float64]]()
         for each in transforms:
             if isinstance(each, NormalizeTotal):
@@ -70,7 +75,9 @@ class ValueSteps:
                 moments.append(_moments(each))
         self._itemsize = dtype.itemsize
         self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
-        self._numbers = np.array([step[2] for step in steps], np.float64)
+        self._counters = counters
+        address = np.array([counters.address_of_undefined], np.int64).view(np.float64)
+        self._numbers = np.concatenate([np.array([s[2] for s in steps], np.float64), address])
         self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
         self._kinds = self._steps[:, 0].copy()
 

@@ -90,7 +90,8 @@ def join_var(
     ------
     MismatchError
         A file has other genes than the first, or lacks a requested gene; no gene is left; or genes
-        are matched by name, and a file has two genes with a name that the collection has.
+        are matched by name, and a file has a gene without a name, or two genes with a name that the
+        collection has.
     """
     first = parts[0][1]
     is_same = all(names is first or np.array_equal(names, first) for _, names in parts)
@@ -99,6 +100,7 @@ def join_var(
     distinct = dict[int, _Part]()  # of most files they are those of the first
     for where, names in parts:
         if id(names) not in distinct:
+            _check_named(where, names)
             distinct[id(names)] = where, pd.Index(names, dtype=object)
     joint = _joint(list(distinct.values()), genes)
     for where, index in distinct.values():
@@ -142,6 +144,15 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
                 )
                 raise MismatchError(msg)
     return joint
+
+
+def _check_named(where: Location, names: Names) -> None:
+    """Check that all genes have a name, by which they are matched."""
+    n_missing = int(np.count_nonzero(pd.isna(names)))
+    if n_missing:
+        genes = "1 gene has" if n_missing == 1 else f"{n_missing:,} genes have"
+        msg = f"{where}: {genes} no name, but genes are matched by name; write the file again with"
+        raise MismatchError(f"{msg} all `adata.var_names`")
 
 
 def _check_distinct(where: Location, index: pd.Index[str], joint: pd.Index[str]) -> None:

@@ -1,6 +1,7 @@
 """The next epoch and its start, and how much of the current one the consumer has received."""
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -179,6 +180,7 @@ class Counted:
                 before, now = now, time.perf_counter_ns()
                 self._counters.add(Counter.WAITING, now - before)
                 self._counters.add(Counter.MINIBATCHES, 1)
+                _warn_of_undefined(self._counters)
                 self.n_delivered += 1
                 if self._on_delivery is not None:
                     self._on_delivery(self)
@@ -198,6 +200,17 @@ class Counted:
                 f"{remedy}"
             )
             raise DeliveryError(msg)
+
+
+def _warn_of_undefined(counters: Counters) -> None:
+    n = counters.n_undefined
+    if n and not counters.has_warned:
+        counters.has_warned = True
+        msg = (
+            f"{n:,} values so far are -1 or less, of which `Log1p` is NaN or -infinity; if they "
+            "are scaled already, leave it out, or read counts, such as `layers/counts`"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
 
 class Run(Generic[S]):

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from cellfeed._bytes import Location
 from cellfeed._collection import Collection
 from cellfeed._errors import FormatError, ParameterError, require_integer, require_positive
 from cellfeed._preshuffle._inputs import InputFile
@@ -59,6 +60,8 @@ class Job:
         Approximate number of stored elements of the collection; None if it is dense.
     dtype
         Dtype of the values.
+    linked
+        Other files to which the inputs refer.
     """
 
     inputs: tuple[InputFile, ...]
@@ -72,6 +75,7 @@ class Job:
     n_vars: int
     n_elements: int | None
     dtype: str
+    linked: tuple[InputFile, ...] = ()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -154,8 +158,9 @@ class Job:
             values = json.loads(text)
             found = values.pop("format")
             if found == FORMAT:
-                files = tuple(InputFile(**file) for file in values.pop("inputs"))
-                return cls(inputs=files, **values)
+                for name in ("inputs", "linked"):
+                    values[name] = tuple(InputFile(**file) for file in values[name])
+                return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = "the record of the job is damaged; remove the output and start over"
             raise FormatError(msg) from error
@@ -169,8 +174,9 @@ class Job:
         """Return as text how this job differs from one that was begun; None if it does not."""
         if self.paths != begun.paths:
             return f"of other files: {_first_unlike(self.paths, begun.paths)}"
-        for file, then in zip(self.inputs, begun.inputs, strict=True):
-            if file != then:
+        now = dict.fromkeys((*self.inputs, *self.linked))
+        for file in (*begun.inputs, *begun.linked):
+            if file not in now:
                 return f"before `{file.path}` was changed"
         for name, show in _SHOWN.items():
             then, now = getattr(begun, name), getattr(self, name)
@@ -248,6 +254,7 @@ def describe_job(
         n_vars=collection.n_vars,
         n_elements=None,
         dtype=collection.dtype.name,
+        linked=_linked(collection),
     )
     if job.n_vars == 0:
         msg = f"{collection.locations[0]}: has no genes; give files that have some"
@@ -258,6 +265,11 @@ def describe_job(
     if block_size is None:
         return replace(job, block_size=_default_block_size(job, collection.rows_per_chunk))
     return replace(job, block_size=require_positive("block_size", block_size))
+
+
+def _linked(collection: Collection) -> tuple[InputFile, ...]:
+    linked = {file for source in collection.sources for file in source.linked_files()}
+    return tuple(InputFile.of(Location.of(file)) for file in sorted(linked))
 
 
 def _cells_per_part(job: Job) -> int:

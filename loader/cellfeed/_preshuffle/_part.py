@@ -40,7 +40,7 @@ class Inputs:
     @classmethod
     def open(cls, job: Job, collection: Collection | None = None) -> "Inputs":
         """Open the files of a job, which must not have changed since it began."""
-        for file in job.inputs:
+        for file in (*job.inputs, *job.linked):
             file.check()
         if collection is None:
             collection = open_collection(job.paths, elements=[job.element])

@@ -172,7 +172,7 @@ def preshuffle(
             missing = [n for n in range(job.n_parts) if not folder.part(n).exists()]
             peak = _write(folder, job, inputs, missing, scheduler, tell)
             check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
-            for file in job.inputs:
+            for file in (*job.inputs, *job.linked):
                 file.check()
             folder.finish(job)
     folder.remove_work()

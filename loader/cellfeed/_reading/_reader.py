@@ -85,8 +85,11 @@ class Reader:
     ) -> None:
         self._collection = collection
         self._dtypes = dtypes_of(collection.elements, dtype)
+        self._counters = Counters() if counters is None else counters
         self._transforms = {
-            name: ElementTransforms.of(each, collection.elements[name].layout, self._dtypes[name])
+            name: ElementTransforms.of(
+                each, collection.elements[name].layout, self._dtypes[name], self._counters
+            )
             for name, each in (transforms or {}).items()
         }
         # What values go through while they are decoded.
@@ -97,7 +100,6 @@ class Reader:
         }
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
-        self._counters = Counters() if counters is None else counters
         self._decoder = Decoder(self._threads, self._n_threads, verify, self._counters)
         self._rest_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-rest")
         self._rest: Future[Iterator[Cells]] | None = None

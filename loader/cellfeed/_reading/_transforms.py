@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cellfeed._chunks import ValueSteps
+from cellfeed._chunks import Counters, ValueSteps
 from cellfeed._layouts import Layout
 from cellfeed.transforms import Transform
 
@@ -49,8 +49,14 @@ class ElementTransforms:
     dense: ValueSteps
 
     @classmethod
-    def of(cls, transforms: Sequence[Transform], layout: Layout, dtype: np.dtype[Any]) -> Self:
+    def of(
+        cls,
+        transforms: Sequence[Transform],
+        layout: Layout,
+        dtype: np.dtype[Any],
+        counters: Counters,
+    ) -> Self:
         """Return the compiled transforms for rows of a layout and dtype, float32 or float64."""
         stored = as_stored(transforms, layout)
         dense = transforms[len(stored) :]
-        return cls(ValueSteps(stored, dtype), ValueSteps(dense, dtype))
+        return cls(ValueSteps(stored, dtype, counters), ValueSteps(dense, dtype, counters))

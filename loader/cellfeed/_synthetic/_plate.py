@@ -1,6 +1,7 @@
 """Writing one plate as an h5ad file, condition by condition."""
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,22 +51,22 @@ def write_plate(
     try:
         _write(model, plate, unfinished, on_written)
         unfinished.replace(path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise _in_short(error, path) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _in_short(error: OSError | RuntimeError, path: Path) -> Exception:
-    """Return the exception that Python would raise for a full disk.
+def _in_short(error: Exception, path: Path) -> Exception:
+    """Return the exception that Python would raise for a full disk or a limit of file sizes.
 
-    HDF5 describes a full disk at length. If closing the file fails as well, HDF5 raises a
-    RuntimeError which hides the first error.
+    HDF5 describes these at length, in errors of any type. If closing the file fails as well, HDF5
+    raises a RuntimeError which hides the first error.
     """
     first = error.__context__ if isinstance(error, RuntimeError) else error
-    if isinstance(first, OSError) and first.errno:
-        return OSError(first.errno, os.strerror(first.errno), str(path))
-    return error
+    number = re.search(r"\berrno = (\d+)", f"{error} {first}")
+    code = getattr(first, "errno", None) or (int(number[1]) if number else 0)
+    return OSError(code, os.strerror(code), str(path)) if code else error
 
 
 def _write(

@@ -85,7 +85,9 @@ def dense_rows(data: Rows, indices: Rows, indptr: Rows, shape: tuple[int, ...]) 
     assert indptr[0] == 0, indptr
     assert indptr[-1] == data.size == indices.size, indptr
     assert data.size == 0 or 0 <= indices.min() <= indices.max() < shape[1]
-    assert {indices.dtype.kind, indptr.dtype.kind} <= {"i", "u"}
+    for integers in (indices, indptr):
+        assert integers.dtype.kind in "iuf"
+        assert np.array_equal(integers, integers.astype(np.int64))
     counts = np.diff(indptr.astype(object)).astype(np.int64)
     assert counts.min(initial=0) >= 0, indptr
     dtype = np.dtype(np.float32) if data.dtype == np.float16 else data.dtype.newbyteorder("=")

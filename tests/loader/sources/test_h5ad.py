@@ -6,16 +6,18 @@ import pickle
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import anndata as ad
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import dense
 from tests.warm import python as warm
 
-from cellfeed import FormatError, PathError, open_collection
+from cellfeed import FormatError, MismatchError, PathError, open_collection, preshuffle
 
 # Rows 0 to 39 of 30 genes, about 600 elements in chunks of 50.
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 30)).astype(np.float32)
@@ -65,11 +67,49 @@ class TestOtherFiles:
             with pytest.raises(FormatError, match=f"^{csr_file}: .*; copy or download it again$"):
                 open_collection(csr_file)
 
-    @pytest.mark.parametrize("content", [b"", b"cell,gene\n", bytes(5000)])
+    @pytest.mark.parametrize("content", [b"cell,gene\n", bytes(5000)])
     def test_one_that_is_not_hdf5(self, tmp_path, content):
         path = tmp_path / "cells.h5ad"
         path.write_bytes(content)
         with pytest.raises(FormatError, match=rf"^{path}: is not an HDF5 file, .*; give AnnData"):
+            open_collection(path)
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"", "is empty; copy or download it again"),
+            (b"PAR1...PAR1", r"is a Parquet file; give `datasets\.Dataset\.from_parquet"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS; get"),
+            (b"\n<!DOCTYPE html><html>", "is a web page, not the file that it leads to"),
+            (b"\x1f\x8b\x08 ", "is compressed with gzip; unpack it"),
+            (b"%%MatrixMarket matrix", "is a Matrix Market file; read it with `scanpy.read_mtx`"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["cells.h5ad", "cells.data"])
+    def test_one_of_another_format_by_its_first_bytes(self, tmp_path, content, said, name):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=rf"^{path}: {said}"):
+            open_collection(path)
+
+    @pytest.mark.parametrize(
+        ("members", "said"),
+        [
+            (["matrix/barcodes", "matrix/data", "matrix/indptr"], "a matrix of 10x Genomics; read"),
+            (["GRCh38/barcodes", "GRCh38/genes"], "a matrix of 10x Genomics; read it with `scanpy"),
+            (["barcode_idx", "feature_idx"], "molecule info of 10x Genomics; read filtered_"),
+            (["matrix", "row_attrs/Gene", "col_attrs/CellID"], "a loom file; read it with `annd"),
+            (["assays/RNA/counts/data", "cell.names"], "an h5Seurat file; convert it in R with"),
+            (["tables/table", "images/x"], "SpatialData; give a table in it"),
+            (["a/obs/x", "a/var/x"], "a file with AnnData in `a`; write that as"),
+        ],
+    )
+    def test_one_of_another_format_by_its_members(self, tmp_path, members, said):
+        path = tmp_path / "cells.h5"
+        with h5py.File(path, "w") as file:
+            for name in members:
+                file[name] = np.arange(3)
+        with pytest.raises(FormatError, match=rf"^{path}: is {said}"):
             open_collection(path)
 
     def test_one_that_is_not_anndata(self, tmp_path):
@@ -322,3 +362,168 @@ class TestDamage:
         self.flip_in_last_chunk(path, "X", 0.5)
         with pytest.raises(FormatError, match=f"^{path}: `X`, rows 0 to 40 cannot be read"):
             read_all(path)
+
+
+def as_julia(file: h5py.File) -> None:
+    """Write attributes as strings of fixed length, which h5py returns as bytes."""
+
+    def edit(_name: str, element: Any) -> None:
+        for key, value in list(element.attrs.items()):
+            if isinstance(value, str):
+                kind = h5py.string_dtype("utf-8", max(1, len(value.encode())))
+                element.attrs.create(key, np.bytes_(value.encode()), dtype=kind)
+            elif isinstance(value, np.ndarray) and value.dtype == object and value.size:
+                n = max(len(each.encode()) for each in value)
+                fixed = np.array([each.encode() for each in value], f"S{n}")
+                element.attrs.create(key, fixed, dtype=h5py.string_dtype("utf-8", n))
+
+    edit("/", file)
+    file.visititems(edit)
+
+
+def as_r(file: h5py.File) -> None:
+    """Write each attribute as an array of one, and a list of one as a text."""
+
+    def edit(_name: str, element: Any) -> None:
+        for key, value in list(element.attrs.items()):
+            if isinstance(value, str):
+                element.attrs.create(key, np.array([value.encode()]))
+            elif isinstance(value, np.ndarray) and value.dtype == object and value.size == 1:
+                element.attrs.create(key, np.bytes_(value[0].encode()))
+            elif np.ndim(value) == 0:
+                element.attrs.create(key, np.array([value]))
+
+    edit("/", file)
+    file.visititems(edit)
+
+
+class TestOtherWriters:
+    OBS: ClassVar = {
+        "type": pd.Categorical(["a", "b", None, "ü"] * 10, categories=["b", "ü", "a"]),
+        "ranked": pd.Categorical(["lo", "hi"] * 20, categories=["lo", "hi"], ordered=True),
+        "number": np.arange(40),
+        "text": np.array(["x", "yy"] * 20, object),
+        "maybe": pd.array([1, None] * 20, dtype="Int64"),
+        "flag": pd.array([True, None] * 20, dtype="boolean"),
+    }
+
+    @pytest.mark.parametrize("by", [as_julia, as_r])
+    @pytest.mark.parametrize("n_columns", [0, 1, 6])
+    def test_attributes_of_any_kind_of_text(self, write_h5ad, by, n_columns, tmp_path):
+        obs = dict(list(self.OBS.items())[:n_columns])
+        X, layers = sp.csr_matrix(COUNTS), {"counts": sp.csr_matrix(COUNTS * 2), "dense": COUNTS}
+        plain = write_h5ad(X, obs, layers=layers)
+        odd = write_h5ad(X, obs, layers=layers, edit=by)
+        options: Any = {"elements": ["X", "layers/counts", "layers/dense"], "obs": list(obs)}
+        expected, found = open_collection(plain, **options), open_collection(odd, **options)
+        for name in options["elements"]:
+            assert np.array_equal(dense(found[:][name]), dense(expected[:][name]))
+        for name in obs:
+            ours, theirs = (each.obs[name] for each in (found, expected))
+            np.testing.assert_array_equal(ours.values, theirs.values)
+            if hasattr(theirs, "categories"):
+                assert list(ours.categories) == list(theirs.categories)
+        assert list(found.var_names) == list(expected.var_names)
+        assert found.sources[0].obs_names() == tuple(obs)
+        for path in (plain, odd):
+            preshuffle(path, tmp_path / path.stem)
+        tables = [ad.io.read_zarr(tmp_path / p.stem / "dataset_0").obs for p in (plain, odd)]
+        tables = [table.drop(columns=["source_file"]) for table in tables]
+        pd.testing.assert_frame_equal(*tables)
+
+    def test_that_lack_the_name_of_the_index(self, write_h5ad):
+        def edit(file):
+            del file["obs"].attrs["_index"]
+
+        path = write_h5ad(COUNTS, edit=edit)
+        with pytest.raises(FormatError) as raised:
+            open_collection(path)
+        assert str(raised.value) == (
+            f"{path}: `obs` is not as anndata writes it (/obs lacks an attribute `_index`); write "
+            "the file again with anndata"
+        )
+
+    def test_whose_attributes_are_no_text(self, write_h5ad):
+        def edit(file):
+            file["X"].attrs["encoding-type"] = np.array([b"csr_matrix", b"csc_matrix"])
+
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        with pytest.raises(
+            FormatError, match=rf"^{path}: `X` is not as .*`encoding-type`.*; write"
+        ):
+            open_collection(path)
+
+
+class TestNames:
+    def named(self, names: Any, table: str = "var"):
+        def edit(file):
+            del file[f"{table}/_index"]
+            with ad.settings.override(allow_write_nullable_strings=True):
+                ad.io.write_elem(file, f"{table}/_index", names)
+
+        return edit
+
+    @pytest.mark.filterwarnings("ignore:Transforming to str index")
+    @pytest.mark.parametrize("dtype", ["i8", "u2", "f8"])
+    def test_that_are_numbers_are_text_as_in_anndata(self, write_h5ad, dtype):
+        names = np.arange(100, 130).astype(dtype)
+        path = write_h5ad(COUNTS, edit=self.named(names))
+        expected = list(ad.read_h5ad(path).var_names)
+        collection = open_collection(path)
+        assert list(collection.var_names) == expected
+        text = write_h5ad(COUNTS[:, ::-1].copy(), genes=expected[::-1])
+        joined = open_collection([path, text])
+        assert np.array_equal(joined[:].X, np.concatenate([COUNTS, COUNTS]))
+        chosen = open_collection(path, genes=expected[5:2:-1])
+        assert np.array_equal(chosen[:].X, COUNTS[:, 5:2:-1])
+
+    def test_that_are_missing(self, write_h5ad):
+        names = pd.array([*(f"gene{i}" for i in range(29)), None], dtype="string")
+        paths = [write_h5ad(COUNTS, edit=self.named(names)) for _ in range(2)]
+        # The same genes at the same places need no names.
+        assert np.array_equal(read_all(paths), np.concatenate([COUNTS, COUNTS]))
+        said = rf"^{paths[0]}: 1 gene has no name, but genes are matched by name; write the file"
+        for options in ({"genes": ["gene3"]}, {"join_vars": "inner"}):
+            with pytest.raises(MismatchError, match=said):
+                open_collection([paths[0], write_h5ad(COUNTS)], **options)
+
+
+class TestFramesOfObsm:
+    def written(self, write_h5ad, index: Any) -> Path:
+        frame = pd.DataFrame({"a": np.arange(40.0), "b": 1}, index=[f"cell{i}" for i in range(40)])
+
+        def edit(file):
+            ad.io.write_elem(file, "obsm/frame", frame.set_axis(pd.Index(index)))
+
+        return write_h5ad(COUNTS, edit=edit)
+
+    def test_are_matched_with_cells_by_name(self, write_h5ad):
+        order = np.random.default_rng(0).permutation(40)
+        path = self.written(write_h5ad, [f"cell{i}" for i in order])
+        collection = open_collection(path, elements=["obsm/frame"])
+        assert np.array_equal(collection[:]["obsm/frame"][order, 0], np.arange(40))
+        copied = pickle.loads(pickle.dumps(collection))
+        assert np.array_equal(copied[order]["obsm/frame"][:, 0], np.arange(40))
+
+    @pytest.mark.parametrize("first", [0, 1])
+    @pytest.mark.parametrize("dtype", [int, str])
+    def test_may_be_numbered(self, write_h5ad, first, dtype):
+        index = np.arange(first, 40 + first).astype(dtype).astype(object if dtype is str else dtype)
+        path = self.written(write_h5ad, index)
+        found = open_collection(path, elements=["obsm/frame"])[:]["obsm/frame"]
+        assert np.array_equal(found[:, 0], np.arange(40))
+
+    @pytest.mark.parametrize(
+        "index",
+        [
+            [f"other{i}" for i in range(40)],
+            ["cell1", *(f"cell{i}" for i in range(1, 40))],
+            [str(i) for i in range(2, 42)],
+            [str(i) for i in reversed(range(40))],
+        ],
+    )
+    def test_of_other_cells_are_refused(self, write_h5ad, index):
+        path = self.written(write_h5ad, index)
+        said = rf"^{path}: the data frame `obsm/frame` has other row names than obs, and none for"
+        with pytest.raises(FormatError, match=said):
+            open_collection(path, elements=["obsm/frame"])

@@ -189,13 +189,35 @@ class TestNumbers:
     @pytest.mark.parametrize("name", ["X/indices", "X/indptr"])
     def test_row_pointers_and_columns_are_integers(self, write_h5ad, replace, name):
         def edit(file):
-            replace(file, name, file[name][:].astype(np.float64))
+            replace(file, name, file[name][:] != 0)
 
         path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
         with pytest.raises(
             FormatError, match=f"/{name} is not an array of integers, but has shape"
         ):
             open_collection(path)
+
+    @pytest.mark.parametrize("name", ["X/indices", "X/indptr"])
+    @pytest.mark.parametrize("dtype", ["f4", "f8"])
+    def test_row_pointers_and_columns_may_be_integers_as_floats(
+        self, write_h5ad, replace, name, dtype
+    ):
+        """As R writes large integers."""
+
+        def edit(file):
+            replace(file, name, file[name][:].astype(dtype), chunks=(20,))
+            file["X"].attrs["shape"] = np.array(COUNTS.shape, dtype)
+
+        def with_half(file):
+            edit(file)
+            file[name][1] += 0.5
+
+        collection = open_collection(write_h5ad(sp.csr_matrix(COUNTS), edit=edit))
+        assert np.array_equal(dense(collection[:].X), COUNTS)
+        assert collection.describe()["is_fast"].tolist() == [name == "X/indptr"]
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=with_half)
+        with pytest.raises(FormatError, match=f"{path}: .*has values that are not integers"):
+            open_collection(path)[:]
 
     @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")
     @pytest.mark.parametrize("is_dense", [False, True])
@@ -216,6 +238,8 @@ class TestNumbers:
             CellDataset(collection, Streaming(), **sizes)
         with pytest.raises(ParameterError, match=problem):
             collection[:].to_torch(dense=is_dense)
+        (as_numpy,) = CellDataset(collection, Streaming(), as_torch=False, **sizes)
+        assert np.array_equal(dense(as_numpy.X), COUNTS)
         with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
             dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
         (minibatch,) = dataset

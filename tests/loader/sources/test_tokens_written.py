@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import pickle
 import re
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -33,6 +35,27 @@ def write(folder, tokens=(1, 2, 3, 4), **options):
 def test_an_exception_leaves_nothing(tmp_path):
     with pytest.raises(ParameterError), TokenStreamWriter(tmp_path, "uint16") as writer:
         writer.add_span(0, 1, "of a token that is not there")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n", [1, 100])  # written at the end, and while tokens are appended
+def test_a_disk_that_is_full_leaves_nothing(tmp_path, n):
+    """As a limit of file sizes, which any user may set."""
+    code = f"""
+import resource, signal, sys
+import numpy as np
+from cellfeed import TokenStreamWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+try:
+    with TokenStreamWriter({str(tmp_path)!r}, "uint16", shard="a") as writer:
+        for _ in range({n}):
+            writer.append(np.zeros(20_000, "uint16"))
+except OSError as error:
+    sys.exit(f"{{error.strerror}}: {{error.filename}}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == f"File too large: {tmp_path}/.a.unfinished/tokens.bin\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -445,7 +445,8 @@ def read_zarr(path: Path) -> Rows:
         assert X.shape == shape, X.shape
         return small(X)
     assert tuple(X.attrs["shape"]) == shape, X.attrs["shape"]
-    return dense_rows(small(X["data"]), small(X["indices"]), small(X["indptr"]), shape)
+    arrays = (small(root[f"X/{name}"]) for name in ("data", "indices", "indptr"))
+    return dense_rows(*arrays, shape)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,50 @@ def checked(write) -> Callable[..., None]:
     return check
 
 
+class TestScaledValues:
+    """Whose logarithm is NaN."""
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize("first", [(), (Scale([1.0] * 7, [1.0] * 7, zero_center=False),)])
+    def test_are_told_once_with_their_number(self, write, dtype, is_sparse, num_workers, first):
+        X = np.random.default_rng(0).normal(size=(20, N_GENES))
+        X[3, 2] = -1
+        n_undefined = np.count_nonzero(X.astype(dtype) <= -1)
+        collection = open_collection(write(X, is_sparse=is_sparse))
+        dataset = CellDataset(
+            collection,
+            BlockShuffling(2),
+            batch_size=20,
+            fetch_factor=1,
+            dtype=dtype,
+            transform=[*first, Log1p()],
+        )
+        loader = dataset.loader(num_workers=num_workers)
+        with pytest.warns(
+            UserWarning, match=rf"^{n_undefined} values so far are -1 or less"
+        ) as all_:
+            (minibatch,) = loader
+        assert len(all_) == 1
+        values = minibatch.X.to_dense() if is_sparse else minibatch.X
+        assert n_undefined == np.count_nonzero(~np.isfinite(np.asarray(values)))
+        list(loader)  # is told once
+
+    def test_counts_are_silent(self, write):
+        X = np.random.default_rng(0).poisson(0.7, (20, N_GENES))
+        X[0], X[1, 0] = 0, 5
+        dataset = CellDataset(
+            open_collection(write(X.astype(np.float32), is_sparse=False)),
+            BlockShuffling(2),
+            batch_size=5,
+            fetch_factor=1,
+            transform=NORMALIZED,
+        )
+        assert all(np.isfinite(np.asarray(each.X)).all() for each in dataset)
+
+
+@pytest.mark.filterwarnings("ignore:.* values so far are -1 or less:UserWarning")
 class TestFormulas:
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_one_transform(self, checked, is_sparse):

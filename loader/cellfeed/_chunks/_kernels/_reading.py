@@ -43,6 +43,9 @@ _MOST_TRIES = 3
 _WILL_NEED = 3
 _FROM_END = 2
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+_OF_LINK = os.O_CLOEXEC | (  # opens a link itself
+    os.O_PATH | os.O_NOFOLLOW if hasattr(os, "O_PATH") else getattr(os, "O_SYMLINK", 0)
+)
 _NO_SUCH_FILE = errno.ENOENT
 
 _int64_2d = "int64[:,::1]"
@@ -107,7 +110,13 @@ def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
     if fd >= 0:
         return 0, fd
     number = carray(pointer(call(functions[ERRNO], ())), (1,), np.int32)[0]
-    return (MISSING if number == _NO_SUCH_FILE else UNREADABLE), fd
+    if number != _NO_SUCH_FILE:
+        return UNREADABLE, fd
+    link = np.int64(np.int32(call(functions[OPEN], (path, _OF_LINK))))
+    if link < 0:
+        return MISSING, fd
+    call(functions[CLOSE], (link,))
+    return UNREADABLE, fd  # what a link leads to is missing, which is not zero
 
 
 @compiled("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])", inner=True)

@@ -92,9 +92,11 @@ def _are_plain(highest: int, factor: float) -> bool:
     return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
 
 
-@compiled("void(float32[::1], float64, uint32)", "void(float64[::1], float64, uint32)", inner=True)
-def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
-    """Replace values by the logarithm of 1 + value / ``divisor``.
+@compiled(
+    "int64(float32[::1], float64, uint32)", "int64(float64[::1], float64, uint32)", inner=True
+)
+def _log1p(values: NDArray[Any], divisor: float, highest: int) -> int:
+    """Replace values by the logarithm of 1 + value / ``divisor``; count those that have none.
 
     "Plain" float32 values are computed without branches, so that many are computed at a time: 1 + y
     is 2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
@@ -103,9 +105,12 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
     """
     factor = divide(1.0, divisor)
     if values.itemsize != 4 or not _are_plain(highest, factor):
+        n_undefined = 0
         for i in range(values.size):
-            values[i] = math.log1p(divide(np.float64(values[i]), divisor))
-        return
+            value = divide(np.float64(values[i]), divisor)
+            n_undefined += value <= -1.0
+            values[i] = math.log1p(value)
+        return n_undefined
     upper = np.float32(factor)
     lower = np.float32(factor - np.float64(upper))
     for i in range(values.size):
@@ -126,6 +131,7 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> None:
         exponent = np.float32(np.int32(k))
         most = multiply_add(exponent, _LN2, f)
         values[i] = most + (multiply_add(exponent, _LN2, -most) + f + rest)
+    return 0
 
 
 @compiled(
@@ -178,18 +184,25 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
             values[i] = divide(np.float64(values[i]), divisor)
 
 
-@compiled("void(float32[::1], int64, float64)", "void(float64[::1], int64, float64)", inner=True)
-def _apply(values: NDArray[Any], kind: int, number: float) -> None:
-    """Apply a step to the values of one row."""
+@compiled("int64(float32[::1], int64, float64)", "int64(float64[::1], int64, float64)", inner=True)
+def _apply(values: NDArray[Any], kind: int, number: float) -> int:
+    """Apply a step to the values of one row; return how many have no result."""
     if kind == BINARIZED:
         for i in range(values.size):
             values[i] = 1.0 if values[i] > number else 0.0
-        return
+        return 0
     total, highest = _total_and_highest(values)
     if kind == NORMALIZED:
         _divide(values, _divisor(total, number))
-    else:
-        _log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest)
+        return 0
+    return int(_log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest))
+
+
+@compiled("void(int64, int64)")
+def _count_undefined(end_of_numbers: int, n: int) -> None:
+    """Add to the counter whose address follows the numbers of steps."""
+    if n:
+        atomic_add(carray(pointer(end_of_numbers), (1,), np.int64)[0], n)
 
 
 @compiled("void(int64, int64, int64, int64, int64, int64)", inner=True)
@@ -199,11 +212,15 @@ def apply_steps(
     """Apply steps that need no columns to one row, given by addresses."""
     kind = carray(pointer(kinds), (n_steps,), np.int64)
     number = carray(pointer(numbers), (n_steps,), np.float64)
+    n_undefined = 0
     for k in range(n_steps):
         if itemsize == 4:
-            _apply(carray(pointer(address), (n,), np.float32), kind[k], number[k])
+            narrow = carray(pointer(address), (n,), np.float32)
+            n_undefined += _apply(narrow, kind[k], number[k])
         else:
-            _apply(carray(pointer(address), (n,), np.float64), kind[k], number[k])
+            wide = carray(pointer(address), (n,), np.float64)
+            n_undefined += _apply(wide, kind[k], number[k])
+    _count_undefined(numbers + n_steps * 8, n_undefined)
 
 
 @compiled(
@@ -225,7 +242,8 @@ def _transform(
     for k in range(len(steps)):
         kind, number = steps[k, 0], numbers[k]
         if kind < CENTRED:
-            _apply(values, kind, number)
+            n_undefined = _apply(values, kind, number)
+            _count_undefined(numbers.ctypes.data + len(steps) * 8, n_undefined)
         elif index_itemsize == 0:
             mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
             _scale_dense(values, mean, std, -number if kind == CENTRED else -np.inf, number)
@@ -272,7 +290,8 @@ def transform_rows(
         Size of a value in bytes; values are floats.
     steps, numbers
         The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
-        2); and one number for each: a sum, a threshold, or the largest value.
+        2); and one number for each: a sum, a threshold, or the largest value; then the address of
+        the int64 that counts values without a logarithm.
     moments
         For each column the number to subtract, from dense rows only, and the divisor, shape
         (n, 2, n_columns).

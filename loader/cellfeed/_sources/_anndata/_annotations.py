@@ -14,45 +14,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn
-from cellfeed._lazy import ad, pd
+from cellfeed._lazy import pd
+from cellfeed._sources._anndata._attributes import index_of, is_current, is_group, text, texts
 from cellfeed._sources._anndata._file import AnnDataFile
-from cellfeed._sources._anndata._gene_names import read_names
+from cellfeed._sources._anndata._gene_names import as_names, read_names
 
-__all__ = ["count_rows", "obs_names", "plain_obs", "read_obs", "read_var", "read_var_names"]
+__all__ = ["count_rows", "obs_names", "plain_obs", "read_obs", "read_row_names", "read_var"]
 
 _LARGEST_NUMBER = 8  # bytes; torch has none above
 
 
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
-    obs = file()[table]
+    obs = file.stored(table)
     if "column-order" in obs.attrs:
-        return tuple(str(name) for name in obs.attrs["column-order"])
+        return texts(obs, "column-order")
     return tuple(str(name) for name in file.read_old_frame(table).columns)
 
 
-def count_rows(table: Any) -> int:
-    """Return the number of rows of a table such as obs, without reading them.
-
-    Parameters
-    ----------
-    table
-        The group or compound dataset of the table.
-    """
-    if not _is_group(table):  # anndata before 0.7
+def count_rows(file: AnnDataFile, name: str) -> int:
+    """Return the number of rows of a table such as ``obs``, without reading them."""
+    table = file.stored(name)
+    if not is_group(table):  # anndata before 0.7
         return int(table.shape[0])
-    index = table[table.attrs["_index"]]
-    if _is_group(index):
+    index = file.stored(f"{name}/{index_of(table)}")
+    if is_group(index):
         index = index["codes" if "codes" in index else "values"]
     return int(index.shape[0])
 
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
-    obs = file()[table]
-    if _is_current(obs):
+    if is_current(file.stored(table)):
         file.bring([f"{table}/{column}" for column in columns])
-        return pd.DataFrame({column: ad.io.read_elem(obs[column]) for column in columns})
+        return pd.DataFrame({column: file.read(f"{table}/{column}") for column in columns})
     return file.read_old_frame(table)[list(columns)]
 
 
@@ -61,16 +56,16 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
 
     What is unusual about others, anndata and pandas know, or refuse.
     """
-    obs = file()["obs"]
-    if not isinstance(obs, h5py.Group) or not _is_current(obs):
+    obs = file.stored("obs")
+    if not isinstance(obs, h5py.Group) or not is_current(obs):
         return {}
     file.bring([f"obs/{column}" for column in columns])
-    found = {column: _plain_column(obs[column]) for column in columns}
+    found = {column: _plain_column(file.stored(f"obs/{column}")) for column in columns}
     return {name: column for name, column in found.items() if column is not None}
 
 
 def _plain_column(stored: Any) -> ObsColumn | None:
-    encoding = stored.attrs.get("encoding-type")
+    encoding = text(stored, "encoding-type")
     if encoding == "array" and isinstance(stored, h5py.Dataset):
         is_number = stored.dtype.kind in "iuf" and stored.dtype.itemsize <= _LARGEST_NUMBER
         is_plain = is_number and stored.dtype.isnative and stored.ndim == 1
@@ -79,10 +74,10 @@ def _plain_column(stored: Any) -> ObsColumn | None:
         return None
     codes, categories = stored["codes"], stored["categories"]
     are_plain = all(isinstance(each, h5py.Dataset) and each.ndim == 1 for each in stored.values())
-    if not are_plain or categories.attrs.get("encoding-type") != "string-array":
+    if not are_plain or text(categories, "encoding-type") != "string-array":
         return None
-    text = h5py.check_string_dtype(categories.dtype)
-    if text is None or text.length is not None or codes.dtype.kind != "i":
+    kind = h5py.check_string_dtype(categories.dtype)
+    if kind is None or kind.length is not None or codes.dtype.kind != "i":
         return None
     names = np.array(categories.asstr()[()], object)
     values = codes[()]
@@ -92,24 +87,23 @@ def _plain_column(stored: Any) -> ObsColumn | None:
 
 def read_var(file: AnnDataFile) -> pd.DataFrame:
     """Return the table of genes."""
-    table = file()["var"]
-    frame: pd.DataFrame = (
-        ad.io.read_elem(table) if _is_current(table) else file.read_old_frame("var")
-    )
+    is_old = not is_current(file.stored("var"))
+    frame: pd.DataFrame = file.read_old_frame("var") if is_old else file.read("var")
     return frame
 
 
-def read_var_names(file: AnnDataFile, var: str) -> NDArray[np.object_]:
-    """Return the gene names from the table ``var``."""
-    table = file()[var]
-    if _is_current(table):
-        return read_names(file, f"{var}/{table.attrs['_index']}")
-    return np.asarray(file.read_old_frame(var).index, dtype=object)
+def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray[np.object_]:
+    """Return the names of the rows of a table such as ``var``, None for missing names.
 
-
-def _is_current(frame: Any) -> bool:
-    return bool(frame.attrs.get("encoding-version") == "0.2.0")
-
-
-def _is_group(element: Any) -> bool:
-    return not hasattr(element, "dtype")
+    Parameters
+    ----------
+    file, name
+        The file, and the table.
+    are_shared
+        Whether other files have the same names, which are kept; see `read_names`.
+    """
+    table = file.stored(name)
+    if is_current(table):
+        index = f"{name}/{index_of(table)}"
+        return read_names(file, index) if are_shared else as_names(pd.Index(file.read(index)))
+    return as_names(file.read_old_frame(name).index)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import threads_until_left
 from cellfeed._cells import CsrRows, summable
-from cellfeed._chunks import ChunkedArray, Decoder, can_cast
+from cellfeed._chunks import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._layouts import CsrChunks, Layout
 from cellfeed._runs import Runs, expand
@@ -37,15 +37,16 @@ class StoredCsr(StoredMatrix):
         super().__init__(file, element, var, obs)
         with self._damage_named(element):
             group = self._stored
-            data, indices, indptr = (group[name] for name in ("data", "indices", "indptr"))
-            for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
+            indptr, indices, data = map(self._file.stored, self._array_names)
+            # R writes large integers as floats.
+            for stored, kinds in ((data, "biuf"), (indices, "iuf"), (indptr, "iuf")):
                 if stored.ndim != 1 or stored.dtype.kind not in kinds:
-                    what = "numbers" if "f" in kinds else "integers"
+                    what = "numbers" if "b" in kinds else "integers"
                     raise self._inconsistent(
                         f"{stored.name} is not an array of {what}, but has shape {stored.shape} "
                         f"and dtype {stored.dtype}"
                     )
-            self.shape = _shape(group)
+            self.shape = self._shape_of(group)
             self.dtype = summable(native(data.dtype))
             if indptr.size != self.shape[0] + 1:
                 raise self._inconsistent(f"{self.shape[0]} rows but {indptr.size} row pointers")
@@ -59,6 +60,9 @@ class StoredCsr(StoredMatrix):
             self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
             self._n_elements = last
             self._watch(data, others=[f"{element}/indices"])
+            if self._slow_read is None and data.size and indices.dtype.kind == "f":
+                reason = f"its column indices are {indices.dtype}"
+                self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
         self._row_pointer: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,7 +90,7 @@ class StoredCsr(StoredMatrix):
         """Return the chunks of the rows; None if only the format's own library can read them."""
         self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
-        if indices is None or data is None or not can_cast(indices.dtype, np.dtype(np.int64)):
+        if indices is None or data is None or not _are_integers(indices):
             return None
         return CsrChunks(self._pointer(), indices, data, self.shape[1])
 
@@ -94,7 +98,7 @@ class StoredCsr(StoredMatrix):
         """Return the rows of ``runs``, read by the format's library."""
         self._file.check_unchanged()
         ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
-        indices = self._read_slices(f"{self._element}/indices", ranges, runs)
+        indices = self._integers("indices", self._read_slices(self._array_names[1], ranges, runs))
         data = self._read_slices(f"{self._element}/data", ranges, runs)
         if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
             raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
@@ -125,6 +129,22 @@ class StoredCsr(StoredMatrix):
         # so is the index of the only gene.
         return name.endswith("/indptr") or (name.endswith("/indices") and self.shape[1] == 1)
 
+    def _shape_of(self, group: Any) -> tuple[int, int]:
+        stored = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+        sizes = np.asarray(() if stored is None else stored).ravel()
+        if sizes.size != 2 or sizes.dtype.kind not in "iuf":  # noqa: PLR2004 - rows and columns
+            raise self._inconsistent(f"its attribute `shape` is not two numbers, but {stored!r}")
+        n_rows, n_vars = self._integers("shape", sizes).tolist()
+        return n_rows, n_vars
+
+    def _integers(self, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return integers that may be stored as floats."""
+        with np.errstate(invalid="ignore"):
+            integers = values.astype(np.int64)
+        if values.dtype.kind == "f" and not np.array_equal(integers, values):
+            raise self._inconsistent(f"`{name}` has values that are not integers")
+        return integers
+
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:
             tables = self._file.kept_tables(f"{self._element}/indptr").get(
@@ -148,8 +168,8 @@ class StoredCsr(StoredMatrix):
     def _read_pointer(self) -> NDArray[np.int64]:
         stored = self._chunked("indptr")
         with self._damage_named(f"{self._element}/indptr"):
-            if stored is None or not can_cast(stored.dtype, np.dtype(np.int64)):
-                return np.asarray(self._stored["indptr"][:]).astype(np.int64)
+            if stored is None or not _are_integers(stored):
+                return self._integers("indptr", self._file.stored(self._array_names[0])[:])
             pointer = np.empty(stored.shape[0], np.int64)
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
@@ -159,9 +179,9 @@ class StoredCsr(StoredMatrix):
             return pointer
 
 
-def _shape(group: Any) -> tuple[int, int]:
-    n_rows, n_vars = group.attrs["shape" if "shape" in group.attrs else "h5sparse_shape"]
-    return int(n_rows), int(n_vars)
+def _are_integers(stored: ChunkedArray) -> bool:
+    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
+    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
 
 
 def _rows_per_chunk(n_rows: int, n_elements: int, chunks: tuple[int, ...] | None) -> float:

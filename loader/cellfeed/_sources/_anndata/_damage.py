@@ -1,16 +1,18 @@
-"""Error messages for damaged files."""
+"""Error messages for files that are damaged, or of another format."""
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cellfeed._bytes import Location
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._remote import failure, is_of_server
 from cellfeed._runs import Runs
+from cellfeed._sources._anndata._attributes import StructureError, is_group
 from cellfeed._sources._anndata._hdf5_filters import lacking_filter
 
-__all__ = ["damage_named"]
+__all__ = ["damage_named", "other_format_of"]
 
 # What the machine lacks, not the file.
 _LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -20,7 +22,8 @@ _LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 def damage_named(location: Location, element: str, runs: Runs | None = None) -> Iterator[None]:
     """Convert errors of h5py, zarr and anndata into one line with the location.
 
-    They almost always mean damage, unless HDF5 lacks the filter that compressed the file.
+    They mean damage, unless HDF5 lacks the filter that compressed the file, or an element is there
+    but is not as anndata writes it.
     """
     try:
         yield
@@ -45,8 +48,69 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
             raise FormatError(msg) from error
         rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
         words = " ".join(str(error).split())  # some are of several lines
-        msg = (
-            f"{location}: `{element}`{rows} cannot be read ({words}); "
-            "the file is damaged, copy or download it again"
-        )
+        if _is_odd(error):
+            msg = (
+                f"{location}: `{element}`{rows} is not as anndata writes it ({words}); write the "
+                "file again with anndata"
+            )
+        else:
+            msg = (
+                f"{location}: `{element}`{rows} cannot be read ({words}); "
+                "the file is damaged, copy or download it again"
+            )
         raise FormatError(msg) from error
+
+
+def _is_odd(error: BaseException) -> bool:
+    """Return whether an error is of something that is missing or of another kind, not of damage."""
+    if type(error).__name__ == "AnnDataReadError" and error.__cause__ is not None:
+        error = error.__cause__
+    is_missing = isinstance(error, KeyError) and (
+        "doesn't exist" in str(error) or "can't locate attribute" in str(error)
+    )
+    if type(error).__name__ == "IORegistryError":  # anndata knows no such encoding
+        return True
+    return is_missing or isinstance(error, StructureError | TypeError | AttributeError)
+
+
+def other_format_of(root: Any) -> str | None:
+    """Return which other format of single-cell data a file has, and what to do; None if unknown."""
+    for members, what in _OTHERS:
+        if all(each in root for each in members):
+            return what
+    if any("barcodes" in each and "genes" in each for each in _groups(root).values()):
+        return _TENX
+    within = [name for name, group in _groups(root).items() if "obs" in group and "var" in group]
+    if within:
+        return (
+            f"a file with AnnData in `{within[0]}`; write that as a file of its own, with anndata"
+        )
+    return None
+
+
+def _groups(root: Any) -> dict[str, Any]:
+    members = {name: root.get(name) for name in root}
+    return {name: each for name, each in members.items() if each is not None and is_group(each)}
+
+
+_TENX = "a matrix of 10x Genomics; read it with `scanpy.read_10x_h5`, and write it as .h5ad"
+_OTHERS = (
+    (("matrix/barcodes", "matrix/indptr"), _TENX),
+    (
+        ("barcode_idx", "feature_idx"),
+        (
+            "molecule info of 10x Genomics; read filtered_feature_bc_matrix.h5 with "
+            "`scanpy.read_10x_h5`, and write it as .h5ad"
+        ),
+    ),
+    (
+        ("matrix", "row_attrs", "col_attrs"),
+        "a loom file; read it with `anndata.io.read_loom`, and write it as .h5ad",
+    ),
+    (
+        ("assays", "cell.names"),
+        'an h5Seurat file; convert it in R with `SeuratDisk::Convert(path, dest = "h5ad")`',
+    ),
+    (("tables", "images"), "SpatialData; give a table in it, such as tables/table"),
+    (("tables", "shapes"), "SpatialData; give a table in it, such as tables/table"),
+)

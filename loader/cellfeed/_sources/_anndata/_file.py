@@ -55,8 +55,20 @@ class AnnDataFile(Protocol):
         """Prefetch arrays and tables that are about to be read completely, if worthwhile."""
         ...
 
-    def array(self, name: str) -> Any:
-        """Return an array, for reading slices of it."""
+    def stored(self, name: str) -> Any:
+        """Return an array or group; other files that it lies in, or refers to, are watched.
+
+        Raises
+        ------
+        FormatError
+            It refers to a file that is missing, or that cellfeed cannot follow.
+        KeyError
+            There is no such element.
+        """
+        ...
+
+    def read(self, name: str) -> Any:
+        """Return an element as anndata reads it."""
         ...
 
     def stored_bytes(self, name: str) -> int:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed._layouts import Layout
-from cellfeed._lazy import ad
+from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
 from cellfeed._sources._anndata import _annotations as frames
+from cellfeed._sources._anndata._attributes import is_group, text
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._matrix import StoredMatrix, native
 
@@ -24,7 +25,8 @@ class StoredFrame(StoredMatrix):
     """A data frame of an AnnData file as a dense matrix with the same columns.
 
     Columns are stored one by one, so the whole frame is read at its first use. Columns that can
-    have missing values are read as float64, with NaN for missing values.
+    have missing values are read as float64, with NaN for missing values. Rows are matched with
+    cells by name, unless the rows are only numbered.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ class StoredFrame(StoredMatrix):
     Raises
     ------
     FormatError
-        A column is neither numeric nor boolean.
+        A column is neither numeric nor boolean, or the rows are those of other cells.
     """
 
     layout: Layout = "dense"
@@ -43,7 +45,7 @@ class StoredFrame(StoredMatrix):
     def __init__(self, file: AnnDataFile, element: str, obs: str = "obs") -> None:
         super().__init__(file, element, None, obs)
         self._names = frames.obs_names(file, element)
-        dtypes = {name: _dtype(self._stored[name]) for name in self._names}
+        dtypes = {name: _dtype(file.stored(f"{element}/{name}")) for name in self._names}
         others = [name for name, dtype in dtypes.items() if dtype is None]
         if others:
             msg = (
@@ -54,8 +56,9 @@ class StoredFrame(StoredMatrix):
             raise FormatError(msg)
         known = [dtype for dtype in dtypes.values() if dtype is not None]
         self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
-        self.shape = (frames.count_rows(self._stored), len(self._names))
+        self.shape = (frames.count_rows(file, element), len(self._names))
         self._check_tables(self.shape)
+        self._order = self._rows_of_cells()
         self.var = element
         self._values: NDArray[Any] | None = None
 
@@ -67,8 +70,8 @@ class StoredFrame(StoredMatrix):
         names = list[str]()
         for name in self._names:
             column = f"{self._element}/{name}"
-            is_array = hasattr(self._file()[column], "dtype")
-            names += [column] if is_array else [f"{column}/values", f"{column}/mask"]
+            is_nullable = is_group(self._file.stored(column))
+            names += [f"{column}/values", f"{column}/mask"] if is_nullable else [column]
         return tuple(names)
 
     def codec(self) -> str:
@@ -100,18 +103,44 @@ class StoredFrame(StoredMatrix):
             values = np.empty(self.shape, self.dtype)
             for k, name in enumerate(self._names):
                 with self._damage_named(f"{self._element}/{name}"):
-                    column = ad.io.read_elem(self._stored[name])
+                    column = self._file.read(f"{self._element}/{name}")
                     if hasattr(column, "to_numpy"):  # nullable, of pandas
                         column = column.to_numpy(dtype=np.float64, na_value=np.nan)
                     values[:, k] = column
             self._file.check_unchanged()
-            self._values = values
+            self._values = values if self._order is None else values[self._order]
         return self._values
+
+    def _rows_of_cells(self) -> NDArray[np.int64] | None:
+        """Return the row of each cell by its name; None if rows are in the order of the cells."""
+        with self._damage_named(self._element):
+            rows = frames.read_row_names(self._file, self._element, are_shared=False)
+        with self._damage_named(self._obs):
+            cells = frames.read_row_names(self._file, self._obs, are_shared=False)
+        if np.array_equal(rows, cells):
+            return None
+        index = pd.Index(rows, dtype=object)
+        order = (
+            index.get_indexer(pd.Index(cells, dtype=object))
+            if index.is_unique
+            else np.full(cells.size, -1)
+        )
+        if len(order) and not np.array_equal(np.sort(order), np.arange(rows.size)):
+            if any(np.array_equal(rows, np.arange(n, rows.size + n).astype(str)) for n in (0, 1)):
+                return None
+            n_other = int(np.count_nonzero(~np.isin(cells.astype(str), rows.astype(str))))
+            other = f"{n_other:,} of its cells" if n_other else "cells whose names are not distinct"
+            msg = (
+                f"{self.location}: the data frame `{self._element}` has other row names than "
+                f"{self._obs}, and none for {other}; write it with `adata.obs_names` as its index"
+            )
+            raise FormatError(msg)
+        return order.astype(np.int64)
 
 
 def _dtype(column: Any) -> np.dtype[Any] | None:
     """Return the dtype for reading a column; None if it is neither numeric nor boolean."""
-    if hasattr(column, "dtype"):
+    if not is_group(column):
         is_number = column.dtype.kind in "biuf" and "categories" not in column.attrs
         return native(column.dtype) if is_number else None
-    return np.dtype(np.float64) if column.attrs.get("encoding-type") in _NULLABLE else None
+    return np.dtype(np.float64) if text(column, "encoding-type") in _NULLABLE else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 from weakref import WeakValueDictionary
 
 import h5py
@@ -10,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import LastingIdentity
-from cellfeed._lazy import ad
+from cellfeed._lazy import pd
+from cellfeed._sources._anndata._attributes import is_group, text
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._tables import KeptTables, Tables
 
-__all__ = ["read_names"]
+__all__ = ["as_names", "read_names"]
 
 _FEWEST = 10_000  # names that are kept from one opening to the next; fewer are read in 4 ms
 _END = b"\0"
@@ -22,13 +24,13 @@ _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files 
 
 
 def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return the text of an array or of another element, str, shape (n,), read-only if it is large.
+    """Return the names in an array or another element, str, shape (n,), read-only if it is large.
 
+    Numbers become text, as in anndata, and missing names None.
     Names that files share are kept once in memory, and once in the cache folder.
     """
-    stored = file()[_text(file, path)]
-    is_array = hasattr(stored, "dtype") and stored.ndim == 1
-    if not is_array or stored.shape[0] < _FEWEST:
+    stored = file.stored(_text(file, path))
+    if is_group(stored) or stored.ndim != 1 or stored.shape[0] < _FEWEST:
         return _read(file, path)
     n, content = stored.shape[0], list[bytes]()
 
@@ -67,23 +69,33 @@ def _text(file: AnnDataFile, path: str) -> str:
 
     With pandas 3, anndata writes names as nullable strings: an array of text and a mask.
     """
-    encoding = file()[path].attrs.get("encoding-type")
+    encoding = text(file.stored(path), "encoding-type")
     return f"{path}/values" if encoding == "nullable-string-array" else path
 
 
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return text as anndata reads it."""
+    """Return names as anndata reads them."""
     file.bring([path])
-    stored = file()[path]
+    stored = file.stored(path)
     if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
         return np.array(stored.asstr()[()], dtype=object)
-    return np.asarray(ad.io.read_elem(file()[path]), dtype=object)
+    return as_names(pd.Index(file.read(path)))
 
 
 def _is_text(stored: h5py.Dataset) -> bool:
     """Return whether an array is of text of any length, in UTF-8."""
     text = h5py.check_string_dtype(stored.dtype)
     return text is not None and text.length is None and text.encoding == "utf-8"
+
+
+def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:
+    """Return an index as text, None where it is missing."""
+    names = index.astype(object).to_numpy(copy=True)
+    missing = pd.isna(names)
+    if not all(isinstance(name, str) for name in names):
+        names = index.astype(str).astype(object).to_numpy(copy=True)
+    names[missing] = None
+    return names
 
 
 def _digest(joined: bytes) -> bytes:
@@ -97,11 +109,11 @@ def _joined(file: AnnDataFile, path: str) -> bytes | None:
     """
     file.bring([path])
     text_path = _text(file, path)
-    if text_path != path and file()[f"{path}/mask"][:].any():
+    if text_path != path and file.stored(f"{path}/mask")[:].any():
         return None
-    stored = file()[text_path]
+    stored = file.stored(text_path)
     if not isinstance(stored, h5py.Dataset) or not _is_text(stored):
-        names = list(ad.io.read_elem(stored))
+        names = list(file.read(text_path))
         are_text = all(isinstance(name, str) for name in names)
         return _END.join(name.encode() for name in names) if are_text else None
     joined: bytes = _END.join(stored[()].tolist())

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cellfeed._bytes import (
     NO_OPTIONS,
@@ -15,6 +16,7 @@ from cellfeed._bytes import (
     LastingIdentity,
     Location,
     StorageOptions,
+    broken_link,
     identity,
     removed,
     replaced,
@@ -58,8 +60,30 @@ class LocalZarrStore(ZarrStore):
         return str(self._absolute)
 
     def _watch(self, name: str, zarr_format: int) -> None:
+        self._check_folders(name)
         metadata = Path(name) / _METADATA[zarr_format]
         self._identities[metadata] = self._identity(metadata)
+
+    def stored(self, name: str) -> Any:
+        """Return an array or group."""
+        try:
+            return super().stored(name)
+        except KeyError:
+            self._check_folders(name)
+            raise
+
+    def _check_folders(self, name: str) -> None:
+        """Check that no folder of an array is a link to one that is missing."""
+        path = self._absolute / name / "c"  # in which version 3 has chunks
+        for folder in (path, *path.parents):
+            if folder.is_symlink() and not folder.exists():
+                raise broken_link(folder)
+
+    def _check_links(self, name: str) -> None:
+        """Check that no file of an array is a link to one that is missing; see `ZarrStore`."""
+        for file in self._chunk_files(name):
+            if file.is_symlink() and not file.exists():
+                raise broken_link(file)
 
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
         files = ZarrFiles(self._path / name, layout)
@@ -81,14 +105,14 @@ class LocalZarrStore(ZarrStore):
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are missing."""
         if name not in self._n_lost:
-            array = self.array(name)
+            array = self.stored(name)
             n_files = math.prod(chunk_grid(array.shape, array.shards or array.chunks))
             self._n_lost[name] = max(0, n_files - sum(1 for _ in self._chunk_files(name)))
         return self._n_lost[name]
 
     def _chunk_files(self, name: str) -> Iterator[Path]:
         """Yield the paths of an array's chunks or shards."""
-        for folder, _, files in os.walk(self._absolute / name):
+        for folder, _, files in os.walk(self._absolute / name, followlinks=True):
             yield from (Path(folder, file) for file in files if file not in _NO_CHUNKS)
 
     def _identity(self, metadata: Path) -> Identity:

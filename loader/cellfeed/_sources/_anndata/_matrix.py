@@ -58,7 +58,7 @@ class StoredMatrix(StoredElement):
 
     @property
     def _stored(self) -> Any:
-        return self._file()[self._element]
+        return self._file.stored(self._element)
 
     def _check_tables(self, shape: tuple[int, ...]) -> None:
         """Check the numbers of cells and genes against the tables, before allocating memory."""
@@ -66,7 +66,7 @@ class StoredMatrix(StoredElement):
             if table is None:
                 continue
             with self._damage_named(table):
-                found = frames.count_rows(self._file()[table])
+                found = frames.count_rows(self._file, table)
             if found != n:
                 msg = (
                     f"{self.location}: {table} has {found} rows, but `{self._element}` has {n} "
@@ -115,7 +115,7 @@ class StoredMatrix(StoredElement):
         if self.var is None:
             return np.array([str(column) for column in range(self.shape[1])], object)
         with self._damage_named(self.var):
-            return frames.read_var_names(self._file, self.var)
+            return frames.read_row_names(self._file, self.var, are_shared=True)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
         """Return whether missing chunks of an array are zero; otherwise they were lost."""
@@ -143,7 +143,7 @@ class StoredMatrix(StoredElement):
             The rows that they belong to, for messages.
         """
         with self._damage_named(name, runs):
-            stored = self._file.array(name)
+            stored = self._file.stored(name)
             out = np.empty((count_rows(slices), *stored.shape[1:]), native(stored.dtype))
             filled = 0
             for start, stop in slices.tolist():

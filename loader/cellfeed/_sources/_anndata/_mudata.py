@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._sources._anndata import _annotations as frames
+from cellfeed._sources._anndata._attributes import texts
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._source import AnnDataSource
@@ -37,7 +38,7 @@ class MuDataSource(AnnDataSource):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file, elements)
         with damage_named(self._file.location, "obs"):
-            self._n_rows = frames.count_rows(file()["obs"])
+            self._n_rows = frames.count_rows(file, "obs")
 
     @property
     def n_rows(self) -> int:
@@ -102,8 +103,8 @@ def is_mudata(root: Any) -> bool:
 def modalities(root: Any) -> tuple[str, ...]:
     """Return the names of the modalities, in mudata's order."""
     names = sorted(root["mod"])
-    order = [str(name) for name in root["mod"].attrs.get("mod-order", ())]
-    return tuple(order) if sorted(order) == names else tuple(names)
+    order = texts(root["mod"], "mod-order")
+    return order if sorted(order) == names else tuple(names)
 
 
 def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
@@ -146,9 +147,9 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
             )
             raise FormatError(msg)
         # mudata counts from 1, and writes 0 where there is none.
-        rows = np.asarray(root[name][...]).reshape(-1).astype(np.int64) - 1
-        n_cells = frames.count_rows(root["obs"])
-        n_rows = frames.count_rows(root[f"mod/{modality}/obs"])
+        rows = np.asarray(file.stored(name)[...]).reshape(-1).astype(np.int64) - 1
+        n_cells = frames.count_rows(file, "obs")
+        n_rows = frames.count_rows(file, f"mod/{modality}/obs")
     there = rows[rows >= 0]
     is_one_each = there.size == n_rows and there.max(initial=-1) < n_rows
     is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())

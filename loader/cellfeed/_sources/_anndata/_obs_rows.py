@@ -8,16 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._lazy import ad, pd
+from cellfeed._lazy import pd
 from cellfeed._runs import Runs
+from cellfeed._sources._anndata._attributes import (
+    StructureError,
+    flag,
+    index_of,
+    is_current,
+    is_group,
+    text,
+)
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
-from cellfeed._sources._anndata._row_reading import pick, runs_with_gaps
 
 __all__ = ["ObsRows"]
+
+# Rows that are read in vain cost less than another call of h5py.
+_LARGEST_GAP = 1024
 
 Values = Any  # an array of NumPy or pandas
 
@@ -38,27 +49,30 @@ class ObsRows:
 
     def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return columns of the given ascending rows, indexed by the names of the cells."""
-        obs = self._file()["obs"]
-        if not _is_current(obs):
+        obs = self._file.stored("obs")
+        if not is_current(obs):
             if self._old is None:
                 self._old = self._file.read_old_frame("obs")
             return self._old.iloc[rows][list(columns)]
-        runs = runs_with_gaps(rows)
+        runs = _runs_with_gaps(rows)
         with damage_named(self._file.location, "obs", runs):
-            index = str(obs.attrs["_index"])
-            names = np.asarray(self._read(obs[index], rows, runs), dtype=object)
-            values = {name: self._read(obs[name], rows, runs) for name in columns}
+            index = index_of(obs)
+            names = np.asarray(self._read(f"obs/{index}", rows, runs), dtype=object)
+            values = {name: self._read(f"obs/{name}", rows, runs) for name in columns}
         name = None if index == "_index" else index
         return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
 
-    def _read(self, element: Any, rows: NDArray[np.int64], runs: Runs) -> Values:
-        if not _is_group(element):
-            return pick(element, rows, runs)
-        encoding = element.attrs["encoding-type"]
+    def _read(self, name: str, rows: NDArray[np.int64], runs: Runs) -> Values:
+        element = self._file.stored(name)
+        if not is_group(element):
+            return _pick(element, rows, runs)
+        encoding = text(element, "encoding-type")
         if encoding == "categorical":
-            codes = pick(element["codes"], rows, runs)
-            return pd.Categorical.from_codes(codes, dtype=self._dtype(element))
-        values, mask = (pick(element[name], rows, runs) for name in ("values", "mask"))
+            codes = _pick(self._file.stored(f"{name}/codes"), rows, runs)
+            return pd.Categorical.from_codes(codes, dtype=self._dtype(name, element))
+        values, mask = (
+            _pick(self._file.stored(f"{name}/{part}"), rows, runs) for part in ("values", "mask")
+        )
         if encoding == "nullable-integer":
             return pd.arrays.IntegerArray(values, mask)
         if encoding == "nullable-boolean":
@@ -67,19 +81,48 @@ class ObsRows:
             values[mask] = None
             return pd.array(values, dtype="string")
         msg = f"{element.name} has the unknown encoding {encoding!r}"
-        raise ValueError(msg)
+        raise StructureError(msg)
 
-    def _dtype(self, element: Any) -> pd.CategoricalDtype:
-        if element.name not in self._categories:
-            ordered = bool(element.attrs["ordered"])
-            categories = ad.io.read_elem(element["categories"])
-            self._categories[element.name] = pd.CategoricalDtype(categories, ordered=ordered)
-        return self._categories[element.name]
-
-
-def _is_current(frame: Any) -> bool:
-    return bool(frame.attrs.get("encoding-version") == "0.2.0")
+    def _dtype(self, name: str, element: Any) -> pd.CategoricalDtype:
+        if name not in self._categories:
+            ordered = flag(element, "ordered")
+            categories = self._file.read(f"{name}/categories")
+            self._categories[name] = pd.CategoricalDtype(categories, ordered=ordered)
+        return self._categories[name]
 
 
-def _is_group(element: Any) -> bool:
-    return not hasattr(element, "dtype")
+def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
+    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
+
+    Parameters
+    ----------
+    stored
+        The array.
+    rows
+        Ascending rows.
+    runs
+        `_runs_with_gaps` of ``rows``.
+    """
+    is_text = stored.dtype.kind not in "biuf"
+    if is_text and isinstance(stored, h5py.Dataset):
+        stored = stored.asstr()
+    out = np.empty(rows.size, dtype=object if is_text else stored.dtype.newbyteorder("="))
+    bounds = np.searchsorted(rows, runs)
+    for (start, stop), (first, last) in zip(runs.tolist(), bounds.tolist(), strict=True):
+        out[first:last] = np.asarray(stored[start:stop], dtype=out.dtype)[rows[first:last] - start]
+    return out
+
+
+def _runs_with_gaps(rows: NDArray[np.int64]) -> Runs:
+    """Return runs that contain ascending ``rows``, and other rows only if that saves a call.
+
+    Examples
+    --------
+    >>> _runs_with_gaps(np.array([3, 5, 9, 5000])).tolist()
+    [[3, 10], [5000, 5001]]
+    """
+    if not rows.size:
+        return np.empty((0, 2), dtype=np.int64)
+    breaks = np.flatnonzero(np.diff(rows) > _LARGEST_GAP)
+    firsts, lasts = np.append(0, breaks + 1), np.append(breaks, rows.size - 1)
+    return np.stack([rows[firsts], rows[lasts] + 1], axis=1)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import SCHEMES, Location, check_direct
 from cellfeed._errors import FormatError
+from cellfeed._sources._anndata._attributes import is_group, text
 from cellfeed._sources._anndata._csr import StoredCsr
-from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._damage import damage_named, other_format_of
 from cellfeed._sources._anndata._dense import StoredDense
 from cellfeed._sources._anndata._file import AnnDataFile
 from cellfeed._sources._anndata._frame import StoredFrame
@@ -99,12 +100,11 @@ ANNDATA = Storage(
 def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.location, file()
     with damage_named(path, elements[0]):
-        if "obs" not in root or "var" not in root:
-            msg = (
-                f"{path}: is not an AnnData file, since it has no `obs` or no `var`; write it "
-                "with anndata"
+        if _lacks(file, "obs") or _lacks(file, "var"):
+            what = other_format_of(root) or (
+                "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
-            raise FormatError(msg)
+            raise FormatError(f"{path}: is {what}")
         has_modalities = is_mudata(root)
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
@@ -163,11 +163,11 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     if name == "raw/X" and f"{within}raw.X" in root:  # anndata before 0.7
         name, tables["raw"] = "raw.X", "raw.var"
     var, element = tables.get(folder, "var"), within + name
-    if element not in root:
+    if _lacks(file, element):
         raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, within, folder)}")
-    stored = root[element]
+    stored = file.stored(element)
     where = file, element, None if var is None else within + var, f"{within}obs"
-    if hasattr(stored, "dtype"):
+    if not is_group(stored):
         return StoredDense(*where)
     encoding = _sparse_encoding(stored)
     if encoding == "csr":
@@ -188,6 +188,15 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     raise FormatError(msg)
 
 
+def _lacks(file: AnnDataFile, name: str) -> bool:
+    """Return whether there is no such element; a link that leads to nothing is an error."""
+    try:
+        file.stored(name)
+    except KeyError:
+        return name not in file()
+    return False
+
+
 def _alternatives(root: Any, within: str, folder: str) -> str:
     if folder == "raw":
         return "read `X` instead, or set `adata.raw` before writing"
@@ -200,11 +209,9 @@ def _alternatives(root: Any, within: str, folder: str) -> str:
 
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
-    legacy = group.attrs.get("h5sparse_format")  # anndata before 0.7
-    if legacy is not None:
-        return legacy.decode() if isinstance(legacy, bytes) else str(legacy)
-    encoding: Any = group.attrs.get("encoding-type", "unknown")
-    return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, str(encoding))
+    legacy = text(group, "h5sparse_format")  # anndata before 0.7
+    encoding = legacy or text(group, "encoding-type", "unknown")
+    return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)
 
 
 def _in_python(name: str, within: str) -> str:

@@ -18,7 +18,7 @@ from cellfeed._chunks import ChunkedArray
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._lazy import pd
 from cellfeed._remote import PagedFile, RemoteObjects, Version, paged_file
-from cellfeed._sources._anndata._h5file import H5File
+from cellfeed._sources._anndata._h5file import H5File, external_link
 
 __all__ = ["RemoteH5File"]
 
@@ -75,7 +75,7 @@ class RemoteH5File(H5File):
         return super().__getstate__() | {"_pages": None}
 
     @property
-    def _lasting_name(self) -> str:
+    def lasting_name(self) -> str:
         return str(self.location)
 
     def _version_of(self, file: int) -> Version:  # noqa: ARG002 - there is one
@@ -123,20 +123,46 @@ class RemoteH5File(H5File):
         """Return ranges; see `ByteStore`."""
         return self._objects.read_ranges(files, offsets, sizes)
 
+    def stored(self, name: str) -> Any:
+        """Return an array or group; refuse links into other files, for which HDF5 takes this."""
+        if name not in self._examined:
+            link = external_link(self(), name)
+            if link is not None:
+                raise self._elsewhere(name, link.filename)
+        return super().stored(name)
+
+    def _examine(self, found: Any, name: str) -> None:
+        """Refuse arrays with values in other files; see `H5File`."""
+        if not isinstance(found, h5py.Dataset):
+            return
+        names = [file_name for file_name, _, _ in found.external or ()]
+        if found.is_virtual:
+            names += [each.file_name for each in found.virtual_sources()]
+        for file_name in names:
+            if file_name != ".":
+                raise self._elsewhere(name, file_name)
+
+    def _elsewhere(self, name: str, file_name: str) -> FormatError:
+        msg = (
+            f"{self.location}: `{name}` is in another file, {file_name!r}, which is not looked for "
+            "on servers; download both files, or write one with all values"
+        )
+        return FormatError(msg)
+
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
         """Return a chunked array; the index of its chunks is fetched level by level."""
-        with self._listing(self()[name].ndim):
+        with self._listing(self.stored(name).ndim):
             return super().chunked_array(name, lost_is_zero=lost_is_zero)
 
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written."""
-        with self._listing(self()[name].ndim):
+        with self._listing(self.stored(name).ndim):
             return super().n_lost(name)
 
     def bring(self, names: Sequence[str]) -> None:
         """Prefetch arrays that are read completely, each with few round trips."""
         for name in names:
-            element = self()[name]
+            element = self.stored(name)
             members = [element] if isinstance(element, h5py.Dataset) else element.values()
             for each in members:
                 if isinstance(each, h5py.Dataset):

@@ -84,7 +84,7 @@ class RemoteZarrStore(ZarrStore):
         """Return how many files of chunks or shards of an array are missing, if known."""
         if self._versions.get(name) is None:
             return 0
-        array = self.array(name)
+        array = self.stored(name)
         n_files = math.prod(chunk_grid(array.shape, array.shards or array.chunks))
         return max(0, n_files - len(self._chunk_versions(name)))
 

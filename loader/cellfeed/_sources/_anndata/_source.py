@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import ByteStore
+from cellfeed._bytes import ByteStore, digest_of, lasting_identity
 from cellfeed._cells import ObsColumn
 from cellfeed._lazy import pd
 from cellfeed._sources._anndata import _annotations as frames
 from cellfeed._sources._anndata._damage import damage_named
 from cellfeed._sources._anndata._file import AnnDataFile
+from cellfeed._sources._anndata._local_h5file import LocalH5File
 from cellfeed._sources._anndata._obs_rows import ObsRows
 from cellfeed._sources._base import Source, StoredElement
 
@@ -45,7 +47,14 @@ class AnnDataSource(Source):
     def version(self) -> str | None:
         """Return a digest that changes when its file is replaced; None if there is none."""
         found = self._file.identity() if isinstance(self._file, ByteStore) else None
-        return None if found is None else found.digest
+        linked = [(str(each), each.stat()) for each in self.linked_files()]
+        if found is None or not linked:
+            return None if found is None else found.digest
+        return digest_of(found.digest, lasting_identity(linked).digest)
+
+    def linked_files(self) -> Sequence[Path]:
+        """Return local files elsewhere to which its elements refer."""
+        return self._file.linked_files if isinstance(self._file, LocalH5File) else ()
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""

@@ -13,7 +13,7 @@ from cellfeed._bytes import Location
 from cellfeed._chunks import expect_numcodecs
 from cellfeed._errors import FormatError
 from cellfeed._lazy import zarr
-from cellfeed._sources._anndata._damage import damage_named
+from cellfeed._sources._anndata._damage import damage_named, other_format_of
 
 __all__ = ["COLLECTION", "anndata_groups", "is_zarr", "metadata_of", "open_group"]
 
@@ -72,6 +72,9 @@ def anndata_groups(path: Path) -> list[Path]:
         msg = f"{path}: is unfinished; run the same `cellfeed preshuffle` again"
         raise FormatError(msg)
     if root.attrs.get("encoding-type") != COLLECTION:
+        other = other_format_of(root)
+        if other is not None:
+            raise FormatError(f"{path}: is {other}")
         msg = (
             f"{path}: is a zarr group, but neither AnnData (it has no `obs` or no `var`) nor "
             "a shuffled collection; give a store that anndata, annbatch or `cellfeed "

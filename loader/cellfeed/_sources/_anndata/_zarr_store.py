@@ -19,7 +19,8 @@ from cellfeed._chunks import (
     zarr_codec,
     zarr_layout,
 )
-from cellfeed._lazy import ad, pd, zarr
+from cellfeed._lazy import pd, zarr
+from cellfeed._sources._anndata._attributes import read_element
 from cellfeed._tables import KeptTables
 
 __all__ = ["ZarrStore"]
@@ -74,6 +75,15 @@ class ZarrStore(ABC):
     def _watch(self, name: str, zarr_format: int) -> None:
         """Record the metadata of an array, so that changes are noticed."""
 
+    def _check_links(self, name: str) -> None:  # noqa: B027 - not abstract
+        """Check that no file of an array is a link to nothing, which zarr would read as zeros.
+
+        Raises
+        ------
+        PathError
+            One is.
+        """
+
     @abstractmethod
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
         """Return the files of an array."""
@@ -105,27 +115,33 @@ class ZarrStore(ABC):
     def watch(self, names: Sequence[str]) -> None:
         """Record metadata and shards of these arrays, so that changes are noticed."""
         for name in names:
-            array = self.array(name)
+            array = self.stored(name)
             itemsize = array.dtype.itemsize
             check_grid(array.shape, array.chunks, itemsize, shard_shape=array.shards)
             self._watch(name, array.metadata.zarr_format)
             layout = self._layouts[name] = zarr_layout(array.metadata.to_dict())
             if isinstance(layout, ZarrLayout):
                 self._files[name] = self._files_of(name, layout)
+            else:
+                self._check_links(name)
 
     def bring(self, names: Sequence[str]) -> None:  # noqa: B027 - not abstract
         """Do nothing, since zarr reads chunks concurrently; see `AnnDataFile`."""
 
-    def array(self, name: str) -> Any:
-        """Return an array, for reading slices of it."""
+    def stored(self, name: str) -> Any:
+        """Return an array or group."""
         # With zarr's own codecs: those of zarrs are faster, but stop for ever in a forked process
         # once its parent has used them.
         expect_numcodecs()
         return self()[name]
 
+    def read(self, name: str) -> Any:
+        """Return an element as anndata reads it."""
+        return read_element(self.stored(name))
+
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
-        return zarr_codec(self.array(name).metadata.to_dict())
+        return zarr_codec(self.stored(name).metadata.to_dict())
 
     def slow_read(self, name: str) -> SlowRead | None:
         """Return why only zarr can read an array; None if cellfeed can."""
@@ -149,5 +165,5 @@ class ZarrStore(ABC):
         """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
-            frame: pd.DataFrame = ad.io.read_elem(self()[name])
+            frame: pd.DataFrame = self.read(name)
         return frame

@@ -63,13 +63,18 @@ class Source(ABC):
     def files(self) -> Sequence[Path]:
         """Return its local files.
 
-        By default, this is the file at its location, or all files in that folder.
+        By default, this is the file at its location, or all files in that folder, and those of
+        `linked_files`.
         """
         path = self.location.path
         if path is None:
             return ()
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        return [each for each in files if each.is_file()]
+        return [*(each for each in files if each.is_file()), *self.linked_files()]
+
+    def linked_files(self) -> Sequence[Path]:
+        """Return local files elsewhere to which its elements refer; by default, none."""
+        return ()
 
     def version(self) -> str | None:
         """Return a digest that changes when the source is replaced; None if there is none.

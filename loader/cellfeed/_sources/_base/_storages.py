@@ -120,6 +120,24 @@ class Storage:
 
 _registered = dict[str, Storage]()
 
+# First bytes of files that are taken for single-cell data, in lower case.
+_LONGEST = 64
+_WEB_PAGE = "a web page, not the file that it leads to; download that"
+_OTHERS = (
+    (b"par1", "a Parquet file; give `datasets.Dataset.from_parquet(path)`, of HuggingFace"),
+    (b"version https://git-lfs", "a pointer of Git LFS; get the file with `git lfs pull`"),
+    (b"<!doctype html", _WEB_PAGE),
+    (b"<html", _WEB_PAGE),
+    (b"%%matrixmarket", "a Matrix Market file; read it with `scanpy.read_mtx`, and write .h5ad"),
+    (b"\x1f\x8b", "compressed with gzip; unpack it or, if R wrote it, write .h5ad from R"),
+    (b"bzh", "compressed with bzip2; unpack it"),
+    (b"\xfd7zxz", "compressed with xz; unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd; unpack it"),
+    (b"pk\x03\x04", "a zip archive; unpack it"),
+    (b"\x93numpy", "an array of NumPy; give `anndata.AnnData(np.load(path))`"),
+    (b"rdx", "of R; write .h5ad from R, for example with zellkonverter or anndataR"),
+)
+
 
 def register(storage: Storage) -> None:
     """Register a storage, so that `open_collection` opens it in this process.
@@ -166,7 +184,22 @@ def storage_of(location: Location) -> Storage:
         raise PathError(f"{msg}; known are {known}; install the package that adds it")
     if location.text.endswith(_PACKED):
         raise FormatError(f"{location}: a compressed file or an archive; unpack it first")
+    other = other_format(location)
+    if other is not None:
+        raise FormatError(f"{location}: is {other}")
     raise FormatError(f"{location}: no storage opens it; known are {known}; give one of these")
+
+
+def other_format(location: Location) -> str | None:
+    """Return what a file that no storage opens is, by its first bytes, and what to do."""
+    try:
+        with open(location, "rb") as file:  # noqa: PTH123 - of a location
+            begin = file.read(_LONGEST).lstrip()
+    except OSError:
+        return None
+    if not begin:
+        return "empty; copy or download it again"
+    return next((what for mark, what in _OTHERS if begin.lower().startswith(mark)), None)
 
 
 def suffixes() -> dict[str, Storage]:

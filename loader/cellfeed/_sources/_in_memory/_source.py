@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd, sp
-from cellfeed._sources._anndata import open_sources
+from cellfeed._sources._anndata import as_names, open_sources
 from cellfeed._sources._base import Source, StoredElement
 from cellfeed._sources._in_memory._elements import element_in_memory
 
@@ -106,7 +106,7 @@ class AnnDataObjectSource(Source):
             listed = f"its elements are: {', '.join(there)}" if there else "it has no elements"
             raise FormatError(f"{self.location}: has no `{name}`; {listed}")
         if folder != "obsm":
-            columns = owner.var_names.astype(str).to_numpy(object)
+            columns = as_names(owner.var_names)
         return element_in_memory(self.location, name, found, columns)
 
 

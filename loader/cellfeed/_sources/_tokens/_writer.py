@@ -110,12 +110,16 @@ class TokenStreamWriter:
         self._folder = Path(folder) / f".{name}{UNFINISHED}"
         self._n_tokens = self._n_documents = self._longest = self._n_spans = self._n_metadata = 0
         self._make_folder(name)
-        self._tokens = self._new(TOKENS)
-        self._documents = self._new(DOCUMENTS) if documents else None
-        self._spans, self._metadata = self._new("added-spans"), self._new("added-metadata")
-        self._obs = DocumentObs(self._folder, obs)
-        if self._documents is not None:
-            self._documents.write(np.zeros(1, "<i8"))
+        try:
+            self._tokens = self._new(TOKENS)
+            self._documents = self._new(DOCUMENTS) if documents else None
+            self._spans, self._metadata = self._new("added-spans"), self._new("added-metadata")
+            self._obs = DocumentObs(self._folder, obs)
+            if self._documents is not None:
+                self._documents.write(np.zeros(1, "<i8"))
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +208,20 @@ class TokenStreamWriter:
         self._n_metadata += len(encoded)
 
     def finish(self) -> None:
-        """Make the shard visible, after all of it is on disk."""
+        """Make the shard visible, after all of it is on disk; if that fails, it is removed.
+
+        Raises
+        ------
+        OSError
+            The disk is full, for example.
+        """
+        try:
+            self._finish()
+        except BaseException:
+            self.discard()
+            raise
+
+    def _finish(self) -> None:
         files = [self._tokens, *([self._documents] if self._documents else []), *self._obs.files]
         self._spans.close()
         self._metadata.close()
@@ -245,7 +262,7 @@ class TokenStreamWriter:
         """Remove the unfinished shard."""
         for each in (self._tokens, self._documents, self._spans, self._metadata, *self._obs.files):
             if each is not None:
-                each.close()
+                each.discard()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self, name: str) -> None:
