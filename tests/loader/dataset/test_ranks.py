@@ -74,7 +74,8 @@ def run_ranks(
     folder: Path, body: str, arguments: Sequence[str] = (), **environment: str
 ) -> list[dict[str, Any]]:
     """Run a script as two processes that meet, and return what each of them found."""
-    python = sys.executable, "-W", "error::UserWarning", "-c"
+    known = "ignore:ranks are not compared where another:UserWarning"  # in workers, too
+    python = sys.executable, "-W", "error::UserWarning", "-W", known, "-c"
     script = "".join(map(textwrap.dedent, (PROLOGUE, body, EPILOGUE)))
     processes = [
         warm.Popen(
