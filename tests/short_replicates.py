@@ -23,7 +23,7 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     durations = importlib.import_module("cellfeed_tuner._searching._durations")
 
     def has_few(self: Any) -> bool:
-        return len(self._measurements) < search.FIRST_TRIALS
+        return bool(len(self._measurements) < search.FIRST_TRIALS)
 
     set_attribute(durations.Durations, "is_time_to_propose", property(has_few))
     set_attribute(durations, "LEAST_SUSTAINED_SECONDS", SECONDS)

@@ -87,7 +87,8 @@ def table(results: Mapping[str, AutotuneResult]) -> str:
     ]
 
     def speed(result: AutotuneResult) -> float:
-        return result.recommended.cells_per_second.value if result.recommended else 0.0
+        found = result.recommended and result.recommended.cells_per_second
+        return found.value if found else 0.0
 
     for name, result in sorted(results.items(), key=lambda each: -speed(each[1])):
         chosen, known = result.recommended, result.chosen
@@ -95,8 +96,8 @@ def table(results: Mapping[str, AutotuneResult]) -> str:
             nearest = f"; nearest: {result.nearest.problem}" if result.nearest else ""
             lines.append(f"| {name} | none is feasible{nearest} | | | |")
             continue
-        memory = f"{chosen.peak_memory_bytes / 1e6:,.0f} MB"
+        memory = f"{(chosen.peak_memory_bytes or 0) / 1e6:,.0f} MB"
         share = f"{known.least_mixed.share_of_random:.1%}"
-        shown = interval(chosen.cells_per_second)
+        shown = interval(chosen.cells_per_second) if chosen.cells_per_second else "predicted"
         lines.append(f"| {name} | {chosen.settings} | {shown} | {share} | {memory} |")
     return "\n".join(lines)

@@ -378,7 +378,8 @@ RESULTS = {
     "predicted": replace(
         NOT_IN_TURNS,
         recommended=replace(
-            NOT_IN_TURNS.recommended,
+            CHOICE,
+            rivals=(),
             basis="predicted",
             cells_per_second=Estimate(9_500.0, 4_100.0, 20_800.0),
             peak_memory_bytes=None,
@@ -394,7 +395,8 @@ RESULTS = {
             reason="It is the likeliest to be the fastest.",
         ),
         configurations=tuple(
-            untimed(*each.configuration.values(), "out of budget", 0.97) for each in GRID
+            replace(untimed(1, 1, 0, "out of budget", 0.97), configuration=each.configuration)
+            for each in GRID
         ),
         cut_short="the measuring process had not started after 60 s, so that nothing was measured",
         storage_order=None,

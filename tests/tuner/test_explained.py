@@ -125,6 +125,7 @@ def test_autotune_explains_its_choice(small_collection):
     )  # fmt: skip
     assert result.recommended is not None
     assert result.bottleneck is not None
+    assert result.recommended.cells_per_second is not None
     assert result.bottleneck.measured_seconds_per_cell == pytest.approx(
         1 / result.recommended.cells_per_second.value
     )

@@ -167,7 +167,7 @@ def test_what_a_turn_does_to_all_alike_changes_no_ratio():
     """One was measured while the machine was three times as slow, beside others."""
     posterior, some = posterior_of(), GRID[::6]
     rng = np.random.default_rng(0)
-    costs = {each: [] for each in some}
+    costs: dict[Configuration, list[Replicate]] = {each: [] for each in some}
     for turn in range(6):
         moment = 3.0 if turn % 2 else 1.0
         for place, each in enumerate(some):

@@ -191,7 +191,7 @@ def test_a_loader_that_slows_down_is_looked_at_again(result_on):
             if not isinstance(request, TimingRequest) or each.block_size != 16:
                 return super().run(request, limit_seconds=limit_seconds)
             usual = each.minibatches_per_round * 64 * seconds_per_cell(each)
-            rounds, spent = [], 0.0
+            rounds, spent = list[Round](), 0.0
             while spent < limit_seconds and (spent < request.seconds or len(rounds) < 5):
                 rounds.append(Round(usual if spent < 2 else 20 * usual, bool(rounds), 0.0, None))
                 spent += rounds[-1].seconds

@@ -6,7 +6,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import anndata as ad
 import h5py
@@ -419,7 +419,7 @@ class TestOtherWriters:
         for name in options["elements"]:
             assert np.array_equal(dense(found[:][name]), dense(expected[:][name]))
         for name in obs:
-            ours, theirs = (each.obs[name] for each in (found, expected))
+            ours, theirs = (cast("Any", each.obs[name]) for each in (found, expected))
             np.testing.assert_array_equal(ours.values, theirs.values)
             if hasattr(theirs, "categories"):
                 assert list(ours.categories) == list(theirs.categories)
@@ -489,7 +489,7 @@ class TestNames:
 
 
 class TestFramesOfObsm:
-    def written(self, write_h5ad, index: Any) -> Path:
+    def written(self, write_h5ad, index: Any) -> Any:
         frame = pd.DataFrame({"a": np.arange(40.0), "b": 1}, index=[f"cell{i}" for i in range(40)])
 
         def edit(file):

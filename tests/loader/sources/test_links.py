@@ -97,10 +97,10 @@ def values(collection: Any, names: list[str]) -> dict[str, np.ndarray]:
 
 def in_memory(path: Path, name: str) -> Any:
     adata, folder, key = ad.read_h5ad(path), *name.partition("/")[::2]
-    found = adata.raw.X if folder == "raw" else getattr(adata, folder)
+    found: Any = adata.raw.X if folder == "raw" else getattr(adata, folder)
     if folder in ("layers", "obsm"):
         found = found[key]
-    return np.asarray(found.toarray() if sp.issparse(found) else found)
+    return np.asarray(found if isinstance(found, np.ndarray) else found.toarray())
 
 
 @pytest.mark.parametrize("filters", FILTERS)
@@ -159,7 +159,8 @@ class TestExternalLinks:
         expected = ad.read_h5ad(here).obs
         assert list(collection.obs["number"].values) == expected["number"].tolist()
         assert list(collection.obs["number"].values) == [*np.arange(N) * 2.0]
-        assert list(collection.obs["type"].categories) == list(expected["type"].cat.categories)
+        types: Any = collection.obs["type"]
+        assert list(types.categories) == list(expected["type"].cat.categories)
         assert list(collection.var_names) == list(ad.read_h5ad(here).var_names)
         assert there in collection.files
 
@@ -442,7 +443,7 @@ class TestLinksInZarr:
         for k, chunk in enumerate(chunks):
             chunk.rename(annex / str(k))
             chunk.symlink_to(annex / str(k))
-        options = {"direct_io": True} if direct_io else {}
+        options: dict[str, Any] = {"direct_io": True} if direct_io else {}
         try:
             assert np.array_equal(open_collection(path, **options)[:].X, COUNTS)
         except ParameterError as error:

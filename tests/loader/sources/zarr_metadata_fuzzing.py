@@ -445,8 +445,8 @@ def read_zarr(path: Path) -> Rows:
         assert X.shape == shape, X.shape
         return small(X)
     assert tuple(X.attrs["shape"]) == shape, X.attrs["shape"]
-    arrays = (small(root[f"X/{name}"]) for name in ("data", "indices", "indptr"))
-    return dense_rows(*arrays, shape)
+    data, indices, indptr = (small(root[f"X/{name}"]) for name in ("data", "indices", "indptr"))
+    return dense_rows(data, indices, indptr, shape)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def storage_advice(
     layout: StorageLayout,
     store: StoreSample,
     block_sizes: Sequence[int],
-    paths: Sequence[str],
+    paths: Sequence[str] = (),
 ) -> tuple[StorageAdvice, ...]:
     """Return which layouts of the files at ``paths`` are worth converting to, the best first."""
     if found.read_amplification is None:
@@ -203,7 +203,7 @@ def _rechunk(
 
 def _repacking(elements: int, paths: Sequence[str], layout: StorageLayout) -> str:
     """Return the command of HDF5's tools that writes a copy with other chunks."""
-    if Path(paths[0]).suffix != ".h5ad" or layout.stored_as != "csr":
+    if not paths or Path(paths[0]).suffix != ".h5ad" or layout.stored_as != "csr":
         return ""
     file = shlex.quote(paths[0])
     copy = shlex.quote(str(Path(paths[0]).with_suffix(".rechunked.h5ad")))
@@ -231,7 +231,7 @@ def _preshuffle(
         action="preshuffle",
         rows_per_chunk=CELLS_PER_STORE_CHUNK,
         block_size=block_size,
-        command=f"cellfeed preshuffle {_quoted(paths)} shuffled",
+        command=f"cellfeed preshuffle {_quoted(paths)} shuffled" if paths else "",
         least_speedup=least_speedup,
         basis="estimated from a sample of your cells, compressed and decompressed the same way",
         epochs_until_paid=epochs_until_paid(
