@@ -67,6 +67,8 @@ class Recommendation:
         See `CellDataset`; None if they were not tuned.
     align
         See `BlockShuffling`.
+    basis
+        What the choice rests on: "compared", "measured" or "predicted"; None if unknown.
     """
 
     block_size: int
@@ -80,6 +82,7 @@ class Recommendation:
     prefetch: int | None = None
     num_threads: int | None = None
     align: Literal["chunks"] | None = None
+    basis: str | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -134,10 +137,17 @@ class Recommendation:
     def warn_of_differences(
         self, collection: Any, batch_size: int, strategy: SamplingStrategy
     ) -> None:
-        """Warn if the collection, its parameters or the machine differ from those measured.
+        """Warn if the settings are a prediction, or were measured in other conditions.
 
         Properties that the result does not contain are not compared.
         """
+        if self.basis == "predicted":
+            warnings.warn(
+                f"{self.name}: its settings are predicted, since there was no time to measure "
+                "them; run autotune again with a larger budget, or on a machine that does less",
+                UserWarning,
+                stacklevel=3,
+            )
         differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
         searched = (self.strategy or {}).get("name")
         if searched not in (None, type(strategy).__name__):
@@ -242,6 +252,7 @@ def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
                 prefetch=recommended.get("prefetch"),
                 num_threads=sizes.get("num_threads"),
                 align=sizes.get("align"),
+                basis=recommended.get("basis"),
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
