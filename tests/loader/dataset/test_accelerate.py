@@ -121,13 +121,14 @@ def test_minibatches_that_accelerate_cannot_count(tmp_path, plates):
         from cellfeed import open_collection
 
         accelerator = Accelerator(cpu=True)
-        dataset = CellDataset(open_collection({list(map(str, plates))!r}), BlockShuffling(4), 8, 2, seed=0)
+        collection = open_collection({list(map(str, plates))!r})
+        dataset = CellDataset(collection, BlockShuffling(4), 8, 2, seed=0)
         for workers in (0, 2):
             plain = DataLoader(dataset, batch_size=None, num_workers=workers)
             found[f"plain {{workers}}"] = refusal(list, accelerator.prepare(plain))
             prepared = accelerator.prepare(dataset.loader(workers))
             found[f"rows {{workers}}"] = sum(map(len, prepared))
-        found["n"] = len(dataset.collection)
+        found["n"] = len(collection)
         """,
     )
     for workers in (0, 2):
