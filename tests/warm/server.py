@@ -15,8 +15,8 @@ import gc
 import importlib
 import json
 import os
-import re
 import random
+import re
 import runpy
 import selectors
 import signal
