@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import random
+import re
 import runpy
 import selectors
 import signal
@@ -201,11 +202,11 @@ def _take_options(arguments: list[str]) -> bool:
 
 
 def _warn(rule: str) -> None:
-    """Apply a rule such as ``error::UserWarning``, also in processes that are started."""
+    """Apply ``error::UserWarning`` or ``ignore:text:UserWarning``, also in processes started."""
     sys.warnoptions.append(rule)
-    action, _, kind = rule.partition("::")
+    action, text, kind = (*rule.split(":"), "", "")[:3]
     category = getattr(builtins, kind or "Warning")
-    warnings.simplefilter(action, category)  # type: ignore[arg-type] # a word that Python knows
+    warnings.filterwarnings(action, re.escape(text), category)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

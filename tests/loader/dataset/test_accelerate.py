@@ -128,7 +128,7 @@ def test_minibatches_that_accelerate_cannot_count(tmp_path, plates):
             found[f"plain {{workers}}"] = refusal(list, accelerator.prepare(plain))
             prepared = accelerator.prepare(dataset.loader(workers))
             found[f"rows {{workers}}"] = sum(map(len, prepared))
-        found["n"] = len(dataset.collection)
+        found["n"] = len(collection)
         """,
     )
     for workers in (0, 2):
