@@ -169,3 +169,38 @@ def failing_step(minibatch):
 
 
 slow_step = partial(step, seconds=0.02)
+
+
+class Unmixed(PlannedPlates):
+    """Delivers rows in the order of storage, whatever it plans."""
+
+    def open(self, configuration):
+        return list(np.arange(N_ROWS).reshape(-1, BATCH_SIZE))
+
+
+class MixedTooWell(Plates):
+    """Gives a label of its own to each row."""
+
+    def labels_of(self, minibatch):
+        return {"plate": minibatch, "half": minibatch}
+
+
+class PlansBeyond(PlannedPlates):
+    """Plans rows that have no label."""
+
+    def planned_rows(self, configuration, n_minibatches):
+        return super().planned_rows(configuration, n_minibatches) + N_ROWS
+
+
+class FailsToPlan(PlannedPlates):
+    """Has a mistake in its plan."""
+
+    def planned_rows(self, configuration, n_minibatches):
+        return np.arange(10)[[n_minibatches + 10]]
+
+
+class Unpicklable(PlannedPlates):
+    """Holds what cannot be sent to another process."""
+
+    def __init__(self):
+        self.key = lambda row: row

@@ -171,6 +171,32 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("name", "said"),
         [
+            ("Unmixed", "the loader does not deliver its plan"),
+            ("MixedTooWell", "`labels_of` gives other labels"),
+        ],
+    )
+    def test_what_it_delivers_contradicts_its_plan_or_its_labels(self, name, said):
+        result = autotune(getattr(other_loaders, name)(), budget=30.0, entropy_floor=0.5)
+        assert result.recommended is None
+        assert result.loader_fault is not None
+        assert said in result.loader_fault
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("PlansBeyond", "must give rows from 0 to 4,095, but gave"),
+            ("FailsToPlan", "`planned_rows` of FailsToPlan failed for .*: IndexError"),
+            ("Unpicklable", "cannot be sent to the measuring process .*define it"),
+        ],
+    )
+    def test_a_mistake_in_it_is_one_line(self, name, said):
+        with pytest.raises(ParameterError, match=said) as caught:
+            autotune(getattr(other_loaders, name)(), budget=30.0, entropy_floor=0.5)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
             ("OfAnotherSize", r"gives plate of shape \(16,\) for a minibatch of 32"),
             ("Unlabelled", r"gives half of shape \(0,\) for a minibatch of 32"),
         ],

@@ -45,6 +45,14 @@ WRONG = {
     "ValuesOfAnotherRow": "read through h5py, has",
     "OneValueOff": "of gene '7' where",
     "ShiftedColumns": "read through h5py, has",
+    "OfAnotherDtype": "minibatches have X of float64 where the files have float32",
+}
+BROKEN = {
+    "Hangs": "hung after 30 minibatches: no other came for",
+    "Exits": "the process exited with status 3",
+    "Leaves": "the process exited with status 4",
+    "Crashes": "the process crashed (segmentation fault)",
+    "HasAStaleHandle": "[Errno 116] Stale file handle: 'plates/plate0.h5ad'",
 }
 ALSO_WRONG = {
     "NoLabels": "minibatch 0 of epoch 0 has plate for no cell: the column is absent",
@@ -101,6 +109,26 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
     assert saved["loader_fault"] == result.loader_fault
     with pytest.raises(FormatError, match="recommend"):
         CellDataset.from_autotune(open_collection(small_collection), tmp_path / "autotune.json")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_is_named(name, small_collection, tmp_path, monkeypatch, wrong_loaders):
+    tune = _autotune.tuned
+
+    def tuned(*arguments, **settings):
+        return tune(*arguments, make_dataset=getattr(wrong_loaders, name), **settings)
+
+    monkeypatch.setattr(_autotune, "tuned", tuned)
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "40"]
+    arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
+    printed = CliRunner().invoke(main, [*arguments, "--entropy-floor", "0"])
+    assert printed.exit_code == 1, printed.output
+    said = " ".join(printed.stdout.split())
+    assert BROKEN[name] in said
+    assert "want of memory" not in said
+    assert "A larger --budget" not in said
+    assert "slower than the best" not in said
+    assert " but ." not in said
 
 
 def test_the_page_and_a_notebook_say_so_first(result_of):

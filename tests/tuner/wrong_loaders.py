@@ -1,5 +1,11 @@
 """Loaders that are wrong, each in its own way; a module, so that another process finds them."""
 
+import errno
+import os
+import signal
+import sys
+import time
+
 import numpy as np
 import torch
 
@@ -127,3 +133,62 @@ def wrong_labels_of_the_collection(collection, *arguments, **parameters):
     codes = collection.obs["plate"].codes
     np.copyto(codes, (codes + 1) % 3)
     return CellDataset(collection, *arguments, **parameters)
+
+
+class _Breaks(_Wrong):
+    """Delivers 30 minibatches, and then does something else."""
+
+    def __iter__(self):
+        for number, minibatch in enumerate(super().__iter__()):
+            if number == 30:
+                self.breaks()
+            yield minibatch
+
+    def spoilt(self, minibatch):
+        return minibatch
+
+    def breaks(self):
+        raise NotImplementedError
+
+
+class Hangs(_Breaks):
+    """Waits for ever."""
+
+    def breaks(self):
+        time.sleep(10_000)
+
+
+class Exits(_Breaks):
+    """Ends the process without a word."""
+
+    def breaks(self):
+        os._exit(3)
+
+
+class Leaves(_Breaks):
+    """Ends the process as a script does."""
+
+    def breaks(self):
+        sys.exit(4)
+
+
+class Crashes(_Breaks):
+    """Reads memory that is not its own."""
+
+    def breaks(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class HasAStaleHandle(_Breaks):
+    """A network file system that is gone."""
+
+    def breaks(self):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "plates/plate0.h5ad")
+
+
+class OfAnotherDtype(_Wrong):
+    """Values are right, but wider than in the files."""
+
+    def spoilt(self, minibatch):
+        X = minibatch.X.to(torch.float64)
+        return Minibatch({"X": X}, minibatch.obs, minibatch.rows)

@@ -78,9 +78,6 @@ ANSWER_SECONDS = 4.0
 """Seconds beyond a time limit in which the measuring process must answer, and in which processes
 that were killed must end. Chosen: short compared with what a run may take beyond its budget.
 """
-PROGRESS_EVERY_SECONDS = 0.2
-"""Seconds between two reports of how many minibatches have come. Chosen: a report takes some 20
-microseconds."""
 HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
 """A loader hangs if it delivered before, and then delivered nothing for the first share of its
 time limit and this many times as long as ever before, while it took less than the last share of a

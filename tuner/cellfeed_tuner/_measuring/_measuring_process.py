@@ -12,6 +12,7 @@ import errno
 import multiprocessing
 import os
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -52,6 +54,8 @@ __all__ = [
 
 # PyTorch's message in the process whose worker was killed, or ended without a word.
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
+_PROGRESS = struct.Struct("q")
+_ENDING_SECONDS = 0.01
 _NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
 
 Subject = TypeVar("Subject")
@@ -104,7 +108,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """An event of requests that deliver minibatches: so many have come by now."""
+    """What requests that deliver minibatches report: so many have come by now.
+
+    This is written to shared memory, which takes a microsecond, and is no event.
+    """
 
     n_minibatches: int
 
@@ -287,27 +294,29 @@ def _run_in_children(
     children: dict[Connection[Any, Any], int] = {}
     events = list[list[object]]()
     end = _Ended()
+    parts = request.parts() if isinstance(request, SideBySide) else [request]
+    progress = mmap(-1, _PROGRESS.size * len(parts))
     try:
-        for part in request.parts() if isinstance(request, SideBySide) else [request]:
+        for rank, part in enumerate(parts):
             receiver, sender = multiprocessing.Pipe(duplex=False)
             pid = os.fork()
             if pid == 0:
                 os.setpgid(0, 0)  # so that processes it starts can be found when it has ended
-                _child(subject, part, sender)
+                _child(subject, part, _Report(sender, progress, rank))
             sender.close()
             children[receiver] = pid
             events.append([])
         usage, running = _Usage([*children.values()]), dict(zip(children, events, strict=True))
-        silence = _Silence(usage)
+        silence = _Silence(usage, progress)
         while running and not end.failure and time.monotonic() < deadline and not abandoned():
             usage.sample_if_due()
+            silence.look()
             ready = wait([*running], MEMORY_EVERY_SECONDS)
             for rank, (receiver, pid) in enumerate(children.items()):
                 if receiver not in running or (receiver not in ready and end_of(pid) is None):
                     continue
                 event = _next_event(receiver, pid, f" of rank {rank}" if len(children) > 1 else "")
                 if not isinstance(event, _Ended):
-                    silence.end(event)
                     running[receiver].append(event)
                     continue
                 usage.sample()
@@ -363,24 +372,27 @@ class _Usage:
 class _Silence:
     """How long children have reported nothing."""
 
-    def __init__(self, usage: _Usage) -> None:
-        self._usage, self._cpu_seconds = usage, 0.0
+    def __init__(self, usage: _Usage, progress: mmap) -> None:
+        self._usage, self._progress, self._cpu_seconds = usage, progress, 0.0
         self._began = self._since = time.monotonic()
         self._longest, self._n_minibatches = 0.0, 0
 
-    def end(self, event: object) -> None:
-        """Note that an event has come."""
+    def look(self) -> None:
+        """Notice that minibatches have come."""
+        n = sum(each for (each,) in _PROGRESS.iter_unpack(self._progress[:]))
+        if n == self._n_minibatches:
+            return
         now = time.monotonic()
         self._longest = max(self._longest, now - self._since)
         self._since, self._cpu_seconds = now, self._usage.cpu_seconds
-        if isinstance(event, Progressed):
-            self._n_minibatches = event.n_minibatches
+        self._n_minibatches = n
 
     def hung(self) -> str | None:
         """Return that the loader hangs, in words; None if it may just be slow.
 
         It hangs if it delivered something before, does not compute, and was silent for long.
         """
+        self.look()
         now, n = time.monotonic(), self._n_minibatches
         seconds = now - self._since
         long = max(HUNG_SHARE * (now - self._began), HUNG_TIMES * self._longest)
@@ -399,11 +411,32 @@ def _next_event(receiver: "Connection[Any, Any]", pid: int, of_rank: str) -> obj
     if receiver.poll():
         with contextlib.suppress(EOFError):
             return receiver.recv()
-    how, was_killed = end_of(pid) or ("closed its connection", False)
+    how, was_killed = _awaited_end(pid)
     return _Ended(f"the process{of_rank} {how}", was_killed=was_killed)
 
 
-def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any, Any]") -> None:
+def _awaited_end(pid: int) -> tuple[str, bool]:
+    """Return how a child ended whose connection is closed; it may still be ending."""
+    deadline = time.monotonic() + ANSWER_SECONDS / 2
+    while (found := end_of(pid)) is None and time.monotonic() < deadline:
+        time.sleep(_ENDING_SECONDS)
+    return found or ("closed its connection", False)
+
+
+class _Report:
+    """What a child calls to report: sends events, and writes progress to shared memory."""
+
+    def __init__(self, sender: "Connection[Any, Any]", progress: mmap, rank: int) -> None:
+        self._sender, self._progress, self._place = sender, progress, _PROGRESS.size * rank
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Progressed):
+            _PROGRESS.pack_into(self._progress, self._place, event.n_minibatches)
+        else:
+            self._sender.send(event)
+
+
+def _child(subject: Subject, request: Request[Subject], report: _Report) -> None:
     """Run a request, report and end, without waiting for workers that still read."""
     _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -411,13 +444,13 @@ def _child(subject: Subject, request: Request[Subject], sender: "Connection[Any,
     warnings.filterwarnings("ignore", message="fetches take about")  # their memory is measured
     status = 0
     try:
-        request.run(subject, sender.send)
-        sender.send(_Ended())
+        request.run(subject, report)
+        report(_Ended())
     except CellfeedError as error:
-        sender.send(_Ended(error))
+        report(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
         failure = _without_traceback(str(error)) or repr(error)
-        sender.send(_Ended(failure, was_killed=bool(_WORKER_ENDED.match(failure))))
+        report(_Ended(failure, was_killed=bool(_WORKER_ENDED.match(failure))))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:

@@ -213,8 +213,8 @@ class DatasetSession(Session):
         found = str(minibatch[name].dtype).removeprefix("torch.")
         if found == expected or self._dataset.fetch_callback is not None:
             return ""
-        source = "the files have" if wanted is None else "was requested"
-        return f"minibatches have {name} of {found} where {expected} {source}"
+        source = "the files have" if wanted is None else "the request was for"
+        return f"minibatches have {name} of {found} where {source} {expected}"
 
 
 def _seed(words: tuple[int, ...]) -> None:

@@ -20,7 +20,6 @@ from cellfeed_tuner._constants import (
     FETCHES_AHEAD,
     LONG_EPOCH,
     LONG_EPOCH_OF_WORKERS,
-    PROGRESS_EVERY_SECONDS,
 )
 from cellfeed_tuner._machine._processes import (
     BytesRead,
@@ -105,7 +104,7 @@ def _rounds(
     counted = CountedRounds(
         n_rounds=n_rounds, n_asked=session.n_asked, has_workers=configuration.num_workers > 0
     )
-    has_started, n_minibatches, told = False, 0, 0.0
+    has_started, n_minibatches = False, 0
     while True:
         make_cold.before_epoch()
         pace.meet()
@@ -133,7 +132,7 @@ def _rounds(
                         pace.leave()
                         return
                     n_minibatches += 1
-                    told = _told(n_minibatches, came, told, report)
+                    report(Progressed(n_minibatches))
                     if not has_started:
                         has_started = True
                         size = session.size_of(minibatch)
@@ -162,14 +161,6 @@ def _rounds(
                 begin, read_before, counted_before = end, read_so_far, counted_so_far
                 times_before = times_so_far
         del minibatches
-
-
-def _told(n: int, now: float, before: float, report: Callable[[object], None]) -> float:
-    """Report the number of minibatches now and then; return when it was last reported."""
-    if now < before + PROGRESS_EVERY_SECONDS:
-        return before
-    report(Progressed(n))
-    return now
 
 
 def _started(
