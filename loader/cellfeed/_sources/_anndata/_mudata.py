@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._cells import ObsColumn
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._sources._anndata import _annotations as frames
@@ -49,6 +50,10 @@ class MuDataSource(AnnDataSource):
         """Return the names of the obs columns."""
         own = super().obs_names()
         return (*own, *(name for name in self._columns_of_modalities() if name not in own))
+
+    def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:  # noqa: ARG002
+        """Return no columns: those of modalities are aligned with pandas."""
+        return {}
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read obs columns; values are missing for cells that a modality lacks."""
