@@ -82,7 +82,7 @@ def test_the_command_names_the_first_file_that_does_not_fit(
     full_disk(fitting)
     printed = _write_all(result, small_collection, tmp_path / "full", monkeypatch)
     assert printed.exit_code == 2
-    assert printed.stderr.splitlines()[-1].endswith(f"{tmp_path / 'full' / first.name}`")
+    assert f"{tmp_path / 'full' / first.name}`" in printed.stderr.splitlines()[-1]
     assert "Recommended" in printed.stdout
     assert not (tmp_path / "full" / first.name).exists()
 

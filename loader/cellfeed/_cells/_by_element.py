@@ -19,6 +19,12 @@ class ObsValues(dict[str, Any]):
         raise ColumnError(msg)
 
 
+class _ElementError(ParameterError, KeyError):
+    """A mapping has no such element."""
+
+    __str__ = Exception.__str__  # that of `KeyError` puts quotation marks around a message
+
+
 def refuse_element(name: object, names: KeysView[str]) -> NoReturn:
     """Raise an error for an element that is not there, or for a minibatch that is unpacked."""
     if isinstance(name, str):
@@ -32,7 +38,7 @@ def refuse_element(name: object, names: KeysView[str]) -> NoReturn:
             f"a minibatch is no sequence, so it has no {name!r} and cannot be unpacked; take "
             "`minibatch.X` and `minibatch.obs[...]`, or `minibatch.items()` for all elements"
         )
-    raise ParameterError(msg)
+    raise _ElementError(msg)
 
 
 class ByElement:

@@ -48,6 +48,10 @@ def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) ->
 _iterations = itertools.count(1)  # no process is started in between that would tell them apart
 
 
+# The loader below starts workers in its own way.
+pytestmark = pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning")
+
+
 class _Loader:
     """A loader, whose workers take turns in this process: starting real ones takes long."""
 

@@ -102,6 +102,9 @@ LEAST_TURNS = 4
 TURN_ROUNDS = 2
 """Fewest counted rounds of a replicate in a turn. Chosen: the fewest turns then yield a
 throughput."""
+TURN_ODDS = 0.7
+"""Logarithm of the odds of each of the following variances against the next larger one, before
+anything is measured. Chosen: about two to one, since most machines do little else."""
 TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
 """How much turns may differ: the variance of what affects a whole turn, relative to that of
 replicates within a turn. Chosen."""

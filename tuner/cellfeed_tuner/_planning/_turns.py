@@ -15,6 +15,7 @@ from cellfeed_tuner._planning._constants import (
     FINALIST_SHARE,
     NEXT_TO_NOTHING,
     NOTHING,
+    TURN_ODDS,
     TURN_VARIANCES,
 )
 
@@ -176,8 +177,10 @@ class _LeastSquares(NamedTuple):
 def _likeliest(
     settings: NDArray[np.float64], turns: NDArray[np.float64], logs: NDArray[np.float64]
 ) -> _LeastSquares:
+    """Return the fit whose variance of turns is the likeliest; a small one is so beforehand."""
     fits = [_least_squares(settings, turns, logs, share) for share in TURN_VARIANCES]
-    return max(fits, key=lambda each: each.log_likelihood)
+    place = max(range(len(fits)), key=lambda each: fits[each].log_likelihood - TURN_ODDS * each)
+    return fits[place]
 
 
 def _least_squares(

@@ -94,8 +94,6 @@ class Search:
     _study: "Trials | None" = field(default=None, init=False)
     # Cells per second of the first trials, which together make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
-    # The configuration that was measured once more after it was clearly the best.
-    _confirmed: Configuration | None = field(default=None, init=False)
 
     def run(self, grid: Iterable[Configuration]) -> None:
         """Measure proposed configurations until the best is clear, and stays as fast."""
@@ -107,16 +105,20 @@ class Search:
         if not self._posterior.candidates:
             return
         rng = np.random.default_rng(self.measurements.seed)
-        is_sustained = False
-        while not is_sustained:
+        best, confirmed = self._likeliest, None
+        while confirmed is None or best != confirmed:
             while turn := self._next_turn():
                 rng.shuffle(turn)
                 self._take_turn(turn)
                 self._widen()
                 if not self._durations.is_time_to_propose:  # early enough to look at others
-                    self._is_sustained()
+                    self._sustain()
             self._settle()
-            is_sustained = self._is_sustained()
+            confirmed = self._likeliest
+            self._sustain()
+            best = self._likeliest
+            if confirmed is None:
+                break
         if not any(map(self._durations.has_rounds, self._posterior.candidates)):
             return
         costs = self._posterior.seconds_per_cell()
@@ -284,7 +286,7 @@ class Search:
             from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - loads Optuna
 
             self._study = Trials(
-                [*self._not_timed, *(self.space.ends() if self.space else ())],
+                [*self._not_timed, *self.measurements, *(self.space.ends() if self.space else ())],
                 sampler=self.sampler,
                 posterior=self._posterior,
                 ordering=self.ordering,
@@ -333,9 +335,7 @@ class Search:
         if self._durations.has_rounds(best) and not self._affords(best):
             return []
         if not self._durations.is_time_to_propose and self._is_decided(chances):
-            if self._confirmed == best:
-                return []
-            self._confirmed = best  # if the next turn disagrees, there are more
+            return []
         is_alone = all(each == best or chance < LEAST_CHANCE for each, chance in chances.items())
         pair = [best, *self._runner_up(best)] if is_alone else self._pair()
         doubted = self._posterior.doubted()
@@ -507,29 +507,32 @@ class Search:
                 self._measure(best, missing, limit_seconds=budget.left)
                 return
 
-    def _is_sustained(self) -> bool:
-        """Measure the likeliest best for longer; return False if it turns out to be slower.
+    @property
+    def _likeliest(self) -> Configuration | None:
+        return next(iter(self._posterior.chances()), None)
 
-        True if there is no time for that.
+    def _sustain(self) -> None:
+        """Measure the likeliest best without a break for longer, once, if there is time.
+
+        If it turns out to be slower, that counts in place of all that was measured of it before.
         """
         budget, seconds = self.measurements.budget, self._durations.sustained_seconds
-        best = next(iter(self._posterior.chances()), None)
+        best = self._likeliest
         if best is None or best in self.slowed or not self._durations.has_rounds(best):
-            return True
-        if self.measurements.longest_seconds(best) >= seconds:
-            return True
+            return
         expected = self._posterior.speed(best)
         left = budget.left - self.measurements.overhead_seconds
-        if expected is None or left < SUSTAINED_LEFT * seconds:
-            return True
+        is_known = self.measurements.longest_seconds(best) >= SUSTAINED_LEFT * seconds
+        if is_known or expected is None or left < SUSTAINED_LEFT * seconds:
+            return
         self.measurements.begin_turn()
         found = self._measure(best, 1, limit_seconds=left, seconds=min(seconds, left))
         later = found.second_half
         if not later.round_seconds:
-            return True
+            return
         speed = 1 / self.measurements.cost(later)
         if speed >= SLOWED_SHARE * expected.low:
-            return True
+            return
         self.slowed[best] = (
             f"slowed down from {expected.value:,.0f} to {speed:,.0f} cells/s after "
             f"{found.uncounted_seconds + sum(found.round_seconds) / 2:.0f} s"
@@ -537,7 +540,6 @@ class Search:
         self.measurements.keep_only(later)
         self.turns.forget(best)
         self._posterior.tell(best, self.measurements.replicates(best))
-        return False
 
 
 def _largest(candidates: Iterable[Configuration]) -> list[Configuration]:

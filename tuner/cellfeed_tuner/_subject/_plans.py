@@ -157,14 +157,12 @@ class LoaderPlans(Plans):
                 f"of shape {rows.shape}"
             )
             raise ParameterError(msg)
-        low, high, n_labelled = int(rows.min()), int(rows.max()), self._n_labelled()
+        low, high = int(rows.min()), int(rows.max())
+        n_labelled = min(map(len, map(np.asarray, self._tunable.labels.values())), default=high + 1)
         if low < 0 or high >= n_labelled:
             msg = f"{what} must give rows from 0 to {n_labelled - 1:,}, but gave {low} to {high:,}"
             raise ParameterError(msg)
         return [PlanReplay.of(statistic(rows), fetch_factor) for statistic in statistics]
-
-    def _n_labelled(self) -> int:
-        return min(len(np.asarray(values)) for values in self._tunable.labels.values())
 
 
 def _align(settings: Settings) -> Any:

@@ -190,8 +190,9 @@ class TokenStream(Source):
             ``rows`` lacks these elements, or the metadata was written with a custom encoder and no
             ``decoder`` was given.
         """
+        names = [*rows.keys()]
         for name in ("spans", "metadata"):
-            if not any(each == name or each.startswith(f"{name}/") for each in rows):
+            if not any(each == name or each.startswith(f"{name}/") for each in names):
                 msg = f"these rows have no {name!r}; open with elements=['X', 'spans', 'metadata']"
                 raise ParameterError(msg)
         decode = self._require_decoder()
