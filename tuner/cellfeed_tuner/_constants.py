@@ -184,6 +184,8 @@ measures nothing."""
 WRITING_SECONDS, WRITING_SHARE = 2.0, 0.4
 """Seconds that the command reserves for the picture and the page, or this share of what its start
 took, whichever is more. Measured: what these take, also on a busy machine."""
+SLOW_START_SHARE = 0.4
+"""If the start took more than this share of the budget, the search has all the rest. Chosen."""
 REPLAY_SHARE, LATE_MIXING_ROWS = 0.25, 1 << 15
 """After this share of the budget, entropies are computed over so many rows of each plan. Chosen:
 their intervals are then wider, but throughput can be measured."""

@@ -17,6 +17,7 @@ from cellfeed_tuner._constants import (
     LEAST_SEARCH_SECONDS,
     PREFETCH_SHARE,
     REPLAY_SHARE,
+    SLOW_START_SHARE,
     STEP_LEAST_ROUNDS,
     STEP_SECONDS,
 )
@@ -136,6 +137,8 @@ class Run:
     def _left_to_search(self) -> float:
         after = PREFETCH_SHARE if self.request.cache == "remote" else EXPLAIN_SHARE
         budget = self.budget
+        if budget.left_until(SLOW_START_SHARE) < 0:
+            after = 0.0  # on a slow machine, what is left is for the choice
         left = budget.left_until(1 - after) - budget.writing_seconds
         return left if left >= LEAST_SEARCH_SECONDS else budget.left_to_measure
 
