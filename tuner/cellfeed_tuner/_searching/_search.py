@@ -105,13 +105,15 @@ class Search:
         if not self._posterior.candidates:
             return
         rng = np.random.default_rng(self.measurements.seed)
-        best, confirmed = self._likeliest, None
+        best, confirmed, n_early = self._likeliest, None, 0
         while confirmed is None or best != confirmed:
             while turn := self._next_turn():
                 rng.shuffle(turn)
                 self._take_turn(turn)
                 self._widen()
-                if not self._durations.is_time_to_propose:  # early enough to look at others
+                # Once early enough to look at others, and again after one has slowed down.
+                if not self._durations.is_time_to_propose and n_early <= len(self.slowed):
+                    n_early += 1
                     self._sustain()
             self._settle()
             confirmed = self._likeliest
