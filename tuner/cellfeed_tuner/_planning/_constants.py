@@ -130,6 +130,9 @@ LEAST_LIMIT_LEFT = 0.5
 SUSTAINED_SHARE, LEAST_SUSTAINED_SECONDS = 0.08, 3.0
 """Share of the budget for measuring the choice without a break, and the least seconds of that.
 Chosen: several times as long as a replicate, so that a loader that slows down is noticed."""
+EARLY_TURNS = 2
+"""Turns after which the likeliest may be measured for that long before the end. Chosen: it is then
+likely to stay so."""
 LONG_BUDGETS, SUSTAINED_LEFT = 4.0, 0.6
 """Time is reserved for that if the search has this many times as much; it is measured with the
 second share of it at least. Chosen."""

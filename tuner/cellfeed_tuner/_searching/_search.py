@@ -18,6 +18,7 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
 from cellfeed_tuner._planning._constants import (
+    EARLY_TURNS,
     FIRST_TRIALS,
     KNOWN,
     LEAST_CHANCE,
@@ -112,7 +113,9 @@ class Search:
                 self._take_turn(turn)
                 self._widen()
                 # Once early enough to look at others, and again after one has slowed down.
-                if not self._durations.is_time_to_propose and n_early <= len(self.slowed):
+                is_late = not self._durations.is_time_to_propose and n_early <= len(self.slowed)
+                best = self._likeliest
+                if is_late and best is not None and self.turns.count(best) >= EARLY_TURNS:
                     n_early += 1
                     self._sustain()
             self._settle()
