@@ -100,7 +100,7 @@ def in_memory(path: Path, name: str) -> Any:
     found: Any = adata.raw.X if folder == "raw" else getattr(adata, folder)
     if folder in ("layers", "obsm"):
         found = found[key]
-    return np.asarray(found if isinstance(found, np.ndarray) else found.toarray())
+    return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
 
 
 @pytest.mark.parametrize("filters", FILTERS)
