@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 __all__ = [
-    "BytesRead", "ProcessorTime", "bytes_read", "end_of", "kill_tree", "processor_time_between",
-    "reap", "thread_times", "tree_cpu_seconds", "tree_memory_bytes",
+    "BytesRead", "ProcessorTime", "Progressed", "bytes_read", "end_of", "kill_tree",
+    "processor_time_between", "reap", "thread_times", "tree_cpu_seconds", "tree_memory_bytes",
 ]  # fmt: skip
 
 _SIGNALS = {
@@ -22,6 +22,16 @@ _SIGNALS = {
     signal.SIGBUS: "bus error",
 }
 _REAP_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """What requests that deliver minibatches report: so many have come by now.
+
+    This is written to shared memory, which takes a microsecond, and is no event.
+    """
+
+    n_minibatches: int
 
 
 def kill_tree(pid: int) -> None:

@@ -39,6 +39,7 @@ from cellfeed_tuner._constants import (
 )
 from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
 from cellfeed_tuner._machine._processes import (
+    Progressed,
     end_of,
     kill_tree,
     reap,
@@ -47,7 +48,7 @@ from cellfeed_tuner._machine._processes import (
 )
 
 __all__ = [
-    "MeasuringError", "MeasuringProcess", "Outcome", "Progressed", "Request", "Runs", "SideBySide",
+    "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "SideBySide",
     "serve",
 ]  # fmt: skip
 
@@ -104,16 +105,6 @@ class Outcome:
     events_of_others: tuple[tuple[object, ...], ...] = ()
     n_killed: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """What requests that deliver minibatches report: so many have come by now.
-
-    This is written to shared memory, which takes a microsecond, and is no event.
-    """
-
-    n_minibatches: int
 
 
 class MeasuringError(CellfeedError, RuntimeError):

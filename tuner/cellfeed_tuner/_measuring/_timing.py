@@ -23,6 +23,7 @@ from cellfeed_tuner._constants import (
 )
 from cellfeed_tuner._machine._processes import (
     BytesRead,
+    Progressed,
     bytes_read,
     processor_time_between,
     thread_times,
@@ -37,7 +38,6 @@ from cellfeed_tuner._measuring._events import (
     Step,
     TimingSettings,
 )
-from cellfeed_tuner._measuring._measuring_process import Progressed
 from cellfeed_tuner._measuring._pace import Pace
 from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
 from cellfeed_tuner._subject._selected import Selected

@@ -88,11 +88,6 @@ class TurnsOf(Generic[Setting]):
         half = float(stdtrit(fit.freedom, (1 + CONFIDENCE) / 2)) * error
         return Estimate(exp(difference), exp(difference - half), exp(difference + half))
 
-    def is_slower(self, one: Setting, other: Setting) -> bool:
-        """Return whether one is significantly slower than the other."""
-        ratio = self.ratio(one, other)
-        return ratio is not None and ratio.high < 1
-
     def _fit(self) -> "_Fit[Setting]":
         if self._fitted is None:
             self._fitted = self._newly_fitted()

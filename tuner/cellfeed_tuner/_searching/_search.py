@@ -106,8 +106,8 @@ class Search:
         if not self._posterior.candidates:
             return
         rng = np.random.default_rng(self.measurements.seed)
-        best, confirmed, n_early = self._likeliest, None, 0
-        while confirmed is None or best != confirmed:
+        n_early = 0
+        while True:
             while turn := self._next_turn():
                 rng.shuffle(turn)
                 self._take_turn(turn)
@@ -119,10 +119,9 @@ class Search:
                     n_early += 1
                     self._sustain()
             self._settle()
-            confirmed = self._likeliest
-            self._sustain()
             best = self._likeliest
-            if confirmed is None:
+            self._sustain()
+            if self._likeliest == best:
                 break
         if not any(map(self._durations.has_rounds, self._posterior.candidates)):
             return
@@ -494,14 +493,14 @@ class Search:
         """Add the neighbours of the likeliest best, in a space that is not listed."""
         if self.space is None or len(self.measurements) < FIRST_TRIALS:
             return
-        likeliest = next(iter(self._posterior.chances()), None)
+        likeliest = self._likeliest
         if likeliest is not None:
             self._add(self.space.around(likeliest))
 
     def _settle(self) -> None:
         """Measure the likeliest best for long enough to have a throughput, if it has none."""
         time, budget = self._durations, self.measurements.budget
-        best = next(iter(self._posterior.chances()), None)
+        best = self._likeliest
         if best is None or (best in self.measurements and not time.has_rounds(best)):
             return
         self.measurements.begin_turn()
