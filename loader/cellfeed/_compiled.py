@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import caching, typing
+from numba.core import caching, types, typing
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
@@ -136,11 +136,11 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
 
     def _compiled_as(self, signature: str) -> Any:
         with global_compiler_lock:
-            args, _ = normalize_signature(signature)
+            args, returned = _parsed(signature)
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
                 with _NOTICE_ON_STDERR.of(self._cache):
-                    self.compile(signature)
+                    self.compile(typing.signature(returned, *args) if returned else args)
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
             return self.overloads[args].entry_point
@@ -151,7 +151,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             return self.signatures_declared[0]
         rated = list[tuple[int, str]]()
         for signature in self.signatures_declared:
-            wanted, _ = normalize_signature(signature)
+            wanted, _ = _parsed(signature)
             ratings = list(map(self.typingctx.can_convert, args, wanted))
             if None not in ratings:
                 rated.append((sum(map(int, ratings)), signature))
@@ -159,6 +159,18 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             msg = f"`{self.py_func.__name__}` is not compiled for {', '.join(map(str, args))}"
             raise TypeError(msg)
         return min(rated, key=lambda each: each[0])[1]
+
+
+@cache
+def _parsed(signature: str) -> tuple[tuple[Any, ...], Any]:
+    """Return the types of the arguments, and that of the result, None where numba infers it.
+
+    numba would evaluate the string itself. In a thread that reads, this makes Python forget that
+    its main thread was interrupted: it would exit with status 1, and not as killed by SIGINT.
+    """
+    code = compile(signature, "<signature>", "eval")
+    args, returned = normalize_signature(eval(code, {}, vars(types)))  # noqa: S307 - our own
+    return tuple(args), returned
 
 
 class _Inner(_Function):

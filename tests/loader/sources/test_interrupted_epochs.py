@@ -291,6 +291,8 @@ def wait_for_interrupt():
 dataset = CellDataset(
     open_collection({path!r}), BlockShuffling(block_size=4), batch_size=4, fetch_factor=2, seed=0
 )
+for _ in dataset:  # compiles all; Python forgets an interrupt while numba evaluates strings
+    pass
 iterator = iter(dataset)
 next(iterator)
 print("begun", flush=True)
