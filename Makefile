@@ -51,8 +51,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 # TileDB runs in its own process: tiledbsoma has crashed now and then beside other tests.
-SOMA = tests/loader/sources/test_conformance_soma.py tests/loader/sources/test_soma.py \
-	tests/loader/sources/test_soma_tiles.py
+SOMA = tests/loader/storages/test_conformance_soma.py tests/loader/storages/test_soma.py \
+	tests/loader/storages/test_soma_tiles.py
 
 tests: tests-but-soma tests-soma
 

@@ -92,7 +92,7 @@ class Served(Stored, Sampled):
 
     def read_with_gaps(self, gap):
         """Return an epoch's requests and their bytes, joining ranges up to this far apart."""
-        from cellfeed._remote import _scheduler  # noqa: PLC0415 - where obstore is
+        from cellfeed._bytes._remote import _scheduler  # noqa: PLC0415 - where obstore is
 
         newest = list(_scheduler._schedulers.values())[-1]  # noqa: SLF001 - no public way
         newest.link = _FixedGap(gap)

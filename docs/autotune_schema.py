@@ -3,8 +3,7 @@
 import msgspec
 
 from cellfeed_tuner import AutotuneResult, Configuration
-from cellfeed_tuner._plain import INFINITE_IF_NULL
-from cellfeed_tuner._result import SCHEMA
+from cellfeed_tuner._result import INFINITE_IF_NULL, SCHEMA
 
 
 def result_schema():

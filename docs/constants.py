@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TUNER = ROOT / "tuner" / "cellfeed_tuner"
 PAGE = ROOT / "docs" / "reference" / "constants.md"
-MODULES = sorted(TUNER.rglob("_constants.py"))
+MODULES = [TUNER / "_constants.py"]
 ORIGIN = re.compile(r"(.*) (Chosen|Measured|Source)(?::\s*(.*?))?\.?", re.DOTALL)
 HEAD = """# Constants of the tuner
 

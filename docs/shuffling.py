@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 from cellfeed import BlockShuffling, EpochPlan
-from cellfeed_tuner.plots._style import BOUND, STYLE
+from cellfeed_tuner.plots import BOUND, STYLE
 
 PICTURE = Path(__file__).parent / "images" / "shuffling.png"
 N_CELLS, N_PLATES, BLOCK, BATCH, FETCH_FACTOR = 128, 4, 8, 16, 4

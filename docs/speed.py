@@ -11,7 +11,7 @@ import made
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._style import BOUND, CHOSEN, STYLE
+from cellfeed_tuner.plots import BOUND, CHOSEN, STYLE
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "benchmarks" / "peers.json"

@@ -46,7 +46,7 @@ def tpe(
     # Imported here, since only this function needs Optuna.
     import optuna  # noqa: PLC0415
 
-    from cellfeed_tuner._quiet_optuna import quiet  # noqa: PLC0415
+    from cellfeed_tuner._study import quiet  # noqa: PLC0415
 
     place = {each: number for number, each in enumerate(candidates)}
     sizes = {

@@ -17,32 +17,25 @@ from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
+    MOST_LISTED,
 )
-from cellfeed_tuner._history._fingerprint import (
-    data_fingerprint,
-    machine_fingerprint,
-    versions_fingerprint,
-)
-from cellfeed_tuner._machine._description import describe_machine
-from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._checks import (
+from cellfeed_tuner._fingerprint import data_fingerprint, machine_fingerprint, versions_fingerprint
+from cellfeed_tuner._machine import CacheState, describe_machine
+from cellfeed_tuner._measuring._delivery import (
     cache_state,
     check_cache,
     check_size,
     default_workers,
     obstacle,
 )
-from cellfeed_tuner._measuring._measure import prepare_cache
+from cellfeed_tuner._measuring._measurement import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._plain import to_plain
-from cellfeed_tuner._planning._constants import MOST_LISTED
-from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._planning._cost_model import Space
 from cellfeed_tuner._progress import Progress, silent
-from cellfeed_tuner._results._dataset import describe_dataset
-from cellfeed_tuner._subject._labels import Label
-from cellfeed_tuner._subject._plans import BlockPlans
-from cellfeed_tuner._subject._selected import Selected
+from cellfeed_tuner._result import to_plain
+from cellfeed_tuner._results import describe_dataset
+from cellfeed_tuner._subject import BlockPlans, Label, Selected
 
 __all__ = ["Recording", "record"]
 

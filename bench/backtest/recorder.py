@@ -11,8 +11,8 @@ from bench.backtest.files import RecordingFiles, Row, Sitting
 
 from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import Measurement, measure_with
+from cellfeed_tuner._machine import CacheState
+from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._progress import Progress, silent

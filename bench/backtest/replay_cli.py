@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._reports._console import report_console
+from cellfeed_tuner._reports import report_console
 
 __all__ = ["replay_command"]
 

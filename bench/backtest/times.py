@@ -14,7 +14,7 @@ import click
 import pandas as pd
 from bench.backtest.page import put
 
-from cellfeed_tuner._results._recommended import least_share
+from cellfeed_tuner._results import least_share
 
 CELLS = {"`make demo`": 28_000, "200,000 cells": 200_000}
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent

@@ -27,8 +27,8 @@ import scipy.sparse as sp
 from numba import carray
 from numcodecs import LZ4, Blosc, Delta, FixedScaleOffset, Shuffle, Zlib, Zstd
 
-from cellfeed._chunks._kernels import _functions as c_functions
-from cellfeed._chunks._kernels import _native as native
+from cellfeed._decode._kernels import _codecs as c_functions
+from cellfeed._decode._kernels import _native as native
 
 try:
     import cellstream

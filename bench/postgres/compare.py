@@ -31,7 +31,7 @@ def minibatches(url, workers, seed):
 """
 SELECTING = """
 import numpy as np, psycopg, torch
-from cellfeed._chunks._packed import unpack_rows
+from cellfeed._decode._packed import unpack_rows
 class Cells(torch.utils.data.Dataset):
     connection = None
     def __init__(self, url, schema, n_cells, n_genes):

@@ -25,10 +25,15 @@ from cellfeed._errors import (
 from cellfeed._version import __version__
 
 if typing.TYPE_CHECKING:
-    from cellfeed._cells import CategoricalColumn, Cells, NumericColumn
-    from cellfeed._cells._minibatch import Minibatch
-    from cellfeed._cells._ragged_tensor import RaggedTensor
     from cellfeed._collection import Collection, open_collection
+    from cellfeed._collection._indexables import (
+        MultiIndexable,
+        adata_to_mindex,
+        hf_tahoe_to_tensor,
+    )
+    from cellfeed._collection._splits import Folds, Split, k_folds, random_split
+    from cellfeed._convert._load_database import Loaded, load_database
+    from cellfeed._convert._preshuffle import Preshuffled, preshuffle
     from cellfeed._dataset import (
         CellDataset,
         InterleavedDatasets,
@@ -36,14 +41,9 @@ if typing.TYPE_CHECKING:
         estimate_sample_size,
         suggest_parameters,
     )
-    from cellfeed._indexables import (
-        MultiIndexable,
-        adata_to_mindex,
-        hf_tahoe_to_tensor,
-    )
-    from cellfeed._load_database import Loaded, load_database
-    from cellfeed._preshuffle import Preshuffled, preshuffle
-    from cellfeed._sources import (
+    from cellfeed._rows import CategoricalColumn, Cells, NumericColumn
+    from cellfeed._rows._minibatch import Minibatch, RaggedTensor
+    from cellfeed._storages import (
         HuggingFaceSource,
         MemoryMapSource,
         PostgresSource,
@@ -52,7 +52,6 @@ if typing.TYPE_CHECKING:
         TokenStream,
         TokenStreamWriter,
     )
-    from cellfeed._splits import Folds, Split, k_folds, random_split
     from cellfeed.sampling import (
         BlockShuffling,
         BlockWeightedSampling,
@@ -119,41 +118,41 @@ __all__ = [
 _MODULE_OF = {
     "BlockShuffling": "cellfeed.sampling",
     "BlockWeightedSampling": "cellfeed.sampling",
-    "CategoricalColumn": "cellfeed._cells",
+    "CategoricalColumn": "cellfeed._rows",
     "CellDataset": "cellfeed._dataset",
-    "Cells": "cellfeed._cells",
+    "Cells": "cellfeed._rows",
     "ClassBalancedSampling": "cellfeed.sampling",
     "Collection": "cellfeed._collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
-    "Folds": "cellfeed._splits",
+    "Folds": "cellfeed._collection._splits",
     "GroupedSampling": "cellfeed.sampling",
-    "HuggingFaceSource": "cellfeed._sources",
+    "HuggingFaceSource": "cellfeed._storages",
     "InterleavedDatasets": "cellfeed._dataset",
-    "Loaded": "cellfeed._load_database",
-    "MemoryMapSource": "cellfeed._sources",
-    "Minibatch": "cellfeed._cells._minibatch",
-    "MultiIndexable": "cellfeed._indexables",
-    "NumericColumn": "cellfeed._cells",
-    "PostgresSource": "cellfeed._sources",
-    "Preshuffled": "cellfeed._preshuffle",
-    "RaggedTensor": "cellfeed._cells._ragged_tensor",
+    "Loaded": "cellfeed._convert._load_database",
+    "MemoryMapSource": "cellfeed._storages",
+    "Minibatch": "cellfeed._rows._minibatch",
+    "MultiIndexable": "cellfeed._collection._indexables",
+    "NumericColumn": "cellfeed._rows",
+    "PostgresSource": "cellfeed._storages",
+    "Preshuffled": "cellfeed._convert._preshuffle",
+    "RaggedTensor": "cellfeed._rows._minibatch",
     "SamplingStrategy": "cellfeed.sampling",
-    "SomaSource": "cellfeed._sources",
-    "Span": "cellfeed._sources",
+    "SomaSource": "cellfeed._storages",
+    "Span": "cellfeed._storages",
     "Statistics": "cellfeed._dataset",
-    "Split": "cellfeed._splits",
+    "Split": "cellfeed._collection._splits",
     "Streaming": "cellfeed.sampling",
-    "TokenStream": "cellfeed._sources",
-    "TokenStreamWriter": "cellfeed._sources",
-    "adata_to_mindex": "cellfeed._indexables",
+    "TokenStream": "cellfeed._storages",
+    "TokenStreamWriter": "cellfeed._storages",
+    "adata_to_mindex": "cellfeed._collection._indexables",
     "estimate_sample_size": "cellfeed._dataset",
-    "hf_tahoe_to_tensor": "cellfeed._indexables",
-    "k_folds": "cellfeed._splits",
-    "load_database": "cellfeed._load_database",
+    "hf_tahoe_to_tensor": "cellfeed._collection._indexables",
+    "k_folds": "cellfeed._collection._splits",
+    "load_database": "cellfeed._convert._load_database",
     "open_collection": "cellfeed._collection",
-    "preshuffle": "cellfeed._preshuffle",
-    "random_split": "cellfeed._splits",
+    "preshuffle": "cellfeed._convert._preshuffle",
+    "random_split": "cellfeed._collection._splits",
     "suggest_parameters": "cellfeed._dataset",
 }
 _MODULES = (

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-__all__ = ["cpu_quota", "memory_headroom"]
-
 _Amount = TypeVar("_Amount", int, float)
 
 _ROOT = Path("/")

@@ -15,8 +15,6 @@ from cellfeed._progress import ProgressLine
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 
-__all__ = ["main"]
-
 _STAGES = {"write": "Writing cells", "check": "Checking parts"}
 
 
@@ -152,14 +150,14 @@ def warm_up() -> None:
     """
     import numpy as np  # noqa: PLC0415
 
-    from cellfeed._chunks import kernels  # noqa: PLC0415
     from cellfeed._compiled import compile_everything  # noqa: PLC0415
+    from cellfeed._decode import kernels  # noqa: PLC0415
 
     start = time.perf_counter()
-    for package in ("cellfeed._chunks._kernels", "cellfeed.sampling._kernels"):
-        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            importlib.import_module(f"{package}.{module.name}")
-    importlib.import_module("cellfeed._preshuffle._elements")
+    folder = importlib.import_module("cellfeed._decode._kernels")
+    names = [f"{folder.__name__}.{each.name}" for each in pkgutil.iter_modules(folder.__path__)]
+    for name in (*names, "cellfeed.sampling._kernels", "cellfeed._convert._preshuffle._elements"):
+        importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))
         kernels.cast_address(np.dtype(np.int64), np.dtype(np.int32), of_indices=True)

@@ -37,8 +37,6 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["CompilingNotice", "compile_everything", "compiled", "compiled_callback"]
-
 Function = Callable[..., Any]
 
 _DIGEST_BYTES = hashlib.sha256().digest_size

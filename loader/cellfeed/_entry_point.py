@@ -2,8 +2,6 @@
 
 from cellfeed.interrupts import run_command
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command."""

@@ -19,23 +19,6 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
-__all__ = [
-    "CellfeedError",
-    "ColumnError",
-    "DeliveryError",
-    "FormatError",
-    "MismatchError",
-    "ParameterError",
-    "PathError",
-    "RemoteError",
-    "StateError",
-    "lacks_threads",
-    "one_line",
-    "require_integer",
-    "require_list",
-    "require_positive",
-]
-
 
 class CellfeedError(Exception):
     """Base class of the exceptions that cellfeed raises."""

@@ -7,8 +7,6 @@ not be evaluated (``from __future__ import annotations``).
 import importlib
 import typing
 
-__all__ = ["ad", "pd", "sp", "zarr"]
-
 if typing.TYPE_CHECKING:
     import anndata as ad
     import pandas as pd

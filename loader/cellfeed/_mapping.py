@@ -10,8 +10,6 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-__all__ = ["map_or_read"]
-
 _SHARE_OF_OPEN_FILES = 8  # of what the process may open; a mapping holds one
 
 # Where a file that another machine removes is gone for whoever has mapped it: a crash.

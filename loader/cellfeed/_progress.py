@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-__all__ = ["ProgressLine"]
-
 _QUIET_SECONDS = 2.0  # what takes no longer needs no explanation
 _REDRAW_SECONDS = 0.1
 _MINUTE, _HOUR = 60, 3600

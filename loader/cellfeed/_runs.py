@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Runs", "count_rows", "expand", "merge_consecutive", "split_at"]
-
 Runs = NDArray[np.int64]
 
 

@@ -5,8 +5,6 @@ from decimal import Decimal
 
 from cellfeed._errors import ParameterError, require_positive
 
-__all__ = ["parse_size"]
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 

@@ -6,17 +6,6 @@ Modules that also work without torch import it from here.
 import typing
 from typing import Generic, TypeVar
 
-__all__ = [
-    "HAS_TORCH",
-    "DataLoader",
-    "IterableDataset",
-    "default_convert",
-    "dist",
-    "get_worker_info",
-    "require_torch",
-    "torch",
-]
-
 HAS_TORCH: bool
 
 if typing.TYPE_CHECKING:

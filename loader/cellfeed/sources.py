@@ -7,10 +7,10 @@ or declared as an entry point, lets `cellfeed.open_collection` open it.
 """
 
 from cellfeed._bytes import Arrival, ByteStore, Location
-from cellfeed._cells import CsrRows, RaggedRows
-from cellfeed._chunks import ChunkedArray, ChunkTable, chunk_codec
+from cellfeed._decode import ChunkedArray, ChunkTable, chunk_codec
+from cellfeed._rows import CsrRows, RaggedRows
 from cellfeed._runs import Runs, expand
-from cellfeed._sources import (
+from cellfeed._storages import (
     ChunkedCsr,
     ChunkedDense,
     ChunkedRagged,

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from cellfeed._cells import Cells
-from cellfeed._cells._minibatch import Minibatch
+from cellfeed._bytes._remote import begin_with_requests, requests_under_way
 from cellfeed._collection import Collection
-from cellfeed._reading import PlannedRead, Reader
-from cellfeed._remote import begin_with_requests, requests_under_way
+from cellfeed._fetch import PlannedRead, Reader
+from cellfeed._rows import Cells
+from cellfeed._rows._minibatch import Minibatch
 from cellfeed.sampling import Fetch
 
 __all__ = ["FetchStages", "Volume", "begin_with_requests", "requests_under_way"]

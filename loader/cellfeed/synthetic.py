@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._convert._synthetic._experiment import Experiment, ExpressionModel
+from cellfeed._convert._synthetic._plate import write_plates
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed._synthetic._experiment import Experiment
-from cellfeed._synthetic._expression import ExpressionModel
-from cellfeed._synthetic._threads import write_plates
 from cellfeed.console import format_bytes
 
 __all__ = ["plate_sizes", "write_tahoe_like"]

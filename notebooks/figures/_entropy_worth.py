@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from cellfeed_tuner.plots._style import BOUND, STYLE, block_colours, draw_caption
+from cellfeed_tuner.plots import BOUND, STYLE, block_colours, draw_caption
 
 __all__ = ["entropy_worth_figure"]
 

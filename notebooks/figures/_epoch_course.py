@@ -15,13 +15,14 @@ from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from cellfeed import EpochPlan, ParameterError
-from cellfeed_tuner._entropy._minibatch_entropy import (
+from cellfeed_tuner._constants import BEYOND_CHANCE
+from cellfeed_tuner._entropy import (
     as_codes,
     entropies_of,
+    fetches_per_block,
     require_a_label_for_each,
 )
-from cellfeed_tuner._entropy._plan_replay import fetches_per_block
-from cellfeed_tuner._interval import BEYOND_CHANCE, Estimate, mean_with_interval
+from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 __all__ = ["LEAST_MINIBATCHES", "EpochCourse", "entropy_over_epoch"]
 

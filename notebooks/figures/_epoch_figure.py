@@ -7,8 +7,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._bounds import UPPER
-from cellfeed_tuner.plots._style import CHOSEN, STYLE, around, draw_caption
+from cellfeed_tuner.plots import CHOSEN, STYLE, UPPER, around, draw_caption
 
 from ._epoch_course import EpochCourse
 

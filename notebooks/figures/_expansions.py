@@ -8,8 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._bounds import LOWER, REPLAYED
-from cellfeed_tuner.plots._style import BOUND, COLOURS, STYLE, draw_caption
+from cellfeed_tuner.plots import BOUND, COLOURS, LOWER, REPLAYED, STYLE, draw_caption
 
 from ._machines import PUBLISHED
 

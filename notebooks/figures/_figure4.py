@@ -9,15 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from cellfeed_tuner.plots._bounds import (
+from cellfeed_tuner.plots import (
+    BOUND,
+    CONTEXT,
     LOWER,
     REPLAYED,
+    STYLE,
     UPPER,
+    block_colours,
     draw_bounds,
+    draw_caption,
     scale_fetch_factors,
     title_of_block,
 )
-from cellfeed_tuner.plots._style import BOUND, CONTEXT, STYLE, block_colours, draw_caption
 
 from ._machines import PUBLISHED
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots._style import STYLE, draw_caption
+from cellfeed_tuner.plots import STYLE, draw_caption
 
 from ._machines import STRATEGIES
 

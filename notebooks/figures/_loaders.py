@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots._style import BOUND, STYLE, draw_caption
+from cellfeed_tuner.plots import BOUND, STYLE, draw_caption
 
 from ._machines import LOADERS
 

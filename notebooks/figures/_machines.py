@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from cellfeed_tuner.plots._style import BOUND, CHOSEN
+from cellfeed_tuner.plots import BOUND, CHOSEN
 
 __all__ = [
     "LOADERS", "PUBLISHED", "STRATEGIES", "draw_curve", "draw_level", "one", "scale_alike", "title",

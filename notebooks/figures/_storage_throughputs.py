@@ -19,8 +19,8 @@ from cellfeed import (
     Streaming,
 )
 from cellfeed_tuner import Configuration, Tunable
-from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import (
+from cellfeed_tuner._machine import CacheState
+from cellfeed_tuner._measuring._measurement import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     limit_seconds,

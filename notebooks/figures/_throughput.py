@@ -9,8 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots._bounds import scale_fetch_factors
-from cellfeed_tuner.plots._style import STYLE, block_colours, draw_caption, scale_speeds
+from cellfeed_tuner.plots import (
+    STYLE,
+    block_colours,
+    draw_caption,
+    scale_fetch_factors,
+    scale_speeds,
+)
 
 from ._machines import STRATEGIES, draw_curve, draw_level, one, scale_alike, title
 

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots._bounds import title_of_block
-from cellfeed_tuner.plots._style import STYLE, draw_caption, scale_speeds
+from cellfeed_tuner.plots import STYLE, draw_caption, scale_speeds, title_of_block
 
 from ._machines import draw_curve
 

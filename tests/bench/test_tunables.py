@@ -6,7 +6,7 @@ import pytest
 from bench.tunables.__main__ import main
 from bench.tunables.loaders import AnnLoader, OfPlates, PlainDataLoader, ScDataset, TileDBSOMAML
 from click.testing import CliRunner
-from tests.loader.sources.somas import write_experiment
+from tests.loader.storages.somas import write_experiment
 
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure

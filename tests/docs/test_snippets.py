@@ -58,7 +58,7 @@ EXPERIMENT = f"""
 import sys, warnings
 
 sys.path.append({str(ROOT)!r})
-from tests.loader.sources.somas import write_experiment
+from tests.loader.storages.somas import write_experiment
 
 adata.obs["tissue"], adata.obs["donor"] = "lung", "d1"
 adata.obs["cell_type"] = ["B", "T"] * (adata.n_obs // 2)

@@ -8,8 +8,8 @@ from pathlib import Path
 import anndata as ad
 import pandas as pd
 import pytest
-from tests.loader.sources.memory_maps import write_scdl
-from tests.loader.sources.somas import write_experiment
+from tests.loader.storages.memory_maps import write_scdl
+from tests.loader.storages.somas import write_experiment
 from tests.warm import python as warm
 
 from cellfeed import load_database

@@ -22,21 +22,23 @@ import numpy.typing as npt
 
 from cellfeed import CellfeedError, open_collection
 from cellfeed._bytes import ByteStore, Location
-from cellfeed._chunks import ChunkedArray, ChunkTable
-from cellfeed._chunks import _kernels as kernels
+from cellfeed._decode import ChunkedArray, ChunkTable
+from cellfeed._decode import _kernels as kernels
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD, function_addresses
 
 Bytes = npt.NDArray[np.uint8]
 
 CODECS = {
-    "zlib": kernels.ZLIB,
-    "gzip": kernels.GZIP,
-    "zstd": kernels.ZSTD,
-    "lz4": kernels.LZ4,
-    "lzf": kernels.LZF,
-    "blosc blosclz": kernels.BLOSC,
-    "blosc lz4": kernels.BLOSC,
-    "blosc zlib": kernels.BLOSC,
-    "blosc zstd": kernels.BLOSC,
+    "zlib": ZLIB,
+    "gzip": GZIP,
+    "zstd": ZSTD,
+    "lz4": LZ4,
+    "lzf": LZF,
+    "blosc blosclz": BLOSC,
+    "blosc lz4": BLOSC,
+    "blosc zlib": BLOSC,
+    "blosc zstd": BLOSC,
 }
 _PROT_NONE = 0
 
@@ -130,14 +132,12 @@ class FencedDecoder:
         starts, counts = np.zeros(1, np.int64), np.array([n_wanted], np.int64)
         places = np.array([out.ctypes.data], np.int64)
         reads = array.reads_of_ranges(starts, counts, places, self._dtype)
-        reads.arrays[:, kernels.CHECKED] = kernels.NEVER
-        report = np.zeros(kernels.N_REPORTS, np.int64)
+        reads.arrays[:, fields.CHECKED] = fields.NEVER
+        report = np.zeros(fields.N_REPORTS, np.int64)
         raw = self._raw[self._raw.size - len(stored) :]
         tables = reads.arrays, reads.chunks, reads.segments
-        kernels.decode(
-            *tables, kernels.function_addresses(), report, raw, *self._buffers, self._scratch
-        )
-        return int(report[kernels.FAILURE]), out[:n_wanted]
+        kernels.decode(*tables, function_addresses(), report, raw, *self._buffers, self._scratch)
+        return int(report[fields.FAILURE]), out[:n_wanted]
 
 
 def damage(stored: bytes, rng: np.random.Generator) -> bytes:

@@ -7,7 +7,7 @@ import torch
 from notebooks.figures._annloader import measure_annloader, open_annloader
 
 from cellfeed import open_collection
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
 
 BATCH_SIZE = 32
 

@@ -31,11 +31,11 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
-from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
-from cellfeed_tuner._explain._storage_advice import StorageAdvice
-from cellfeed_tuner._history._earlier_run import Asked, EarlierRun, Key, fingerprint
+from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel
+from cellfeed_tuner._explain import StorageAdvice
+from cellfeed_tuner._history import Asked, EarlierRun, Key, fingerprint
 from cellfeed_tuner._interval import quotient
-from cellfeed_tuner._machine._description import Cpu, Memory, Platform, Storage
+from cellfeed_tuner._machine import Cpu, Memory, Platform, Storage
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
-from tests.loader.sources.arriving import Arriving, Rows
+from tests.loader.storages.arriving import Arriving, Rows
 
 from cellfeed.sources import Storage, register
 from cellfeed_tuner._commands._autotune_cli import main

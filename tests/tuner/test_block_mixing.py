@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cellfeed_tuner._entropy import _minibatch_entropy as module
+from cellfeed_tuner import _entropy as module
 
 labels = hnp.arrays(np.int8, st.integers(1, 60), elements=st.integers(-1, 4))
 

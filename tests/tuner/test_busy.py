@@ -10,8 +10,8 @@ import pytest
 from tests.tuner.other_loaders import Opened
 
 from cellfeed_tuner import Busy, Configuration
-from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
-from cellfeed_tuner._measuring._measure import LEAST_ROUNDS
+from cellfeed_tuner._machine import OtherPrograms, ProcessorClock
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 

@@ -392,7 +392,7 @@ def test_where_nothing_can_be_kept_the_search_goes_on(
     monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
     printed = run(small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID)
     assert printed.exit_code in {0, 1}
-    assert [each.name for each in caplog.records] == ["cellfeed_tuner._history._study"]
+    assert [each.name for each in caplog.records] == ["cellfeed_tuner._study"]
 
 
 def test_the_help_of_autotune_names_its_subcommands():

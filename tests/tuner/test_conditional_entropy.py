@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError
 from cellfeed_tuner import Conditional, label_entropy
-from cellfeed_tuner._entropy._minibatch_entropy import (
+from cellfeed_tuner._entropy import (
     _joint,
     label_pair,
     random_conditional_entropy_bits,
+    replay_plan,
     statistic_of,
 )
-from cellfeed_tuner._entropy._plan_replay import replay_plan
 
 pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=1, max_size=8)
 

@@ -10,8 +10,8 @@ from tests.tuner.conftest import RECOMMENDED
 from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
-from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._machine._page_cache import resident_fraction
+from cellfeed_tuner._fingerprint import data_fingerprint
+from cellfeed_tuner._machine import resident_fraction
 from cellfeed_tuner._reports._terminal import code_to_paste
 from cellfeed_tuner._reports._words import in_words
 

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from cellfeed_tuner._entropy._label_entropy import label_entropy
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
+from cellfeed_tuner._entropy import count_labels, label_entropy
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._results._recommended import Constraints
-from cellfeed_tuner._subject._labels import Label
-from cellfeed_tuner._subject._plans import BlockPlans
+from cellfeed_tuner._results import Constraints
+from cellfeed_tuner._subject import BlockPlans, Label
 
 N_CELLS, BATCH_SIZE = 200_000, 64
 PLATES = np.repeat(np.arange(14), -(-N_CELLS // 14))[:N_CELLS]

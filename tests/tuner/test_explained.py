@@ -8,15 +8,15 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import CellDataset, Cells, open_collection
-from cellfeed_tuner import Configuration, autotune, measure
-from cellfeed_tuner._explain import _explained
-from cellfeed_tuner._explain._explained import (
+from cellfeed_tuner import Configuration, _explain, autotune, measure
+from cellfeed_tuner._explain import (
     Explained,
+    StorageLayout,
     StoreRequest,
+    StoreSample,
     explain_throughput,
     sample_store,
 )
-from cellfeed_tuner._explain._storage_advice import StorageLayout, StoreSample
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
@@ -86,7 +86,7 @@ def test_a_sample_is_read_with_all_settings(small_collection, monkeypatch):
         made.append((arguments, settings))
         return CellDataset(*arguments, **settings)
 
-    monkeypatch.setattr(_explained, "CellDataset", make)
+    monkeypatch.setattr(_explain, "CellDataset", make)
     settings = Configuration(block_size=16, fetch_factor=4, align="chunks", num_threads=1)
     request = StoreRequest(configuration=settings, batch_size=BATCH_SIZE, seed=0)
     request.run(open_collection(small_collection), reported.append)

@@ -18,17 +18,18 @@ from tests.servers.web import WebServer
 from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._history._fingerprint import data_fingerprint
-from cellfeed_tuner._subject._labels import label_codes
+from cellfeed_tuner._fingerprint import data_fingerprint
+from cellfeed_tuner._subject import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
 N_CELLS = 2000
 TOKEN = "token-that-nobody-sees"
-GRID = ["--block-sizes", "4", "--fetch-factors", "2", "--entropy-floor", "0.5"]
+GRID = ["--block-sizes", "4", "--fetch-factors", "2", "--workers", "0", "--entropy-floor", "0.5"]
 SMALL: dict[str, Any] = {
     "block_sizes": [4],
     "fetch_factors": [2],
+    "workers": [0],
     "entropy_floor": 0.5,
     "budget": 15.0,
 }

@@ -9,13 +9,9 @@ import pytest
 
 from cellfeed import Collection, open_collection
 from cellfeed_tuner import describe_machine
-from cellfeed_tuner._history._earlier_run import fingerprint
-from cellfeed_tuner._history._fingerprint import (
-    data_fingerprint,
-    machine_fingerprint,
-    versions_fingerprint,
-)
-from cellfeed_tuner._subject._labels import label_codes
+from cellfeed_tuner._fingerprint import data_fingerprint, machine_fingerprint, versions_fingerprint
+from cellfeed_tuner._history import fingerprint
+from cellfeed_tuner._subject import label_codes
 
 
 def of_data(path, label="plate"):

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._results._configuration_result import STATUS_WORDS
+from cellfeed_tuner._results import STATUS_WORDS
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 VOID = {"br", "meta"}

@@ -1,18 +1,13 @@
 """What the commands import before they do anything, each in a process of its own."""
 
-import ast
 import json
 import os
 import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 from tests.warm import python as warm
-
-import cellfeed_tuner
 
 TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed._cli"
 
@@ -62,7 +57,7 @@ def test_what_earlier_runs_found_is_shown_without_what_measures():
 def test_measuring_and_tuning_from_python_import_what_reports_and_searches_need_when_they_do():
     script = (
         "import sys\n"
-        "import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain._explained\n"
+        "import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain\n"
         "from cellfeed_tuner import AutotuneResult, autotune\n"
         "print(*sorted({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
     )
@@ -157,24 +152,3 @@ def test_paths_columns_and_files_are_checked_before_what_measures_is_imported(
     assert "AssertionError" not in ran.stderr, ran.stderr
     assert ran.returncode == 2
     assert told in ran.stderr.splitlines()[-1]
-
-
-def test_no_folder_or_module_imports_what_imports_it():
-    """Neither in a circle, nor from one folder to another and back."""
-    root = Path(cellfeed_tuner.__file__).parent
-    modules = {
-        ".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path
-        for path in root.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    of_modules, of_folders = TopologicalSorter[str](), TopologicalSorter[str]()
-    for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            imported = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            if imported in modules:
-                of_modules.add(name, imported)
-                folder, other = (each.split(".")[1] for each in (name, imported))
-                if folder != other:
-                    of_folders.add(folder, other)
-    of_modules.prepare()  # raises where there is a circle
-    of_folders.prepare()

@@ -86,6 +86,7 @@ def test_before_anything_is_measured_there_is_no_result(interrupted, stage):
     assert type(caught.value) is KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, cache_folder):
     autotune(collection, label="plate", entropy_floor=0.5, budget=60.0, **GRID)
 
@@ -157,7 +158,7 @@ def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch,
 START = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from cellfeed_tuner._commands._entry_point import main
+from cellfeed_tuner._commands import main
 main()
 """
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
+from cellfeed_tuner._entropy import count_labels
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 from cellfeed_tuner import label_entropy, minibatch_entropies, theory
-from cellfeed_tuner._entropy._minibatch_entropy import entropies_of
+from cellfeed_tuner._entropy import entropies_of
 
 
 def plug_in(labels) -> float:

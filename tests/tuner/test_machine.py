@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 import pytest
 
-from cellfeed_tuner._machine._description import (
+from cellfeed_tuner._machine import (
     describe_machine,
     package_version,
 )

@@ -34,15 +34,15 @@ from cellfeed_tuner import (
     minibatch_entropies,
 )
 from cellfeed_tuner._constants import FETCHES_AHEAD
-from cellfeed_tuner._machine._page_cache import drop_pages, resident_fraction
-from cellfeed_tuner._measuring._measure import (
+from cellfeed_tuner._machine import drop_pages, resident_fraction
+from cellfeed_tuner._measuring._measurement import (
     LEAST_ROUNDS,
     measure_with,
     prepare_cache,
 )
 from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
-from cellfeed_tuner._subject._labels import LabelWithin, label_codes
+from cellfeed_tuner._subject import LabelWithin, label_codes
 
 BATCH_SIZE = 32
 
@@ -363,9 +363,13 @@ def test_long_measurements_keep_no_minibatches(small_collection):
 
 def test_files_whose_pages_stay_are_not_called_cold(small_collection, monkeypatch):
     collection = open_collection(small_collection)
-    monkeypatch.setattr("cellfeed_tuner._measuring._measure.resident_fraction", lambda paths: None)
+    monkeypatch.setattr(
+        "cellfeed_tuner._measuring._measurement.resident_fraction", lambda paths: None
+    )
     assert prepare_cache(collection.files, "cold") == "unknown"
-    monkeypatch.setattr("cellfeed_tuner._measuring._measure.resident_fraction", lambda paths: 0.5)
+    monkeypatch.setattr(
+        "cellfeed_tuner._measuring._measurement.resident_fraction", lambda paths: 0.5
+    )
     assert prepare_cache(collection.files, "cold") == "unknown"
     assert prepare_cache(collection.files, "warm") == "unknown"
 

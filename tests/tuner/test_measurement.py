@@ -11,13 +11,9 @@ from cellfeed import (
 from cellfeed_tuner import (
     Configuration,
 )
+from cellfeed_tuner._constants import FEWEST_ROUNDS
 from cellfeed_tuner._interval import Spread
-from cellfeed_tuner._measuring._measure import (
-    FEWEST_ROUNDS,
-    LEAST_ROUNDS,
-    Measurement,
-    pooled,
-)
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, pooled
 
 
 def measurement(*seconds: float) -> Measurement:

@@ -16,10 +16,10 @@ import pytest
 from torch import distributed
 
 from cellfeed import ParameterError
+from cellfeed_tuner import _together
 from cellfeed_tuner._measuring._measuring_process import MeasuringError
 from cellfeed_tuner._ranks import Ranks, World
-from cellfeed_tuner._together import _meeting
-from cellfeed_tuner._together._meeting import Meeting, message_from_first
+from cellfeed_tuner._together import Meeting, message_from_first
 
 PORT = 29_871
 HOSTS = ["127.0.0.1", "localhost", *(["::1"] if socket.has_dualstack_ipv6() else [])]
@@ -155,7 +155,7 @@ class TestMeeting:
                 assert received[0].result() == {"number": number}
 
     def test_what_a_killed_one_left_is_no_obstacle(self):
-        path = _meeting._socket_path(world(0))
+        path = _together._socket_path(world(0))
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
         with others(world(1, 2)) as received:
@@ -171,16 +171,16 @@ class TestMeeting:
                 Meeting(killed, join_seconds=300.0).__enter__()
             finally:
                 os._exit(0)
-        path = _meeting._socket_path(killed)
+        path = _together._socket_path(killed)
         while not path.exists():
             assert os.waitpid(pid, os.WNOHANG) == (0, 0)
             time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        with _meeting._listening(waiting), others(world(1, 2)) as received:
+        with _together._listening(waiting), others(world(1, 2)) as received:
             with Meeting(world(0, 2), join_seconds=300.0) as meeting:
                 left = [each.name for each in folder.rglob("*") if each.is_socket()]
-                assert left == [_meeting._socket_path(waiting).name]
+                assert left == [_together._socket_path(waiting).name]
                 meeting.send({})
             assert received[0].result() == {}
         assert not any(each.is_socket() for each in folder.rglob("*"))
@@ -188,7 +188,7 @@ class TestMeeting:
     @pytest.mark.parametrize("host", HOSTS)
     def test_ranks_of_several_machines_meet_wherever_the_address_leads(self, monkeypatch, host):
         store = Store()
-        monkeypatch.setattr(_meeting, "_store", lambda _: store)
+        monkeypatch.setattr(_together, "_store", lambda _: store)
         alone = {"local_rank": 0, "local_world_size": 1}
         first, other = (replace(world(rank, 2, **alone), host=host) for rank in (0, 1))
         with others(other) as received:
@@ -205,12 +205,12 @@ class TestMeeting:
         create_server = socket.create_server
         monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
         monkeypatch.setattr(socket, "create_server", switched_off)
-        with _meeting._open_port() as port:
+        with _together._open_port() as port:
             assert port.family == socket.AF_INET
 
     def test_a_first_one_that_ends_before_it_is_greeted_is_reported(self):
         with others(world(1, 2)) as received:
-            with _meeting._listening(world(0, 2)) as (listener, _):
+            with _together._listening(world(0, 2)) as (listener, _):
                 listener.settimeout(300.0)
                 accepted, _ = listener.accept()
                 accepted.close()
@@ -276,7 +276,7 @@ class TestMeeting:
 
     def test_two_first_ones_are_refused(self):
         with (
-            _meeting._listening(world(0)),
+            _together._listening(world(0)),
             pytest.raises(ParameterError, match="two processes have RANK=0"),
         ):
             Meeting(world(0), join_seconds=1.0).__enter__()
@@ -285,8 +285,8 @@ class TestMeeting:
         "said", [b"\0\0\0\2{}", b"\0", b"\0\0\3\xe3" + b"[" * 995], ids=["no rank", "part", "deep"]
     )
     def test_a_stranger_is_no_rank(self, monkeypatch, said):
-        monkeypatch.setattr(_meeting, "_HELLO_SECONDS", 1)
-        path = _meeting._socket_path(world(0))
+        monkeypatch.setattr(_together, "_HELLO_SECONDS", 1)
+        path = _together._socket_path(world(0))
 
         def stranger(*_, **__):
             while True:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cellfeed_tuner._machine._page_cache import (
+from cellfeed_tuner._machine import (
     drop_clean_pages,
     drop_pages,
     load_pages,

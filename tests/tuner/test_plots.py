@@ -10,7 +10,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
 from cellfeed_tuner import Configuration, Estimate, plots
-from cellfeed_tuner.plots._style import NOT_TIMED, block_colours
+from cellfeed_tuner.plots import NOT_TIMED, block_colours
 
 FIGURES = (
     plots.autotune_figure,

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Tunable, theory
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
+from cellfeed_tuner._entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._terminal import print_report
 from cellfeed_tuner._reports._words import html_summary
-from cellfeed_tuner._subject._labels import Label
-from cellfeed_tuner._subject._plans import BlockPlans, LoaderPlans
+from cellfeed_tuner._subject import BlockPlans, Label, LoaderPlans
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10
 RNG = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from cellfeed_tuner import (
     Estimate,
     LabelResult,
 )
+from cellfeed_tuner._planning._posterior import TurnsOf
 from cellfeed_tuner._planning._recommend import StoredOrdering, choose, nearest, predicted
-from cellfeed_tuner._planning._turns import TurnsOf
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 

@@ -7,9 +7,8 @@ from optuna.trial import TrialState
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._posterior import Posterior, Replicate, fastest
+from cellfeed_tuner._planning._posterior import Posterior, Replicate, TurnsOf, fastest
 from cellfeed_tuner._planning._recommend import MeasuredOrdering
-from cellfeed_tuner._planning._turns import TurnsOf
 from cellfeed_tuner._searching._trials import Trials
 
 GRID = [

@@ -32,13 +32,11 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
-from cellfeed_tuner._history._fingerprint import data_fingerprint
+from cellfeed_tuner._entropy import count_labels
+from cellfeed_tuner._fingerprint import data_fingerprint
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._results._dataset import SearchedStrategy
-from cellfeed_tuner._subject._labels import Label, label_codes
-from cellfeed_tuner._subject._plans import BlockPlans
-from cellfeed_tuner._subject._selected import Selected
+from cellfeed_tuner._results import SearchedStrategy
+from cellfeed_tuner._subject import BlockPlans, Label, Selected, label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 

@@ -15,10 +15,9 @@ from click.testing import CliRunner
 from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import autotune, theory
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
+from cellfeed_tuner._entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._subject._labels import Label
-from cellfeed_tuner._subject._plans import BlockPlans
+from cellfeed_tuner._subject import BlockPlans, Label
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 

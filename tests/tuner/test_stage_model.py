@@ -2,7 +2,7 @@
 
 import pytest
 
-from cellfeed_tuner._explain._bottleneck import StageModel, StageName
+from cellfeed_tuner._bottleneck import StageModel, StageName
 
 Costs = dict[StageName, float]
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from cellfeed_tuner._machine import _description
-from cellfeed_tuner._machine._description import Storage, describe_storage
+from cellfeed_tuner import _machine
+from cellfeed_tuner._machine import Storage, describe_storage
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
@@ -23,7 +23,7 @@ class TestFileSystem:
         ],
     )
     def test_kind(self, file_system, kind):
-        assert _description._kind(file_system) == kind
+        assert _machine._kind(file_system) == kind
 
     @pytest.mark.parametrize(
         ("path", "device"),
@@ -45,10 +45,10 @@ class TestFileSystem:
             Storage(mount_point=point, file_system="ext4", kind="local", device=name)
             for point, name in rows
         ]
-        assert _description._storage_of(Path(path), mounts).device == device
+        assert _machine._storage_of(Path(path), mounts).device == device
 
     def test_no_table_of_mounts(self, tmp_path):
-        assert _description._storage_of(tmp_path, []).file_system is None
+        assert _machine._storage_of(tmp_path, []).file_system is None
 
     @linux_only
     def test_each_file_system_is_described_once(self, tmp_path):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration, Estimate, epochs_until_paid
-from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel, StageName
-from cellfeed_tuner._explain._storage_advice import (
+from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel, StageName
+from cellfeed_tuner._explain import (
     StorageLayout,
     StoreSample,
     amplification,

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from cellfeed_tuner._entropy import _label_entropy
-from cellfeed_tuner._entropy._label_entropy import label_entropy
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
+from cellfeed_tuner import _entropy
+from cellfeed_tuner._entropy import count_labels, label_entropy
 
 
 def storage_order(codes, *, batch_size, block_size, n_rows=1_000_000, seed=0):
@@ -14,7 +13,7 @@ def storage_order(codes, *, batch_size, block_size, n_rows=1_000_000, seed=0):
         codes, batch_size=batch_size, block_sizes=[block_size, 1], fetch_factors=[1],
         n_rows=n_rows, seed=seed,
     )  # fmt: skip
-    return _label_entropy.storage_order(
+    return _entropy.storage_order(
         in_blocks,
         single_rows,
         random_bits=count_labels(codes).random_entropy_bits(batch_size),

@@ -15,10 +15,9 @@ from cellfeed_tuner import (
     minibatch_entropies,
     theory,
 )
-from cellfeed_tuner._entropy._minibatch_entropy import count_labels
-from cellfeed_tuner._entropy._plan_replay import FetchSpread
+from cellfeed_tuner._entropy import FetchSpread, count_labels
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner._verdicts import Judge, deviations, standard_error_of, verdict, wrong_data
+from cellfeed_tuner._mixing import Judge, deviations, standard_error_of, verdict, wrong_data
 
 BATCH_SIZE = 64
 

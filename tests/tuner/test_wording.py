@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cellfeed_tuner import Estimate
-from cellfeed_tuner._machine._processes import BytesRead
+from cellfeed_tuner._machine import BytesRead
 from cellfeed_tuner._reports._words import in_words
-from cellfeed_tuner._results._recommended import Waiting
+from cellfeed_tuner._results import Waiting
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ import numpy as np
 IMPORTED = (
     "anndata",
     "cellfeed._dataset",
-    "cellfeed._preshuffle",
+    "cellfeed._convert._preshuffle",
     "cellfeed.synthetic",
     "cellfeed_tuner._measuring._timing",
     "scipy.sparse",

@@ -10,66 +10,59 @@ import typing
 if typing.TYPE_CHECKING:
     from cellfeed_tuner import plots, theory
     from cellfeed_tuner._autotune import autotune
+    from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel
     from cellfeed_tuner._configuration import Configuration
-    from cellfeed_tuner._entropy._label_entropy import (
+    from cellfeed_tuner._entropy import (
+        Conditional,
         LabelEntropy,
         StorageOrder,
         StrategyEntropy,
         label_entropy,
+        minibatch_entropies,
         strategy_entropy,
     )
-    from cellfeed_tuner._entropy._minibatch_entropy import Conditional, minibatch_entropies
-    from cellfeed_tuner._explain._bottleneck import Bottleneck, Stage, StageModel
-    from cellfeed_tuner._explain._storage_advice import StorageAdvice, epochs_until_paid
-    from cellfeed_tuner._history._recall import Earlier
+    from cellfeed_tuner._explain import StorageAdvice, epochs_until_paid
+    from cellfeed_tuner._history import Earlier
     from cellfeed_tuner._interval import Estimate
-    from cellfeed_tuner._machine._busy import Busy
-    from cellfeed_tuner._machine._description import Machine, describe_machine
-    from cellfeed_tuner._measuring._measure import measure
-    from cellfeed_tuner._measuring._measurement import Measurement
+    from cellfeed_tuner._machine import Busy, Machine, describe_machine
+    from cellfeed_tuner._measuring._measurement import Measurement, measure
     from cellfeed_tuner._ranks import Ranks
     from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, Ranges
-    from cellfeed_tuner._results._configuration_result import (
+    from cellfeed_tuner._results import (
         ConditionalEntropyBits,
         ConfigurationResult,
-        EntropyBits,
-        LabelResult,
-        Verdict,
-    )
-    from cellfeed_tuner._results._dataset import Dataset, LabelCensus
-    from cellfeed_tuner._results._recommended import (
         Constraints,
+        Dataset,
+        EntropyBits,
+        LabelCensus,
+        LabelResult,
         Nearest,
         PrefetchResult,
         Recommended,
         Rival,
+        Verdict,
     )
-    from cellfeed_tuner._subject._tunable import Tunable
+    from cellfeed_tuner._subject import Tunable
 
 # Modules by what they have; imported when it is asked for, as is said above to type checkers.
 _MODULE_OF = {
     name: f"{__name__}.{module}"
     for module, names in {
         "_autotune": "autotune",
+        "_bottleneck": "Bottleneck Stage StageModel",
         "_configuration": "Configuration",
-        "_entropy._label_entropy": "LabelEntropy StorageOrder StrategyEntropy label_entropy "
-        "strategy_entropy",
-        "_entropy._minibatch_entropy": "Conditional minibatch_entropies",
-        "_explain._bottleneck": "Bottleneck Stage StageModel",
-        "_explain._storage_advice": "StorageAdvice epochs_until_paid",
-        "_history._recall": "Earlier",
+        "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
+        "minibatch_entropies strategy_entropy",
+        "_explain": "StorageAdvice epochs_until_paid",
+        "_history": "Earlier",
         "_interval": "Estimate",
-        "_machine._busy": "Busy",
-        "_machine._description": "Machine describe_machine",
-        "_measuring._measure": "measure",
-        "_measuring._measurement": "Measurement",
+        "_machine": "Busy Machine describe_machine",
+        "_measuring._measurement": "Measurement measure",
         "_ranks": "Ranks",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
-        "_results._configuration_result": "ConditionalEntropyBits ConfigurationResult EntropyBits "
-        "LabelResult Verdict",
-        "_results._dataset": "Dataset LabelCensus",
-        "_results._recommended": "Constraints Nearest PrefetchResult Recommended Rival",
-        "_subject._tunable": "Tunable",
+        "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset EntropyBits "
+        "LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
+        "_subject": "Tunable",
     }.items()
     for name in names.split()
 }

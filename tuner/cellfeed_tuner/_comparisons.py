@@ -10,9 +10,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import CONFIDENCE, Estimate
 from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observations
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
-
-__all__ = ["FloorCost", "Predictions", "floor_cost"]
+from cellfeed_tuner._results import ConfigurationResult
 
 # Standard errors on either side of a mean that its interval covers.
 _HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)

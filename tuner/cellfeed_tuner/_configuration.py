@@ -8,8 +8,6 @@ from cellfeed import ParameterError
 if TYPE_CHECKING:
     from cellfeed import EpochPlan
 
-__all__ = ["SIZES", "Configuration", "Setting"]
-
 Setting = bool | int | float | str | None
 """A value of a setting."""
 

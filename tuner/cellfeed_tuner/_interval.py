@@ -7,21 +7,7 @@ from math import exp, hypot, inf, log
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cellfeed_tuner._constants import BEYOND_CHANCE, CONFIDENCE, USUAL_FREEDOM, USUAL_SPREAD
-
-__all__ = [
-    "BEYOND_CHANCE",
-    "CONFIDENCE",
-    "Estimate",
-    "Spread",
-    "interval",
-    "mean_with_interval",
-    "positive_estimate",
-    "quotient",
-    "scaled",
-    "seen_spread",
-    "times",
-]
+from cellfeed_tuner._constants import CONFIDENCE, USUAL_FREEDOM, USUAL_SPREAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-__all__ = ["Progress", "silent"]
-
 
 class Progress(Protocol):
     """Called with the progress of a stage."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from cellfeed import ParameterError
 
-__all__ = ["Ranks", "World"]
-
 _REMEDY = (
     "start with torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and "
     "MASTER_PORT as it does; or call `autotune` in one process alone, with `ranks`"

@@ -13,32 +13,33 @@ from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrateg
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
 from cellfeed_tuner._constants import SAMPLERS
-from cellfeed_tuner._history._earlier_run import Asked
-from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._checks import (
+from cellfeed_tuner._history import Asked
+from cellfeed_tuner._machine import CacheState
+from cellfeed_tuner._measuring._delivery import (
     cache_state,
     check_cache,
     check_size,
     default_workers,
 )
-from cellfeed_tuner._measuring._measure import prepare_cache
-from cellfeed_tuner._measuring._timing import MakeDataset, Step
+from cellfeed_tuner._measuring._events import MakeDataset, Step
+from cellfeed_tuner._measuring._measurement import prepare_cache
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._space import Space
+from cellfeed_tuner._planning._cost_model import Geometry, Space
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._results._dataset import Dataset, dataset_of_loader, describe_dataset
-from cellfeed_tuner._results._recommended import Constraints
+from cellfeed_tuner._results import Constraints, Dataset, dataset_of_loader, describe_dataset
 from cellfeed_tuner._searching._requirements import Requirements
-from cellfeed_tuner._subject._labels import Label, names_of
-from cellfeed_tuner._subject._plans import BlockPlans, LoaderPlans, Plans
-from cellfeed_tuner._subject._selected import Selected
-from cellfeed_tuner._subject._tunable import Tunable
+from cellfeed_tuner._subject import (
+    BlockPlans,
+    Label,
+    LoaderPlans,
+    Plans,
+    Selected,
+    Tunable,
+    names_of,
+)
 
 if TYPE_CHECKING:  # it loads Optuna
     from optuna.samplers import BaseSampler
-
-__all__ = ["Request", "collection_request", "loader_request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,17 +21,13 @@ from cellfeed_tuner._constants import (
     STEP_LEAST_ROUNDS,
     STEP_SECONDS,
 )
-from cellfeed_tuner._entropy._label_entropy import StorageOrder
-from cellfeed_tuner._explain._explained import Explained, explain_throughput
-from cellfeed_tuner._explain._storage_advice import StorageLayout
-from cellfeed_tuner._history._earlier_run import EarlierRun, Key
-from cellfeed_tuner._history._fingerprint import key_of
-from cellfeed_tuner._history._recall import IGNORED, Earlier, recall
+from cellfeed_tuner._entropy import StorageOrder
+from cellfeed_tuner._explain import Explained, StorageLayout, explain_throughput
+from cellfeed_tuner._fingerprint import key_of
+from cellfeed_tuner._history import IGNORED, Earlier, EarlierRun, Key, recall
 from cellfeed_tuner._interval import Estimate, quotient, scaled
-from cellfeed_tuner._machine._busy import Busy
-from cellfeed_tuner._machine._description import Machine, describe_machine
-from cellfeed_tuner._machine._page_cache import CacheState
-from cellfeed_tuner._measuring._measure import Measurement, measure_with
+from cellfeed_tuner._machine import Busy, CacheState, Machine, describe_machine
+from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
@@ -39,15 +35,18 @@ from cellfeed_tuner._planning._recommend import Choice, nearest
 from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner._results._dataset import SearchedStrategy
-from cellfeed_tuner._results._recommended import Nearest, PrefetchResult, Recommended, Waiting
+from cellfeed_tuner._results import (
+    ConfigurationResult,
+    Nearest,
+    PrefetchResult,
+    Recommended,
+    SearchedStrategy,
+    Waiting,
+)
+from cellfeed_tuner._searching._budget import TimeBudget
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
-
-__all__ = ["Run"]
 
 # A step that does nothing still has a time.
 _LEAST_STEP_SECONDS = 1e-6
@@ -108,7 +107,7 @@ class Run:
 
     def _recalled(self, key: Key) -> tuple[list[Configuration], Earlier]:
         """Return the configurations to measure first, from an earlier run."""
-        from cellfeed_tuner._history._study import cache_folder, read_runs  # noqa: PLC0415 - Optuna
+        from cellfeed_tuner._study import cache_folder, read_runs  # noqa: PLC0415 - Optuna
 
         folder = cache_folder()  # if there is none, fail before anything is measured
         if self.request.fresh:
@@ -432,7 +431,7 @@ class Run:
 
     def _keep(self) -> None:
         """Keep what was found for later runs."""
-        from cellfeed_tuner._history._study import cache_folder, record  # noqa: PLC0415
+        from cellfeed_tuner._study import cache_folder, record  # noqa: PLC0415 - Optuna
 
         search, recommended = self._search, self._recommended
         if self._key is None or search.measurements.faults or not len(search.measurements):

@@ -13,7 +13,7 @@ def counted(paths):
     """Return the requests to servers so far; zeros for local files."""
     if not paths[0].startswith(("http", "s3:")):
         return dict.fromkeys(("n_requests", "n_bytes", "n_wanted", "n_repeated"), 0)
-    from cellfeed._remote._scheduler import _schedulers  # noqa: PLC0415 - there is no public way
+    from cellfeed._bytes._remote._scheduler import _schedulers  # noqa: PLC0415 - there is no public way
 
     (scheduler,) = _schedulers.values()
     return asdict(scheduler.counters)

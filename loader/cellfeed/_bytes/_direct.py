@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import mmap
 import os
 import threading
 import weakref
@@ -10,21 +11,56 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._buffers import BufferPool
-from cellfeed._bytes._descriptors import closed_with
-from cellfeed._bytes._device_memory import memory_for_devices, pool_for_devices
-from cellfeed._bytes._identity import LastingIdentity
-from cellfeed._bytes._joining import joined
-from cellfeed._bytes._location import Location
-from cellfeed._bytes._store import Arrival, ByteStore, UnreadableRangeError
-from cellfeed._errors import PathError
+from cellfeed._bytes._buffers import BufferPool
+from cellfeed._bytes._location import LastingIdentity, Location
+from cellfeed._bytes._store import Arrival, ByteStore, UnreadableRangeError, closed_with, joined
+from cellfeed._errors import ParameterError, PathError
 
-__all__ = ["ALIGNMENT", "DIRECT", "DirectFiles"]
+# Memory that a device may write to while the process forks.
+
+_WIPE_ON_FORK = 18  # of Linux since 4.14; `mmap` has no name for it
+_ROUNDED_TO = 1 << 20
+_last: "weakref.ref[BufferPool] | None" = None
+
+
+def pool_for_devices() -> BufferPool:
+    """Return the pool shared by all direct reads, which is freed with the last of them."""
+    global _last  # noqa: PLW0603 - it is that of the process
+    pool = None if _last is None else _last()
+    if pool is None:
+        pool = BufferPool()
+        _last = weakref.ref(pool)
+    return pool
+
+
+def memory_for_devices(pool: BufferPool, n_bytes: int) -> NDArray[np.uint8]:
+    """Return page-aligned memory, uint8, shape (n,) where n is at least ``n_bytes``.
+
+    After a fork, parent and child share the pages of private memory until one of them writes; what
+    a device writes meanwhile may end up in either (see NOTES of open(2)). The child therefore
+    does not inherit this memory: its pages are zero there.
+    """
+    n = -(-n_bytes // _ROUNDED_TO) * _ROUNDED_TO
+    buffer = pool.acquire(n)
+    if _madvise()(buffer.address, n, _WIPE_ON_FORK) == 0:
+        return buffer.array(np.dtype(np.uint8), n)
+    shared = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, n, flags=shared), np.uint8)
+
+
+@cache
+def _madvise() -> Any:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise.restype = ctypes.c_int
+    return madvise
+
 
 ALIGNMENT = 1 << 12
 """Alignment of offsets, lengths and memory in bytes, a multiple of what devices require."""
@@ -380,3 +416,64 @@ def _enter_process() -> None:
 
 
 os.register_at_fork(after_in_child=_enter_process)
+
+
+# Checking whether a file supports direct I/O, before it is used.
+
+_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")  # of which some only seem to take O_DIRECT
+_MOUNTS = Path("/proc/self/mountinfo")
+_REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def check_direct(path: Path) -> None:
+    """Check that the system and the file system of a file support direct I/O.
+
+    Parameters
+    ----------
+    path
+        A readable file; errors of other files are reported when they are opened.
+
+    Raises
+    ------
+    ParameterError
+        They do not support it.
+    """
+    if not hasattr(os, "O_DIRECT") or not hasattr(os, "preadv"):
+        msg = f"{path}: this system does not support direct I/O, which needs Linux"
+        raise ParameterError(f"{msg}; open it without `direct_io`")
+    kind = _file_system(path)
+    if kind in _IN_MEMORY or not _takes_direct_reads(path):
+        which = f"its file system ({kind})" if kind else "its file system"
+        raise ParameterError(
+            f"{path}: {which} does not support direct I/O; open it without `direct_io`"
+        )
+
+
+def _takes_direct_reads(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, DIRECT)
+    except OSError as error:
+        return error.errno not in _REFUSED
+    try:
+        os.preadv(descriptor, [mmap.mmap(-1, ALIGNMENT)], 0)
+    except OSError as error:
+        return error.errno not in _REFUSED
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _file_system(path: Path) -> str:
+    """Return the type of a file's file system, such as "ext4"; empty if unknown."""
+    try:
+        device = path.stat().st_dev
+        mounts = _MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts:
+        # Such as "36 35 98:0 /root /mount rw,noatime master:1 - ext4 /dev/sda rw".
+        mount, _, what = line.partition(" - ")
+        if mount.split()[2:3] == [number]:
+            return what.partition(" ")[0]
+    return ""

@@ -1,17 +1,18 @@
 """Interface to the files or objects from which the bytes of chunks are read."""
 
+import concurrent.futures.thread as futures_threads
+import select
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes._identity import LastingIdentity
-from cellfeed._bytes._location import Location
-
-__all__ = ["Arrival", "ByteStore", "UnreadableRangeError"]
+from cellfeed._bytes._location import LastingIdentity, Location
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,3 +159,108 @@ class ByteStore(ABC):
             A range cannot be read; the caller's message locates it.
         """
         raise NotImplementedError(f"{type(self).__name__} must override `handles` or `read_ranges`")
+
+
+# File descriptors that are closed without a destructor in Python.
+#
+# If Ctrl-C arrived in one, it would be printed and ignored, and the descriptor would stay open.
+
+
+def closed_with(descriptor: int) -> object:
+    """Return an object that closes a file descriptor when nothing refers to it any longer.
+
+    It is the only object of the standard library that takes any descriptor and closes it
+    silently, in C; it has no other use here.
+    """
+    queue = "epoll" if hasattr(select, "epoll") else "kqueue"  # Linux, and BSD with macOS
+    closing: object = getattr(select, queue).fromfd(descriptor)
+    return closing
+
+
+# Joining ranges that are near each other into one request.
+
+_FILE_BITS = 44  # keep the bytes of different objects apart
+
+
+def joined(
+    files: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    gap: int,
+    largest: int,
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return which ranges are requested together.
+
+    Parameters
+    ----------
+    files, offsets, sizes
+        Number of the object, first byte and number of bytes of each range, int64, shape (n,).
+    gap
+        Maximum number of bytes between two joined ranges.
+    largest
+        Maximum number of bytes of a request, unless a single range has more.
+
+    Returns
+    -------
+    The order of ranges by object and first byte, and the start of each request in this order, with
+    the end of the last, shape (n_requests + 1,).
+    """
+    if not len(files):
+        return np.empty(0, np.intp), np.zeros(1, np.intp)
+    order = np.lexsort((offsets, files))
+    files, offsets, sizes = files[order], offsets[order], sizes[order]
+    apart = np.cumsum(np.diff(files, prepend=files[0]) != 0) << _FILE_BITS
+    ends = np.maximum.accumulate(offsets + sizes + apart) - apart
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (files[1:] != files[:-1]) | (offsets[1:] - ends[:-1] > gap)
+    starts = np.flatnonzero(is_first)
+    bounds = [0]
+    for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        # What became too large is divided again, between ranges.
+        while ends[end - 1] - offsets[begin] > largest and end - begin > 1:
+            fits = ends[begin:end] - offsets[begin] <= largest
+            begin += max(1, int(np.count_nonzero(fits)))  # noqa: PLW2901 - what is left of it
+            if begin < end:
+                bounds.append(begin)
+            else:
+                break
+        bounds.append(end)
+    return order, np.unique(np.array(bounds, np.intp))
+
+
+# Cancelling threads that wait for bytes which may never arrive.
+
+LOOK_UP_SECONDS = 0.2  # between checks whether anybody still waits for the result
+
+
+class _Own(threading.local):
+    left: tuple[threading.Event, ...] = ()
+
+
+_own = _Own()
+
+
+def until_left(*left: threading.Event) -> None:
+    """Cancel the waits of this thread once one of ``left`` is set."""
+    _own.left = left
+
+
+@contextmanager
+def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads that stop waiting when the block is left, or when this thread stops."""
+    left = threading.Event()
+    with ThreadPoolExecutor(
+        n_threads, thread_name_prefix=name, initializer=until_left, initargs=(left, *_own.left)
+    ) as threads:
+        try:
+            yield threads
+        finally:
+            left.set()
+
+
+def is_awaited() -> bool:
+    """Return whether this thread must still wait, which it must not once Python exits."""
+    # Python joins the threads of executors before it marks the main thread as ended.
+    is_ending = getattr(futures_threads, "_shutdown", False)
+    is_left = any(each.is_set() for each in _own.left)
+    return not (is_ending or is_left) and threading.main_thread().is_alive()

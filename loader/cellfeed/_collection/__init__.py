@@ -3,5 +3,3 @@
 from cellfeed._collection._collection import Collection
 from cellfeed._collection._join_obs import exact_numbers, join_column
 from cellfeed._collection._open_collection import open_collection
-
-__all__ = ["Collection", "exact_numbers", "join_column", "open_collection"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -14,24 +16,182 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import Cells, CsrRows, ObsColumn, RaggedRows
-from cellfeed._collection._chunk_starts import StoredRows
-from cellfeed._collection._describe import described, slow_names, slow_reading, table_of
-from cellfeed._collection._join_elements import join_elements
+from cellfeed._collection._join_elements import Genes, join_elements
 from cellfeed._collection._join_obs import JoinObs, OpenedObs, read_obs
-from cellfeed._collection._join_var import Genes
-from cellfeed._collection._query import Query
-from cellfeed._collection._rows import known_mean, row_numbers
-from cellfeed._collection._where import rows_where
+from cellfeed._collection._query import Query, rows_where
+from cellfeed._decode import ChunkedArray, SlowRead
 from cellfeed._errors import FormatError
-from cellfeed._layouts import Dtypes, Element, Layout, dtypes_of
+from cellfeed._fetch import Part, Reader, load_tables
 from cellfeed._lazy import pd
-from cellfeed._reading import Part, Reader, load_tables
+from cellfeed._rows import (
+    Cells,
+    CsrChunks,
+    CsrRows,
+    DenseChunks,
+    Dtypes,
+    Element,
+    Layout,
+    ObsColumn,
+    RaggedRows,
+    RaggedRuns,
+    dtypes_of,
+)
 from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
-from cellfeed._sources import Source
-from cellfeed.sampling import ChunkStarts
+from cellfeed._storages import Source, StoredElement
+from cellfeed.sampling import ChunkedRows, ChunkStarts
 
-__all__ = ["Collection"]
+# Requested rows of a collection, and how many elements they store.
+
+
+def known_mean(parts: Sequence[Part]) -> float | None:
+    """Return the mean number of elements of rows; None if that requires reading them."""
+    lengths = [part.stored.row_lengths(part.runs) if part.keeps_all else None for part in parts]
+    known = [each for each in lengths if each is not None]
+    return float(np.concatenate(known).mean()) if len(known) == len(parts) else None
+
+
+def row_numbers(
+    rows: NDArray[np.integer] | Sequence[int] | slice, n_rows: int
+) -> NDArray[np.int64]:
+    """Return ``np.arange(n_rows)[rows]`` without making numbers for other rows."""
+    if isinstance(rows, slice):
+        return np.arange(*rows.indices(n_rows), dtype=np.int64)
+    given = np.atleast_1d(rows)
+    if given.dtype.kind == "b" and given.shape == (n_rows,):
+        return np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        msg = f"rows must be integers, a slice or a mask of {n_rows} booleans, but got {rows!r}"
+        raise IndexError(msg)
+    outside = given[(given < -n_rows) | (given >= n_rows)]
+    if outside.size:
+        msg = f"row {outside[0]} is outside a collection of {n_rows} rows"
+        raise IndexError(msg)
+    numbers = given.astype(np.int64)
+    return np.where(numbers < 0, numbers + n_rows, numbers)
+
+
+# Which rows of a collection are the first to begin in a chunk.
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """Reads how the rows of an element are divided into chunks.
+
+    Parameters
+    ----------
+    elements
+        The element of each source.
+    are_remote
+        Whether any of them is on a server.
+    """
+
+    elements: Sequence[StoredElement]
+    are_remote: bool
+
+    def __call__(self) -> Sequence[ChunkedRows]:
+        """Return the rows of each source."""
+        with_rows = [each for each in self.elements if each.shape[0]]
+        load_tables(with_rows, are_remote=self.are_remote)
+        return [_chunked_rows(each) for each in self.elements]
+
+
+def _chunked_rows(stored: StoredElement) -> ChunkedRows:
+    n_rows = stored.shape[0]
+    # Neighbours among cells that are stored in another order are no neighbours in chunks.
+    chunks = stored.chunked() if n_rows and stored.row_order is None else None
+    match chunks:
+        case CsrChunks(row_pieces=None):
+            size = max(_elements_of_chunk(each) for each in (chunks.indices, chunks.data))
+            return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
+        case RaggedRuns():
+            size = _elements_of_chunk(chunks.values)
+            return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
+        case DenseChunks(values=ChunkedArray() as values) if chunks.n_columns:
+            row_size = 1 if len(values.shape) > 1 else chunks.n_columns
+            size = _elements_of_chunk(values)
+            return ChunkedRows(n_rows=n_rows, chunk_size=size, row_size=row_size)
+    return ChunkedRows(n_rows=n_rows)
+
+
+def _elements_of_chunk(array: ChunkedArray) -> int:
+    """Return the size of a chunk, in elements or rows; 0 if parts of chunks can be read."""
+    return array.chunk_shape[0] if array.is_decoded_whole else 0
+
+
+# How each element of each file is stored, and which are read slowly.
+
+ElementDtypes = Mapping[str, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An element of a source, and the reason if it is read slowly."""
+
+    source: Source
+    name: str
+    stored: StoredElement
+    slow: SlowRead | None
+
+
+def described(sources: Sequence[Source], dtypes: ElementDtypes) -> Iterator[Described]:
+    """Yield each element of each source, for reading as the given dtypes; nothing is read."""
+    for source in sources:
+        for name, dtype in dtypes.items():
+            stored = source.elements[name]
+            slow = stored.slow_read(dtype) if source.n_rows else None
+            yield Described(source, name, stored, slow)
+
+
+def table_of(elements: Iterator[Described]) -> pd.DataFrame:
+    """Return a row for each element of each source; see `Collection.describe`."""
+    rows = (
+        {
+            "location": str(each.source.location),
+            "element": each.name,
+            "n_cells": each.source.n_rows,
+            "layout": each.stored.layout,
+            "dtype": str(each.stored.dtype),
+            "codec": each.stored.codec(),
+            "chunk_shape": each.stored.chunk_shape,
+            "rows_per_chunk": each.stored.rows_per_chunk,
+            "is_fast": each.slow is None,
+            "reason": each.slow and str(each.slow),
+        }
+        for each in elements
+    )
+    return pd.DataFrame(rows)
+
+
+def slow_reading(elements: Iterator[Described]) -> str | None:
+    """Return one line that says what is read slowly, why, and the remedy; None if nothing is."""
+    slow = [(each, each.slow) for each in elements if each.slow is not None]
+    if not slow:
+        return None
+    first, why = slow[0]
+    line = f"{first.source.location}: `{first.name}` is read slowly, {why}; {why.remedy}"
+    n_others = len(slow) - 1
+    if n_others:
+        others = "1 other is" if n_others == 1 else f"{n_others} others are"
+        line += f" ({others} also read slowly: see `collection.describe()`)"
+    return line
+
+
+def slow_names(elements: Iterator[Described]) -> str:
+    """Return which elements are read slowly, such as "X of 3 files"; empty if none are."""
+    files, slow = defaultdict[str, int](int), defaultdict[str, list[Source]](list)
+    for each in elements:
+        files[each.name] += 1
+        if each.slow is not None:
+            slow[each.name].append(each.source)
+
+    def of_files(name: str, sources: Sequence[Source]) -> str:
+        if len(sources) == files[name]:
+            return name
+        where = sources[0].location.name if len(sources) == 1 else f"{len(sources)} files"
+        return f"{name} of {where}"
+
+    return ", ".join(of_files(name, sources) for name, sources in slow.items())
+
 
 _SAMPLED_ROWS = 10_000
 _ROWS_READ = 200  # where lengths are not known before rows are read

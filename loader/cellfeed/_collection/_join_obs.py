@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import CategoricalColumn, NumericColumn, ObsColumn, require_int64
-from cellfeed._collection._side_by_side import side_by_side
+from cellfeed._collection._join_elements import side_by_side
 from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
 from cellfeed._lazy import pd
-from cellfeed._sources import Source
-
-__all__ = ["JoinObs", "OpenedObs", "exact_numbers", "join_column", "read_obs"]
+from cellfeed._rows import CategoricalColumn, NumericColumn, ObsColumn, require_int64
+from cellfeed._storages import Source
 
 JoinObs = Literal["same", "outer"]
 

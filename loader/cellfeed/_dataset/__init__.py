@@ -2,14 +2,5 @@
 
 from cellfeed._dataset._cell_dataset import CellDataset
 from cellfeed._dataset._interleaved import InterleavedDatasets
-from cellfeed._dataset._sample_size import estimate_sample_size
 from cellfeed._dataset._statistics import Statistics
-from cellfeed._dataset._suggestion import suggest_parameters
-
-__all__ = [
-    "CellDataset",
-    "InterleavedDatasets",
-    "Statistics",
-    "estimate_sample_size",
-    "suggest_parameters",
-]
+from cellfeed._dataset._suggestion import estimate_sample_size, suggest_parameters

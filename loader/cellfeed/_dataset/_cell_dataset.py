@@ -6,24 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._cells import require_torch_dtype
-from cellfeed._chunks import Verify, check_verify
 from cellfeed._collection import Collection
-from cellfeed._dataset._delivery import (
+from cellfeed._collection._indexables import count_rows
+from cellfeed._dataset._fetching import (
+    AnyTransform,
     Callbacks,
+    CollectionReading,
     Delivery,
+    Fetching,
     IndexedDelivery,
     Minibatches,
     PlacedDelivery,
     TransformedDelivery,
-)
-from cellfeed._dataset._fetching import CollectionReading, Fetching
-from cellfeed._dataset._how_to_read import (
-    AnyDtype,
-    numpy_dtypes,
-    require_callables,
-    require_that_they_apply,
-    warn_if_too_large,
+    float_dtypes,
+    transforms_of,
 )
 from cellfeed._dataset._loader import (
     MinibatchLoader,
@@ -34,22 +30,26 @@ from cellfeed._dataset._loader import (
     sent_whole,
     to_be_called,
 )
-from cellfeed._dataset._planned import PlannedDataset
+from cellfeed._dataset._planned import (
+    AnyDtype,
+    PlannedDataset,
+    numpy_dtypes,
+    require_callables,
+    require_that_they_apply,
+    warn_if_too_large,
+)
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._state import as_json
-from cellfeed._dataset._transforms import AnyTransform, float_dtypes, transforms_of
+from cellfeed._dataset._workers import pool_of_minibatches
+from cellfeed._decode import Verify, check_verify
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed._indexables import count_rows
-from cellfeed._layouts import dtypes_of
-from cellfeed._reading import Pools, Transforms
+from cellfeed._fetch import Pools, Transforms
+from cellfeed._rows import dtypes_of, require_torch_dtype
 from cellfeed._torch import HAS_TORCH, require_torch
-from cellfeed._workers import pool_of_minibatches
 from cellfeed.sampling import SamplingStrategy, Share
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-__all__ = ["CellDataset"]
 
 
 # What waits in a worker that reads ahead by itself: enough to even out a slow step.

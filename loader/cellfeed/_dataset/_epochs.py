@@ -18,28 +18,33 @@ The next epoch may resume where it was stopped. The shared memory records this t
 workers of that iteration resume, and no later ones.
 """
 
+import atexit
 import fcntl
+import inspect
 import itertools
 import mmap
 import os
 import secrets
+import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
-from multiprocessing.context import get_spawning_popen
+from dataclasses import astuple, dataclass, fields, replace
+from multiprocessing import Process, current_process, get_start_method, parent_process
+from multiprocessing.context import ForkServerProcess, get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from cellfeed._bytes._descriptors import closed_with
-from cellfeed._errors import ParameterError, require_integer
+from cellfeed._bytes._store import closed_with
+from cellfeed._errors import DeliveryError, ParameterError, require_integer
 from cellfeed._torch import get_worker_info
-
-__all__ = ["Claim", "EpochCounter", "Start", "require_epoch"]
+from cellfeed.sampling import EpochPlan, Share
 
 _EPOCH_LIMIT = 1 << 62
 
@@ -324,3 +329,276 @@ def _file_without_name() -> int:
         return os.memfd_create("cellfeed-epochs")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+# Iterations that may be dropped at any moment, by any thread and at the exit of the process.
+#
+# An exception in a destructor is printed and ignored, and so is Ctrl-C if it arrives in one.
+# Therefore no Python code may run when an iteration is dropped, least of all code that waits.
+
+_Item = TypeVar("_Item")
+
+
+class Iteration(Generic[_Item]):
+    """Iterates over a generator, which a thread closes if the iteration is dropped.
+
+    Parameters
+    ----------
+    items
+        The generator, to which nothing else may refer; or a function that makes it when the first
+        item is requested.
+    begun
+        Whether the generator must be closed even before the first item.
+
+    Examples
+    --------
+    >>> list(Iteration(n * n for n in range(4)))
+    [0, 1, 4, 9]
+    """
+
+    __slots__ = ("__weakref__", "_closing", "_items", "_make", "_process")
+
+    def __init__(
+        self,
+        items: Generator[_Item, None, None] | Callable[[], Generator[_Item, None, None]],
+        *,
+        begun: bool = False,
+    ) -> None:
+        self._process = os.getpid()
+        self._make = None if isinstance(items, Generator) else items
+        self._items = items if isinstance(items, Generator) else None
+        self._closing: _Closing | None = None
+        if begun:
+            self._begin()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Item:
+        if self._process != os.getpid():
+            msg = (
+                f"an iterator only works in the process that made it, {self._process}, but was "
+                f"used in {os.getpid()}, a fork without its threads; make a new one there"
+            )
+            raise DeliveryError(msg)
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._items = make()
+        if self._items is None:  # making it has failed
+            raise StopIteration
+        if self._closing is None and not self._has_ended:
+            self._begin()
+        try:
+            return next(self._items)
+        finally:
+            if self._has_ended:  # it has ended, or an error has ended it
+                self._end()
+
+    def close(self) -> None:
+        """Discard remaining items, and wait until all work for them has ended."""
+        self._make = None
+        if self._process == os.getpid() and self._items is not None:
+            self._items.close()
+            self._end()
+            wait_for_dropped()  # what it iterated over itself
+
+    def release(self) -> None:
+        """Leave the generator unchanged to other owners."""
+        if self._closing is not None:
+            self._closing.release()
+            self._closing = None
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._items is None or inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
+
+    def _begin(self) -> None:
+        assert self._items is not None  # noqa: S101 - asked before
+        wait_for_dropped()
+        self._closing = _Closing(self, self._items)
+        self._closing.start()
+
+    def _end(self) -> None:
+        if self._closing is not None:
+            self._closing.end()
+            self._closing = None
+
+
+class _Closing(threading.Thread):
+    """Closes a generator as soon as its iteration is gone.
+
+    Ctrl-C is raised only in the main thread, so nothing is lost if it arrives meanwhile. Dropped
+    iterations are closed before the process exits: a thread that Python stops might hold a lock,
+    such as that of h5py, for which the last destructors wait. An iteration that is still alive
+    then is not closed; nor in a forked process, where closing it would disturb this one.
+    """
+
+    def __init__(self, iteration: Iteration[Any], items: Generator[Any, None, None]) -> None:
+        super().__init__(name="cellfeed-closing", daemon=True)
+        self._told = SimpleQueue[object]()
+        # `SimpleQueue.put` is C code, as all is that runs where the iteration is dropped.
+        self._iteration = weakref.ref(iteration, self._told.put)
+        self._items: Generator[Any, None, None] | None = items
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the iteration is gone."""
+        return self._iteration() is None
+
+    def start(self) -> None:
+        """Start the waiting thread."""
+        _CLOSINGS.add(self)
+        try:
+            super().start()
+        except BaseException:
+            _CLOSINGS.discard(self)
+            raise
+
+    def run(self) -> None:
+        """Wait for the iteration to be dropped, and close the generator."""
+        self._told.get()
+        items, self._items = self._items, None
+        try:
+            if items is not None:
+                items.close()
+        finally:
+            del items
+            _CLOSINGS.discard(self)
+
+    def release(self) -> None:
+        """Do not close the generator."""
+        self._items = None
+        self.end()
+
+    def end(self) -> None:
+        """Wait for the thread to finish."""
+        self._told.put(None)
+        self.join()
+
+
+_CLOSINGS = set[_Closing]()  # adding and discarding are atomic
+
+
+@atexit.register
+def wait_for_dropped() -> None:
+    """Wait until dropped iterations are closed, since two at a time take twice the memory."""
+    for closing in list(_CLOSINGS):
+        if closing.is_due and closing is not threading.current_thread():
+            closing.join()
+
+
+def end_without_parent() -> None:
+    """Exit from a worker process whose parent was killed while it started.
+
+    From here on, torch watches the parent, and would mistake the adopting process for it.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+    process = current_process()
+    if isinstance(process, ForkServerProcess) or (
+        type(process) is Process and get_start_method() == "forkserver"
+    ):  # the server has started it
+        is_there = parent.is_alive()
+    else:
+        is_there = parent.pid == os.getppid()
+    if not is_there:
+        sys.exit(1)
+
+
+# Fetches of the next epoch that were read ahead, kept until that or another epoch begins.
+
+
+class ReadAhead(Protocol):
+    """Fetches in progress, read by threads that stop when the generator is closed."""
+
+    @property
+    def groups(self) -> Generator[Any, None, None]: ...
+
+
+F = TypeVar("F", bound=ReadAhead)
+
+
+class NextEpoch(Generic[F]):
+    """Keeps fetches of one epoch of one dataset that were read ahead.
+
+    They are closed if other fetches are needed next, or if this is dropped; a thread closes them,
+    since no Python code may run then. Pickled copies and forked processes have none.
+    """
+
+    def __init__(self) -> None:
+        self._kept = deque["_Kept[F]"]()  # whose methods are atomic: any thread may begin an epoch
+
+    def keep(self, fetches: F, share: Share, settings: tuple[object, ...]) -> None:
+        """Keep fetches, and discard earlier ones.
+
+        Parameters
+        ----------
+        fetches
+            The fetches, which must not refer to this object, even indirectly.
+        share
+            The share that they begin with.
+        settings
+            The settings that they were read with.
+        """
+        self.let_go()
+        waiting = Iteration(fetches.groups, begun=True)
+        self._kept.append(_Kept(os.getpid(), fetches, share, settings, waiting))
+
+    def take(self, share: Share, settings: tuple[object, ...]) -> F | None:
+        """Return fetches that begin with a share, if there are any, and discard all others.
+
+        Parameters
+        ----------
+        share, settings
+            See `keep`; settings are compared by identity.
+        """
+        found = self._pop()
+        if found is None or found.process != os.getpid():
+            return None
+        if are_same(found.share, share) and _are_identical(found.settings, settings):
+            found.waiting.release()
+            return found.fetches
+        found.waiting.close()
+        return None
+
+    def let_go(self, *, unless: int | None = None) -> None:
+        """Discard the kept fetches, unless they are of this epoch, and wait for their end."""
+        found = self._pop()
+        if found is not None and found.share.plan.epoch == unless:
+            self._kept.append(found)
+        elif found is not None:
+            found.waiting.close()
+
+    def _pop(self) -> "_Kept[F] | None":
+        try:
+            return self._kept.pop()
+        except IndexError:
+            return None
+
+    def __reduce__(self) -> "tuple[type[NextEpoch[F]], tuple[()]]":
+        return NextEpoch, ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept(Generic[F]):
+    process: int
+    fetches: F
+    share: Share
+    settings: tuple[object, ...]
+    waiting: Iteration[Any]
+
+
+def are_same(one: Share, other: Share) -> bool:
+    """Return whether shares are equal; strategies, which have arrays, are compared by identity."""
+    return one.plan.strategy is other.plan.strategy and _sizes(one) == _sizes(other)
+
+
+def _sizes(share: Share) -> tuple[object, ...]:
+    names = [each.name for each in fields(EpochPlan) if each.compare and each.name != "strategy"]
+    of_plan = [getattr(share.plan, name) for name in names]
+    return share.worker, share.num_workers, share.n_delivered, *of_plan
+
+
+def _are_identical(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
+    return len(some) == len(others) and all(map(lambda a, b: a is b, some, others))

@@ -1,34 +1,40 @@
 """Reading the fetches of a collection ahead, one epoch after another."""
 
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._cells import Cells
-from cellfeed._chunks import Counter, Counters, Verify
 from cellfeed._collection import Collection
-from cellfeed._dataset._next_epoch import NextEpoch, are_same
-from cellfeed._layouts import Dtypes
-from cellfeed._reading import (
+from cellfeed._collection._indexables import in_memory
+from cellfeed._dataset._epochs import NextEpoch, are_same
+from cellfeed._decode import Counter, Counters, Verify
+from cellfeed._errors import ParameterError
+from cellfeed._fetch import (
     ByteBudget,
     PlannedRead,
     Pools,
     Reader,
     Stage,
     Transforms,
+    ahead,
+    as_stored,
     in_stages,
 )
+from cellfeed._lazy import sp
+from cellfeed._rows import Cells, Dtypes, Element
 from cellfeed._torch import get_worker_info
 from cellfeed.machine import threads_per_process
 from cellfeed.sampling import Share
-
-__all__ = ["CollectionReading", "Fetches", "Fetching"]
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +91,8 @@ class CollectionReading:
     def fetched(
         self,
         reader: Reader,
-        planned: Callable[["_Numbered"], PlannedRead],
-        numbered: Iterator["_Numbered"],
+        planned: Callable[[_Numbered], PlannedRead],
+        numbered: Iterator[_Numbered],
     ) -> Generator[Iterator[Cells], None, None]:
         """Read fetches ahead: one while another is delivered, and further ones are requested.
 
@@ -191,7 +197,7 @@ class Fetching:
     reading: CollectionReading
     are_whole: bool
     following: Callable[[Share], Share | None]
-    next_epoch: "NextEpoch[Fetches]"
+    next_epoch: NextEpoch[Fetches]
     settings: tuple[object, ...]
 
     @contextmanager
@@ -245,3 +251,261 @@ def _from(
             return
         upcoming.append(after)
         share = after
+
+
+# Making the minibatches of an epoch: one class for each way of reading a fetch.
+
+Minibatches = Generator[Any, None, None]
+
+
+class Delivery(Protocol):
+    """Makes minibatches from the fetches of an epoch."""
+
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """The functions of a user that change fetches and minibatches; see `CellDataset`."""
+
+    fetch_transform: Callable[[Any], Any] | None
+    batch_callback: Callable[[Any, NDArray[Any]], Any] | None
+    batch_transform: Callable[[Any], Any] | None
+    transform_threads: int
+    first_alone: bool
+    dense: bool
+    as_torch: bool
+    counters: Counters
+
+    def minibatches_of(
+        self, fetched: Any, order: NDArray[np.intp], batch_size: int
+    ) -> Iterator[Any]:
+        """Take minibatches from a fetch, in the order of delivery."""
+        if self.fetch_transform is not None:
+            with self.counters.wall_time(Counter.FUNCTIONS):
+                fetched = self.fetch_transform(fetched)
+        for start in range(0, order.size, batch_size):
+            # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
+            # frame, in a thread of its own, while Python shuts down.
+            yield self._minibatch(fetched, order[start : start + batch_size])
+
+    def _minibatch(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
+        if self.batch_callback is not None:
+            with self.counters.wall_time(Counter.FUNCTIONS):
+                batch = self.batch_callback(fetched, indices)
+        else:
+            with self.counters.wall_time(Counter.PLACING):
+                batch = fetched[indices]
+        self.counters.add(Counter.CELLS, len(indices))
+        return self.minibatch_of(batch, dense=self.dense) if isinstance(batch, Cells) else batch
+
+    def minibatch_of(self, cells: Cells, *, dense: bool = False) -> Any:
+        """Return cells as tensors if requested and torch is installed, else in SciPy."""
+        with self.counters.wall_time(Counter.MAKING_TENSORS):
+            return cells.to_torch(dense=dense) if self.as_torch else _in_scipy(cells, dense=dense)
+
+    def transformed(self, minibatches: Minibatches) -> Minibatches:
+        """Yield minibatches after the user's ``batch_transform``, run by threads if any."""
+        with closing(minibatches):
+            if self.batch_transform is None:
+                yield from minibatches
+            elif not self.transform_threads:
+                yield from map(self._transformed, minibatches)
+            else:
+                n = self.transform_threads
+                with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
+                    if self.first_alone:  # what the others need may not have been read yet
+                        yield from threads.map(self._transformed, islice(minibatches, 1))
+                    yield from ahead(self._transformed, minibatches, threads, n)
+
+    def _transformed(self, minibatch: Any) -> Any:
+        assert self.batch_transform is not None  # noqa: S101 - asked before
+        with self.counters.wall_time(Counter.FUNCTIONS):
+            return self.batch_transform(minibatch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedDelivery:
+    """Reads rows of a collection directly into minibatches."""
+
+    fetching: Fetching
+    callbacks: Callbacks
+
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in order."""
+        with self.fetching.of(share) as fetches:
+            for groups in fetches.first(share):
+                for cells in fetches.reader.densified(groups) if self.callbacks.dense else groups:
+                    # Memory is free, and tensors are gone, as soon as the consumer drops them.
+                    delivered = [self.callbacks.minibatch_of(cells)]
+                    self.callbacks.counters.add(Counter.CELLS, len(cells.rows))
+                    del cells
+                    yield delivered.pop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformedDelivery:
+    """Passes whole fetches of a collection to the user's functions, which take minibatches."""
+
+    fetching: Fetching
+    callbacks: Callbacks
+
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in order."""
+        with self.fetching.of(share) as fetches:
+            for groups in fetches.first(share):
+                fetched = next(groups).to_scipy()
+                yield from self.callbacks.minibatches_of(
+                    fetched, fetches.orders.popleft(), share.plan.batch_size
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedDelivery:
+    """Reads fetches with the user's function, or by indexing with row numbers.
+
+    Parameters
+    ----------
+    collection
+        The collection.
+    fetch_callback
+        ``fetch_callback(collection, rows)`` reads rows in place of ``collection[rows]``.
+    callbacks
+        The user's functions for fetches and minibatches.
+    """
+
+    collection: Any
+    fetch_callback: Callable[[Any, NDArray[Any]], Any] | None
+    callbacks: Callbacks
+
+    def minibatches(self, share: Share) -> Minibatches:
+        """Deliver the minibatches of a worker's share, in order."""
+        counters = self.callbacks.counters
+        for number in share.numbers:
+            with counters.processor_time(Counter.PLANNING):
+                fetch = share.whole_fetch(number)
+            with counters.wall_time(Counter.LIBRARY):
+                if self.fetch_callback is not None:
+                    fetched = self.fetch_callback(self.collection, fetch.rows)
+                else:
+                    fetched = in_memory(self.collection[fetch.rows])
+            counters.add(Counter.FETCHES, 1)
+            yield from self.callbacks.minibatches_of(fetched, fetch.order, share.plan.batch_size)
+
+
+def _in_scipy(cells: Cells, *, dense: bool) -> Cells:
+    cells = cells.to_scipy()
+    if not dense:
+        return cells
+    elements = {
+        name: each.toarray() if isinstance(each, sp.csr_array) else each
+        for name, each in cells.elements.items()
+    }
+    return replace(cells, elements=elements)
+
+
+# The transforms of each element of a collection.
+
+AnyTransform: TypeAlias = (
+    Transform | Sequence[Transform] | Mapping[str, Transform | Sequence[Transform]]
+)
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def transforms_of(
+    transform: AnyTransform | None, elements: Mapping[str, Element], *, are_made_dense: bool
+) -> Transforms:
+    """Return the transforms of each element that has any.
+
+    Parameters
+    ----------
+    transform
+        Transforms of the first element, or of some elements by name; see `CellDataset`.
+    elements
+        The elements to read.
+    are_made_dense
+        Whether sparse rows are made dense when they are read.
+
+    Raises
+    ------
+    ParameterError
+        ``transform`` has something else, names a missing element, or does not fit an element.
+    """
+    if transform is None:
+        return {}
+    by_name = transform if isinstance(transform, Mapping) else {next(iter(elements)): transform}
+    found = {name: _sequence(each) for name, each in by_name.items()}
+    for name, transforms in found.items():
+        if name not in elements:
+            there = ", ".join(map(repr, elements))
+            msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
+            raise ParameterError(msg)
+        _require_fit(elements[name], transforms, is_made_dense=are_made_dense)
+    return {name: transforms for name, transforms in found.items() if transforms}
+
+
+def _sequence(transform: Any) -> tuple[Transform, ...]:
+    given = transform if isinstance(transform, Sequence) else [transform]
+    for each in given:
+        if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale):
+            msg = (
+                "`transform` must be from `cellfeed.transforms`, such as Log1p(), but got "
+                f"{each!r}; pass a function of your own as `batch_transform`"
+            )
+            raise ParameterError(msg)
+    return tuple(given)
+
+
+def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:
+    if transforms and (element.layout == "ragged" or element.dtype.names is not None):
+        what = "rows of any length" if element.layout == "ragged" else "values with fields"
+        msg = (
+            f"{element.name!r} has {what}, which `transform` does not support; use "
+            "`batch_transform`"
+        )
+        raise ParameterError(msg)
+    for each in transforms:
+        if isinstance(each, Scale) and each.n_columns != element.n_columns:
+            msg = (
+                f"`Scale` must have a mean and std for each column, but got {each.n_columns:,} "
+                f"for the {element.n_columns:,} columns of {element.name!r}; give those of the "
+                "delivered columns, in their order"
+            )
+            raise ParameterError(msg)
+    n_stored = len(as_stored(transforms, element.layout))
+    if n_stored < len(transforms) and not is_made_dense:
+        msg = (
+            f"{element.name!r} is sparse, and {transforms[n_stored]!r} changes its zeros; use "
+            "dense=True without `fetch_transform` and `batch_callback` or, for Scale, "
+            "zero_center=False"
+        )
+        raise ParameterError(msg)
+
+
+def float_dtypes(elements: Mapping[str, Element], dtype: Dtypes, transforms: Transforms) -> Dtypes:
+    """Return the dtypes for reading, float32 or float64 for transformed elements.
+
+    Other stored values, such as integer counts, are read as float32.
+
+    Raises
+    ------
+    ParameterError
+        Another dtype is requested.
+    """
+    as_floats = dict[str, np.dtype[Any]]()
+    for name in transforms:
+        asked = dtype.get(name) if isinstance(dtype, Mapping) else dtype
+        if asked is not None and asked not in _FLOATS:
+            msg = (
+                f"`dtype` must be float32 or float64 with a `transform`, but got {asked} for "
+                f"{name!r}; leave it out to read such values as float32"
+            )
+            raise ParameterError(msg)
+        if asked is None and elements[name].dtype not in _FLOATS:
+            as_floats[name] = _FLOATS[0]
+    if not as_floats:
+        return dtype
+    return as_floats | (dict(dtype) if isinstance(dtype, Mapping) else {})

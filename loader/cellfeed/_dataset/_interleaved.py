@@ -23,15 +23,13 @@ from cellfeed._dataset._loader import (
     to_be_called,
 )
 from cellfeed._dataset._ranks import RanksCompared
-from cellfeed._dataset._resumable import ResumableDataset
+from cellfeed._dataset._state import ResumableDataset
 from cellfeed._dataset._statistics import Statistics
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed._torch import require_torch
 from cellfeed.sampling import Permutation, Progress, derive_key
-from cellfeed.sampling._progress import delivered_by_worker, next_worker
-from cellfeed.sampling._rest import minibatches_by_worker
-
-__all__ = ["InterleavedDatasets", "Stop"]
+from cellfeed.sampling._base import delivered_by_worker, next_worker
+from cellfeed.sampling._plan import minibatches_by_worker
 
 Stop = Literal["first_exhausted", "all_exhausted"]
 Minibatches = Generator[Any, None, None]

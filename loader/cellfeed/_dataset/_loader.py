@@ -19,20 +19,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from cellfeed._chunks import Counter, Counters
-from cellfeed._dataset._epochs import Start
-from cellfeed._dataset._iteration import Iteration, wait_for_dropped
+from cellfeed._dataset._epochs import Iteration, Start, wait_for_dropped
 from cellfeed._dataset._run import Counted
 from cellfeed._dataset._trainers import accumulating
-from cellfeed._errors import (
-    CellfeedError,
-    DeliveryError,
-    ParameterError,
-    StateError,
-    require_integer,
-)
-from cellfeed._torch import DataLoader, default_convert, get_worker_info
-from cellfeed._workers import (
+from cellfeed._dataset._workers import (
     Arrivals,
     Departures,
     WorkerStart,
@@ -41,20 +31,17 @@ from cellfeed._workers import (
     departures,
     message_of,
 )
+from cellfeed._decode import Counter, Counters
+from cellfeed._errors import (
+    CellfeedError,
+    DeliveryError,
+    ParameterError,
+    StateError,
+    require_integer,
+)
+from cellfeed._torch import DataLoader, default_convert, get_worker_info
 from cellfeed.interrupts import interrupts_held
 from cellfeed.machine import local_world_size, usable_memory_bytes
-
-__all__ = [
-    "MinibatchLoader",
-    "as_it_is",
-    "check_loader",
-    "check_other_loader",
-    "context_without_threads",
-    "errors_that_travel",
-    "n_that_fit",
-    "sent_whole",
-    "to_be_called",
-]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

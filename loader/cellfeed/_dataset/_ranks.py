@@ -32,8 +32,6 @@ from cellfeed._torch import HAS_TORCH, dist, get_worker_info
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Beginning", "CommonSeed", "Ranks", "RanksCompared"]
-
 Rank = tuple[int, int]  # rank, and the number of ranks
 # Of each rank, that others may look at.
 _N_BEGINNINGS = 16

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import psutil
 from numpy.typing import ArrayLike
 
+from cellfeed._collection._indexables import count_indexable_rows
 from cellfeed._errors import (
     FormatError,
     ParameterError,
@@ -21,7 +22,6 @@ from cellfeed._errors import (
     require_integer,
     require_positive,
 )
-from cellfeed._indexables._multi_indexable import count_indexable_rows
 from cellfeed.machine import usable_cores
 from cellfeed.sampling import (
     BlockShuffling,
@@ -31,8 +31,6 @@ from cellfeed.sampling import (
     SamplingStrategy,
     Streaming,
 )
-
-__all__ = ["SCHEMA", "Recommendation", "Recommending", "read_recommendation"]
 
 SCHEMA = "cellfeed.autotune/2"
 _BEFORE = "cellfeed.autotune/1"  # of which the sizes lay one level higher

@@ -7,14 +7,12 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from cellfeed._chunks import Counter, Counters
 from cellfeed._dataset._epochs import Claim, EpochCounter, Start
 from cellfeed._dataset._ranks import Beginning, RanksCompared
+from cellfeed._decode import Counter, Counters
 from cellfeed._errors import DeliveryError, StateError
 from cellfeed._torch import get_worker_info
 from cellfeed.sampling import Progress
-
-__all__ = ["Counted", "Divided", "Place", "Run", "ShareLike"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._chunks import Counter
-
-__all__ = ["Statistics"]
+from cellfeed._decode import Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

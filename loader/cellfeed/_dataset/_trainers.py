@@ -16,14 +16,6 @@ from typing import Any
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError, StateError
 
-__all__ = [
-    "accumulating",
-    "check_data_loader",
-    "check_lightning",
-    "is_overfitting",
-    "require_kept_whole",
-]
-
 _N_CALLERS = 4  # between a DataLoader and the dataset that it asks for its class
 _LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
 

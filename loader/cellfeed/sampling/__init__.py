@@ -5,19 +5,19 @@ among ranks, fetches and minibatches. Randomness is counter-based: each draw dep
 and a number, without state.
 """
 
-from cellfeed.sampling._base import ABSENT_BY_DEFAULT, EpochOrder, SamplingStrategy
-from cellfeed.sampling._block_shuffling import BlockShuffling
-from cellfeed.sampling._block_sizes import BlockSizes
-from cellfeed.sampling._chunk_starts import ChunkStarts
-from cellfeed.sampling._chunked_rows import ChunkedRows
-from cellfeed.sampling._class_balanced import ClassBalancedSampling
+from cellfeed.sampling._base import (
+    ABSENT_BY_DEFAULT,
+    BlockSizes,
+    ChunkedRows,
+    EpochOrder,
+    Progress,
+    SamplingStrategy,
+)
+from cellfeed.sampling._block_shuffling import BlockShuffling, ChunkStarts, Streaming
 from cellfeed.sampling._grouped import GroupedSampling
-from cellfeed.sampling._permutation import Permutation
+from cellfeed.sampling._permutation import Permutation, derive_key, random_below, random_words
 from cellfeed.sampling._plan import EpochPlan, Fetch, Share
-from cellfeed.sampling._progress import Progress
-from cellfeed.sampling._random import derive_key, random_below, random_words
-from cellfeed.sampling._streaming import Streaming
-from cellfeed.sampling._weighted import BlockWeightedSampling
+from cellfeed.sampling._weighted import BlockWeightedSampling, ClassBalancedSampling
 
 __all__ = [
     "ABSENT_BY_DEFAULT",

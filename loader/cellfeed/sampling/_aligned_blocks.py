@@ -6,21 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.sampling._base import EpochOrder
-from cellfeed.sampling._block_sizes import BlockSizes
-from cellfeed.sampling._chunked_rows import ChunkedRows
-from cellfeed.sampling._kernels._bounds import (
+from cellfeed.sampling._base import BlockSizes, ChunkedRows, EpochOrder
+from cellfeed.sampling._kernels import (
     CHUNK,
     FIRST_ROW,
     N_COLUMNS,
     POINTER,
     ROW,
+    group_sizes,
     moments,
+    rows_at,
 )
-from cellfeed.sampling._kernels._order import group_sizes, rows_at
 from cellfeed.sampling._permutation import Permutation
-
-__all__ = ["AlignedBlocks"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,14 +1,16 @@
 """`SamplingStrategy`, the base class of sampling strategies."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ABSENT_BY_DEFAULT", "EpochOrder", "SamplingStrategy"]
+from cellfeed._errors import ParameterError, require_integer, require_positive
 
 ABSENT_BY_DEFAULT: Mapping[str, bool] = MappingProxyType({"absent by default": True})
 """Metadata of a dataclass field that states omit while it has its default value.
@@ -133,3 +135,242 @@ class SamplingStrategy(ABC):
         ``n_rows`` need not be counted. The default is 0.
         """
         return 0
+
+
+# The sizes of blocks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSizes:
+    """Sizes of the blocks of an epoch, in rows.
+
+    Parameters
+    ----------
+    n_blocks
+        Number of blocks.
+    mean, largest
+        Mean and largest size.
+    effective
+        Mean size, over rows, of the block that a row is in: ``E[s^2] / E[s]`` for block sizes s.
+        Blocks of this one size would mix equally well; see
+        `cellfeed_tuner.theory.lower_bound_bits`.
+    """
+
+    n_blocks: int
+    mean: float
+    largest: int
+    effective: float
+
+
+# The rows that a strategy may visit: all rows, or the given indices.
+
+
+def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
+    """Return the rows to visit, checked and in storage order; None for all rows.
+
+    ``__post_init__`` of a strategy calls this, and warnings point to the caller of its caller.
+
+    Raises
+    ------
+    ParameterError
+        The indices are not one-dimensional non-negative integers, or there are none.
+
+    Warns
+    -----
+    UserWarning
+        The indices were not sorted.
+    """
+    if indices is None:
+        return None
+    given = np.asarray(indices)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
+        msg = (
+            "`indices` must be one-dimensional integers, at least one, "
+            f"but got shape {given.shape} and dtype {given.dtype}"
+        )
+        if given.dtype.kind == "U" and not given.ndim:
+            msg += "; write `collection.where(query)`"
+        elif given.dtype.kind == "b":
+            msg += "; write `np.flatnonzero(mask)`"
+        raise ParameterError(msg)
+    rows = given.astype(np.int64)
+    if np.any(rows[1:] < rows[:-1]):
+        warnings.warn(
+            (
+                "`indices` were not sorted; they are read in sorted order, so sort them to "
+                "silence this warning"
+            ),
+            UserWarning,
+            stacklevel=4,
+        )
+        rows = np.sort(rows)
+    if rows[0] < 0:
+        msg = f"`indices >= 0` must hold, but the smallest is {rows[0]}"
+        raise ParameterError(msg)
+    return rows
+
+
+def sorted_with(indices: ArrayLike | None, values: NDArray[Any]) -> NDArray[Any]:
+    """Return values in the order of `sorted_indices` if there is one for each index."""
+    given = None if indices is None else np.asarray(indices)
+    if given is None or given.shape != values.shape or not np.any(given[1:] < given[:-1]):
+        return values
+    in_order: NDArray[Any] = values[np.argsort(given, kind="stable")]
+    return in_order
+
+
+def n_available(indices: ArrayLike | None, n_rows: int) -> int:
+    """Return how many rows may be visited.
+
+    Raises
+    ------
+    ParameterError
+        A row is beyond the collection.
+    """
+    if indices is None:
+        return n_rows
+    rows = np.asarray(indices)
+    if rows[-1] >= n_rows:
+        msg = f"`indices < {n_rows}` (the number of rows) must hold, but the largest is {rows[-1]}"
+        raise ParameterError(msg)
+    return rows.size
+
+
+def among(indices: ArrayLike | None, order: EpochOrder) -> EpochOrder:
+    """Return an order of rows, from an order of their numbers among ``indices``."""
+    if indices is None:
+        return order
+    rows: NDArray[np.int64] = np.asarray(indices)
+    return lambda positions: rows[order(positions)]
+
+
+# How the rows of a file are divided into chunks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkedRows:
+    """The rows of one file, stored consecutively in chunks that are decompressed as a whole.
+
+    Parameters
+    ----------
+    n_rows
+        Number of rows.
+    chunk_size
+        Elements in a chunk; 0 if rows are not in such chunks, so that any row may begin a block.
+    row_size
+        Elements in each row, if all rows have equally many.
+    pointer
+        Otherwise, the first element of each row, ascending, int64, shape (n_rows + 1,).
+    """
+
+    n_rows: int
+    chunk_size: int = 0
+    row_size: int = 0
+    pointer: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the row pointers, and convert them for compiled code."""
+        if self.pointer is not None:
+            pointer = np.ascontiguousarray(self.pointer, np.int64)
+            object.__setattr__(self, "pointer", pointer)
+            if pointer.shape != (self.n_rows + 1,):
+                msg = (
+                    f"`pointer` must have {self.n_rows + 1} values, one more than rows, but got "
+                    f"shape {pointer.shape}"
+                )
+                raise ParameterError(msg)
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements in all rows."""
+        if self.pointer is None:
+            return self.n_rows * self.row_size
+        return int(self.pointer[-1])
+
+
+# How far an epoch has come, on given numbers of ranks and workers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far an epoch has come, and how it was divided.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks.
+    num_workers
+        Number of workers of each rank, each of which takes every n-th fetch; at least 1.
+    n_minibatches
+        Number of minibatches that each rank has delivered.
+
+    Raises
+    ------
+    ParameterError
+        ``world_size`` or ``num_workers`` is below one, or ``n_minibatches`` is negative.
+    """
+
+    world_size: int = 1
+    num_workers: int = 1
+    n_minibatches: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("world_size", "num_workers"):
+            object.__setattr__(self, name, require_positive(name, getattr(self, name)))
+        n = require_integer("n_minibatches", self.n_minibatches)
+        object.__setattr__(self, "n_minibatches", n)
+        if n < 0:
+            msg = f"`n_minibatches >= 0` must hold, but got {n}"
+            raise ParameterError(msg)
+
+
+def delivered_by_worker(totals: NDArray[np.int64], n_delivered: int) -> NDArray[np.int64]:
+    """Return how many minibatches came from each worker.
+
+    A DataLoader takes one minibatch from each worker in turn, and skips workers that have no more.
+
+    Parameters
+    ----------
+    totals
+        Number of minibatches of each worker in the epoch, int64, shape (n_workers,).
+    n_delivered
+        Number of delivered minibatches of all workers; at most ``totals.sum()``.
+
+    Returns
+    -------
+    int64, shape (n_workers,), with the sum ``n_delivered``.
+
+    Examples
+    --------
+    >>> delivered_by_worker(np.array([4, 1, 3]), 6)
+    array([3, 1, 2])
+    """
+    low, high = 0, int(totals.max(initial=0))  # whole turns
+    while low < high:
+        middle = (low + high + 1) // 2
+        if np.minimum(totals, middle).sum() <= n_delivered:
+            low = middle
+        else:
+            high = middle - 1
+    delivered = np.minimum(totals, low)
+    next_ones = np.flatnonzero(totals > low)[: n_delivered - int(delivered.sum())]
+    delivered[next_ones] += 1
+    return delivered
+
+
+def next_worker(totals: NDArray[np.int64], delivered: NDArray[np.int64]) -> int:
+    """Return the worker that delivers next; 0 if none has minibatches left.
+
+    Parameters
+    ----------
+    totals, delivered
+        Number of minibatches of each worker, and of its delivered ones, shape (n_workers,).
+
+    Examples
+    --------
+    >>> next_worker(np.array([4, 1, 3]), np.array([3, 1, 2]))
+    2
+    """
+    has_more = np.flatnonzero(delivered < totals)
+    return int(has_more[delivered[has_more].argmin()]) if has_more.size else 0

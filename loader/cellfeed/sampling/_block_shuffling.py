@@ -1,6 +1,7 @@
 """Contiguous blocks of rows in random order."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -8,17 +9,83 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed.sampling._base import ABSENT_BY_DEFAULT, EpochOrder, SamplingStrategy
-from cellfeed.sampling._block_sizes import BlockSizes
-from cellfeed.sampling._chunk_starts import ChunkStarts
-from cellfeed.sampling._indices import among, n_available, sorted_indices
-from cellfeed.sampling._permutation import Permutation
-from cellfeed.sampling._random import derive_key, random_below
+from cellfeed.sampling._base import (
+    ABSENT_BY_DEFAULT,
+    BlockSizes,
+    ChunkedRows,
+    EpochOrder,
+    SamplingStrategy,
+    among,
+    n_available,
+    sorted_indices,
+)
+from cellfeed.sampling._permutation import Permutation, derive_key, random_below
 
 if TYPE_CHECKING:
     from cellfeed.sampling._aligned_blocks import AlignedBlocks
 
-__all__ = ["BlockShuffling", "shuffled_blocks"]
+
+# Which rows are the first to begin in a chunk of storage.
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkStarts:
+    """Which rows of a collection are the first to begin in a chunk, computed on demand.
+
+    This is ``align`` of a `BlockShuffling` that is bound to a collection. Only the row pointers are
+    kept, in the memory that reading uses.
+
+    Parameters
+    ----------
+    read
+        Returns the rows of each file, in the order of the collection. Called once in each process
+        that gets a pickled copy.
+
+    Examples
+    --------
+    >>> dense = ChunkedRows(n_rows=10, chunk_size=4, row_size=1)
+    >>> ChunkStarts(lambda: [dense]).blocks(None, 3).sizes()  # 4, 4 and 2 rows
+    BlockSizes(n_blocks=3, mean=3.3333333333333335, largest=4, effective=3.6)
+    """
+
+    read: InitVar[Callable[[], Sequence[ChunkedRows]]]
+    chunks: NDArray[np.int64] = field(init=False, repr=False)  # tell storage from other storage
+
+    def __post_init__(self, read: Callable[[], Sequence[ChunkedRows]]) -> None:
+        """Read the positions of the rows."""
+        object.__setattr__(self, "_read", read)
+        of_files = [(each.n_rows, each.chunk_size, each.n_elements) for each in self._files()]
+        object.__setattr__(self, "chunks", np.array(of_files, np.int64).reshape(-1, 3))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rows": None}
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows in all files."""
+        return int(self.chunks[:, 0].sum())
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether any row is in a chunk that is decompressed as a whole."""
+        return bool(self.chunks[:, 1].any())
+
+    def blocks(self, indices: NDArray[np.int64] | None, block_size: int) -> "AlignedBlocks":
+        """Return the aligned blocks of all rows, or of the given ascending rows."""
+        # It needs numba, which only those wait for who ask for it.
+        from cellfeed.sampling._aligned_blocks import AlignedBlocks  # noqa: PLC0415
+
+        n = self.n_rows if indices is None else indices.size
+        rows = np.empty(0, np.int64) if indices is None else indices
+        return AlignedBlocks(self._files(), rows, n, min(block_size, max(1, n)))
+
+    def _files(self) -> Sequence[ChunkedRows]:
+        files: Sequence[ChunkedRows] | None = self.__dict__.get("_rows")
+        if files is None:
+            files = tuple(self.__dict__["_read"]())
+            object.__setattr__(self, "_rows", files)
+        return files
+
 
 # Purposes of the random streams of one epoch.
 _BLOCK_ORDER, _SHORT_BLOCK, _GRID_OFFSET = range(3)
@@ -254,3 +321,47 @@ class _BlockOrder:
             blocks = self.permute(distinct)[inverse.reshape(slots.shape)]
         rows: NDArray[np.int64] = blocks * self.block_size + within
         return rows
+
+
+# Rows in storage order.
+
+
+@dataclass(frozen=True, eq=False)
+class Streaming(SamplingStrategy):
+    """Visit the rows in storage order.
+
+    Parameters
+    ----------
+    indices
+        The rows to visit, one-dimensional integers; all rows if None. They are sorted, with
+        a warning if they were not.
+    shuffle
+        Whether the rows of a fetch are delivered in random order (a shuffle buffer of
+        ``batch_size * fetch_factor`` rows).
+
+    Examples
+    --------
+    >>> Streaming(indices=[3, 5, 8]).n_positions(n_rows=10)
+    3
+    """
+
+    indices: ArrayLike | None = None
+    shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        """Check and sort the indices."""
+        object.__setattr__(self, "indices", sorted_indices(self.indices))
+
+    @property
+    def shuffles_fetch(self) -> bool:
+        """Whether the rows of a fetch are delivered in random order."""
+        return self.shuffle
+
+    def n_positions(self, n_rows: int) -> int:
+        """Return the number of rows that an epoch visits."""
+        return n_available(self.indices, n_rows)
+
+    def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
+        """Return the storage order, which is the same in every epoch."""
+        del n_rows, epoch_key
+        return among(self.indices, lambda positions: positions)

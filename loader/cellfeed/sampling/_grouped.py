@@ -8,16 +8,29 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed.sampling._base import EpochOrder, SamplingStrategy
-from cellfeed.sampling._indices import n_available, sorted_indices, sorted_with
+from cellfeed.sampling._base import (
+    EpochOrder,
+    SamplingStrategy,
+    n_available,
+    sorted_indices,
+    sorted_with,
+)
 from cellfeed.sampling._labels import Codes, codes_of_columns, label_codes
 from cellfeed.sampling._masses import CellWeights, masses_of
-from cellfeed.sampling._permutation import Permutation, permute_within
-from cellfeed.sampling._random import derive_key, random_below, random_words
-from cellfeed.sampling._systematic import SystematicDraws
-from cellfeed.sampling._weighted import checked_weights, require_length, require_some, rows_of
-
-__all__ = ["GroupedSampling", "Leftover"]
+from cellfeed.sampling._permutation import (
+    Permutation,
+    derive_key,
+    permute_within,
+    random_below,
+    random_words,
+)
+from cellfeed.sampling._weighted import (
+    SystematicDraws,
+    checked_weights,
+    require_length,
+    require_some,
+    rows_of,
+)
 
 Leftover = Literal["drop", "pad", "smaller"]
 Integers = NDArray[np.int64]

@@ -8,8 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ColumnError, ParameterError
 
-__all__ = ["codes_of_columns", "factorized", "label_codes"]
-
 # Integers below are codes as they are; so are those below a few times the number of cells.
 _FEW = 1 << 16
 _PER_CELL = 4

@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CellWeights", "EvenMasses", "Located", "Masses", "capped_masses", "masses_of"]
-
 _N_BITS = 62  # of the total: sums of two masses fit into int64
 _LEAST_CAP = 1 << 20  # a largest mass below is too coarse for the others
 _CHUNK = 128  # cells of which only the total is kept

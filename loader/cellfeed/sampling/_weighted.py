@@ -2,26 +2,151 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed.sampling._base import EpochOrder, SamplingStrategy
+from cellfeed.sampling._base import (
+    EpochOrder,
+    SamplingStrategy,
+    among,
+    n_available,
+    sorted_indices,
+    sorted_with,
+)
 from cellfeed.sampling._block_shuffling import shuffled_blocks
-from cellfeed.sampling._indices import among, n_available, sorted_indices, sorted_with
+from cellfeed.sampling._labels import codes_of_columns, label_codes
 from cellfeed.sampling._masses import CellWeights, EvenMasses, Masses, capped_masses, masses_of
-from cellfeed.sampling._random import derive_key
-from cellfeed.sampling._systematic import SystematicDraws
+from cellfeed.sampling._permutation import derive_key, random_below, random_words
 
-__all__ = [
-    "BlockWeightedSampling",
-    "WeightedBlocks",
-    "checked_weights",
-    "require_length",
-    "require_some",
-    "rows_of",
-]
+# Systematic sampling: a fixed number of draws, each cell in proportion to its weight.
+
+# Purposes of the random streams of one epoch.
+_START, _OFFSET = range(2)
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystematicDraws:
+    """Draws in storage order, by their numbers.
+
+    Cells are consecutive intervals on a line, each as long as its weight, and equidistant points
+    from a random start choose the drawn cells (Madow, "On the theory of systematic sampling, II",
+    Annals of Mathematical Statistics 20, 1949). On average over starts, a cell is drawn in exact
+    proportion to its weight; in each epoch, that number is rounded up or down.
+
+    If the weights are small, these points are far apart. The line is therefore cut between cells
+    into stretches of ``block_size`` draws, and the points of a stretch move together: as close as
+    possible without drawing its heaviest cell twice, and shifted by an offset that is uniform
+    on the stretch as a circle, so the properties above are preserved. Consecutive draws are then
+    neighbours in storage if the cells of a stretch have equal weights. If weights differ so
+    much that this could draw a cell twice, the points stay where they are.
+
+    Parameters
+    ----------
+    masses
+        The cells and their weights.
+    n
+        Number of draws in a round.
+    block_size
+        Number of draws that should be neighbours in storage.
+    key
+        Key from which, with the number of the round, all randomness is computed.
+    """
+
+    masses: Masses
+    n: int
+    block_size: int
+    key: int
+
+    def cells(self, rounds: Integers, draws: Integers) -> Integers:
+        """Return the drawn cells.
+
+        Parameters
+        ----------
+        rounds
+            Numbers of rounds, shape (n,); each has its own random start.
+        draws
+            Numbers of draws in their rounds, values in [0, n), shape (n,).
+        """
+        points = _Points.of(self, rounds)
+        natural = points.at(draws)
+        stretch_size = min(self.block_size, self.n) * points.step
+        stretches = self.masses.locate(natural).starts // stretch_size
+        distinct, place = np.unique(stretches, return_inverse=True)
+        # Stretches begin with the first cell that begins in them.
+        starts = self._cuts(distinct * stretch_size)[place]
+        ends = self._cuts((distinct + 1) * stretch_size)[place]
+        spacing = self.masses.largest(starts, ends)
+        sizes = ends - starts
+        is_moved = spacing <= sizes // -(-sizes // points.step)
+        words = random_words(derive_key(self.key, _OFFSET, 0), rounds)
+        words = random_words(derive_key(self.key, _OFFSET, 1), words + stretches.astype(np.uint64))
+        offsets = (words >> np.uint64(11)) * 2.0**-53 * sizes
+        offset = np.minimum(offsets.astype(np.int64), sizes - 1)
+        numbers = draws - points.first_from(starts)
+        spacing = np.where(is_moved, spacing, 0)
+        moved = starts + (offset + numbers * spacing) % sizes
+        return self.masses.locate(np.where(is_moved, moved, natural)).cells
+
+    def numbers_from(self, starts: Integers) -> Integers:
+        """Return how many points of the first round are before each place on the line."""
+        return _Points.of(self, np.zeros_like(starts)).first_from(starts)
+
+    def _cuts(self, points: Integers) -> Integers:
+        """Return, for each point, the start of the first cell that does not begin before it."""
+        ends = self.masses.locate(np.clip(points, 1, self.masses.total) - 1).ends
+        return np.where(points > 0, ends, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Equidistant points on a circle, numbered from its beginning, in each of several rounds.
+
+    Parameters
+    ----------
+    step
+        Distance between neighbouring points.
+    extra
+        Additional length of one distance, since the circle is not a multiple of the step.
+    firsts
+        The first point of each round, less ``extra`` if the longer distance comes before it.
+    at_extra
+        Number of the point in each round that follows the longer distance.
+    """
+
+    step: int
+    extra: int
+    firsts: Integers
+    at_extra: Integers
+
+    @classmethod
+    def of(cls, draws: SystematicDraws, rounds: Integers) -> "_Points":
+        total, n = draws.masses.total, draws.n
+        step, extra = divmod(total, n)
+        distinct, place = np.unique(rounds, return_inverse=True)
+        firsts, at_extra = np.empty_like(distinct), np.empty_like(distinct)
+        for number, each in enumerate(distinct.tolist()):
+            start = random_below(derive_key(draws.key, _START, each), total)
+            n_from_start = min(n, -(-(total - start) // step))
+            firsts[number] = start + n_from_start * step - total
+            at_extra[number] = n - n_from_start
+        return cls(step, extra, firsts[place], at_extra[place])
+
+    def at(self, numbers: Integers) -> Integers:
+        """Return the points with the given numbers, one per round."""
+        return self.firsts + numbers * self.step + self.extra * (numbers >= self.at_extra)
+
+    def first_from(self, starts: Integers) -> Integers:
+        """Return the number of the first point that is not before each start."""
+        before = -((self.firsts - starts) // self.step)
+        behind = -((self.firsts + self.extra - starts) // self.step)
+        return np.where(before < self.at_extra, before, np.maximum(behind, self.at_extra))
+
 
 # Purposes of the random streams of one epoch.
 _BLOCKS, _ROUNDS, _LAST_ROUND = range(3)
@@ -324,3 +449,102 @@ class _DrawnBlocks:
         for drawn, of_it in ((self.whole, is_whole), (self.last, ~is_whole)):
             cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
         return cells.reshape(positions.shape)
+
+
+# Cells drawn so that all classes are equally frequent.
+
+
+@dataclass(frozen=True, eq=False)
+class ClassBalancedSampling(WeightedBlocks):
+    """Draw cells so that every class is equally frequent, in contiguous blocks.
+
+    This is `BlockWeightedSampling` with the weight 1 / (number of cells of the class) for each
+    cell; see there for how cells are drawn. With 3 classes, for example, each class gets a third of
+    the draws on average over epochs, and nearly a third in each epoch.
+
+    Parameters
+    ----------
+    labels
+        The class of each cell: numbers, text or categories. Cells without a class (NaN, None, or
+        the number -1, whatever the dtype) are never drawn; other negative numbers are classes.
+        Give one label for each row of the collection, and classes are counted in the whole
+        collection; one for each of ``indices``, and they are counted among these; or the name of an
+        obs column of the collection, and they are counted among ``indices``.
+    block_size
+        Number of draws in a block.
+    indices
+        The rows to draw from; all rows if None. They are sorted, with a warning if they were not.
+    total_size, replace, sampling_size
+        See `BlockWeightedSampling`. Without replacement, all cells of a small class are drawn,
+        and the remaining draws are divided among the other classes.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, labels cannot be used, or there are too few cells with labels to draw
+        none twice.
+
+    Notes
+    -----
+    Labels take the memory of their codes, an eighth of the memory of weights if there are few
+    classes.
+
+    Examples
+    --------
+    >>> strategy = ClassBalancedSampling(["B", "B", "B", "NK", None], total_size=6, block_size=1)
+    >>> np.bincount(strategy.epoch_order(n_rows=5, epoch_key=0)(np.arange(6)))
+    array([1, 1, 1, 3])
+    """
+
+    labels: ArrayLike | str
+    block_size: int = 8
+    indices: ArrayLike | None = None
+    total_size: int | None = None
+    replace: bool = True
+    sampling_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parameters; count the classes."""
+        self._prepare_sizes()
+        if isinstance(self.labels, str):
+            object.__setattr__(self, "indices", sorted_indices(self.indices))
+            self._prepare_masses(None)
+            return
+        codes = sorted_with(self.indices, label_codes(self.labels))
+        object.__setattr__(self, "indices", sorted_indices(self.indices))
+        object.__setattr__(self, "labels", codes)
+        rows = rows_of(self.indices, codes.size, "labels")
+        weights = CellWeights(_class_weights(codes), codes, rows)
+        self._prepare_masses(require_some(weights, "labels"))
+
+    def bound_to(self, collection: Any) -> "ClassBalancedSampling":
+        """Return the strategy with the labels of the obs column that ``labels`` names."""
+        if not isinstance(self.labels, str):
+            return self
+        codes = codes_of_columns(collection, (self.labels,))
+        if self.indices is not None:
+            n_available(self.indices, codes.size)
+            codes = codes[np.asarray(self.indices)]
+        return changed(self, labels=codes)
+
+    def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
+        """Return the draws of one epoch, without memory that grows with rows."""
+        if isinstance(self.labels, str):
+            msg = (
+                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
+                "strategy to a CellDataset, or call bound_to(collection)"
+            )
+            raise ParameterError(msg)
+        return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)
+
+    def _require_length(self, n_rows: int) -> None:
+        if not isinstance(self.labels, str):
+            require_length("labels", np.size(self.labels), self.indices, n_rows)
+
+
+def _class_weights(codes: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64]:
+    """Return the weight of a cell of each class, and 0 for cells without one."""
+    counts = np.bincount(codes[codes >= 0]) if codes.min() < 0 else np.bincount(codes)
+    weights = np.zeros(counts.size + 1)
+    np.divide(1.0, counts, out=weights[:-1], where=counts > 0)
+    return weights

@@ -15,8 +15,10 @@ pytest.register_assert_rewrite(
     "cellfeed.testing._oracle", "cellfeed.testing._source", "cellfeed.testing._strategy"
 )
 
-from cellfeed.testing._cases import StoredCase  # noqa: E402 - after its asserts are registered
-from cellfeed.testing._memory import GuardedPool  # noqa: E402
+from cellfeed.testing._cases import (  # noqa: E402 - after its asserts are registered
+    GuardedPool,
+    StoredCase,
+)
 from cellfeed.testing._source import SourceConformance  # noqa: E402
 from cellfeed.testing._strategy import StrategyCase, StrategyConformance  # noqa: E402
 

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellfeed._cells import RaggedRows
-from cellfeed._sources import Layout
-
-__all__ = ["PLATES", "StoredCase", "stored_cases"]
+from cellfeed._bytes._buffers import Buffer, BufferPool
+from cellfeed._rows import RaggedRows
+from cellfeed._storages import Layout
 
 PLATES = ("plate 1", "plate 2", "plate 3")
 
@@ -239,3 +239,81 @@ def _odd_values(dtype: np.dtype[Any]) -> NDArray[Any]:
     numbers = np.finfo(dtype)
     odd = [numbers.min, numbers.max, numbers.tiny, -0.0, 0.1, np.inf, -np.inf, np.nan]
     return np.array(odd, dtype)
+
+
+# Memory that detects writes outside of its bounds.
+
+_GUARD_BYTES = 256
+_MARK = 0xA5
+
+
+class GuardedPool(BufferPool):
+    """A pool whose buffers have exactly the requested size, with marked bytes on both sides.
+
+    The buffers are filled with marks as well, so unwritten bytes are visible. No buffer is
+    reused.
+
+    Examples
+    --------
+    >>> pool = GuardedPool()
+    >>> pool.acquire(3).array(np.dtype("uint8"), 4)[:] = 1
+    >>> pool.check()
+    Traceback (most recent call last):
+    AssertionError: bytes were written outside of 3 bytes of memory
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[NDArray[np.uint8]] = []
+
+    def acquire(self, n_bytes: int) -> Buffer:
+        """Return memory of exactly ``n_bytes``."""
+        piece = np.full(n_bytes + 2 * _GUARD_BYTES, _MARK, np.uint8)
+        self._pieces.append(piece)
+        return Buffer(piece[_GUARD_BYTES : _GUARD_BYTES + n_bytes])
+
+    def check(self) -> None:
+        """Check that nothing was written outside of the buffers.
+
+        Raises
+        ------
+        AssertionError
+            Bytes outside of a buffer were written.
+        """
+        for piece in self._pieces:
+            sides = piece[:_GUARD_BYTES], piece[piece.size - _GUARD_BYTES :]
+            if any((side != _MARK).any() for side in sides):
+                n_bytes = piece.size - 2 * _GUARD_BYTES
+                msg = f"bytes were written outside of {n_bytes} bytes of memory"
+                raise AssertionError(msg)
+
+
+# Running the checks of a suite over examples that hypothesis draws.
+
+
+def for_all(
+    check: Callable[..., None], *, max_examples: int, **drawn: st.SearchStrategy[Any]
+) -> None:
+    """Call ``check`` with drawn arguments, the same in each run.
+
+    This is not a decorator of the tests, since they draw from attributes of the subclass.
+
+    Parameters
+    ----------
+    check
+        The function with assertions.
+    max_examples
+        Maximum number of calls; a hypothesis profile may lower it.
+    **drawn
+        Strategies of the arguments.
+    """
+    configured = settings(
+        max_examples=min(max_examples, settings().max_examples),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    configured(given(**drawn)(check))()

@@ -17,25 +17,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._cells import Cells
-from cellfeed._cells._minibatch import Minibatch
-from cellfeed._chunks import Verify
-from cellfeed._chunks._reads import Done
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
 from cellfeed._dataset._loader import context_without_threads
+from cellfeed._decode import Verify
+from cellfeed._decode._reads import Done
 from cellfeed._errors import ColumnError
-from cellfeed._reading import Pools, Reader
+from cellfeed._fetch import Pools, Reader
+from cellfeed._rows import Cells
+from cellfeed._rows._minibatch import Minibatch
 from cellfeed._runs import merge_consecutive
-from cellfeed._sources import Layout, Source, open_location, storage_of
+from cellfeed._storages import Layout, Source, open_location, storage_of
 from cellfeed.sampling import BlockShuffling
-from cellfeed.testing._cases import StoredCase, stored_cases
-from cellfeed.testing._for_all import for_all
-from cellfeed.testing._memory import GuardedPool
-from cellfeed.testing._oracle import Oracle
-from cellfeed.testing._reading import GuardedRead
-
-__all__ = ["SourceConformance"]
+from cellfeed.testing._cases import GuardedPool, StoredCase, for_all, stored_cases
+from cellfeed.testing._oracle import GuardedRead, Oracle
 
 _OBS = ("plate", "number")
 _CAST_TO = ("float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 from cellfeed.sampling import EpochPlan, SamplingStrategy
-from cellfeed.testing._for_all import for_all
-
-__all__ = ["StrategyCase", "StrategyConformance"]
+from cellfeed.testing._cases import for_all
 
 _N_OF_LARGE = 1 << 18  # rows: as int64, they take 2 MiB
 _SMALL_BYTES = 1 << 19  # what may be held or used that does not grow with rows

@@ -8,7 +8,7 @@ import pytest
 from tests.loader.matrices import dense, random_csr
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
-from cellfeed._chunks import divide_reads
+from cellfeed._decode import divide_reads
 from cellfeed.transforms import Log1p, NormalizeTotal, Scale
 
 N_CELLS, BATCH, FACTOR = 400, 16, 10
@@ -71,7 +71,7 @@ def others_wait(monkeypatch):
         first, others = divide_reads(*given)
         return first, Held(others)
 
-    monkeypatch.setattr("cellfeed._reading._reader.divide_reads", divided)
+    monkeypatch.setattr("cellfeed._fetch._reader.divide_reads", divided)
     return may_go_on, waited
 
 

@@ -17,8 +17,8 @@ import scipy.sparse as sp
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, Streaming, open_collection
-from cellfeed._buffers import Segment
-from cellfeed._dataset._iteration import wait_for_dropped
+from cellfeed._bytes._buffers import Segment
+from cellfeed._dataset._epochs import wait_for_dropped
 
 multi_threaded = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -322,7 +322,7 @@ def test_what_was_dropped_is_closed_before_python_ends():
     """Else its thread would be stopped wherever it is, perhaps with a lock in its hands."""
     script = """
 import time
-from cellfeed._dataset._iteration import Iteration
+from cellfeed._dataset._epochs import Iteration
 
 def numbers():
     try:

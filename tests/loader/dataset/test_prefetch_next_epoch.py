@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loader.sources.expecting import expecting, matrix_of
+from tests.loader.storages.expecting import expecting, matrix_of
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -29,7 +29,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed._dataset._iteration import wait_for_dropped
+from cellfeed._dataset._epochs import wait_for_dropped
 
 MATRIX = matrix_of()
 DENSE = MATRIX.toarray()

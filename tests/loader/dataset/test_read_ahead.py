@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loader.sources.expecting import expecting, matrix_of
+from tests.loader.storages.expecting import expecting, matrix_of
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -19,6 +19,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
+from cellfeed._dataset._epochs import wait_for_dropped
 
 MATRIX = matrix_of()
 DENSE = MATRIX.toarray()
@@ -164,7 +165,7 @@ class TestLettingGo:
         collection, store = remote
         for _ in dataset_over(collection, prefetch=prefetch):
             break
-        dataset_over(collection).__iter__().close()  # waits for what was dropped
+        wait_for_dropped()
         assert store.coming == []
 
     def test_where_the_iterator_is_closed_in_the_middle_of_waiting(self, remote, prefetch):

@@ -1,14 +1,14 @@
 """h5ad and zarr on a web server pass the suite of sources."""
 
 import pytest
-from tests.loader.sources.test_conformance import TestH5ad as H5ad
-from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
+from tests.loader.storages.test_conformance import TestH5ad as H5ad
+from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
 from tests.servers.web import WebServer
 
 from cellfeed._bytes import Location
-from cellfeed._sources._anndata import _open
-from cellfeed._sources._anndata._remote_h5file import RemoteH5File
-from cellfeed._sources._anndata._remote_zarr import RemoteZarrStore, remote_groups
+from cellfeed._storages._anndata import _open
+from cellfeed._storages._anndata._remote_h5file import RemoteH5File
+from cellfeed._storages._anndata._zarr import RemoteZarrStore, remote_groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import _mapping
-from cellfeed._remote import _disk_cache, _segments
-from cellfeed._remote._disk_cache import DiskCache
+from cellfeed._bytes._remote import _disk_cache, _segments
+from cellfeed._bytes._remote._disk_cache import DiskCache
 from cellfeed.machine import cache_folder
 
 PLENTY = 10**8

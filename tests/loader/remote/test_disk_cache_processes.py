@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cellfeed._remote._disk_cache import DiskCache
+from cellfeed._bytes._remote._disk_cache import DiskCache
 
 MOST, SIZE, N_RANGES = 4_000_000, 10_000, 300
 PLENTY = 10**8

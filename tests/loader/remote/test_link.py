@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from cellfeed._remote._link import Link, Window
+from cellfeed._bytes._remote._scheduler import Link, Window
 
 N_REQUESTS = 12_000
 

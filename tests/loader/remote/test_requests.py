@@ -11,8 +11,8 @@ from tests.servers.web import WebServer
 
 from cellfeed import PathError, RemoteError
 from cellfeed._bytes import Location, StorageOptions, until_left
-from cellfeed._remote import RemoteObjects, open_object
-from cellfeed._remote._scheduler import scheduler_of
+from cellfeed._bytes._remote import RemoteObjects, open_object
+from cellfeed._bytes._remote._scheduler import scheduler_of
 
 CONTENT = np.random.default_rng(3).bytes(50_000)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from cellfeed.sampling._kernels import _radix
-from cellfeed.sampling._sorting import distinct, sorted_order
+from cellfeed.sampling import _kernels
+from cellfeed.sampling._plan import distinct, sorted_order
 
 SHAPES = of_numpy.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=40)
 FEW = st.sampled_from([0, 1, 1 << 8, 1 << 40, 2**64 - 1])  # which repeat
@@ -20,7 +20,7 @@ FEW = st.sampled_from([0, 1, 1 << 8, 1 << 40, 2**64 - 1])  # which repeat
 def is_compiled(request):
     with patch.dict(sys.modules):
         if request.param == "not compiled":
-            del sys.modules[_radix.__name__]
+            del sys.modules[_kernels.__name__]
         yield
 
 

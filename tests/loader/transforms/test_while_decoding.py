@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
-from cellfeed._reading import Reader
-from cellfeed._reading._laid_out import LaidOut
+from cellfeed._fetch import Reader
+from cellfeed._fetch._laid_out import LaidOut
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 N_GENES = 30

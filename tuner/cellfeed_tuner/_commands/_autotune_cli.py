@@ -17,7 +17,7 @@ import click
 
 from cellfeed import FormatError, PathError, __version__
 from cellfeed.console import ByteSize, OneLineErrorCommand, OneLineErrorGroup
-from cellfeed_tuner._commands._entry_point import OF_THIS_PROCESS
+from cellfeed_tuner._commands import OF_THIS_PROCESS
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
@@ -26,9 +26,7 @@ from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
     SAMPLERS,
 )
-from cellfeed_tuner._searching._time_budget import TimeBudget
-
-__all__ = ["Sizes", "explain_command", "listed", "main", "show_command"]
+from cellfeed_tuner._searching._budget import TimeBudget
 
 if TYPE_CHECKING:
     from cellfeed_tuner._measuring._measuring_process import MeasuringProcess

@@ -20,15 +20,12 @@ from cellfeed import ClassBalancedSampling, Collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._constants import WRITING_SECONDS, WRITING_SHARE
-from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._machine import CacheState
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._plain import replaced_file
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._terminal import code_to_paste, print_report
-from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
-from cellfeed_tuner._searching._time_budget import TimeBudget
-
-__all__ = ["LiveDisplay", "run"]
+from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, replaced_file
+from cellfeed_tuner._searching._budget import TimeBudget
 
 _STAGES = {
     "machine": "Inspecting the machine",

@@ -12,19 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner import theory
+from cellfeed_tuner._bottleneck import Bottleneck, microseconds, with_training_step
 from cellfeed_tuner._comparisons import Predictions, floor_cost
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._explain._bottleneck import Bottleneck, microseconds, with_training_step
 from cellfeed_tuner._interval import Estimate, interval, times
-from cellfeed_tuner._plain import to_plain
 from cellfeed_tuner._planning._recommend import StoredOrdering, choose
-from cellfeed_tuner._reports._console import report_console, say
+from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._reports._terminal import say_choice
 from cellfeed_tuner._reports._words import in_words, megabytes
-from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import STATUS_WORDS, ConfigurationResult
-
-__all__ = ["explain"]
+from cellfeed_tuner._result import AutotuneResult, to_plain
+from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
 
 _BAR_WIDTH = 24
 
@@ -128,20 +125,6 @@ def _facts(result: AutotuneResult, answer: _Why) -> Table:
     return table
 
 
-def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None) -> dict[str, Any]:
-    plain = result.to_json()
-    return {
-        "schema": "cellfeed.explain/2",
-        "recommended": plain["recommended"],
-        "nearest": plain["nearest"],
-        "bottleneck": found and to_plain(found) | {"sentence": found.sentence},
-        "storage_advice": [
-            to_plain(each) | {"sentence": each.sentence} for each in result.storage_advice
-        ],
-        "answer": answer and to_plain(answer),
-    }
-
-
 def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
     """Return why the configurations in question were not chosen, or were."""
     chosen, outside, homogeneous = result.chosen, None, None
@@ -213,3 +196,17 @@ def _nearest(wanted: Mapping[str, int], result: AutotuneResult) -> Configuration
 
     measured = [each for each in result.configurations if each.cells_per_second is not None]
     return min(measured or result.configurations, key=apart)
+
+
+def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None) -> dict[str, Any]:
+    plain = result.to_json()
+    return {
+        "schema": "cellfeed.explain/2",
+        "recommended": plain["recommended"],
+        "nearest": plain["nearest"],
+        "bottleneck": found and to_plain(found) | {"sentence": found.sentence},
+        "storage_advice": [
+            to_plain(each) | {"sentence": each.sentence} for each in result.storage_advice
+        ],
+        "answer": answer and to_plain(answer),
+    }

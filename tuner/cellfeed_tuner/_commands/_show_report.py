@@ -10,12 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._history._earlier_run import EarlierRun
-from cellfeed_tuner._history._study import cache_folder, read_runs
+from cellfeed_tuner._history import EarlierRun
 from cellfeed_tuner._interval import interval
-from cellfeed_tuner._reports._console import report_console
-
-__all__ = ["show"]
+from cellfeed_tuner._reports import report_console
+from cellfeed_tuner._study import cache_folder, read_runs
 
 
 def show(*, as_json: bool) -> None:
@@ -44,12 +42,6 @@ def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
         kind = run.key.name, tuple(asked.labels), asked.batch_size, asked.cache, asked.ranks
         by_kind[kind] = run
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
-
-
-def _json(run: EarlierRun) -> dict[str, Any]:
-    known = {"machine": run.key.machine, "data": run.key.data, "versions": run.key.versions}
-    fingerprints = {name: {"digest": each.digest, **each.facts} for name, each in known.items()}
-    return fingerprints | run.to_json() | {"n_measured": len(run.trials)}
 
 
 def _print(runs: Sequence[EarlierRun]) -> None:
@@ -81,3 +73,9 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     if run.choice is None or run.cells_per_second is None:
         return dataset, computer, "none feasible", ""
     return dataset, computer, str(run.choice), interval(run.cells_per_second)
+
+
+def _json(run: EarlierRun) -> dict[str, Any]:
+    known = {"machine": run.key.machine, "data": run.key.data, "versions": run.key.versions}
+    fingerprints = {name: {"digest": each.digest, **each.facts} for name, each in known.items()}
+    return fingerprints | run.to_json() | {"n_measured": len(run.trials)}

@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from cellfeed import Collection, NumericColumn
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._subject._labels import label_name, label_text
-
-__all__ = ["Comparison", "compare_with_files"]
+from cellfeed_tuner._subject import label_name, label_text
 
 # At most so many cells are compared, however slow the storage is.
 _MOST_CELLS = 128

@@ -37,8 +37,9 @@ from cellfeed_tuner._constants import (
     MEMORY_AT_LEAST_EVERY_SECONDS,
     MEMORY_EVERY_SECONDS,
 )
-from cellfeed_tuner._machine._busy import OtherPrograms, ProcessorClock
-from cellfeed_tuner._machine._processes import (
+from cellfeed_tuner._machine import (
+    OtherPrograms,
+    ProcessorClock,
     Progressed,
     end_of,
     kill_tree,
@@ -46,12 +47,6 @@ from cellfeed_tuner._machine._processes import (
     tree_cpu_seconds,
     tree_memory_bytes,
 )
-
-__all__ = [
-    "MeasuringError", "MeasuringProcess", "Outcome", "Request", "Runs", "SideBySide",
-    "serve",
-]  # fmt: skip
-
 
 # PyTorch's message in the process whose worker was killed, or ended without a word.
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")

@@ -8,45 +8,351 @@ pause in the clock would be unpaid time to read ahead.
 """
 
 import os
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from cellfeed import Collection, Statistics
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from cellfeed import Collection, Minibatch, ParameterError, Statistics
+from cellfeed.machine import threads_per_process
+from cellfeed.stages import begin_with_requests, requests_under_way
 from cellfeed_tuner._constants import (
     FETCHES_AHEAD,
+    LEAST_MINIBATCHES_AHEAD,
     LONG_EPOCH,
     LONG_EPOCH_OF_WORKERS,
+    LOOKING_SHARE,
+    REMOTE_PREFETCH,
 )
-from cellfeed_tuner._machine._processes import (
+from cellfeed_tuner._entropy import by_round, conditional_entropies_of, entropies_of
+from cellfeed_tuner._machine import (
     BytesRead,
+    CacheState,
+    PageRuns,
     Progressed,
     bytes_read,
+    drop_clean_pages,
     processor_time_between,
+    resident_runs,
     thread_times,
 )
-from cellfeed_tuner._measuring._dropping import Dropping, rounds_ahead
+from cellfeed_tuner._measuring._delivery import (
+    Delivered,
+    DeliveredCell,
+    cells_needed,
+    sampled_cells,
+)
 from cellfeed_tuner._measuring._events import (
     Findings,
     Infeasible,
-    MakeDataset,
+    Pace,
     Round,
     Started,
-    Step,
     TimingSettings,
 )
-from cellfeed_tuner._measuring._pace import Pace
-from cellfeed_tuner._measuring._session import DatasetSession, EpochTooShortError, Session
-from cellfeed_tuner._subject._selected import Selected
-from cellfeed_tuner._subject._tunable import Tunable
+from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
 
-__all__ = [
-    "CountedRounds", "Findings", "Infeasible", "MakeDataset", "Round", "Started",
-    "Step", "TimingRequest",
-]  # fmt: skip
+# A loader opened in the measuring process, and the rows and labels that it delivers.
+
+
+class EpochTooShortError(ParameterError):
+    """An epoch has too few whole fetches to time any."""
+
+
+class Session:
+    """A loader of any kind, opened with the settings of a request.
+
+    If ``is_mapped``, ``files`` may be mapped into memory. An epoch has ``n_rounds`` of whole
+    fetches; without any, or with workers and fewer than two, it is too short. At its start,
+    ``n_asked`` fetches are requested from a server. For threads, see `Started`.
+    """
+
+    is_mapped = True
+    n_asked = 0
+    n_threads, n_function_threads = 1, 0
+
+    def __init__(self, tunable: Tunable, request: TimingSettings) -> None:
+        self._tunable, self._request = tunable, request
+        self.files = tunable.paths
+        _seed((request.seed, request.number, *([request.rank] if request.rank else [])))
+        self._loader: Any = tunable.open(request.configuration)
+        self._n_minibatches = self._length()
+        self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
+        if (needed := cells_needed(request.configuration, 1)) > self._n_minibatches:
+            n = needed // request.configuration.minibatches_per_round
+            msg = (
+                f"an epoch has {self._n_minibatches} minibatches, but {request.configuration} "
+                f"needs {needed} to be timed: {n} whole fetch{'es' if n > 1 else ''}"
+            )
+            raise EpochTooShortError(msg)
+        self._labels: dict[str, list[NDArray[Any]]] = {name: [] for name in request.labels}
+
+    def begin_epoch(self) -> Any:
+        """Return the iterable of one more epoch."""
+        return self._loader
+
+    def take(self, minibatch: Any) -> None:
+        """Keep the labels of a minibatch; None stands for a missing one.
+
+        A missing minibatch, or one that is not whole or lacks a label, is a `ParameterError`.
+        """
+        if minibatch is None:
+            msg = f"the loader ended early: it should have {self._n_minibatches} minibatches"
+            raise ParameterError(msg)
+        if not self._labels:
+            return
+        found = self._tunable.labels_of(minibatch)
+        for name, kept in self._labels.items():
+            values = np.asarray(found[name]) if name in found else np.empty(0)
+            if values.shape != (self._request.batch_size,):
+                msg = (
+                    f"`labels_of` of {self._tunable.name} gives {name} of shape {values.shape} "
+                    f"for a minibatch of {self._request.batch_size}; give a value for each row, "
+                    "and open the loader with whole minibatches only"
+                )
+                raise ParameterError(msg)
+            kept.append(values)
+
+    def size_of(self, minibatch: Any) -> int:  # noqa: ARG002 - of a minibatch of any kind
+        """Return the bytes of a minibatch; 0 if unknown."""
+        return 0
+
+    def statistics(self) -> Statistics | None:
+        """Return the loader's counters; None if it has none."""
+        return None
+
+    def findings(self) -> Findings:
+        """Return the entropies of all rounds."""
+        codes = {}
+        for name, kept in self._labels.items():
+            found, _ = pd.factorize(np.ravel(kept))  # missing values become -1
+            codes[name] = found.reshape(len(kept), -1)
+        return Findings(entropies=self._entropies(codes))
+
+    def _entropies(
+        self, codes: Mapping[str, NDArray[np.integer]]
+    ) -> dict[str | LabelWithin, NDArray[np.float64]]:
+        """Return entropies in each round, over labels of shape (n_minibatches, batch_size)."""
+        request, found = self._request, dict[str | LabelWithin, NDArray[np.float64]]()
+        if codes:
+            found |= {name: entropies_of(codes[name]) for name in request.labels}
+        if codes and request.given is not None:
+            first = request.labels[0]
+            within = conditional_entropies_of(codes[first], codes[request.given])
+            found[LabelWithin(first, request.given)] = within
+        n = request.configuration.minibatches_per_round
+        return {label: by_round(bits, n) for label, bits in found.items()}
+
+    def _length(self) -> int:
+        """Return how many whole minibatches an epoch has."""
+        try:
+            return len(self._loader)
+        except TypeError:
+            sizes = [len(np.asarray(each)) for each in self._tunable.labels.values()]
+            if not sizes:
+                msg = f"{self._tunable.name} opens a loader without `len()`; give it `labels`"
+                raise ParameterError(msg) from None
+            return sizes[0] // self._request.ranks.n_total // self._tunable.batch_size
+
+
+class DatasetSession(Session):
+    """cellfeed's own dataset, compared with its plan; see `Session`."""
+
+    is_mapped = False
+
+    def __init__(self, selected: Selected, request: TimingSettings) -> None:
+        configuration, collection = request.configuration, selected.collection
+        others = configuration.others
+        wanted = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        if request.ranks.n_total > 1:
+            wanted |= {"rank": request.rank, "world_size": request.ranks.n_total}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        self._request, self._collection = request, collection
+        self.files = collection.files
+        if request.n_requests:
+            begin_with_requests(request.n_requests)
+        self._dataset = request.make_dataset(
+            collection,
+            request.strategy or selected.blocks(configuration.block_size, others.get("align")),
+            batch_size=request.batch_size,
+            fetch_factor=configuration.fetch_factor,
+            seed=request.seed,
+            **given,
+        )
+        self._dataset.set_epoch(request.first_epoch)
+        self.n_rounds = configuration.rounds_per_epoch(self._dataset.plan(epoch=0))
+        if self.n_rounds == 0:
+            msg = "an epoch has too few whole fetches"
+            raise EpochTooShortError(msg)
+        if request.cache == "remote":
+            self.n_asked = self._dataset.prefetch or REMOTE_PREFETCH
+        self.n_threads = self._dataset.num_threads or threads_per_process(
+            configuration.fetches_per_round
+        )
+        self.n_function_threads = self._dataset.transform_threads
+        self._came = Delivered(request.all_labels)
+
+    def begin_epoch(self) -> Any:
+        """Return the loader of one more epoch, with new workers."""
+        return self._dataset.loader(self._request.configuration.num_workers)
+
+    def take(self, minibatch: Minibatch | None) -> None:
+        """Keep rows and labels of a minibatch; None stands for a missing one."""
+        self._came.take(minibatch)
+
+    def statistics(self) -> Statistics:
+        """Return the dataset's counters."""
+        return self._dataset.statistics()
+
+    def size_of(self, minibatch: Minibatch) -> int:
+        """Return the bytes of a minibatch."""
+        parts = [minibatch.rows, *minibatch.obs.values()]
+        for each in minibatch.values():
+            if each.layout == torch.sparse_csr:
+                parts += [each.crow_indices(), each.col_indices(), each.values()]
+            else:
+                parts.append(each)
+        return sum(part.nbytes for part in parts)
+
+    def findings(self) -> Findings:
+        """Return the first fault, entropies, and some cells if there is no fault.
+
+        Entropies are of delivered labels, and absent if these are incomplete.
+        """
+        request, came = self._request, self._came
+        plan = self._dataset.plan(epoch=request.first_epoch)
+        fault = came.fault(self._collection, request.configuration, plan)
+        cells: tuple[DeliveredCell, ...] = ()
+        # Transformed values differ from those in the files.
+        if came.last is not None and not fault and not self._dataset.transform:
+            fault = self._wrong_dtype(came.last)
+        if came.last is not None and not fault and not self._dataset.transform:
+            cells = sampled_cells(came.last, request.all_labels, seed=request.number)
+        return Findings(
+            fault=fault,
+            n_requests=requests_under_way(),
+            cells=cells,
+            entropies=self._entropies(came.codes(self._collection)),
+        )
+
+    def _wrong_dtype(self, minibatch: Minibatch) -> str:
+        """Return how the dtype of X differs from the requested one or the files', in words."""
+        asked, name = self._dataset.dtype, next(iter(self._collection.elements))
+        wanted = asked.get(name) if isinstance(asked, Mapping) else asked
+        expected = np.dtype(wanted or self._collection.dtype).name
+        found = str(minibatch[name].dtype).removeprefix("torch.")
+        if found == expected or self._dataset.fetch_callback is not None:
+            return ""
+        source = "the files have" if wanted is None else "the request was for"
+        return f"minibatches have {name} of {found} where {source} {expected}"
+
+
+def _seed(words: tuple[int, ...]) -> None:
+    """Seed the global generators, so that each replicate and each rank reads other rows."""
+    (word,) = np.random.SeedSequence(words).generate_state(1).tolist()
+    random.seed(word)
+    np.random.seed(word)  # noqa: NPY002 - other loaders draw from it
+    torch.manual_seed(word)
+
+
+# Dropping pages of files from the page cache after a loader has used them.
+
+
+def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
+    """Return after how many further rounds a loader has used everything it has read by now.
+
+    Workers of a `torch.utils.data.DataLoader` hold minibatches.
+    """
+    held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+    least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
+    return max(FETCHES_AHEAD + -(-held // minibatches_per_round), least)
+
+
+class Dropping:
+    """Drops pages of files after they were used, where ``cache`` is "cold".
+
+    A cold measurement stands for files larger than memory: a page that a fetch has used is gone
+    when a later fetch needs it again, which may be one of the same epoch if chunks are larger than
+    blocks. Pages that were read ahead stay, since they would otherwise be read twice.
+
+    Pages are told apart by age, for any loader and in all of its processes: pages that are cached
+    at the end of a round are used by the end of the rounds that are read ahead, and dropped then.
+    They stay if newer pages lie beside them: those belong to a running fetch, which may use a chunk
+    that begins on an older page. If the kernel does not report cached pages, they are dropped
+    before each epoch only.
+
+    Parameters
+    ----------
+    mapped
+        Whether this process may have mapped the files; cellfeed never maps those of a collection.
+    looking_share
+        Share of the time that listing cached pages may take; large files are listed less often.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        cache: CacheState,
+        *,
+        mapped: bool = False,
+        looking_share: float = LOOKING_SHARE,
+    ) -> None:
+        self._paths = files if cache == "cold" else ()
+        self._mapped = mapped
+        self._looking_share = looking_share
+        # Rounds, and the pages of each file that were cached at their ends.
+        self._listed = deque[tuple[int, Sequence[PageRuns]]]()
+        self._round = 0
+        self._next = 0.0
+
+    def before_epoch(self) -> None:
+        """Drop all pages, since nothing has been read ahead."""
+        drop_clean_pages(self._paths, mapped=self._mapped)
+        self._listed.clear()
+        self._round = 0
+
+    def after_round(self, rounds_ahead: int) -> None:
+        """Drop pages that were cached so many rounds ago; see `rounds_ahead`."""
+        self._round += 1
+        if not self._paths or time.perf_counter() < self._next:
+            return
+        begin = time.thread_time()
+        runs = [resident_runs(path) for path in self._paths]
+        known = [each for each in runs if each is not None]
+        if len(known) == len(runs):
+            used = self._used(rounds_ahead)
+            if used is not None:
+                covered = [_covered(*each) for each in zip(known, used, strict=True)]
+                drop_clean_pages(self._paths, covered, mapped=self._mapped)
+            self._listed.append((self._round, known))
+        taken = time.thread_time() - begin
+        self._next = time.perf_counter() + taken / self._looking_share
+
+    def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
+        """Return the latest listed pages that have been used since, and forget them."""
+        used = None
+        while self._listed and self._listed[0][0] + rounds_ahead <= self._round:
+            _, used = self._listed.popleft()
+        return used
+
+
+def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
+    """Return the runs that lie within one of the others."""
+    if not len(others):
+        return others
+    number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1
+    covered: PageRuns = runs[(number >= 0) & (runs[:, 1] <= others[number, 1])]
+    return covered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

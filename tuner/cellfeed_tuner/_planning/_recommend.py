@@ -6,26 +6,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self
 
 from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import SAME_MEMORY_SHARE
 from cellfeed_tuner._interval import Estimate, quotient
-from cellfeed_tuner._planning._constants import SAME_MEMORY_SHARE
-from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._planning._turns import TurnsOf
-from cellfeed_tuner._results._configuration_result import ConfigurationResult
-from cellfeed_tuner._results._recommended import (
+from cellfeed_tuner._planning._posterior import Posterior, TurnsOf
+from cellfeed_tuner._results import (
     SAME_ENTROPY_SHARE,
     SAME_SPEED_SHARE,
     Basis,
+    ConfigurationResult,
     Constraints,
     Nearest,
     Rival,
     is_undecided,
     least_share,
 )
-
-__all__ = [
-    "Choice", "MeasuredOrdering", "Ordering", "StoredOrdering", "choose", "nearest", "predicted",
-    "rival_of",
-]  # fmt: skip
 
 _FEWEST_TURNS = 2
 

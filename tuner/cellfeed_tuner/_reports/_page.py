@@ -13,7 +13,7 @@ from cellfeed_tuner._comparisons import floor_cost
 from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._reports._words import in_words, megabytes, rendered
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import (
+from cellfeed_tuner._results import (
     MEANINGS,
     STATUS_WORDS,
     ConditionalEntropyBits,
@@ -21,10 +21,7 @@ from cellfeed_tuner._results._configuration_result import (
     EntropyBits,
     Verdict,
 )
-from cellfeed_tuner.plots import bounds_figure, heat_map_figure, trade_off_figure
-from cellfeed_tuner.plots._style import hover
-
-__all__ = ["html_report"]
+from cellfeed_tuner.plots import bounds_figure, heat_map_figure, hover, trade_off_figure
 
 _NOT_OF_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _HOVER = hover("")

@@ -8,11 +8,9 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from cellfeed_tuner._comparisons import floor_cost
-from cellfeed_tuner._reports._console import report_console, say
+from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._reports._words import in_words
 from cellfeed_tuner._result import AutotuneResult
-
-__all__ = ["code_to_paste", "print_report", "say_choice"]
 
 
 def say_choice(console: Console, result: AutotuneResult) -> None:

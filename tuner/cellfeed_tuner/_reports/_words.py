@@ -6,21 +6,18 @@ from typing import Any
 import jinja2
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner._bottleneck import microseconds
 from cellfeed_tuner._constants import (
     FEWEST_ROUNDS,
     LEAST_ROUNDS,
+    LEAST_SUSTAINED_SECONDS,
     MUCH_SPREAD,
     MUCH_START,
     REMOTE_PREFETCH,
 )
-from cellfeed_tuner._explain._bottleneck import microseconds
 from cellfeed_tuner._interval import interval, times
-from cellfeed_tuner._planning._constants import LEAST_SUSTAINED_SECONDS
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results._configuration_result import STATUS_WORDS
-from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE
-
-__all__ = ["html_summary", "in_words", "megabytes", "rendered"]
+from cellfeed_tuner._results import SAME_SPEED_SHARE, STATUS_WORDS
 
 
 def in_words(what: str, *about: object) -> list[str]:
@@ -67,6 +64,8 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
+
+
 _TEMPLATES.globals.update(
     FEWEST_ROUNDS=FEWEST_ROUNDS,
     LEAST_ROUNDS=LEAST_ROUNDS,
@@ -83,6 +82,7 @@ _TEMPLATES.globals.update(
     microseconds=microseconds,
     times=times,
 )
+
 _TEMPLATES.filters.update(
     counted=lambda statuses: Counter(
         STATUS_WORDS[status].listed for status in statuses

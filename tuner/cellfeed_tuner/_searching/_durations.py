@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import REPLICATE_SECONDS
-from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS
-from cellfeed_tuner._measuring._timing import CountedRounds
-from cellfeed_tuner._planning._constants import (
+from cellfeed_tuner._constants import (
+    FEWEST_ROUNDS,
     FIRST_LIMIT_SHARE,
     LEAST_FIRST_LIMIT_SECONDS,
     LEAST_SUSTAINED_SECONDS,
     LONG_BUDGETS,
     PROPOSE_UNTIL,
+    REPLICATE_SECONDS,
     SUSTAINED_SHARE,
     TURN_ROUNDS,
     TURNS_UNTIL_WITH_STEP,
     UNKNOWN_CELLS_PER_SECOND,
 )
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
+from cellfeed_tuner._measuring._timing import CountedRounds
 from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._searching._measurements import Measurements
-
-__all__ = ["Durations"]
 
 
 class Durations:

@@ -12,35 +12,32 @@ import numpy as np
 
 from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REPLICATE_SECONDS
+from cellfeed_tuner._constants import (
+    FEWEST_PRODUCTS,
+    FEWEST_ROUNDS,
+    LEAST_LIMIT_LEFT,
+    MOST_ROUNDS_OF_REPLICATE,
+    REPLICATE_SECONDS,
+)
 from cellfeed_tuner._interval import Estimate, Spread, seen_spread
-from cellfeed_tuner._machine._busy import OtherPrograms
-from cellfeed_tuner._machine._page_cache import CacheState
+from cellfeed_tuner._machine import CacheState, OtherPrograms
 from cellfeed_tuner._measuring._comparison import compare_with_files
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._measure import (
-    FEWEST_ROUNDS,
-    LEAST_ROUNDS,
-    Measurement,
-    measure_with,
-    pooled,
-)
+from cellfeed_tuner._measuring._events import MakeDataset, Step
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, measure_with, pooled
 from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
-from cellfeed_tuner._planning._constants import FEWEST_PRODUCTS, LEAST_LIMIT_LEFT
+from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._planning._posterior import Replicate
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._results._configuration_result import (
+from cellfeed_tuner._results import (
     ConfigurationResult,
     EntropyBits,
     LabelResult,
     Status,
 )
-from cellfeed_tuner._searching._time_budget import TimeBudget
-from cellfeed_tuner._subject._labels import LabelWithin
-
-__all__ = ["Measurements"]
+from cellfeed_tuner._searching._budget import TimeBudget
+from cellfeed_tuner._subject import LabelWithin
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,18 +131,22 @@ class Measurements:
         *,
         in_turn: bool = False,
         limit_seconds: float | None = None,
-        seconds: float = REPLICATE_SECONDS,
+        sustained_seconds: float | None = None,
     ) -> Measurement:
         """Measure one more replicate of a configuration, keep it and return it.
 
-        It is that of a first trial if it is the first one, and not ``in_turn``.
+        It is that of a first trial if it is the first one, and not ``in_turn``. It takes
+        ``sustained_seconds`` if they are given, and else as long as any.
         """
         if configuration not in self and not in_turn:
             self._first_trials.add(configuration)
         limit = min(limit_seconds or self.budget.limit_seconds, self.budget.left)
         limit = max(LEAST_LIMIT_LEFT, limit)
         new = self.timed(
-            configuration, least_rounds=least_rounds, limit_seconds=limit, seconds=seconds
+            configuration,
+            least_rounds=least_rounds,
+            limit_seconds=limit,
+            sustained_seconds=sustained_seconds,
         )
         self._replicates.setdefault(configuration, []).append(new)
         self._turns.setdefault(configuration, []).append(self._turn)
@@ -285,7 +286,7 @@ class Measurements:
         step_seconds: float = 0.0,
         limit_seconds: float | None = None,
         prefetch: int | None = None,
-        seconds: float = REPLICATE_SECONDS,
+        sustained_seconds: float | None = None,
     ) -> Measurement:
         """Measure a configuration without adding to its replicates."""
         seconds_in_all, begin = self.budget.seconds, self.budget.spent
@@ -300,8 +301,8 @@ class Measurements:
                 cache=self.cache,
                 seed=self.seed,
                 least_rounds=least_rounds,
-                seconds=seconds,
-                most_rounds=MOST_ROUNDS_OF_REPLICATE if seconds <= REPLICATE_SECONDS else maxsize,
+                seconds=sustained_seconds or REPLICATE_SECONDS,
+                most_rounds=maxsize if sustained_seconds else MOST_ROUNDS_OF_REPLICATE,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
                 step=self.step if step_seconds else None,

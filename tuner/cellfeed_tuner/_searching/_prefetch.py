@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import PREFETCHES
-from cellfeed_tuner._measuring._measure import Measurement, pooled
-from cellfeed_tuner._planning._constants import (
+from cellfeed_tuner._constants import (
     DEPTH_ROUNDS,
     FEWEST_DEPTH_TURNS,
     LEAST_LIMIT_LEFT,
     LEAST_TURNS,
     MOST_BYTES_AHEAD,
     MOST_DEPTH_TURNS,
+    PREFETCHES,
 )
-from cellfeed_tuner._planning._turns import TurnsOf
-from cellfeed_tuner._results._recommended import SAME_SPEED_SHARE, PrefetchResult
+from cellfeed_tuner._measuring._measurement import Measurement, pooled
+from cellfeed_tuner._planning._posterior import TurnsOf
+from cellfeed_tuner._results import SAME_SPEED_SHARE, PrefetchResult
 from cellfeed_tuner._searching._measurements import Measurements
-
-__all__ = ["PrefetchSearch", "depths_to_measure"]
 
 
 def depths_to_measure(

@@ -6,14 +6,20 @@ from math import log2
 from typing import Any, Protocol
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._checks import obstacle
-from cellfeed_tuner._measuring._measure import Measurement
-from cellfeed_tuner._planning._constants import NEED_MARGIN, SHARE_PER_DOUBLING
+from cellfeed_tuner._constants import (
+    NEED_MARGIN,
+    SHARE_PER_DOUBLING,
+)
+from cellfeed_tuner._measuring._delivery import obstacle
+from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._planning._posterior import Goal, best_mixed, fastest
-from cellfeed_tuner._results._configuration_result import EntropyBits, Status
-from cellfeed_tuner._results._recommended import SAME_ENTROPY_SHARE, Constraints, least_share
-
-__all__ = ["Entropies", "Learn", "Requirements", "nothing_to_learn"]
+from cellfeed_tuner._results import (
+    SAME_ENTROPY_SHARE,
+    Constraints,
+    EntropyBits,
+    Status,
+    least_share,
+)
 
 Learn = Callable[[Measurement], bool]
 

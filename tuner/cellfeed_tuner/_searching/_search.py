@@ -10,21 +10,17 @@ import numpy as np
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
-    MOST_FIRST,
-    RACE,
-    RACE_SIZE,
-    REPLICATE_SECONDS,
-)
-from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._measuring._measure import FEWEST_ROUNDS, LEAST_ROUNDS, Measurement
-from cellfeed_tuner._planning._constants import (
     EARLY_TURNS,
+    FEWEST_ROUNDS,
     FIRST_TRIALS,
     KNOWN,
     LEAST_CHANCE,
     LEAST_TURNS,
+    MOST_FIRST,
     MOST_REPLAYED,
     PREDICTED_GAIN,
+    RACE,
+    RACE_SIZE,
     SHARE_PER_DOUBLING,
     SLACK_SECONDS,
     SLOWED_SHARE,
@@ -32,8 +28,10 @@ from cellfeed_tuner._planning._constants import (
     SUSTAINED_LEFT,
     TURN_ROUNDS,
 )
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry
-from cellfeed_tuner._planning._posterior import Posterior
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement
+from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Space
+from cellfeed_tuner._planning._posterior import Posterior, TurnsOf
 from cellfeed_tuner._planning._recommend import (
     Choice,
     MeasuredOrdering,
@@ -41,9 +39,7 @@ from cellfeed_tuner._planning._recommend import (
     predicted,
     rival_of,
 )
-from cellfeed_tuner._planning._space import Space
-from cellfeed_tuner._planning._turns import TurnsOf
-from cellfeed_tuner._results._configuration_result import ConfigurationResult, Status
+from cellfeed_tuner._results import ConfigurationResult, Status
 from cellfeed_tuner._searching._durations import Durations
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
@@ -53,8 +49,6 @@ if TYPE_CHECKING:  # they load Optuna
     from optuna.trial import FrozenTrial
 
     from cellfeed_tuner._searching._trials import Trials
-
-__all__ = ["Search"]
 
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _MAY_RUN = {"too slow", "mixes less", "not raced", "below entropy floor", "out of budget"}
@@ -440,7 +434,7 @@ class Search:
         *,
         in_turn: bool = False,
         limit_seconds: float | None = None,
-        seconds: float = REPLICATE_SECONDS,
+        sustained_seconds: float | None = None,
     ) -> Measurement:
         """Measure one replicate of a configuration, and report it to the study."""
         found = self.measurements.take(
@@ -448,7 +442,7 @@ class Search:
             least_rounds,
             in_turn=in_turn,
             limit_seconds=limit_seconds,
-            seconds=seconds,
+            sustained_seconds=sustained_seconds,
         )
         self._not_timed.pop(configuration, None)
         self._posterior.tell(configuration, self.measurements.replicates(configuration))
@@ -530,7 +524,7 @@ class Search:
         if is_known or expected is None or left < SUSTAINED_LEFT * seconds:
             return
         self.measurements.begin_turn()
-        found = self._measure(best, 1, limit_seconds=left, seconds=min(seconds, left))
+        found = self._measure(best, 1, limit_seconds=left, sustained_seconds=min(seconds, left))
         later = found.second_half
         if not later.round_seconds:
             return

@@ -1,0 +1,471 @@
+"""Memory pools, and destinations in memory that is not allocated yet."""
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+
+# Memory that is reused as soon as nothing refers to it any longer.
+
+Bytes = NDArray[np.uint8]
+
+_SMALLEST = 1 << 12
+_CLASSES_OF_A_DOUBLING = 4  # few, so that minibatches of much the same size take the same piece
+
+
+class BufferPool:
+    """Allocates pieces of memory, and reuses each when the last array over it is gone.
+
+    Keeping a minibatch keeps only its own memory; dropping it makes the memory available to the
+    next fetch, without the system calls and page faults that new memory costs. All methods may be
+    called from any thread.
+
+    Examples
+    --------
+    >>> pool = BufferPool()
+    >>> numbers = pool.acquire(10_000).array(np.dtype("int32"), 2_500)
+    >>> address = numbers.ctypes.data
+    >>> del numbers
+    >>> pool.acquire(9_900).address == address
+    True
+    """
+
+    def __init__(self) -> None:
+        self._leased = set[Lease]()
+        self._returned = deque[Lease]()  # appending is atomic, so that returning needs no lock
+        self._free: dict[int, list[Bytes]] = {}
+        self._process = os.getpid()
+
+    def acquire(self, n_bytes: int) -> "Buffer":
+        """Return memory of at least ``n_bytes``, not initialised."""
+        capacity = _round_up(n_bytes)
+        with _lock:
+            self._collect()
+            memory = self._take(capacity)
+        buffer = Buffer(memory)
+        self._leased.add(Lease(buffer, self._returned, memory))
+        return buffer
+
+    def _collect(self) -> None:
+        if self._process != os.getpid():
+            self._process, self._free = os.getpid(), {}  # it is the parent's, to be copied
+        while self._returned:
+            leased = self._returned.popleft()
+            self._leased.discard(leased)
+            self._free.setdefault(leased.memory.size, []).append(leased.memory)
+
+    def _take(self, capacity: int) -> Bytes:
+        """Return free memory, or new memory."""
+        if self._free.get(capacity):
+            return self._free[capacity].pop()
+        fitting = [size for size, free in self._free.items() if free and size >= capacity]
+        if fitting and min(fitting) <= 2 * capacity:
+            return self._free[min(fitting)].pop()
+        for size in sizes_replaced(self._free, capacity):
+            self._free[size].pop()
+        return _map(capacity)
+
+    def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
+        return BufferPool, ()  # memory does not travel
+
+
+_lock = threading.Lock()  # of all pools, for a moment each
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock of all pools."""
+    with _lock:
+        yield
+
+
+def sizes_replaced(free: Mapping[int, Sequence[object]], n_bytes: int) -> Iterator[int]:
+    """Yield sizes of free pieces that new memory replaces; the caller removes each.
+
+    The memory that is kept for reuse must not grow. A piece of similar size is replaced one for
+    one.
+    """
+    replaced = 0
+    while 2 * replaced < n_bytes:
+        largest = max((size for size, pieces in free.items() if pieces), default=0)
+        if not largest:
+            return
+        yield largest
+        replaced += largest
+
+
+def _enter_process() -> None:
+    """Reset in a forked process, since a thread of the parent may hold the lock."""
+    global _lock  # noqa: PLW0603 - a lock cannot be taken from a thread
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_enter_process)
+
+
+class Buffer:
+    """A piece of pooled memory, which returns to the pool with the last array over it.
+
+    Parameters
+    ----------
+    memory
+        The piece.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "address")
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self.address: int = memory.__array_interface__["data"][0]  # `ctypes` takes longer
+
+    def array(self, dtype: np.dtype[Any], n: int, *, start: int = 0) -> NDArray[Any]:
+        """Return ``n`` elements from byte ``start`` on, as an array that keeps the buffer alive."""
+        return np.asarray(_Base(self, dtype, n, self.address + start))
+
+
+class Lease(weakref.ref[Buffer]):
+    """A weak reference to a buffer, and its memory.
+
+    When the buffer is gone, `deque.append` returns this to the pool. That is C code, unlike a
+    destructor, in which Ctrl-C would be printed and ignored.
+    """
+
+    __slots__ = ("memory",)
+
+    def __new__(cls, buffer: Buffer, returned: deque["Lease"], memory: Bytes) -> Self:  # noqa: ARG004
+        return super().__new__(cls, buffer, returned.append)
+
+    def __init__(self, buffer: Buffer, returned: deque["Lease"], memory: Bytes) -> None:  # noqa: ARG002
+        self.memory = memory
+
+
+class _Base:
+    """The base object of an array over pooled memory."""
+
+    __slots__ = ("__array_interface__", "_buffer")
+
+    size = 0  # SciPy copies arrays that are much smaller than their base says to be
+
+    def __init__(self, buffer: Buffer | None, dtype: np.dtype[Any], n: int, address: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "data": (address, False),
+            "shape": (n,),
+            "typestr": dtype.str,
+        }
+        if dtype.names is not None:
+            self.__array_interface__["descr"] = dtype.descr
+        self._buffer = buffer
+
+
+def array_at(address: int, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
+    """Return an array over memory that its caller keeps alive.
+
+    Parameters
+    ----------
+    address
+        Address of the array.
+    dtype, n
+        Dtype and number of its elements.
+    """
+    return np.asarray(_Base(None, dtype, n, address))
+
+
+def _map(capacity: int) -> Bytes:
+    """Return memory from the system, to which it returns when nothing refers to it any longer.
+
+    Memory from the heap would not: pieces of this size, allocated and freed by changing threads,
+    fragment it. It is private, since another process may be forked.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
+    except (OSError, OverflowError) as error:
+        msg = (
+            f"cannot allocate {capacity:,} bytes of memory for rows ({error}); read fewer at "
+            "a time, for example with a lower `fetch_factor`"
+        )
+        raise ParameterError(msg) from error
+
+
+def _round_up(n_bytes: int) -> int:
+    """Return a capacity at most a quarter above ``n_bytes``, so that equal sizes recur.
+
+    Pages that are not written to take no memory.
+    """
+    if n_bytes <= _SMALLEST:
+        return _SMALLEST
+    step = (1 << (n_bytes - 1).bit_length()) // (2 * _CLASSES_OF_A_DOUBLING)
+    return -(-n_bytes // step) * step
+
+
+# Memory that two processes share: pieces of one size, each with a mark while it is lent.
+
+PAGE = 4096
+MOST_PIECES = PAGE  # of one segment: a byte each in its first page
+
+
+class Segment:
+    """Shared memory, of which a page is taken when it is first written to.
+
+    The system frees it with the last process that has it mapped, however that ends.
+
+    Parameters
+    ----------
+    descriptor
+        A file in memory; may be closed then.
+    number
+        Which it is of those of its process.
+    piece_bytes, n_pieces
+        Size of a piece, a multiple of `PAGE`, and how many there are, at most `MOST_PIECES`.
+    """
+
+    __slots__ = ("_address", "_all", "_mapped", "is_lent", "n_pieces", "number", "piece_bytes")
+
+    def __init__(self, descriptor: int, number: int, piece_bytes: int, n_pieces: int) -> None:
+        self.number, self.piece_bytes, self.n_pieces = number, piece_bytes, n_pieces
+        self._mapped = mmap.mmap(descriptor, self.size(piece_bytes, n_pieces))
+        self._all = np.frombuffer(self._mapped, np.uint8)
+        self._address: int = self._all.ctypes.data
+        self.is_lent: NDArray[np.uint8] = self._all[:n_pieces]
+
+    """Which pieces the other process has and clears, uint8, shape (n_pieces,)."""
+
+    @staticmethod
+    def size(piece_bytes: int, n_pieces: int) -> int:
+        """Return the bytes of such a segment."""
+        return PAGE + piece_bytes * n_pieces
+
+    @classmethod
+    def create(cls, number: int, piece_bytes: int, n_pieces: int) -> "tuple[Segment, int]":
+        """Return a new segment, and the descriptor of its file.
+
+        Raises
+        ------
+        OSError
+            There is no memory or no descriptor left for it.
+        """
+        descriptor = os.memfd_create("cellfeed", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, cls.size(piece_bytes, n_pieces))
+            return cls(descriptor, number, piece_bytes, n_pieces), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def piece(self, index: int) -> Bytes:
+        """Return the memory of a piece, which keeps the segment."""
+        start = PAGE + index * self.piece_bytes
+        return self._all[start : start + self.piece_bytes]
+
+    def address_of(self, index: int) -> int:
+        """Return where a piece lies in this process."""
+        return self._address + PAGE + index * self.piece_bytes
+
+    def discard(self, index: int) -> None:
+        """Give the memory of a piece back to the system; it is zero when it is used again."""
+        self.remains(index).discard()
+
+    def remains(self, index: int) -> "Remains":
+        """Return what is left of a piece when the segment is gone and arrays over it are not."""
+        return Remains(weakref.ref(self._mapped), PAGE + index * self.piece_bytes, self.piece_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A piece of a segment, which does not keep it."""
+
+    mapped: weakref.ref[mmap.mmap]
+    start: int
+    n_bytes: int
+
+    def discard(self) -> None:
+        """Give its memory back to the system, if that is not done."""
+        mapped = self.mapped()
+        if mapped is not None:
+            with contextlib.suppress(OSError):  # of a system that cannot, it is kept
+                mapped.madvise(mmap.MADV_REMOVE, self.start, self.n_bytes)
+
+
+# Destinations in memory that is not allocated yet.
+#
+# The reads of a fetch are planned while the previous fetch is still being decoded, and memory is
+# allocated only when it is needed. Until then, a destination is the number of a group of rows, such
+# as a minibatch, and a byte offset into the future memory of that group.
+
+_OFFSET_BITS = 40  # a group has less than 1 TB, and there are fewer than 8 million groups
+
+
+def destination(groups: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return destinations ``offsets`` bytes into the memory of ``groups``."""
+    return (groups << _OFFSET_BITS) | offsets
+
+
+def groups_of(destinations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the groups of destinations."""
+    return destinations >> _OFFSET_BITS
+
+
+def bind(destinations: NDArray[np.int64], bases: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the addresses of destinations, with the memory of group ``k`` at ``bases[k]``.
+
+    Examples
+    --------
+    >>> bind(destination(np.array([0, 1]), np.array([8, 16])), np.array([1000, 2000])).tolist()
+    [1008, 2016]
+    """
+    addresses: NDArray[np.int64] = bases[groups_of(destinations)] + (
+        destinations & ((1 << _OFFSET_BITS) - 1)
+    )
+    return addresses
+
+
+# Memory that a worker process lends to the process that uses its minibatches.
+
+_SEGMENT_BYTES = 1 << 25
+_SHARE_OF_ALL = 4  # so that few descriptors are taken, however much memory is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A piece of a segment.
+
+    Parameters
+    ----------
+    segment, index
+        Which it is.
+    """
+
+    segment: Segment
+    index: int
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the other process has it."""
+        return bool(self.segment.is_lent[self.index])
+
+    @property
+    def memory(self) -> Bytes:
+        """What it consists of."""
+        return self.segment.piece(self.index)
+
+
+class SharedPool(BufferPool):
+    """Hands out pieces of shared memory, and takes each back when both processes have let it go.
+
+    A piece is used again once no array over it is left here, and its mark `Segment.is_lent` is
+    not set, which the process that it was lent to clears. Memory that is taken in place of some
+    that is free, since that is too small, makes the other return to the system.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_forks = BufferPool()
+        self.unsent = dict[int, int]()
+        """Descriptors of segments that the other process does not have yet, by number."""
+        self._at = dict[int, Piece]()  # by address
+        self._addresses = list[int]()  # ascending
+        self._lent = list[Piece]()
+        self._kept = dict[int, list[Piece]]()  # free, by size
+        self._empty = dict[int, list[Piece]]()  # free, and without memory
+        self.n_segments = 0
+        self._n_bytes = 0
+
+    def acquire(self, n_bytes: int) -> Buffer:
+        """See `BufferPool`; a fork of the process, which shares its memory too, gets other."""
+        if self._process != os.getpid():
+            return self._of_forks.acquire(n_bytes)
+        return super().acquire(n_bytes)
+
+    def find(self, address: int) -> tuple[Piece, int] | None:
+        """Return the piece that has an address, and how many bytes from its start that is."""
+        with locked():
+            k = bisect_right(self._addresses, address) - 1
+            if k < 0:
+                return None
+            start = self._addresses[k]
+            piece = self._at[start]
+        offset = address - start
+        return (piece, offset) if offset < piece.segment.piece_bytes else None
+
+    def _collect(self) -> None:
+        while self._returned:
+            lease = self._returned.popleft()
+            self._leased.discard(lease)
+            piece = self._at[lease.memory.ctypes.data]
+            if piece.is_lent:
+                self._lent.append(piece)
+            else:
+                self._kept.setdefault(lease.memory.size, []).append(piece)
+
+    def _take(self, capacity: int) -> Bytes:
+        size = -(-capacity // PAGE) * PAGE
+        piece = self._fitting(self._kept, size)
+        if piece is None:
+            self._take_back()
+            piece = self._fitting(self._kept, size)
+        if piece is None:
+            self._discard_for(size)
+            piece = self._fitting(self._empty, size) or self._new(size)
+        return piece.memory
+
+    def _take_back(self) -> None:
+        """Note what the other process has let go."""
+        lent, self._lent = self._lent, []
+        for piece in lent:
+            if piece.is_lent:
+                self._lent.append(piece)
+            else:
+                self._kept.setdefault(piece.segment.piece_bytes, []).append(piece)
+
+    @staticmethod
+    def _fitting(free: dict[int, list[Piece]], size: int) -> Piece | None:
+        fitting = min((each for each, some in free.items() if some and each >= size), default=0)
+        return free[fitting].pop() if size <= fitting <= 2 * size else None
+
+    def _discard_for(self, n_bytes: int) -> None:
+        """Give memory back to the system that new memory takes the place of."""
+        for size in sizes_replaced(self._kept, n_bytes):
+            piece = self._kept[size].pop()
+            piece.segment.discard(piece.index)
+            self._empty.setdefault(size, []).append(piece)
+
+    def _new(self, size: int) -> Piece:
+        """Return a piece of a new segment; its others are empty."""
+        wanted = max(_SEGMENT_BYTES, self._n_bytes // _SHARE_OF_ALL)
+        n_pieces = max(1, min(MOST_PIECES, wanted // size))
+        try:
+            segment, descriptor = Segment.create(self.n_segments, size, n_pieces)
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                msg = (
+                    f"shared memory for rows cannot be opened ({error}); allow more open files, "
+                    "for example with `ulimit -n 65536`, or use num_workers=0"
+                )
+                raise ParameterError(msg) from error
+            msg = (
+                f"cannot allocate {size:,} bytes of shared memory for rows ({error}); read fewer "
+                "at a time, for example with a lower `fetch_factor`, or use num_workers=0"
+            )
+            raise ParameterError(msg) from error
+        self.unsent[segment.number] = descriptor
+        self.n_segments += 1
+        self._n_bytes += size * n_pieces
+        pieces = [Piece(segment, index) for index in range(n_pieces)]
+        self._at.update({segment.address_of(each.index): each for each in pieces})
+        self._addresses = sorted(self._at)
+        self._empty.setdefault(size, []).extend(reversed(pieces[1:]))
+        return pieces[0]

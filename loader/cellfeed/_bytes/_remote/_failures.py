@@ -1,0 +1,254 @@
+"""Errors of servers: whether they may pass, and how messages describe them."""
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from cellfeed._bytes._location import Location
+from cellfeed._errors import CellfeedError, FormatError, PathError, RemoteError
+
+_STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:Code|code|error)\": *\"(\w+)\"")
+_CAUSES = {  # in what obstore adds for developers
+    "TimedOut": (
+        "no answer in time; raise the limit in `client_options` (`read_timeout`, `timeout`)"
+    ),
+    "kind: Timeout": (
+        "no answer in time; raise the limit in `client_options` (`read_timeout`, `timeout`)"
+    ),
+    "dns error": "its host name is unknown",
+    "ConnectionRefused": "the connection is refused",
+    "ConnectionReset": "the connection was reset",
+    "UnexpectedEof": "the connection was closed in the middle of the answer",
+    "IncompleteMessage": "the connection was closed before an answer",
+    "TooManyRedirects": "it redirects in a circle",
+    "InvalidContentType": "it does not speak TLS; is the URL `http://`?",
+    "BadScheme": "it redirects to an unencrypted URL",
+    "invalid peer certificate": "its certificate is not valid",
+}
+_OVERLOADED = (429, 503)
+_MAY_PASS = (408, 425, 429)
+_PAST_THE_END = 416
+_SERVER_ERRORS = 500
+_CLIENT_ERRORS = 400
+_FINAL = (
+    "NotFoundError",
+    "FileNotFoundError",
+    "PermissionDeniedError",
+    "UnauthenticatedError",
+    "PreconditionError",
+    "InvalidPathError",
+    "NotSupportedError",
+    "UnknownConfigurationKeyError",
+)
+
+
+class ChangedError(Exception):
+    """An object has changed since it was opened."""
+
+
+class ShortError(Exception):
+    """A server returned fewer bytes than were requested."""
+
+
+def is_of_server(error: BaseException) -> bool:
+    """Return whether an error was raised by obstore."""
+    return type(error).__module__.startswith("obstore")
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Return the HTTP status in an error of obstore, None if it contains none."""
+    found = _STATUS.search(str(error))
+    return int(found[1][:3]) if found else None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return whether the error means that the object does not exist."""
+    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
+
+
+def is_overload(error: BaseException) -> bool:
+    """Return whether the server asks for fewer requests."""
+    return _status_of(error) in _OVERLOADED
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether the same request may succeed later."""
+    if isinstance(error, ChangedError) or type(error).__name__ in _FINAL:
+        return False
+    if not isinstance(error, Exception):
+        return False
+    status = _status_of(error)
+    return (
+        status is None
+        or status in _MAY_PASS
+        or status >= _SERVER_ERRORS
+        or not status >= _CLIENT_ERRORS
+    )
+
+
+def failure(
+    error: BaseException, location: Location, first: int | None = None, stop: int | None = None
+) -> CellfeedError:
+    """Return the exception that replaces an error of obstore: one line with place and remedy.
+
+    Parameters
+    ----------
+    error
+        The error of a request.
+    location
+        The object.
+    first, stop
+        The requested bytes, if it was a range.
+    """
+    where = str(location)
+    if first is not None:
+        where += f" (bytes {first} to {stop})" if stop is not None else f" (from byte {first})"
+    kind, status = type(error).__name__, _status_of(error)
+    if isinstance(error, ChangedError) or status == _PAST_THE_END:
+        msg = f"{where}: was replaced or written to since it was opened; open it again"
+        return FormatError(msg)
+    if is_missing(error):
+        return PathError(f"{where}: there is no such object; check the URL")
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        what = f"the server refuses it ({_said(error) or 'no credentials'})"
+        remedy = "give valid credentials in `storage_options`, or renew those that expired"
+    elif kind == "NotSupportedError" and first is not None:
+        what, remedy = "the server returns no byte ranges", "download it, or use another server"
+    elif isinstance(error, ShortError):
+        what = "the server returned fewer bytes than the object has"
+        remedy = "upload it again if that persists"
+    elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
+        what = f"the server refuses it ({_said(error)})"
+        remedy = "check the URL and `storage_options`; renew credentials that expired"
+    else:
+        what = f"the server does not return it ({_said(error)})"
+        remedy = "check that it can be reached, and try again"
+    return RemoteError(f"{where}: {what}; {remedy}")
+
+
+def given_up(location: Location) -> RemoteError:
+    """Return the exception that is raised if reading is given up."""
+    return RemoteError(
+        f"{location}: reading was cancelled, since nothing waits for it; read it again"
+    )
+
+
+def _said(error: BaseException) -> str:
+    """Return the server's answer, or why there is none, without secrets that it may repeat.
+
+    The text of an answer may repeat parts of the request, such as credentials, so only an error
+    code is taken from it.
+    """
+    line, _, details = str(error).partition("\n")
+    found = _STATUS.search(line)
+    if found is not None:
+        code = _CODE.search(str(error))
+        return found[1].strip() + (f": {code[1] or code[2]}" if code else "")
+    cause = next((words for sign, words in _CAUSES.items() if sign in details), None)
+    if cause is not None:
+        return cause
+    said = re.sub(r"^Generic \w+ error: ", "", line.rpartition(" - ")[2])
+    said = re.sub(r"https?://\S+", "", said)  # the message names it already, and it may be signed
+    return " ".join(said.split())[:160]
+
+
+# How often a request is retried, and after which pauses.
+
+_OVERLOAD_FACTOR = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Attempts, and pauses between them: 0.1 s, 0.3 s, 0.9 s and so on unless the user sets others.
+
+    An overloaded server gets pauses five times as long: a minute in total. obstore does not expose
+    the headers of an error, so ``Retry-After`` is not known here.
+
+    Parameters
+    ----------
+    n_attempts
+        Maximum number of attempts, including the first.
+    first_pause, longest_pause
+        In seconds.
+    factor
+        Factor by which pauses grow.
+    limit
+        Seconds after the first attempt after which there is no further attempt.
+    """
+
+    n_attempts: int = 6
+    first_pause: float = 0.1
+    longest_pause: float = 60.0
+    factor: float = 3.0
+    limit: float = 180.0
+
+    @classmethod
+    def of(cls, location: Location) -> "Retries":
+        """Return the settings in the storage options, in obstore's ``retry_config``."""
+        given = location.options.values.get("retry_config") or {}
+        pauses = given.get("backoff") or {}
+        return cls(
+            n_attempts=1 + int(given.get("max_retries", cls().n_attempts - 1)),
+            first_pause=_seconds(pauses.get("init_backoff"), cls().first_pause),
+            longest_pause=_seconds(pauses.get("max_backoff"), cls().longest_pause),
+            factor=float(pauses.get("base", cls().factor)),
+            limit=_seconds(given.get("retry_timeout"), cls().limit),
+        )
+
+    def pause_after(self, error: BaseException, n: int, seconds: float) -> float | None:
+        """Return how long to wait before the next attempt, in seconds; None if there is none.
+
+        Parameters
+        ----------
+        error
+            The error of the n-th attempt.
+        n
+            Number of the attempt, from 1.
+        seconds
+            Seconds since the first attempt began.
+        """
+        if n >= self.n_attempts or seconds >= self.limit or not may_pass(error):
+            return None
+        pause = self.first_pause * self.factor ** (n - 1)
+        return min(pause * (_OVERLOAD_FACTOR if is_overload(error) else 1), self.longest_pause)
+
+
+class Attempts:
+    """The attempts at one request.
+
+    Parameters
+    ----------
+    location
+        The object.
+    first, stop
+        The requested bytes, if it is a range; for messages.
+    """
+
+    def __init__(
+        self, location: Location, first: int | None = None, stop: int | None = None
+    ) -> None:
+        self._where = location, first, stop
+        self._retries = Retries.of(location)
+        self._began = time.monotonic()
+        self._n = 0
+
+    def pause_after(self, error: BaseException) -> float:
+        """Return how long to wait before the next attempt, in seconds, after a failed one.
+
+        Raises
+        ------
+        CellfeedError
+            There are no attempts left; names the object, and the bytes.
+        """
+        self._n += 1
+        pause = self._retries.pause_after(error, self._n, time.monotonic() - self._began)
+        if pause is None:
+            raise failure(error, *self._where) from None
+        return pause
+
+
+def _seconds(given: Any, otherwise: float) -> float:
+    return given.total_seconds() if isinstance(given, timedelta) else otherwise

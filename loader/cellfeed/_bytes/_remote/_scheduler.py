@@ -1,0 +1,374 @@
+"""Requests to one store: their order, how many are concurrent, and retries.
+
+All of it runs in the thread of the event loop, so nothing needs a lock. Requests are sent in the
+order in which they were submitted; answers come in any order.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from cellfeed._bytes._location import Location
+from cellfeed._bytes._remote._failures import (
+    Attempts,
+    ShortError,
+    failure,
+    given_up,
+    is_missing,
+    is_overload,
+)
+from cellfeed._bytes._remote._loop import in_loop, is_forked
+from cellfeed._bytes._remote._opening import Stores, Version, stores_of, version_of
+from cellfeed._bytes._store import LOOK_UP_SECONDS, is_awaited
+from cellfeed._errors import CellfeedError
+
+# Cost of a round trip to a server, and the number of concurrent requests.
+
+LARGEST_REQUEST = 1 << 23  # a larger request would arrive late, and be kept, as a whole
+
+_SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
+_SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends
+_SECONDS_OF_A_PIECE = 0.2  # interval of throughput; one large answer must not dominate it
+_N_PIECES = 16
+_FIRST, _LEAST, _MOST = 8, 4, 256
+_GROWTH = 2
+_RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to keep the limit
+_ROUNDS_ON_A_PLATEAU = 8
+
+
+class Link:
+    """Latency and bandwidth of the connection to one server, from the last requests.
+
+    The gap between two ranges is read and discarded if that takes no longer than another request:
+    up to ``bandwidth * (latency / 256 + 0.5 ms)`` bytes. Concurrent requests, up to 256, hide
+    latency; 0.5 ms is the processor time of a request, at both ends. Latency is the shortest time
+    to a first byte, since longer times include waiting; bandwidth is the highest throughput of all
+    requests together, in intervals of 0.2 s.
+    """
+
+    def __init__(self) -> None:
+        self._latency = float("inf")
+        self._throughputs = deque[float](maxlen=_N_PIECES)
+        self._n_bytes, self._began = 0, 0.0
+        self.worthwhile_gap = _FIRST_GAP
+
+    def note(self, n_bytes: int, seconds_to_first: float, now: float) -> None:
+        """Note a request that was answered."""
+        self._latency = min(self._latency, seconds_to_first)
+        self._n_bytes += n_bytes
+        if now - self._began < _SECONDS_OF_A_PIECE:
+            return
+        if self._began:
+            self._throughputs.append(self._n_bytes / (now - self._began))
+            seconds = self._latency / _MOST + _SECONDS_OF_PROCESSORS
+            gap = int(max(self._throughputs) * seconds)
+            self.worthwhile_gap = min(max(gap, _SMALLEST_GAP), _LARGEST_GAP)
+        self._n_bytes, self._began = 0, now
+
+
+class Window:
+    """The limit of concurrent requests: it grows as long as that raises throughput.
+
+    Throughput is the number of concurrent requests divided by the duration of one, by Little's law.
+    The duration is the median over requests that were sent at the present limit, once as many of
+    them were answered as the limit allows. Requests that open a connection take longer, but are
+    fewer than half. The limit doubles until doubling raises throughput by less than two fifths, and
+    is reset if it raised it by less than a tenth; some rounds later doubling is tried again. The
+    limit halves if the server asks for fewer requests.
+
+    Attributes
+    ----------
+    first
+        Initial limit of new instances in this process.
+    """
+
+    first = _FIRST
+
+    def __init__(self) -> None:
+        self.limit = self.first
+        self._before = self.first  # the limit before the last growth
+        self._best = 0.0
+        self._n_held = 0
+        self._seconds = list[float]()
+        self._since = 0.0
+
+    def note(self, began: float, now: float, *, is_full: bool) -> None:
+        """Note a request that was answered, and whether others are queued."""
+        if began < self._since:
+            return
+        if not is_full:  # a limit that does not bind cannot be judged
+            self._begin_round(now)
+            return
+        self._seconds.append(now - began)
+        if len(self._seconds) >= self.limit:
+            self._end_round(self.limit / max(median(self._seconds), 1e-6))
+            self._begin_round(now)
+
+    def overloaded(self, now: float) -> None:
+        """Note that the server asked for fewer requests."""
+        self._begin_round(now)
+        self.limit = self._before = max(_LEAST, self.limit // 2)
+        self._best, self._n_held = 0.0, 0
+
+    def _end_round(self, rate: float) -> None:
+        self._n_held += 1
+        if rate > self._best * _RISE or self._n_held > _ROUNDS_ON_A_PLATEAU:
+            self._best, self._n_held, self._before = rate, 0, self.limit
+            self.limit = min(self.limit * _GROWTH, _MOST)
+        elif self._n_held == 1 and rate < self._best * _GAIN:
+            self.limit = self._before  # the last growth brought nothing
+
+    def _begin_round(self, now: float) -> None:
+        self._since = now
+        self._seconds.clear()
+
+
+def begin_with_requests(n: int) -> None:
+    """Set the initial number of concurrent requests to servers that this process has not used yet.
+
+    Use it in short-lived processes, which would end before they have found how many requests a link
+    sustains: pass the result of `requests_under_way` from an earlier process.
+
+    Parameters
+    ----------
+    n
+        Number of requests, clipped to [4, 256].
+    """
+    Window.first = max(_LEAST, min(n, _MOST))
+
+
+@dataclass(slots=True)
+class Counters:
+    """Requests to a store since it was opened.
+
+    Parameters
+    ----------
+    n_requests, n_bytes
+        Answered requests, and their bytes, including gaps.
+    n_wanted
+        Bytes of these that were needed.
+    n_repeated
+        Requests that failed and were retried.
+    """
+
+    n_requests: int = 0
+    n_bytes: int = 0
+    n_wanted: int = 0
+    n_repeated: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A range of bytes of one object.
+
+    Parameters
+    ----------
+    location, path
+        The object, and its path in the store.
+    version
+        The version that it must have; None if any is accepted.
+    first, stop
+        The bytes; an object whose version is not known may end before ``stop``.
+    n_wanted
+        Number of these bytes that are needed; the others are gaps.
+    """
+
+    location: Location
+    path: str
+    version: Version | None
+    first: int
+    stop: int
+    n_wanted: int
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that are awaited together.
+
+    Parameters
+    ----------
+    requests
+        The requests.
+
+    Attributes
+    ----------
+    is_here
+        Done once each request is answered, or has failed.
+    """
+
+    requests: Sequence[Request]
+    answers: list[memoryview | CellfeedError | None] = field(init=False)
+    _left: int = field(init=False)
+    _is_given_up: bool = field(init=False, default=False)
+    is_here: Future[None] = field(init=False, default_factory=Future)
+    _tasks: set["asyncio.Task[memoryview | None]"] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.answers = [None] * len(self.requests)
+        self._left = len(self.requests)
+        if not self._left:
+            self.is_here.set_result(None)
+
+    def result(self) -> Sequence[memoryview | CellfeedError | None]:
+        """Wait for all answers: the bytes, None if there is no such object, or the error.
+
+        Each request ends in bounded time, so this does too, and immediately when the process exits,
+        which must not wait for a server.
+
+        Raises
+        ------
+        RemoteError
+            The requests are no longer needed, as when the process exits.
+        """
+        while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
+            if self._is_given_up or not is_awaited():  # others may still be waiting for it
+                raise given_up(self.requests[0].location)
+        return self.answers
+
+    def give_up(self) -> None:
+        """Cancel the requests; from any thread, and without waiting."""
+        if not self.is_here.done() and not is_forked():
+            in_loop(self._give_up)
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    def put(self, number: int, answer: memoryview | CellfeedError | None) -> None:
+        """Store an answer."""
+        self.answers[number] = answer
+        self._left -= 1
+        if not self._left:
+            self.is_here.set_result(None)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._is_given_up
+
+    @property
+    def tasks(self) -> set["asyncio.Task[memoryview | None]"]:
+        """The running requests."""
+        return self._tasks
+
+
+class Scheduler:
+    """Sends requests to one store.
+
+    Parameters
+    ----------
+    store
+        The store of obstore.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._waiting = deque[tuple[Batch, int]]()
+        self._n_under_way = 0
+        self._window = Window()
+        self.link = Link()
+        self.counters = Counters()
+
+    @property
+    def limit(self) -> int:
+        """Limit of concurrent requests."""
+        return self._window.limit
+
+    def submit(self, batches: Sequence[Batch]) -> None:
+        """Queue requests; from any thread, and without waiting."""
+        if batches:
+            in_loop(self._submit, batches)
+
+    def _submit(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._waiting += ((batch, number) for number in range(len(batch.requests)))
+        self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._n_under_way < self._window.limit:
+            batch, number = self._waiting.popleft()
+            if batch.is_given_up:
+                continue
+            self._n_under_way += 1
+            task = asyncio.get_running_loop().create_task(self._bytes_of(batch.requests[number]))
+            batch.tasks.add(task)
+            # Also called for a task that was cancelled before it began.
+            task.add_done_callback(partial(self._answered, batch, number))
+
+    def _answered(self, batch: Batch, number: int, task: "asyncio.Task[memoryview | None]") -> None:
+        self._n_under_way -= 1
+        self._send_soon()
+        batch.tasks.discard(task)
+        location = batch.requests[number].location
+        if task.cancelled():
+            batch.put(number, given_up(location))
+            return
+        error = task.exception()
+        if error is None:
+            batch.put(number, task.result())
+        elif isinstance(error, CellfeedError):
+            batch.put(number, error.with_traceback(None))
+        else:  # any error, since somebody waits for the result
+            batch.put(number, failure(error, location))
+
+    def _send_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._send)
+
+    async def _bytes_of(self, request: Request) -> memoryview | None:
+        """Return the bytes, None if the object does not exist and need not exist."""
+        attempts = Attempts(request.location, request.first, request.stop)
+        while True:
+            try:
+                return await self._ask(request)
+            except Exception as error:  # noqa: BLE001 - whatever obstore raises
+                if request.version is None and is_missing(error):
+                    return None
+                pause = attempts.pause_after(error)
+                if is_overload(error):
+                    self._window.overloaded(time.monotonic())
+            self.counters.n_repeated += 1
+            await asyncio.sleep(pause)
+
+    async def _ask(self, request: Request) -> memoryview:
+        began = time.monotonic()
+        options = {"range": (request.first, request.stop)}
+        got = await self._store.get_async(request.path, options=options)
+        answered = time.monotonic()
+        if request.version is not None:
+            request.version.check(version_of(got.meta))
+        content = memoryview(await got.bytes_async())
+        now = time.monotonic()
+        if request.version is not None and len(content) != request.stop - request.first:
+            raise ShortError
+        self.counters.n_requests += 1
+        self.counters.n_bytes += len(content)
+        self.counters.n_wanted += min(request.n_wanted, len(content))
+        self.link.note(len(content), answered - began, now)
+        self._window.note(began, now, is_full=bool(self._waiting))
+        return content
+
+
+_schedulers = WeakKeyDictionary[Stores, Scheduler]()
+_lock = threading.Lock()
+
+
+def requests_under_way() -> int:
+    """Return the current limit of concurrent requests, the largest of any server; 0 without one."""
+    with _lock:
+        return max((each.limit for each in _schedulers.values()), default=0)
+
+
+def scheduler_of(location: Location) -> Scheduler:
+    """Return the scheduler of the store that contains an object."""
+    stores, _ = stores_of(location)
+    with _lock:
+        return _schedulers.setdefault(stores, Scheduler(stores.store))

@@ -1,0 +1,270 @@
+"""Tables cached between openings: where rows and chunks lie in large files."""
+
+import json
+import logging
+import os
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes._location import LastingIdentity
+from cellfeed._mapping import map_or_read
+from cellfeed._version import __version__
+from cellfeed.machine import cache_folder
+
+# One file of tables, in which any change is detected.
+#
+# It begins with a mark, the CRC-32 of all that follows, and the number of bytes of a description
+# in JSON. The description contains the key, and the name, dtype and length of each table. They
+# follow, each at a multiple of 64 bytes. The checksum detects every change of up to four adjacent
+# bytes, and all but one in four billion of the others.
+
+Tables = Mapping[str, NDArray[Any]]
+
+_MARK = b"cellfeed"
+_HEAD = struct.Struct("<8sII")  # mark, checksum, size of the description in bytes
+_CHECKED_FROM = 12
+_ALIGNMENT = 64
+
+
+def size_of(key: bytes, tables: Tables) -> int:
+    """Return the size in bytes of a file with these tables."""
+    return len(_begin(key, tables)) + sum(_padded(table.nbytes) for table in tables.values())
+
+
+def write(file: BinaryIO, key: bytes, tables: Tables) -> None:
+    """Write one-dimensional tables."""
+    begin = _begin(key, tables)
+    parts: list[Any] = [begin[_CHECKED_FROM:]]
+    for table in tables.values():
+        content = np.ascontiguousarray(table).view(np.uint8)
+        parts += [content, bytes(_padded(content.size) - content.size)]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    file.write(_MARK + struct.pack("<I", checksum))
+    for part in parts:
+        file.write(part)
+
+
+def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
+    """Return the tables in the content of a file, as views of it.
+
+    Raises
+    ------
+    ValueError
+        The content was not written for this key, or is damaged.
+    """
+    if content.size < _HEAD.size:
+        raise ValueError("a file of tables is too short")
+    mark, checksum, n_described = _HEAD.unpack(content[: _HEAD.size].tobytes())
+    if mark != _MARK or zlib.crc32(content[_CHECKED_FROM:].data) != checksum:
+        raise ValueError("the checksum of a file of tables does not match")
+    described = json.loads(content[_HEAD.size : _HEAD.size + n_described].tobytes())
+    if described["key"] != key.decode():
+        raise ValueError("a file of tables belongs to other data")
+    tables, first = dict[str, NDArray[Any]](), _padded(_HEAD.size + n_described)
+    for name, dtype, size in described["tables"]:
+        n_bytes = size * np.dtype(dtype).itemsize
+        tables[name] = content[first : first + n_bytes].view(dtype)
+        first += _padded(n_bytes)
+    if first != content.size:
+        raise ValueError("the size of a file of tables does not match its tables")
+    return tables
+
+
+def _begin(key: bytes, tables: Tables) -> bytes:
+    """Return everything before the tables, with the checksum not yet set."""
+    described = json.dumps(
+        {
+            "key": key.decode(),
+            "tables": [[name, table.dtype.str, table.size] for name, table in tables.items()],
+        }
+    ).encode()
+    head = _HEAD.pack(_MARK, 0, len(described)) + described
+    return head + bytes(_padded(len(head)) - len(head))
+
+
+def _padded(n_bytes: int) -> int:
+    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+# The folder of tables: bounded, and written by any number of processes concurrently.
+
+_MOST_BYTES = 5 * 10**9  # enough for tables of 400 million cells and their chunks
+_IN_USE_SECONDS = 24 * 3600  # for which a table stays after its last use
+_SUFFIX, _UNFINISHED = ".tables", ".unfinished"
+
+
+class TableFolder:
+    """Files of tables by name, ``tables`` in the `cache_folder`.
+
+    Files are written under a temporary name and renamed, so each is complete, and a mapped file
+    stays valid even if it is removed or replaced. Tables that have not been used for a day are
+    evicted, oldest first, to make room for new ones; if that is not enough, nothing is written.
+    """
+
+    @property
+    def _path(self) -> Path:
+        return cache_folder("tables")
+
+    def read(self, name: str, key: bytes) -> Tables | None:
+        """Return the tables of a name, read-only; None if there are none.
+
+        Raises
+        ------
+        OSError, ValueError
+            They cannot be read, are damaged, or have another key.
+        """
+        path = self._path / f"{name}{_SUFFIX}"
+        try:
+            content = map_or_read(path)
+        except FileNotFoundError:
+            return None
+        tables = parse(content, key)
+        with suppress(OSError):
+            os.utime(path)  # time of the last use
+        return tables
+
+    def write(self, name: str, key: bytes, tables: Tables) -> None:
+        """Write tables, unless the folder is full of tables in use.
+
+        Raises
+        ------
+        OSError
+            They cannot be written.
+        """
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._make_room(size_of(key, tables)):
+            return
+        descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=self._path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file, key, tables)
+            Path(unfinished).replace(self._path / f"{name}{_SUFFIX}")
+        except BaseException:
+            Path(unfinished).unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Remove files until there is room for another; return whether there is."""
+        found = list[tuple[float, int, Path]]()
+        for path in self._path.iterdir():
+            with suppress(FileNotFoundError):  # another process may remove files concurrently
+                if path.suffix in {_SUFFIX, _UNFINISHED}:
+                    state = path.stat()
+                    found.append((state.st_mtime, state.st_size, path))
+        taken, now = sum(size for _, size, _ in found), time.time()
+        for used, size, path in sorted(found):
+            if taken + n_bytes <= _MOST_BYTES or now - used < _IN_USE_SECONDS:
+                break
+            path.unlink(missing_ok=True)
+            taken -= size
+        return taken + n_bytes <= _MOST_BYTES
+
+
+# Tables of an array, computed once and found again by later openings of the same file.
+
+Made = TypeVar("Made", Tables, Tables | None)
+
+_logger = logging.getLogger(__name__)
+
+_FORMAT = 1  # of the files, and of the meaning of their tables
+_FEWEST_ENTRIES = 100_000  # fewer are read in less than 0.1 s, and take less than 2 MB
+
+
+class KeptTables:
+    """Tables computed from one stored array, cached in the user's cache folder.
+
+    A cached table is memory-mapped, so its memory is that of the page cache, shared by all
+    processes of the machine. Its key is the path of the storage, its identity, the array and the
+    table's dependencies, and the versions of cellfeed and of the format; it is used only if its
+    checksum is right. Without a working cache, tables are recomputed.
+
+    Parameters
+    ----------
+    name
+        The file or folder, absolute, or the URL.
+    array
+        Path of the array in the storage.
+    identity
+        Returns the current identity of the storage, None if it is not known.
+    """
+
+    def __init__(
+        self, name: str, array: str, identity: Callable[[], LastingIdentity | None]
+    ) -> None:
+        self._name = name
+        self._array = array
+        self._identity = identity
+
+    def get(
+        self,
+        depends_on: str,
+        n_entries: int,
+        make: Callable[[], Made],
+        *,
+        fewest: int | None = None,
+    ) -> Made | Tables:
+        """Return tables: mapped if cached, otherwise computed, and cached if that is worth it.
+
+        Parameters
+        ----------
+        depends_on
+            Names the tables and what they depend on besides the content of the storage.
+        n_entries
+            Length of the longest table.
+        make
+            Computes them; its exceptions are passed on. None if the tables cannot be computed.
+        fewest
+            Minimum number of entries to cache; by default, as many as take 0.1 s to read.
+        """
+        if n_entries < (_FEWEST_ENTRIES if fewest is None else fewest):
+            return make()
+        before = self._identity()
+        if before is None or not before.is_settled:
+            return make()
+        key = self._key(before, depends_on)
+        name = blake2b(key, digest_size=16).hexdigest()
+        folder = TableFolder()
+        kept: Tables | None = _or_none(lambda: folder.read(name, key))
+        if kept is not None:
+            return kept
+        made = make()
+        # A change while computing may have mixed old and new content.
+        if self._identity() != before or made is None:
+            return made
+        _or_none(lambda: folder.write(name, key, made))
+        again: Tables | None = _or_none(lambda: folder.read(name, key))
+        return made if again is None else again
+
+    def _key(self, identity: LastingIdentity, depends_on: str) -> bytes:
+        facts = {
+            "array": self._array,
+            "byteorder": sys.byteorder,
+            "cellfeed": __version__,
+            "depends on": depends_on,
+            "format": _FORMAT,
+            "identity": identity.digest,
+            "path": self._name,
+        }
+        return json.dumps(facts, sort_keys=True).encode()
+
+
+def _or_none(step: Callable[[], Any]) -> Any:
+    """Return the result of a step, None if the cache cannot be used for any reason."""
+    try:
+        return step()
+    except (OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError) as error:
+        _logger.info("tables cannot be cached for later openings: %s", error)
+        return None

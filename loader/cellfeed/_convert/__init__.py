@@ -1,0 +1,1 @@
+"""Collections written anew: shuffled, into a database, or synthetic."""

@@ -1,0 +1,551 @@
+"""The job as a value, which determines every byte of the output."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import zarr
+
+from cellfeed._bytes import Location, identity
+from cellfeed._collection import Collection
+from cellfeed._errors import (
+    FormatError,
+    MismatchError,
+    ParameterError,
+    PathError,
+    require_integer,
+    require_positive,
+)
+from cellfeed.console import format_bytes
+from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
+
+# The inputs: checks that they have not changed, and their short names.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """An input file, with its size and modification time.
+
+    Parameters
+    ----------
+    path
+        Absolute path, or a URL.
+    n_bytes
+        Size in bytes; for a folder (a zarr store), the size of its metadata.
+    modified_ns
+        Modification time in nanoseconds; for a folder, that of its metadata.
+    """
+
+    path: str
+    n_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, location: Location) -> "InputFile":
+        """Describe the current state of an input; for a remote one, only its URL.
+
+        Raises
+        ------
+        PathError
+            There is no such file.
+        """
+        if location.path is None:
+            return cls(path=str(location), n_bytes=0, modified_ns=0)
+        stamped = absolute = location.path.absolute()
+        for name in ("zarr.json", ".zgroup"):  # which change with the store
+            if (absolute / name).is_file():
+                stamped = absolute / name
+                break
+        try:
+            n_bytes, modified_ns = identity(stamped.stat())
+        except OSError as error:
+            msg = f"{location}: no such file; give a path that every worker can read"
+            raise PathError(msg) from error
+        return cls(path=str(absolute), n_bytes=n_bytes, modified_ns=modified_ns)
+
+    def check(self) -> None:
+        """Check that the file has not changed.
+
+        Raises
+        ------
+        PathError
+            There is no such file.
+        MismatchError
+            The file has changed.
+        """
+        if InputFile.of(Location(self.path)) != self:
+            msg = (
+                f"{self.path}: has changed since shuffling began; remove the output, or give "
+                "another, and start over"
+            )
+            raise MismatchError(msg)
+
+
+def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return short names of files, without the folder if these are unique.
+
+    Examples
+    --------
+    >>> file_labels(("/data/a.h5ad", "/data/b.h5ad"))
+    ('a.h5ad', 'b.h5ad')
+    >>> file_labels(("/data/1/a.h5ad", "/data/2/a.h5ad"))
+    ('/data/1/a.h5ad', '/data/2/a.h5ad')
+    """
+    names = tuple(Location(path).name for path in paths)
+    return names if len(set(names)) == len(names) else paths
+
+
+# To be raised whenever the same job gives other content.
+FORMAT = "cellfeed preshuffle 4"
+
+CODECS = "delta", "annbatch"
+
+# Of the memory, three quarters hold a part. The rest is for a piece that is being read, of which
+# there may be three copies, or for a shard that is being encoded, of which there may be as many.
+_SHARE_OF_PART = 3 / 4
+_SHARE_OF_PIECE = 1 / 16
+# Larger ones are no faster: memory that the system hands out anew costs more than it saves.
+_LARGEST_PIECE = 32 * 2**20
+# A larger one takes more memory and is no faster; a billion cells are some 100,000 files.
+_LARGEST_SHARD = 128 * 2**20
+# obs: a barcode or another text takes about as much as a Python string, a code or number less.
+_OBS_BYTES_PER_CELL = 400
+# A block is so much longer than a chunk of the files that reading parts of chunks costs an
+# eighth more at most, and so much shorter than a part that each part holds many of them.
+_CHUNKS_PER_BLOCK = 8
+_LEAST_BLOCK = 64
+_LEAST_BLOCKS_PER_PART = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A shuffled copy of a collection, divided into parts that can be written independently.
+
+    Parameters
+    ----------
+    inputs
+        The files, in the order of their cells.
+    element
+        Name of the matrix in the files.
+    seed, block_size
+        Seed and block size of the plan.
+    memory
+        Bytes for the buffers of one process, which determine the sizes of parts and shards.
+    codec, cells_per_chunk
+        Encoding of sparse rows, and number of cells in a chunk, a mean if they are sparse.
+    n_cells, n_vars
+        Shape of the collection.
+    n_elements
+        Approximate number of stored elements of the collection; None if it is dense.
+    dtype
+        Dtype of the values.
+    linked
+        Other files to which the inputs refer.
+    """
+
+    inputs: tuple[InputFile, ...]
+    element: str
+    seed: int
+    block_size: int
+    memory: int
+    codec: str
+    cells_per_chunk: int
+    n_cells: int
+    n_vars: int
+    n_elements: int | None
+    dtype: str
+    linked: tuple[InputFile, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the files."""
+        return tuple(file.path for file in self.inputs)
+
+    @property
+    def index_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The smallest dtype that can hold column indices, as annbatch writes them."""
+        return np.dtype(np.min_scalar_type(max(self.n_vars - 1, 0)))
+
+    @property
+    def elements_per_cell(self) -> float:
+        """Mean number of elements of a cell in a buffer."""
+        return self.n_vars if self.n_elements is None else self.n_elements / self.n_cells
+
+    @property
+    def elements_per_chunk(self) -> int:
+        """Number of elements in a chunk of sparse rows."""
+        return max(1, round(self.cells_per_chunk * self.elements_per_cell))
+
+    @property
+    def cells_per_part(self) -> int:
+        """Number of cells in every part except the last, which may have fewer."""
+        most = _cells_per_part(self)
+        return -(-self.n_cells // -(-self.n_cells // most))
+
+    @property
+    def cells_per_piece(self) -> int:
+        """Number of cells that are read together."""
+        itemsize = np.dtype(self.dtype).itemsize
+        if self.n_elements is not None:
+            itemsize += np.dtype(np.int32).itemsize  # as they are read
+        bytes_per_cell = max(1.0, self.elements_per_cell * itemsize)
+        return max(1, int(min(self.memory * _SHARE_OF_PIECE, _LARGEST_PIECE) / bytes_per_cell))
+
+    def chunks_per_shard(self, dtype: "np.dtype[Any]") -> int:
+        """Return the number of chunks of an array in a shard."""
+        shard = min(self.memory * _SHARE_OF_PIECE, _LARGEST_SHARD)
+        return max(1, int(shard // (self.elements_per_chunk * dtype.itemsize)))
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan, which assigns cells to parts and orders them."""
+        return EpochPlan(
+            strategy=BlockShuffling(block_size=self.block_size),
+            n_rows=self.n_cells,
+            batch_size=self.cells_per_part,
+            fetch_factor=1,
+            seed=self.seed,
+        )
+
+    @property
+    def n_parts(self) -> int:
+        """Number of parts."""
+        return self.plan.n_fetches
+
+    def part(self, number: int) -> Fetch:
+        """Return the cells of a part, and their order in it."""
+        return self.plan.fetch(number)
+
+    def part_size(self, number: int) -> int:
+        """Return the number of cells of a part."""
+        return min(self.cells_per_part, self.n_cells - number * self.cells_per_part)
+
+    def to_json(self) -> str:
+        """Return the job as text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the job from its text.
+
+        Raises
+        ------
+        FormatError
+            The text is damaged, or of another version of cellfeed.
+        """
+        try:
+            values = json.loads(text)
+            found = values.pop("format")
+            if found == FORMAT:
+                for name in ("inputs", "linked"):
+                    values[name] = tuple(InputFile(**file) for file in values[name])
+                return cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            msg = "the record of the job is damaged; remove the output and start over"
+            raise FormatError(msg) from error
+        msg = (
+            f"it was begun by another version of cellfeed ({found}, here {FORMAT}); remove it "
+            "and start over, or use that version"
+        )
+        raise FormatError(msg)
+
+    def difference(self, begun: "Job") -> str | None:
+        """Return as text how this job differs from one that was begun; None if it does not."""
+        if self.paths != begun.paths:
+            return f"of other files: {_first_unlike(self.paths, begun.paths)}"
+        now = dict.fromkeys((*self.inputs, *self.linked))
+        for file in (*begun.inputs, *begun.linked):
+            if file not in now:
+                return f"before `{file.path}` was changed"
+        for name, show in _SHOWN.items():
+            then, now = getattr(begun, name), getattr(self, name)
+            if then != now:
+                return f"with {show(then)}, not with {show(now)}"
+        if self == begun:
+            return None
+        unlike = [
+            each.name
+            for each in fields(self)
+            if getattr(self, each.name) != getattr(begun, each.name)
+        ]
+        return f"with another {unlike[0]}"
+
+
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "seed": lambda seed: f"seed {seed}",
+    "element": str,
+    "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
+    "block_size": lambda block_size: f"a block size of {block_size}",
+    "codec": lambda codec: f"codec {codec}",
+    "cells_per_chunk": lambda cells: f"{cells} cells in a chunk",
+}
+
+
+def describe_job(
+    collection: Collection,
+    *,
+    seed: int,
+    block_size: int | None,
+    memory: int,
+    codec: str,
+    cells_per_chunk: int,
+) -> Job:
+    """Return the job for a collection.
+
+    Raises
+    ------
+    ParameterError
+        ``memory``, ``block_size`` or ``cells_per_chunk`` is below 1, ``seed`` is not an integer,
+        there is no such codec, or the collection is not one matrix with the genes of ``var``.
+    """
+    if codec not in CODECS:
+        msg = f"`codec` must be one of {', '.join(map(repr, CODECS))}, but got {codec!r}"
+        raise ParameterError(msg)
+    (element,) = collection.elements
+    if element.partition("/")[0] not in ("X", "layers"):
+        msg = (
+            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
+            f"but got {element!r}"
+        )
+        raise ParameterError(msg)
+    row_shape = collection.elements[element].row_shape
+    if collection.layout == "ragged" or collection.dtype.names is not None:
+        msg = (
+            f"`element` must be a matrix of numbers, but {element!r} has rows of any length "
+            "or values with fields; read it without preshuffling"
+        )
+        raise ParameterError(msg)
+    if len(row_shape) > 1:
+        msg = (
+            f"`element` must have two dimensions, cells x genes, but {element!r} has "
+            f"{1 + len(row_shape)}; read it without preshuffling"
+        )
+        raise ParameterError(msg)
+    job = Job(
+        inputs=tuple(map(InputFile.of, collection.locations)),
+        element=element,
+        seed=require_integer("seed", seed),
+        block_size=1,
+        memory=require_positive("memory", memory),
+        codec=codec,
+        cells_per_chunk=require_positive("cells_per_chunk", cells_per_chunk),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        n_elements=None,
+        dtype=collection.dtype.name,
+        linked=_linked(collection),
+    )
+    if job.n_vars == 0:
+        msg = f"{collection.locations[0]}: has no genes; give files that have some"
+        raise ParameterError(msg)
+    if collection.layout == "csr":
+        n_elements = round(collection.mean_row_lengths[element] * len(collection))
+        job = replace(job, n_elements=n_elements)
+    if block_size is None:
+        return replace(job, block_size=_default_block_size(job, collection.rows_per_chunk))
+    return replace(job, block_size=require_positive("block_size", block_size))
+
+
+def _linked(collection: Collection) -> tuple[InputFile, ...]:
+    linked = {file for source in collection.sources for file in source.linked_files()}
+    return tuple(InputFile.of(Location.of(file)) for file in sorted(linked))
+
+
+def _cells_per_part(job: Job) -> int:
+    itemsize = np.dtype(job.dtype).itemsize
+    if job.n_elements is not None:
+        itemsize += job.index_dtype.itemsize
+    bytes_per_cell = job.elements_per_cell * itemsize + _OBS_BYTES_PER_CELL
+    return max(1, int(job.memory * _SHARE_OF_PART / bytes_per_cell))
+
+
+def _default_block_size(job: Job, rows_per_chunk: float) -> int:
+    reads_well = 1 << max(0, int(np.ceil(np.log2(_CHUNKS_PER_BLOCK * rows_per_chunk))))
+    mixes_well = max(1, job.cells_per_part // _LEAST_BLOCKS_PER_PART)
+    return min(max(reads_well, _LEAST_BLOCK), mixes_well)
+
+
+def _first_unlike(now: tuple[str, ...], then: tuple[str, ...]) -> str:
+    if len(now) != len(then):
+        return f"{len(then)} then, {len(now)} now"
+    return next(f"`{b}`, not `{a}`" for a, b in zip(now, then, strict=True) if a != b)
+
+
+# Errors of the system, such as a full disk, as Python's `OSError`.
+
+
+@contextmanager
+def os_errors(path: Path) -> Iterator[None]:
+    """Add the path to errors of zarr, and convert those of zarrs to `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except RuntimeError as error:  # of zarrs
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+# The output folder: its job, its finished parts, and leftovers of a run that was killed.
+#
+# While it is being written, ``.cellfeed/job.json`` describes the job. A part is written in
+# ``.cellfeed`` and renamed to ``dataset_<number>`` when it is complete, so folders with that name
+# are
+# always complete. At the end, the description moves into the attributes of the group, which mark
+# the
+# store as finished, and ``.cellfeed`` is removed.
+
+_WORK = ".cellfeed"
+_RECORD = "job.json"
+_ROOT = "zarr.json"
+_ATTRIBUTES = {"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"}
+_OWN_ATTRIBUTE = "cellfeed"
+
+
+class OutputFolder:
+    """A folder that a shuffled copy is written to.
+
+    Parameters
+    ----------
+    path
+        The folder, which need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._work = path / _WORK
+
+    def begun(self) -> Job | None:
+        """Return the job that was begun here; None if there is none.
+
+        Raises
+        ------
+        ParameterError
+            The folder contains something else.
+        FormatError
+            The job is of another version of cellfeed.
+        """
+        if self.is_finished():
+            return Job.from_json(self._root()["attributes"][_OWN_ATTRIBUTE])
+        record = self._work / _RECORD
+        if record.exists():
+            return Job.from_json(record.read_text())
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            msg = f"{self.path}: contains something else; give an output that does not exist yet"
+            raise ParameterError(msg)
+        return None
+
+    def is_finished(self) -> bool:
+        """Whether the store is complete and was checked."""
+        return _OWN_ATTRIBUTE in self._root().get("attributes", {})
+
+    def begin(self, job: Job) -> None:
+        """Record the job."""
+        self._work.mkdir(parents=True, exist_ok=True)
+        _write_whole(self._work / _RECORD, job.to_json())
+
+    def part(self, number: int) -> Path:
+        """Return the path of a complete part."""
+        return self.path / f"dataset_{number}"
+
+    @contextmanager
+    def new_part(self, number: int) -> Iterator[Path]:
+        """Provide a path for writing a part, which becomes the part if nothing fails."""
+        place = self._work / f"part-{number}-{uuid.uuid4().hex}"
+        place.mkdir()
+        # A run that resumes removes what it finds, and zarr would make folders anew for whoever
+        # is still writing; what is not there any more then is this mark.
+        mark = place / "begun"
+        mark.touch()
+        try:
+            yield place / "dataset"
+            if mark.exists():
+                _rename_unless_there(place / "dataset", self.part(number))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def remove_leftovers(self) -> None:
+        """Remove incomplete parts of a run that was killed."""
+        for place in self._work.glob("part-*"):
+            doomed = place.with_name(f"removed-{uuid.uuid4().hex}")
+            with contextlib.suppress(FileNotFoundError):
+                place.rename(doomed)
+        for doomed in self._work.glob("removed-*"):
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the output against other runs.
+
+        Raises
+        ------
+        ParameterError
+            Another run is writing to it.
+        """
+        with (self._work / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                msg = f"{self.path}: another run is writing it; wait for it to end, or stop it"
+                raise ParameterError(msg) from error
+            except OSError as error:  # a file system without locks
+                if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
+                    raise
+            yield
+
+    def finish(self, job: Job) -> None:
+        """Mark the store as finished, in one step."""
+        with os_errors(self.path / _ROOT), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that zarr does not know .cellfeed
+            if not self._root():
+                zarr.create_group(self.path)
+            zarr.consolidate_metadata(self.path)
+        root = self._root()
+        root["attributes"] = _ATTRIBUTES | {_OWN_ATTRIBUTE: job.to_json()}
+        _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
+
+    def remove_work(self) -> None:
+        """Remove the files that were needed only while the store was being written."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def n_bytes(self) -> int:
+        """Return the size of all files."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def _root(self) -> dict[str, Any]:
+        try:
+            root = json.loads((self.path / _ROOT).read_text())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return {}
+        return root if isinstance(root, dict) else {}
+
+
+def _rename_unless_there(made: Path, name: Path) -> None:
+    try:
+        made.rename(name)
+    except OSError as error:
+        # Someone else, who was taken for dead, has completed the same part meanwhile.
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,36 @@
+"""Decoding compressed chunks into rows in memory, without the GIL.
+
+A `ChunkedArray` describes the locations and the encoding of the chunks of one stored array. From
+ranges of elements and their destination addresses, it makes `ChunkReads`, which several threads
+process together: they read, decompress, and copy each element once, to its destination.
+"""
+
+from cellfeed._decode import _kernels as kernels
+from cellfeed._decode._array import (
+    ChunkedArray,
+    ChunkTable,
+    ContiguousChunks,
+    check_grid,
+    chunk_codec,
+    chunk_grid,
+)
+from cellfeed._decode._byte_requests import KeptElements, kept_of
+from cellfeed._decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
+from cellfeed._decode._files import FolderFiles, ZarrFiles, identity_of_files
+from cellfeed._decode._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
+from cellfeed._decode._kernels._codecs import can_cast
+from cellfeed._decode._placing import RowGroup, ValueSteps, place_elements, place_kept
+from cellfeed._decode._reads import ChunkReads, divide_reads, rows_of_coordinates
+from cellfeed._decode._row_ranges import CHUNK_ELEMENTS, Pieces, RowExtents, RowRanges, pieced_array
+from cellfeed._decode._tiles import (
+    MOST_BAND_ROWS,
+    Fragments,
+    RowsInTiles,
+    TileChunks,
+    TileFilters,
+    TileRows,
+    Tiles,
+    parts_of_chunk,
+    tiled_array,
+)
+from cellfeed._decode._zarr import ZarrLayout, expect_numcodecs, zarr_array, zarr_codec, zarr_layout

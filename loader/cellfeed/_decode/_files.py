@@ -1,0 +1,259 @@
+"""Files in a folder, by number; they stay open unless there are too many."""
+
+import itertools
+import math
+import os
+import resource
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import (
+    ByteStore,
+    Identity,
+    LastingIdentity,
+    Location,
+    broken_link,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+)
+from cellfeed._bytes._store import closed_with
+from cellfeed._decode._zarr import ZarrLayout
+
+_SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
+_CHECK_AGAIN_AFTER = 1.0  # seconds
+_MOST_LOOKED_AT = 100_000  # files of a folder, which takes 0.2 s
+
+_ABSENT: Identity = (-1, -1)
+
+
+class FolderFiles(ByteStore):
+    """Files of a folder, which must not change, and which compiled threads read.
+
+    Descriptors belong to the process that opened them. If there are too many files to keep open,
+    they are opened for each read, by path.
+
+    Parameters
+    ----------
+    folder
+        The folder, as the user gave it.
+    names
+        Returns the names of files within the folder, which may contain ``/``, by number.
+    n_files
+        Number of files.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Callable[[NDArray[np.int64]], NDArray[np.bytes_]],
+        n_files: int,
+    ) -> None:
+        self._folder = folder
+        self._absolute = folder.absolute()  # it stays the same where the working folder changes
+        self._names = names
+        found = self._found(np.arange(n_files, dtype=np.int64))
+        self._identities = np.array(found, np.int64).reshape(n_files, 2)
+        self._process = -1
+
+    def _enter_process(self) -> None:
+        """Drop descriptors of another process."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._checked_at = np.full(len(self._identities), -np.inf)
+            self._descriptors = np.full(len(self._identities), -1, np.int64)
+            self._open: list[_OpenFile] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.__dict__ | {"_process": -1}
+        for name in ("_checked_at", "_descriptors", "_open"):
+            kept.pop(name, None)
+        return kept
+
+    def location_of(self, file: int) -> Location:
+        """Return the location of a file, for messages."""
+        return Location.of(self._folder / self._name(file))
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first observed sizes of files in bytes; -1 for missing files."""
+        sizes: NDArray[np.int64] = self._identities[files, 0]
+        return sizes
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of all files in the folder; None if there are too many to check."""
+        return identity_of_files(self._absolute)
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return descriptors or addresses of paths; see `ByteStore`."""
+        self.check_unchanged(files)
+        self._open_those(np.unique(files))
+        handles = self._descriptors[files]
+        is_closed = (handles < 0) & (self.sizes(files) >= 0)
+        # One address for each file, so that chunks beside each other are read together.
+        distinct, numbers = np.unique(files[is_closed], return_inverse=True)
+        addresses, paths = self._addresses(distinct)
+        handles[is_closed] = addresses[numbers]
+        return handles, (paths, self._open)
+
+    def check_unchanged(self, files: NDArray[np.int64]) -> None:
+        """Check that files have not changed since the first check; each at most once per second.
+
+        Raises
+        ------
+        FormatError
+            A file was replaced or written to.
+        PathError
+            A file was removed.
+        """
+        self._enter_process()
+        now = time.monotonic()
+        distinct = np.unique(files)
+        due = distinct[now - self._checked_at[distinct] > _CHECK_AGAIN_AFTER]
+        for file, found in zip(due.tolist(), self._found(due), strict=True):
+            self._compare(file, found)
+        self._checked_at[due] = now
+
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> list[bytes | None]:
+        """Read byte ranges, one after another; see `ByteStore`."""
+        self.check_unchanged(files)
+        ranges = zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+        return [self._read(*each) for each in ranges]
+
+    def _read(self, file: int, first: int, n_bytes: int) -> bytes | None:
+        try:
+            with self._path(file).open("rb") as opened:
+                opened.seek(first)
+                return opened.read(n_bytes)
+        except FileNotFoundError:
+            return None
+
+    def _found(self, files: NDArray[np.int64]) -> list[Identity]:
+        """Return the current identities of files."""
+        folder = os.fsencode(self._absolute)
+        names = self._names(files).tolist()
+        return [_identity_of(folder + b"/" + name) for name in names]
+
+    def _compare(self, file: int, found: Identity) -> None:
+        if found == tuple(self._identities[file].tolist()):
+            return
+        where = self.location_of(file)
+        raise removed(where) if found == _ABSENT else replaced(where)
+
+    def _open_those(self, files: NDArray[np.int64]) -> None:
+        n_more = max(0, _most_open() - _OpenFile.count())
+        is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
+        for file in files[is_closed][:n_more].tolist():
+            opened = _OpenFile(self._path(file))
+            self._compare(file, identity(os.fstat(opened.descriptor)))
+            self._open.append(opened)
+            self._descriptors[file] = opened.descriptor
+
+    def _addresses(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return minus the address of each path, and the paths."""
+        folder = os.fsencode(self._absolute) + b"/"
+        paths = np.char.add(np.char.add(folder, self._names(files)), b"\0")
+        width = paths.dtype.itemsize + 1  # NumPy leaves out a zero that is at the end
+        paths = paths.astype(f"S{width}")
+        return -(paths.ctypes.data + np.arange(len(files), dtype=np.int64) * width), paths
+
+    def _name(self, file: int) -> str:
+        return os.fsdecode(self._names(np.array([file], np.int64))[0])
+
+    def _path(self, file: int) -> Path:
+        return self._absolute / self._name(file)
+
+
+class _OpenFile:
+    """A file that is open for reading as long as this object exists."""
+
+    _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._closing = closed_with(self.descriptor)
+        _OpenFile._all.append(weakref.ref(self))
+
+    @staticmethod
+    def count() -> int:
+        """Return the number of open files of this process."""
+        _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
+        return len(_OpenFile._all)
+
+
+def identity_of_files(folder: Path) -> LastingIdentity | None:
+    """Return the identity of all files in a folder; None if there are too many to check."""
+    walked = os.walk(folder, followlinks=True)
+    every = (Path(where, name) for where, _, names in walked for name in names)
+    files = sorted(itertools.islice(every, _MOST_LOOKED_AT + 1))
+    if len(files) > _MOST_LOOKED_AT:
+        return None
+    try:
+        return lasting_identity((str(file), file.stat()) for file in files)
+    except OSError:
+        return None  # one was removed meanwhile
+
+
+def _identity_of(path: bytes) -> Identity:
+    try:
+        return identity(os.stat(path))  # noqa: PTH116 - Path.stat takes twice as long
+    except FileNotFoundError:
+        if os.path.islink(path):  # noqa: PTH114 - bytes
+            raise broken_link(Path(os.fsdecode(path))) from None
+        return _ABSENT
+
+
+def _most_open() -> int:
+    """Return the maximum number of open shards of all collections in this process."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
+
+
+# The files of a zarr array: shards, which stay open, and files of single chunks.
+
+
+class ZarrFiles(FolderFiles):
+    """The files of one array.
+
+    A shard is read often, so its file stays open unless there are too many. Other files are
+    opened for each read, by path, and may change.
+
+    Parameters
+    ----------
+    folder
+        The array's folder, as the user gave it.
+    layout
+        Layout of the array.
+    """
+
+    def __init__(self, folder: Path, layout: ZarrLayout) -> None:
+        self._layout = layout
+        n_files = math.prod(layout.file_grid) if layout.sharded else 0
+        super().__init__(folder, layout.file_names, n_files)
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sizes of files in bytes, for shards the first observed; -1 if missing."""
+        if self._layout.sharded:
+            return super().sizes(files)
+        return np.array([size for size, _ in self._found(files)], np.int64)
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return descriptors or addresses of paths; see `ByteStore`."""
+        return super().handles(files) if self._layout.sharded else self._addresses(files)
+
+    def check_unchanged(self, files: NDArray[np.int64]) -> None:
+        """Check that shards have not changed since the first check; see `FolderFiles`."""
+        if self._layout.sharded:
+            super().check_unchanged(files)

@@ -1,0 +1,340 @@
+"""Compiled: decompressing chunks, each codec a function by itself; `_codecs` describes them.
+
+If only the head of a chunk is wanted, and its codec allows it, only that is decompressed. Deflate,
+LZ4 and LZF write sequentially, so a short buffer receives the head of a chunk; Blosc and Zstandard
+consist of blocks. This skips checks that need the end of a chunk: its checksum, and its size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import carray, types
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._decode._kernels._codecs import (
+    BLOSC,
+    BLOSC_DECOMPRESS,
+    BLOSC_GETITEM,
+    BLOSC_VALIDATE,
+    GZIP,
+    GZIP_DECOMPRESS,
+    LZ4,
+    LZ4_DECOMPRESS,
+    LZ4_DECOMPRESS_HEAD,
+    LZF,
+    N_FUNCTIONS,
+    STORED,
+    ZLIB,
+    ZLIB_DECOMPRESS,
+    ZSTD,
+    ZSTD_DECOMPRESS,
+    ZSTD_START_STREAM,
+    ZSTD_STREAM,
+)
+from cellfeed._decode._kernels._fields import (
+    DECODED_BYTES,
+    ITEMSIZE,
+    N_ARRAY_COLUMNS,
+    N_SEGMENT_COLUMNS,
+    PLACING,
+    UNDECODABLE,
+    WRONG_SIZE,
+)
+from cellfeed._decode._kernels._native import LANES, add_up_lanes, call, copy_bytes, pointer
+from cellfeed._decode._kernels._planning import extent
+
+# Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
+# size after decompression; how many bytes are wanted; and addresses of `function_addresses` and of
+# the decompressors with a state, of deflate and of Zstandard. It returns how many bytes it has
+# decompressed, at least as many as are wanted, or minus a failure. A damaged head is decompressed
+# to its end, which shows the damage.
+_SIGNATURE = types.int64(*[types.int64] * 8)
+
+# libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so all
+# bytes before it are right; up to 39 wrong bytes may follow them. If a stored block of up to 64 KiB
+# does not fit, nothing of it is written: then the mark is still there.
+_MARK_AT, _HEAD_MARGIN = 64, 384
+_MARK = np.uint64(0x9E3779B97F4A7C15)
+_INSUFFICIENT_SPACE = 3
+
+_LZ4_HEADER = 4  # of numcodecs' header, which contains the size
+_ZSTD_BLOCK = 1 << 17
+_ZSTD_ERRORS = -256  # results from here to -1 are errors
+_BLOSC_TYPESIZE, _BLOSC_BLOCK_SIZE, _BLOSC_HEADER = 3, 8, 16  # positions in the header; its size
+
+_decompressors = dict[int, Any]()
+
+
+def decompressor(codec: int) -> int:
+    """Return the address of a codec's function; 0 if chunks are not compressed."""
+    return 0 if codec == STORED else int(_decompressors[codec].address)
+
+
+def _decompresses(codec: int) -> Callable[[Callable[..., Any]], Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
+        _decompressors[codec] = compiled_callback(_SIGNATURE)(function)
+        return _decompressors[codec]
+
+    return decorate
+
+
+def _inflates(codec: int, function: int) -> None:
+    """Define the function of a codec that libdeflate decompresses."""
+
+    @_decompresses(codec)
+    def inflate(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+        decompress = carray(pointer(functions), (N_FUNCTIONS,), np.int64)[function]
+        n = wanted + _HEAD_MARGIN
+        if n < expected:
+            mark = carray(pointer(target + wanted + _MARK_AT), (1,), np.uint64)
+            mark[0] = _MARK
+            result = np.int32(call(decompress, (zlib, source, size, target, n, 0)))
+            if result == _INSUFFICIENT_SPACE and mark[0] != _MARK:
+                return n
+        # Without an address for the size, libdeflate fails unless the output is full.
+        result = np.int32(call(decompress, (zlib, source, size, target, expected, 0)))
+        if result == 0:
+            return expected
+        return -UNDECODABLE if result == 1 else -WRONG_SIZE
+
+
+_inflates(ZLIB, ZLIB_DECOMPRESS)
+_inflates(GZIP, GZIP_DECOMPRESS)
+
+
+@compiled("int64(int64, int64, int64, int64, int64, int64[::1], int64)", inner=True)
+def _zstd_head(
+    source: int,
+    size: int,
+    target: int,
+    expected: int,
+    wanted: int,
+    functions: NDArray[np.int64],
+    zstd: int,
+) -> int:
+    """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
+    n = -(-wanted // _ZSTD_BLOCK) * _ZSTD_BLOCK
+    if n >= expected or not functions[ZSTD_STREAM]:
+        return 0
+    call(functions[ZSTD_START_STREAM], (zstd,))
+    out = np.array([target, wanted, 0], np.int64)  # address, size, position
+    ins = np.array([source, size, 0], np.int64)
+    out_address, in_address = out.ctypes.data, ins.ctypes.data
+    while out[2] < wanted:
+        before = out[2] + ins[2]
+        result = call(functions[ZSTD_STREAM], (zstd, out_address, in_address))
+        if _ZSTD_ERRORS <= result <= 0 or out[2] + ins[2] == before:
+            break
+    return n if out[2] == wanted else 0
+
+
+@_decompresses(ZSTD)
+def _zstd(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    if wanted < expected:
+        n = _zstd_head(source, size, target, expected, wanted, table, zstd)
+        if n:
+            return n
+    n = call(table[ZSTD_DECOMPRESS], (zstd, target, expected, source, size))
+    if 0 <= n <= expected:
+        return expected if n == expected else -WRONG_SIZE
+    return -UNDECODABLE
+
+
+@compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
+def _blosc_head(
+    source: int, size: int, target: int, expected: int, wanted: int, functions: NDArray[np.int64]
+) -> int:
+    """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
+    if size < _BLOSC_HEADER or not functions[BLOSC_GETITEM]:
+        return 0
+    stated = np.zeros(1, np.int64)
+    address = stated.ctypes.data
+    if np.int32(call(functions[BLOSC_VALIDATE], (source, size, address))) != 0:
+        return 0
+    typesize = np.int64(carray(pointer(source + _BLOSC_TYPESIZE), (1,), np.uint8)[0])
+    block = np.int64(carray(pointer(source + _BLOSC_BLOCK_SIZE), (1,), np.int32)[0])
+    if stated[0] != expected or typesize == 0 or block <= 0 or block % typesize:
+        return 0
+    n = -(-wanted // block) * block
+    if n >= stated[0]:
+        return 0
+    n_items = -(-wanted // typesize)
+    result = np.int32(call(functions[BLOSC_GETITEM], (source, 0, n_items, target)))
+    return int(n) if result == n_items * typesize else 0
+
+
+@_decompresses(BLOSC)
+def _blosc(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    if wanted < expected:
+        n = _blosc_head(source, size, target, expected, wanted, table)
+        if n:
+            return n
+    stated = np.zeros(1, np.int64)
+    address = stated.ctypes.data
+    if np.int32(call(table[BLOSC_VALIDATE], (source, size, address))) != 0:
+        return -UNDECODABLE
+    if stated[0] != expected:
+        return -WRONG_SIZE
+    n = np.int64(np.int32(call(table[BLOSC_DECOMPRESS], (source, target, expected, 1))))
+    return expected if n == expected else -UNDECODABLE
+
+
+@_decompresses(LZ4)
+def _lz4(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Decompress LZ4 as numcodecs writes it."""
+    if size <= _LZ4_HEADER:
+        return -UNDECODABLE
+    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
+    if wanted < expected and table[LZ4_DECOMPRESS_HEAD]:
+        arguments = (begin, target, n_compressed, wanted, expected)
+        n = np.int64(np.int32(call(table[LZ4_DECOMPRESS_HEAD], arguments)))
+        if n >= wanted:
+            return n
+    n = np.int64(np.int32(call(table[LZ4_DECOMPRESS], (begin, target, n_compressed, expected))))
+    if n < 0:
+        return -UNDECODABLE
+    return expected if n == expected else -WRONG_SIZE
+
+
+@compiled("int64(int64, int64, int64, int64, int64)")
+def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
+    """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged.
+
+    It stops once ``wanted`` bytes are written.
+    """
+    ins = carray(pointer(source), (size,), np.uint8)
+    out = carray(pointer(target), (capacity,), np.uint8)
+    i = o = np.int64(0)
+    while i < size and o < wanted:
+        control = np.int64(ins[i])
+        i += 1
+        if control < 32:
+            n = control + 1
+            if i + n > size or o + n > capacity:
+                return -1
+            for j in range(n):
+                out[o + j] = ins[i + j]
+            i += n
+            o += n
+            continue
+        n = control >> 5
+        if n == 7:
+            if i >= size:
+                return -1
+            n += np.int64(ins[i])
+            i += 1
+        if i >= size:
+            return -1
+        start = o - ((control & 31) << 8) - np.int64(ins[i]) - 1
+        i += 1
+        n += 2
+        if start < 0 or o + n > capacity:
+            return -1
+        for j in range(n):  # byte by byte, since source and target may overlap
+            out[o + j] = out[start + j]
+        o += n
+    return int(o)
+
+
+@_decompresses(LZF)
+def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    if wanted < expected:
+        n = lzf(source, size, target, expected, wanted)
+        if n >= wanted:
+            return n
+    n = lzf(source, size, target, expected, expected + 1)
+    if n < 0:
+        return -UNDECODABLE
+    return expected if n == expected else -WRONG_SIZE
+
+
+@compiled("void(int64, int64, int64, int64)")
+def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
+    """Undo HDF5's shuffle filter, which groups the bytes of elements by position."""
+    n = size // itemsize
+    ins = carray(pointer(source), (size,), np.uint8)
+    if itemsize == 4:
+        out4 = carray(pointer(target), (n,), np.uint32)
+        for i in range(n):
+            out4[i] = (
+                np.uint32(ins[i])
+                | np.uint32(ins[n + i]) << np.uint32(8)
+                | np.uint32(ins[2 * n + i]) << np.uint32(16)
+                | np.uint32(ins[3 * n + i]) << np.uint32(24)
+            )
+    elif itemsize == 8:
+        out8 = carray(pointer(target), (n,), np.uint64)
+        for i in range(n):
+            element = np.uint64(ins[i])
+            for byte in range(1, 8):
+                element |= np.uint64(ins[byte * n + i]) << np.uint64(8 * byte)
+            out8[i] = element
+    else:
+        out = carray(pointer(target), (size,), np.uint8)
+        for i in range(n):
+            for byte in range(itemsize):
+                out[i * itemsize + byte] = ins[byte * n + i]
+    if size % itemsize:
+        copy_bytes(target + n * itemsize, source + n * itemsize, size % itemsize)
+
+
+@compiled_callback(types.void(*[types.int64] * 4))
+def unshuffler(source, size, target, itemsize):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Call `unshuffle`."""
+    unshuffle(source, size, target, itemsize)
+
+
+# Compiled: adding up elements that are stored as differences.
+
+_word = "uint8", "uint32", "uint64"
+
+
+@compiled(*(f"void({word}[::1], {word}[::1])" for word in _word), inner=True)
+def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
+    """Add up integers, which wrap around at the size of their dtype, signed or not."""
+    total = differences.dtype.type(0)
+    for i in range(differences.size):
+        total = differences.dtype.type(total + differences[i])
+        sums[i] = total
+
+
+@compiled("void(int64, int64, int64)", inner=True)
+def _add_up_16_bits(source: int, target: int, n: int) -> None:
+    """Add up 16-bit integers from one address to another; most indices have 16 bits."""
+    total, whole = np.uint16(0), n - n % LANES
+    for i in range(0, whole, LANES):
+        total = add_up_lanes(target + 2 * i, source + 2 * i, total)
+    differences = carray(pointer(source), (n,), np.uint16)
+    sums = carray(pointer(target), (n,), np.uint16)
+    for i in range(whole, n):
+        total = np.uint16(total + differences[i])
+        sums[i] = total
+
+
+@compiled_callback(types.void(*[types.int64] * 5))
+def adder(source, target, segments_at, n_segments, array_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Add up the differences of a chunk, as far as segments need its elements.
+
+    All are addresses, of the chunk's elements, of the output, which may be the same, and of the
+    tables of segments and arrays.
+    """
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    n, wanted = array[DECODED_BYTES] // array[ITEMSIZE], 0
+    for k in range(n_segments):
+        _, stop = extent(segments[k], array[PLACING])
+        wanted = max(wanted, stop)
+    n = min(n, wanted)
+    if array[ITEMSIZE] == 1:
+        _add_up(carray(pointer(source), (n,), np.uint8), carray(pointer(target), (n,), np.uint8))
+    elif array[ITEMSIZE] == 2:
+        _add_up_16_bits(source, target, n)
+    elif array[ITEMSIZE] == 4:
+        _add_up(carray(pointer(source), (n,), np.uint32), carray(pointer(target), (n,), np.uint32))
+    else:
+        _add_up(carray(pointer(source), (n,), np.uint64), carray(pointer(target), (n,), np.uint64))

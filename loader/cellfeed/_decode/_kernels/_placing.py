@@ -1,0 +1,287 @@
+"""Compiled: checking elements, and copying or casting them to their destinations."""
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._decode._kernels._fields import (
+    ASCENDING,
+    BAD_INDEX,
+    CAST,
+    COPIED,
+    COUNT,
+    FAILURE,
+    FROM,
+    INDEX_LIMIT,
+    ITEMSIZE,
+    N_ARRAY_COLUMNS,
+    N_PIECE_COLUMNS,
+    N_REPORTS,
+    N_SEGMENT_COLUMNS,
+    N_STEPS,
+    NUMBERS,
+    OUT_ITEMSIZE,
+    PIECE_START,
+    PLACING,
+    RENUMBERED,
+    ROW_ELEMENTS,
+    ROW_PIECES,
+    ROW_PLACED,
+    SCATTERED,
+    SELECTED,
+    SPREAD,
+    STEPS,
+    STREAMED,
+    TO,
+    TRANSFORMED,
+    WHOLE_ROW,
+    WITHIN,
+)
+from cellfeed._decode._kernels._native import (
+    BLOCK_BYTES,
+    atomic_add,
+    call,
+    copy_bytes,
+    finish_streams,
+    pointer,
+    stream_blocks,
+)
+from cellfeed._decode._kernels._selecting import (
+    PLACING_SIGNATURE,
+    renumber,
+    scatter,
+    select,
+    spread,
+)
+from cellfeed._decode._kernels._transforming import apply_steps
+
+_UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
+_LEAST_STREAMED = 1 << 10  # bytes; the unaligned ends are copied normally
+_TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
+_SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
+
+
+@compiled("int64(int64, int64, int64, int64)", inner=True)
+def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
+    """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
+    if n == 0:
+        return 0
+    descents = 0
+    if itemsize == 4:
+        narrow = carray(pointer(address), (n,), np.int32)
+        lowest = highest = narrow[0]
+        for i in range(1, n):
+            descents += narrow[i] <= narrow[i - 1]
+            lowest = min(lowest, narrow[i])
+            highest = max(highest, narrow[i])
+        outside = lowest < 0 or highest >= limit
+    else:
+        wide = carray(pointer(address), (n,), np.int64)
+        least = most = wide[0]
+        for i in range(1, n):
+            descents += wide[i] <= wide[i - 1]
+            least = min(least, wide[i])
+            most = max(most, wide[i])
+        outside = least < 0 or most >= limit
+    if outside:
+        return _OUT_OF_BOUNDS
+    return _UNSORTED if descents else 0
+
+
+@compiled("void(int64, int64, int64)", inner=True)
+def _stream_bytes(target: int, source: int, n: int) -> None:
+    """Copy bytes, bypassing the cache; see `finish_streams`."""
+    if n < _LEAST_STREAMED:
+        copy_bytes(target, source, n)
+        return
+    head = -target % BLOCK_BYTES
+    n_blocks = (n - head) // BLOCK_BYTES
+    tail = head + n_blocks * BLOCK_BYTES
+    copy_bytes(target, source, head)
+    stream_blocks(target + head, source + head, n_blocks)
+    copy_bytes(target + tail, source + tail, n - tail)
+
+
+@compiled_callback(PLACING_SIGNATURE)
+def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Copy or cast elements of a chunk contiguously."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
+    for k in range(n_segments):
+        begin = source + segments[k, FROM] * array[ITEMSIZE]
+        n, target = segments[k, COUNT], segments[k, TO]
+        if array[CAST]:
+            cast = scratch if array[STREAMED] else target
+            call(array[CAST], (begin, cast, n))
+            begin = cast
+        if array[INDEX_LIMIT] >= 0:
+            problem = _check_indices(begin, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
+            if problem == _OUT_OF_BOUNDS:
+                return BAD_INDEX
+            if problem == _UNSORTED:
+                report[ASCENDING] = 0
+        if array[STREAMED]:
+            _stream_bytes(target, begin, n * array[OUT_ITEMSIZE])
+        elif not array[CAST]:
+            copy_bytes(target, begin, n * array[ITEMSIZE])
+    return 0
+
+
+@compiled("void(int64[::1], int64, int64, int64[::1])", inner=True)
+def _place_piece(
+    segment: NDArray[np.int64], source: int, target: int, array: NDArray[np.int64]
+) -> None:
+    """Place a piece of a row; the thread that places the last piece transforms the row."""
+    n, itemsize = segment[COUNT], array[OUT_ITEMSIZE]
+    if array[CAST]:
+        call(array[CAST], (source, target, n))
+    else:
+        copy_bytes(target, source, n * itemsize)
+    piece = carray(pointer(segment[WITHIN]), (N_PIECE_COLUMNS,), np.int64)
+    if (atomic_add(piece[ROW_PLACED], 1) + 1) % piece[ROW_PIECES] == 0:
+        row = target - piece[PIECE_START] * itemsize
+        steps = array[STEPS], array[NUMBERS], array[N_STEPS]
+        apply_steps(row, piece[ROW_ELEMENTS], itemsize, *steps)
+
+
+@compiled_callback(PLACING_SIGNATURE)
+def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Place values of sparse rows, and transform them while they are in the cache."""
+    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
+    itemsize = array[OUT_ITEMSIZE]
+    for k in range(n_segments):
+        begin = source + segments[k, FROM] * array[ITEMSIZE]
+        n, target = segments[k, COUNT], segments[k, TO]
+        if segments[k, WITHIN] != WHOLE_ROW:
+            _place_piece(segments[k], begin, target, array)
+            continue
+        if array[CAST]:
+            call(array[CAST], (begin, scratch, n))
+            begin = scratch
+        elif not may_change:
+            copy_bytes(scratch, begin, n * itemsize)
+            begin = scratch
+        apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
+        if array[STREAMED]:
+            _stream_bytes(target, begin, n * itemsize)
+        else:
+            copy_bytes(target, begin, n * itemsize)
+    return 0
+
+
+_PLACERS = {
+    COPIED: _copy,
+    RENUMBERED: renumber,
+    SELECTED: select,
+    SCATTERED: scatter,
+    SPREAD: spread,
+    TRANSFORMED: _transform,
+}
+
+
+def placer(placing: int) -> int:
+    """Return the address of the function that places elements in one of the ways."""
+    return int(_PLACERS[placing].address)
+
+
+def place(
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+    scratch: int,
+) -> None:
+    """Place elements that are already in memory, as `decode` does for chunks."""
+    _place(placer(int(array[PLACING])), source, segments, array, report, scratch)
+
+
+@compiled("void(int64, int64, int64[:,::1], int64[::1], int64[::1], int64)")
+def _place(
+    function: int,
+    source: int,
+    segments: NDArray[np.int64],
+    array: NDArray[np.int64],
+    report: NDArray[np.int64],
+    scratch: int,
+) -> None:
+    own, reported = (segments.ctypes.data, array.ctypes.data), report.ctypes.data
+    report[FAILURE] = call(function, (source, own[0], len(segments), own[1], reported, scratch, 0))
+    finish_streams()
+
+
+@compiled("boolean(int64[::1], int64)")
+def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
+    """Return whether the index at each address is larger than the one before it in memory."""
+    for i in range(crossings.size):
+        if itemsize == 4:
+            narrow = carray(pointer(crossings[i] - 4), (2,), np.int32)
+            if narrow[1] <= narrow[0]:
+                return False
+        else:
+            wide = carray(pointer(crossings[i] - 8), (2,), np.int64)
+            if wide[1] <= wide[0]:
+                return False
+    return True
+
+
+@compiled(
+    *(
+        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1])"
+        for index in ("int32", "int64")
+        for value in ("uint8", "uint16", "uint32", "uint64")
+    )
+)
+def densify(
+    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+) -> None:
+    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits.
+
+    It is assembled in tiles in the L1 cache, which are then written to memory in whole cache lines.
+    In a sparse tile, only the placed elements are reset to zero. (Indices are unsigned, so that
+    numba does not check for negative ones.)
+    """
+    n_vars, n_elements = dense.shape[1], dense.size
+    size = _TILE_BYTES // dense.itemsize
+    tile, places = np.empty(size, dense.dtype), np.empty(size, np.int32)
+    for i in range(size):  # becomes one call, unlike a slice
+        tile[i] = 0
+    row, k = 0, np.int64(pointers[0])
+    for first in range(0, n_elements, size):
+        n, n_placed = min(size, n_elements - first), np.int64(0)
+        while row < len(dense):
+            start, stop = row * n_vars - first, np.int64(pointers[row + 1])
+            while k < stop:
+                place = np.uint64(start + np.int64(indices[np.uint64(k)]))
+                if place >= np.uint64(n):
+                    break
+                tile[place] = data[np.uint64(k)]
+                places[np.uint64(n_placed)] = place
+                n_placed += 1
+                k += 1
+            if start + n_vars > n:
+                break
+            row += 1
+        _stream_bytes(
+            dense.ctypes.data + first * dense.itemsize, tile.ctypes.data, n * dense.itemsize
+        )
+        if n_placed > n // _SPARSE:
+            for i in range(n):
+                tile[i] = 0
+        else:
+            for i in range(n_placed):
+                tile[np.uint64(places[np.uint64(i)])] = 0
+    finish_streams()
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1])")
+def copy_all(
+    sources: NDArray[np.int64], targets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> None:
+    """Copy pieces of memory, given by addresses and sizes in bytes."""
+    for i in range(sizes.size):
+        copy_bytes(targets[i], sources[i], sizes[i])

@@ -1,0 +1,446 @@
+"""Compiled: transforming values of rows in place, in many threads."""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, types
+from numba.np.numpy_support import from_dtype
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._decode._kernels._fields import (
+    BINARIZED,
+    CENTRED,
+    COLUMNS,
+    FIRST_ROW,
+    INDEX_ITEMSIZE,
+    LOG1P,
+    NORMALIZED,
+    POINTERS,
+    ROW_LENGTH,
+    ROWS_OF_A_TASK,
+    VALUES,
+)
+from cellfeed._decode._kernels._native import (
+    add_unordered,
+    atomic_add,
+    bits_of_float,
+    divide,
+    float_of_bits,
+    multiply_add,
+    pointer,
+)
+
+# Compiled conversions of elements from one dtype to another, by address.
+
+_SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
+_LARGEST_INT32 = np.iinfo(np.int32).max
+
+# Bits of a float32 without its sign; the last three are bounds of float16.
+_INFINITY = 0x7F800000
+_TOO_LARGE, _LEAST_NORMAL, _TOO_SMALL = 0x47800000, 0x38800000, 0x33000000
+
+# Casts of floats out of range are undefined in C. NumPy casts via these, and then truncates bits.
+_WRAPPED = {
+    np.dtype(target): np.dtype(via)
+    for target, via in (
+        (np.int8, np.int32),
+        (np.uint8, np.int32),
+        (np.int16, np.int32),
+        (np.uint16, np.int32),
+        (np.uint32, np.int64),
+    )
+}
+
+
+@cache
+def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bool = False) -> int:
+    """Return the address of a C function ``cast(source, target, n)``; 0 if none is needed.
+
+    Parameters
+    ----------
+    source, target
+        Native dtypes for which `can_cast` holds.
+    of_indices
+        Whether the elements are indices, of which those out of range become -1.
+    """
+    if source == target:
+        return 0
+    if target == np.float16:
+        _KEPT.append(_to_half())
+        return int(_KEPT[-1].address)
+    ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
+    if target == np.bool_:
+        function = _to_bool(ins)
+    elif of_indices and target == np.int32:
+        function = _to_int32(ins)
+    elif source.kind == "f" and target in _WRAPPED:
+        function = _to_wrapped(ins, from_dtype(_WRAPPED[target]), outs)
+    else:
+        function = _to_number(ins, outs)
+    _KEPT.append(function)
+    return int(function.address)
+
+
+_KEPT: list[Any] = []  # compiled functions live only as long as they are referenced
+
+
+def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if dtype == np.bool_ else dtype
+
+
+def _to_number(ins: Any, outs: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), outs)
+        for i in range(n):
+            result[i] = outs(values[i])
+
+    return cast
+
+
+def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), outs)
+        for i in range(n):
+            result[i] = outs(via(values[i]))
+
+    return cast
+
+
+def _to_int32(ins: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), types.int32)
+        for i in range(n):
+            fits = 0 <= values[i] <= _LARGEST_INT32
+            result[i] = types.int32(values[i]) if fits else types.int32(-1)
+
+    return cast
+
+
+def _to_bool(ins: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
+        for i in range(n):
+            result[i] = values[i] != 0
+
+    return cast
+
+
+@compiled("uint16(uint32)", inner=True)
+def _half(bits: Any) -> Any:
+    """Return the bits of the nearest float16 of a float32, given by its bits; ties go to even."""
+    sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+    if size > _INFINITY:  # no remaining bits may turn it into an infinity
+        return sign | 0x7E00 | ((size >> 13) & 0x1FF)
+    if size >= _TOO_LARGE:
+        return sign | 0x7C00
+    if size >= _LEAST_NORMAL:
+        rounded = size + 0xFFF + ((size >> 13) & 1)
+        return sign | ((rounded - (112 << 23)) >> 13)
+    if size < _TOO_SMALL:
+        return sign
+    fraction, shift = (size & 0x7FFFFF) | 0x800000, 126 - (size >> 23)
+    result, rest, middle = fraction >> shift, fraction & ((1 << shift) - 1), 1 << (shift - 1)
+    return sign | (result + (rest > middle or (rest == middle and result & 1)))
+
+
+def _to_half() -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = carray(source, (n,), types.uint32), carray(target, (n,), types.uint16)
+        for i in range(n):
+            result[i] = _half(values[i])
+
+    return cast
+
+
+# Bounds for float32: for values after division, and for the factor that replaces the division.
+_LARGEST_PLAIN, _LARGEST_FACTOR = 2.0**100, 2.0**60
+_FLOAT_INFINITY = np.uint32(0x7F800000)
+# For float32: bits of the square root of 1/2, of the mantissa, and the bias of the exponent.
+_ROOT_BITS = np.uint32(np.float32(math.sqrt(0.5)).view(np.uint32))
+_MANTISSA_BITS, _BIAS = np.uint32(23), np.uint32(127)
+_ONE, _LN2 = np.float32(1.0), np.float32(math.log(2.0))
+# Coefficients of (log(1 + f) - f) / f^2 in powers of f, with 1 + f between the square roots of 1/2
+# and 2: fitted by least squares, reweighted to minimize the largest relative error of the
+# logarithm, 2^-28.
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
+    np.float32(each)
+    for each in (
+        -0.5,
+        0.33333403,
+        -0.25001091,
+        0.19998246,
+        -0.16613545,
+        0.14237872,
+        -0.13270701,
+        0.12633245,
+        -0.07258227,
+    )
+)
+
+
+@compiled(
+    "Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])", inner=True
+)
+def _total_and_highest(values: NDArray[Any]) -> Any:
+    """Return the sum of values, and the largest bit pattern of their values if they are float32.
+
+    Bit patterns of negative numbers are above those of infinity and NaN, and these are above those
+    of positive numbers.
+    """
+    total, highest = 0.0, np.uint32(0)
+    for i in range(values.size):
+        total = add_unordered(total, np.float64(values[i]))
+        highest = max(highest, bits_of_float(np.float32(values[i])))
+    return total, highest
+
+
+@compiled("float64(float64, float64)", inner=True)
+def _divisor(total: float, target: float) -> float:
+    """Return the divisor that scales values to the sum ``target``; 1 if their sum is 0."""
+    return divide(total, target) if total != 0.0 else 1.0
+
+
+@compiled("boolean(uint32, float64)", inner=True)
+def _are_plain(highest: int, factor: float) -> bool:
+    """Return whether float32 values are finite, non-negative, and not huge after multiplication."""
+    largest = np.float64(float_of_bits(highest)) * factor
+    is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
+    return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
+
+
+@compiled(
+    "int64(float32[::1], float64, uint32)", "int64(float64[::1], float64, uint32)", inner=True
+)
+def _log1p(values: NDArray[Any], divisor: float, highest: int) -> int:
+    """Replace values by the logarithm of 1 + value / ``divisor``; count those that have none.
+
+    "Plain" float32 values are computed without branches, so that many are computed at a time: 1 + y
+    is 2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
+    The rounding errors of y and of f are carried along, so that the result is off by less than one
+    unit in the last place. ``highest`` comes from `_total_and_highest`.
+    """
+    factor = divide(1.0, divisor)
+    if values.itemsize != 4 or not _are_plain(highest, factor):
+        n_undefined = 0
+        for i in range(values.size):
+            value = divide(np.float64(values[i]), divisor)
+            n_undefined += value <= -1.0
+            values[i] = math.log1p(value)
+        return n_undefined
+    upper = np.float32(factor)
+    lower = np.float32(factor - np.float64(upper))
+    for i in range(values.size):
+        value = np.float32(values[i])
+        y = value * upper
+        rest = multiply_add(value, lower, multiply_add(value, upper, -y))
+        # numba computes with 64 bits unless each result is cast back.
+        k = np.uint32(np.uint32(bits_of_float(_ONE + y) - _ROOT_BITS) >> _MANTISSA_BITS)
+        power = float_of_bits(np.uint32(np.uint32(_BIAS - k) << _MANTISSA_BITS))  # 2^-k
+        less = power - _ONE
+        f = multiply_add(y, power, less)
+        rest = multiply_add(rest, power, multiply_add(y, power, less - f))
+        series = multiply_add(f, multiply_add(f, _L8, _L7), _L6)
+        series = multiply_add(f, multiply_add(f, series, _L5), _L4)
+        series = multiply_add(f, multiply_add(f, series, _L3), _L2)
+        series = multiply_add(f, multiply_add(f, series, _L1), _L0)
+        rest = multiply_add(f * f, series, multiply_add(-f, rest, rest))
+        exponent = np.float32(np.int32(k))
+        most = multiply_add(exponent, _LN2, f)
+        values[i] = most + (multiply_add(exponent, _LN2, -most) + f + rest)
+    return 0
+
+
+@compiled(
+    *(
+        f"void({value}[::1], {index}[::1], float64[::1], float64)"
+        for value in ("float32", "float64")
+        for index in ("int32", "int64")
+    ),
+    inner=True,
+)
+def _scale_sparse(
+    values: NDArray[Any], columns: NDArray[Any], std: NDArray[np.float64], most: float
+) -> None:
+    """Divide elements of a sparse row by the divisors of their columns."""
+    for i in range(values.size):
+        scaled = divide(np.float64(values[i]), std[columns[i]])
+        values[i] = min(scaled, most)
+
+
+@compiled(
+    *(
+        f"void({value}[::1], float64[::1], float64[::1], float64, float64)"
+        for value in ("float32", "float64")
+    ),
+    inner=True,
+)
+def _scale_dense(
+    values: NDArray[Any],
+    mean: NDArray[np.float64],
+    std: NDArray[np.float64],
+    least: float,
+    most: float,
+) -> None:
+    """Scale a dense row, and clip it; NaN stays NaN."""
+    for i in range(values.size):
+        scaled = divide(np.float64(values[i]) - mean[i], std[i])
+        scaled = max(scaled, least)
+        values[i] = min(scaled, most)
+
+
+@compiled("void(float32[::1], float64)", "void(float64[::1], float64)", inner=True)
+def _divide(values: NDArray[Any], divisor: float) -> None:
+    """Divide values; float32 by a multiplication in float64, whose error is far below float32's."""
+    if values.itemsize == 4:
+        factor = divide(1.0, divisor)
+        for i in range(values.size):
+            values[i] = np.float64(values[i]) * factor
+    else:
+        for i in range(values.size):
+            values[i] = divide(np.float64(values[i]), divisor)
+
+
+@compiled("int64(float32[::1], int64, float64)", "int64(float64[::1], int64, float64)", inner=True)
+def _apply(values: NDArray[Any], kind: int, number: float) -> int:
+    """Apply a step to the values of one row; return how many have no result."""
+    if kind == BINARIZED:
+        for i in range(values.size):
+            values[i] = 1.0 if values[i] > number else 0.0
+        return 0
+    total, highest = _total_and_highest(values)
+    if kind == NORMALIZED:
+        _divide(values, _divisor(total, number))
+        return 0
+    return int(_log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest))
+
+
+@compiled("void(int64, int64)")
+def _count_undefined(end_of_numbers: int, n: int) -> None:
+    """Add to the counter whose address follows the numbers of steps."""
+    if n:
+        atomic_add(carray(pointer(end_of_numbers), (1,), np.int64)[0], n)
+
+
+@compiled("void(int64, int64, int64, int64, int64, int64)", inner=True)
+def apply_steps(
+    address: int, n: int, itemsize: int, kinds: int, numbers: int, n_steps: int
+) -> None:
+    """Apply steps that need no columns to one row, given by addresses."""
+    kind = carray(pointer(kinds), (n_steps,), np.int64)
+    number = carray(pointer(numbers), (n_steps,), np.float64)
+    n_undefined = 0
+    for k in range(n_steps):
+        if itemsize == 4:
+            narrow = carray(pointer(address), (n,), np.float32)
+            n_undefined += _apply(narrow, kind[k], number[k])
+        else:
+            wide = carray(pointer(address), (n,), np.float64)
+            n_undefined += _apply(wide, kind[k], number[k])
+    _count_undefined(numbers + n_steps * 8, n_undefined)
+
+
+@compiled(
+    *(
+        f"void({value}[::1], int64, int64, int64[:,::1], float64[::1], float64[:,:,::1])"
+        for value in ("float32", "float64")
+    ),
+    inner=True,
+)
+def _transform(
+    values: NDArray[Any],
+    columns: int,
+    index_itemsize: int,
+    steps: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+) -> None:
+    """Apply all steps to one row, which is in the cache after the first."""
+    for k in range(len(steps)):
+        kind, number = steps[k, 0], numbers[k]
+        if kind < CENTRED:
+            n_undefined = _apply(values, kind, number)
+            _count_undefined(numbers.ctypes.data + len(steps) * 8, n_undefined)
+        elif index_itemsize == 0:
+            mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
+            _scale_dense(values, mean, std, -number if kind == CENTRED else -np.inf, number)
+        elif index_itemsize == 4:
+            narrow = carray(pointer(columns), (values.size,), np.int32)
+            _scale_sparse(values, narrow, moments[steps[k, 1], 1], number)
+        else:
+            wide = carray(pointer(columns), (values.size,), np.int64)
+            _scale_sparse(values, wide, moments[steps[k, 1], 1], number)
+
+
+@compiled("int64(int64, int64, int64)", inner=True)
+def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
+    """Return an entry of a row pointer."""
+    if itemsize == 4:
+        return int(carray(pointer(pointers + row * 4), (1,), np.int32)[0])
+    return int(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
+
+
+@compiled(
+    "void(int64[:,::1], int64[::1], int64, "
+    "int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])"
+)
+def transform_rows(
+    groups: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    itemsize: int,
+    steps: NDArray[np.int64],
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    taken: NDArray[np.int64],
+) -> None:
+    """Transform rows until none is left; several threads share ``taken``.
+
+    Parameters
+    ----------
+    groups
+        A table of rows that are stored together: number of the first row, address of the values,
+        number of values per row if dense, and addresses of column indices and row pointer, with
+        their itemsize, if sparse. The first column of an additional last row marks the end.
+    rows
+        Numbers of the rows to transform, ascending.
+    itemsize
+        Size of a value in bytes; values are floats.
+    steps, numbers
+        The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
+        2); and one number for each: a sum, a threshold, or the largest value; then the address of
+        the int64 that counts values without a logarithm.
+    moments
+        For each column the number to subtract, from dense rows only, and the divisor, shape
+        (n, 2, n_columns).
+    taken
+        Number of rows that threads have begun, shape (1,).
+    """
+    while True:
+        first = atomic_add(taken.ctypes.data, ROWS_OF_A_TASK)
+        if first >= rows.size:
+            break
+        g = 0
+        for row in rows[first : min(first + ROWS_OF_A_TASK, rows.size)]:
+            while row >= groups[g + 1, FIRST_ROW]:
+                g += 1
+            number, n = row - groups[g, FIRST_ROW], groups[g, ROW_LENGTH]
+            start, columns = number * n, groups[g, COLUMNS]
+            index_itemsize = groups[g, INDEX_ITEMSIZE]
+            if index_itemsize:
+                start = _pointer_at(groups[g, POINTERS], index_itemsize, number)
+                n = _pointer_at(groups[g, POINTERS], index_itemsize, number + 1) - start
+                columns += start * index_itemsize
+            address = pointer(groups[g, VALUES] + start * itemsize)
+            if itemsize == 4:
+                narrow = carray(address, (n,), np.float32)
+                _transform(narrow, columns, index_itemsize, steps, numbers, moments)
+            else:
+                wide = carray(address, (n,), np.float64)
+                _transform(wide, columns, index_itemsize, steps, numbers, moments)

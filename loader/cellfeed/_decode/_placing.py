@@ -1,0 +1,354 @@
+"""Copying elements that are already in memory to the destinations of rows."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._decode import _kernels as kernels
+from cellfeed._decode._decoder import Counters
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._codecs import STORED, can_cast
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+
+
+def place_elements(
+    elements: NDArray[Any],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    addresses: NDArray[np.int64],
+    dtype: np.dtype[Any],
+    *,
+    index_limit: int = -1,
+    column_map: NDArray[np.int32] | None = None,
+) -> bool:
+    """Copy ranges of elements to their destinations.
+
+    Parameters
+    ----------
+    elements
+        One-dimensional elements of any numeric dtype; cast as by NumPy.
+    starts, counts
+        Ranges that cover all elements, int64, shape (n,).
+    addresses
+        Destination address of each range, int64, shape (n,).
+    dtype
+        Dtype at the destinations.
+    index_limit
+        If not negative, elements are column indices, which must be below it.
+    column_map
+        New index of each column, none of which is left out, int32, shape (index_limit,).
+
+    Returns
+    -------
+    Whether the indices of each range ascend strictly; True if elements are not indices.
+
+    Raises
+    ------
+    ValueError
+        A column index is outside of the matrix, or there are more or fewer elements.
+    """
+    if elements.shape != (int(counts.sum()),):
+        msg = f"expected {int(counts.sum())} elements, but got shape {elements.shape}"
+        raise ValueError(msg)
+    if not can_cast(elements.dtype, dtype):
+        with np.errstate(over="ignore"):  # float16 holds little
+            elements = elements.astype(dtype)
+    elements = np.ascontiguousarray(elements)
+    segments = np.stack([starts, counts, addresses, np.zeros_like(starts)], axis=1)
+    report = np.zeros(fields.N_REPORTS, np.int64)
+    report[fields.ASCENDING] = 1
+    placing = fields.COPIED if column_map is None else fields.RENUMBERED
+    array = array_row(
+        elements.dtype, dtype, index_limit=index_limit, placing=placing, column_map=column_map
+    )
+    kernels.place(elements.ctypes.data, segments, array, report, 0)
+    if report[fields.FAILURE]:
+        raise ValueError(out_of_bounds(index_limit))
+    return bool(report[fields.ASCENDING])
+
+
+def out_of_bounds(n_columns: int) -> str:
+    """Return the message for a column index outside of the matrix."""
+    return f"a column index is outside [0, {n_columns})"
+
+
+def place_kept(
+    elements: NDArray[Any],
+    starts: NDArray[np.int64],
+    entry_starts: NDArray[np.int64],
+    entries: NDArray[np.int64],
+    addresses: NDArray[np.int64],
+) -> None:
+    """Copy the kept elements of each row to their slots.
+
+    Parameters
+    ----------
+    elements
+        One-dimensional elements of the destination dtype.
+    starts
+        Start of each row in ``elements``, ascending, int64, shape (n_rows,).
+    entry_starts, entries
+        The kept elements of each row, int64, shapes (n_rows + 1,) and (n_kept,); see `gather`.
+    addresses
+        Address of the first slot of each row, int64, shape (n_rows,).
+    """
+    array = array_row(elements.dtype, elements.dtype, placing=fields.SCATTERED)
+    whole = max(1, elements.size)
+    _, _, segments = kernels.plan_kept(starts, entry_starts, entries, addresses, whole)
+    report = np.zeros(fields.N_REPORTS, np.int64)
+    kernels.place(elements.ctypes.data, segments, array, report, 0)
+
+
+def array_row(
+    dtype: np.dtype[Any],
+    out_dtype: np.dtype[Any],
+    *,
+    index_limit: int = -1,
+    placing: int = fields.COPIED,
+    column_map: NDArray[np.int32] | None = None,
+) -> NDArray[np.int64]:
+    """Return the row of the kernels' table of arrays for unencoded elements.
+
+    Parameters
+    ----------
+    dtype, out_dtype
+        Native dtypes of the elements and of the destinations, for which `can_cast` holds.
+    index_limit
+        See `place_elements`.
+    placing, column_map
+        How elements are placed, and the new index of each column; the map must outlive the row.
+    """
+    row = np.zeros(fields.N_ARRAY_COLUMNS, np.int64)
+    row[fields.CODEC] = STORED
+    row[fields.ITEMSIZE] = dtype.itemsize
+    row[fields.OUT_ITEMSIZE] = out_dtype.itemsize
+    row[fields.CAST] = kernels.cast_address(dtype, out_dtype, of_indices=index_limit >= 0)
+    row[fields.INDEX_LIMIT] = index_limit
+    row[fields.PLACING] = placing
+    row[fields.COLUMN_MAP] = 0 if column_map is None else column_map.ctypes.data
+    return row
+
+
+def selecting_row(
+    dtype: np.dtype[Any], column_map: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], object]:
+    """Return the row for column indices to select from, and an object that must outlive it.
+
+    Parameters
+    ----------
+    dtype
+        Native dtype of the indices, for which `can_cast` to int64 holds.
+    column_map
+        New index of each column, -1 to leave it out, int32, shape (n_columns,).
+    """
+    # Compiled code knows these two; an index that does not fit becomes one out of bounds.
+    known = dtype in (np.int32, np.int64)
+    row = array_row(
+        dtype,
+        dtype if known else np.dtype(np.int64),
+        index_limit=len(column_map),
+        placing=fields.SELECTED,
+        column_map=column_map,
+    )
+    is_kept = (column_map >= 0).view(np.uint8)
+    row[fields.IS_KEPT] = is_kept.ctypes.data
+    return row, (column_map, is_kept)
+
+
+def scratch_bytes(arrays: NDArray[np.int64]) -> int:
+    """Return the scratch memory that a thread needs to place elements of chunks, in bytes.
+
+    Parameters
+    ----------
+    arrays
+        The kernels' table of arrays, shape (n, N_ARRAY_COLUMNS).
+    """
+    itemsizes = np.maximum(1, arrays[:, fields.ITEMSIZE])
+    n_elements = arrays[:, fields.DECODED_BYTES] // itemsizes
+    placing = arrays[:, fields.PLACING]
+    is_cast = arrays[:, fields.CAST] != 0
+    n_bytes = np.where(is_cast | (placing == fields.TRANSFORMED), arrays[:, fields.OUT_ITEMSIZE], 0)
+    n_bytes += np.where(placing == fields.SELECTED, 8, 0)
+    return int((n_elements * n_bytes).max(initial=0))
+
+
+# Transforms in the form of compiled code, applied to rows by several threads.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Addresses of rows in memory, valid as long as the memory.
+
+    Parameters
+    ----------
+    n_rows
+        Number of consecutive rows.
+    values
+        Address of the first value.
+    row_length
+        Number of values in each row, if they are dense.
+    columns, pointers
+        Addresses of column indices and of row pointers, if they are sparse.
+    index_itemsize
+        Bytes per index.
+    """
+
+    n_rows: int
+    values: int
+    row_length: int = 0
+    columns: int = 0
+    pointers: int = 0
+    index_itemsize: int = 0
+
+
+class ValueSteps:
+    """Transforms of the values of one element.
+
+    Parameters
+    ----------
+    transforms
+        The transforms, in the order in which they are applied.
+    dtype
+        Dtype of the values: float32 or float64.
+    counters
+        Counters to which values without a logarithm are added.
+    """
+
+    def __init__(
+        self, transforms: Sequence[Transform], dtype: np.dtype[Any], counters: Counters
+    ) -> None:
+        steps, moments = list[tuple[int, int, float]](), list[NDArray[np.float64]]()
+        for each in transforms:
+            if isinstance(each, NormalizeTotal):
+                steps.append((fields.NORMALIZED, 0, each.target_sum))
+            elif isinstance(each, Log1p) and steps and steps[-1][0] == fields.NORMALIZED:
+                # In one pass, which does not round in between.
+                steps[-1] = (fields.NORMALIZED_LOG1P, 0, steps[-1][2])
+            elif isinstance(each, Log1p):
+                steps.append((fields.LOG1P, 0, 0.0))
+            elif isinstance(each, Binarize):
+                steps.append((fields.BINARIZED, 0, float(dtype.type(each.threshold))))
+            elif isinstance(each, Scale):
+                kind = fields.CENTRED if each.zero_center else fields.SCALED
+                most = np.inf if each.max_value is None else each.max_value
+                steps.append((kind, len(moments), most))
+                moments.append(_moments(each))
+        self._itemsize = dtype.itemsize
+        self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
+        self._counters = counters
+        address = np.array([counters.address_of_undefined], np.int64).view(np.float64)
+        self._numbers = np.concatenate([np.array([s[2] for s in steps], np.float64), address])
+        self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
+        self._kinds = self._steps[:, 0].copy()
+
+    @property
+    def need_columns(self) -> bool:
+        """Whether the transform of a value depends on its column."""
+        return bool((self._kinds >= fields.CENTRED).any())
+
+    @property
+    def located(self) -> tuple[int, int, int]:
+        """Addresses of kinds and numbers, valid as long as this object, and their number."""
+        return self._kinds.ctypes.data, self._numbers.ctypes.data, len(self._kinds)
+
+    def __bool__(self) -> bool:
+        return len(self._kinds) > 0
+
+    def apply(
+        self,
+        groups: Sequence[RowGroup],
+        rows: NDArray[np.intp] | None = None,
+        threads: Executor | None = None,
+        n_threads: int = 1,
+    ) -> None:
+        """Transform the values of rows in place.
+
+        Parameters
+        ----------
+        groups
+            Rows of the stated dtype, with the same layout.
+        rows
+            Numbers of the rows to transform over all groups, ascending; all rows if None.
+        threads, n_threads
+            Threads that help the calling thread, and the total number of threads.
+        """
+        if not groups or not self:
+            return
+        table, taken = _table(groups), np.zeros(1, np.int64)
+        if rows is None:
+            rows = np.arange(table[-1, fields.FIRST_ROW])
+
+        def work() -> None:
+            kernels.transform_rows(
+                table, rows, self._itemsize, self._steps, self._numbers, self._moments, taken
+            )
+
+        n_tasks = -(-rows.size // fields.ROWS_OF_A_TASK)
+        n_helpers = 0 if threads is None else min(n_threads, n_tasks) - 1
+        helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
+        try:
+            work()
+            for each in helpers:
+                each.result()
+        except BaseException:
+            # The other threads write into memory that the caller is about to let go.
+            taken[0] = rows.size
+            wait(helpers)
+            raise
+
+
+def locate_pieces(segments: NDArray[np.int64]) -> object:
+    """Write to segments of transformed values which piece of a row they are.
+
+    Parameters
+    ----------
+    segments
+        Segments of rows, row by row, as `kernels.plan_flat` returns them; modified.
+
+    Returns
+    -------
+    An object that must exist as long as the segments are used.
+    """
+    within = segments[:, fields.WITHIN]
+    is_piece = within != 0
+    is_piece[:-1] |= is_piece[1:]
+    own = np.flatnonzero(is_piece)
+    rows = np.cumsum(within[own] == 0) - 1
+    n_pieces, placed = np.bincount(rows), np.zeros(own.size, np.int64)
+    pieces = np.empty((own.size, fields.N_PIECE_COLUMNS), np.int64)
+    pieces[:, fields.PIECE_START] = within[own]
+    pieces[:, fields.ROW_ELEMENTS] = np.bincount(rows, segments[own, fields.COUNT])[rows]
+    pieces[:, fields.ROW_PIECES] = n_pieces[rows]
+    pieces[:, fields.ROW_PLACED] = placed.ctypes.data + rows * placed.itemsize
+    within[:] = fields.WHOLE_ROW
+    within[own] = pieces.ctypes.data + np.arange(own.size) * pieces.strides[0]
+    return pieces, placed
+
+
+def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
+    """Return the table of groups that `kernels.transform_rows` takes."""
+    table = np.zeros((len(groups) + 1, fields.N_GROUP_COLUMNS), np.int64)
+    first_row = 0
+    for row, each in zip(table, groups, strict=False):
+        row[:] = (
+            first_row,
+            each.values,
+            each.row_length,
+            each.columns,
+            each.pointers,
+            each.index_itemsize,
+        )
+        first_row += each.n_rows
+    table[-1, fields.FIRST_ROW] = first_row
+    return table
+
+
+def _moments(scale: Scale) -> NDArray[np.float64]:
+    """Return the subtrahend and the divisor of each column, shape (2, n_columns)."""
+    std = np.asarray(scale.std)
+    mean = np.asarray(scale.mean) if scale.zero_center else np.zeros_like(std)
+    return np.stack([mean, np.where(std == 0, 1.0, std)])

@@ -1,0 +1,330 @@
+"""obs and var of AnnData files of any version.
+
+Current files are read column by column. anndata reads older ones (obs as one compound dataset, or
+categories stored apart from the codes), since it supports all earlier formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakValueDictionary
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import LastingIdentity
+from cellfeed._bytes._tables import KeptTables, Tables
+from cellfeed._lazy import pd
+from cellfeed._rows import CategoricalColumn, NumericColumn, ObsColumn
+from cellfeed._runs import Runs
+from cellfeed._storages._anndata._attributes import (
+    StructureError,
+    flag,
+    index_of,
+    is_current,
+    is_group,
+    text,
+    texts,
+)
+from cellfeed._storages._anndata._damage import damage_named
+from cellfeed._storages._anndata._h5file import AnnDataFile
+
+# Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
+
+_FEWEST = 10_000  # names that are kept from one opening to the next; fewer are read in 4 ms
+_END = b"\0"
+_SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files that are open
+
+
+def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
+    """Return the names in an array or another element, str, shape (n,), read-only if it is large.
+
+    Numbers become text, as in anndata, and missing names None.
+    Names that files share are kept once in memory, and once in the cache folder.
+    """
+    stored = file.stored(_text(file, path))
+    if is_group(stored) or stored.ndim != 1 or stored.shape[0] < _FEWEST:
+        return _read(file, path)
+    n, content = stored.shape[0], list[bytes]()
+
+    def contents() -> Tables | None:
+        joined = _joined(file, path)
+        if joined is None or joined.count(_END) != n - 1:
+            return None  # they are no text, or what ends a name is part of one
+        content[:] = [joined]
+        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+
+    found = file.kept_tables(path).get("digest of names", n, contents, fewest=_FEWEST)
+    if found is None:
+        return _read(file, path)
+    digest = found["digest"].tobytes().hex()
+    known = _SAME.get(digest)
+    if known is not None:
+        return known
+
+    def names() -> Tables | None:
+        joined = content[0] if content else _joined(file, path)
+        if joined is None or _digest(joined).hex() != digest:
+            return None  # the file was replaced meanwhile
+        return {"names": np.frombuffer(joined, np.uint8)}
+
+    shared = KeptTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
+    kept = shared.get("names", n, names, fewest=_FEWEST)
+    if kept is None:
+        return _read(file, path)
+    own = np.array(kept["names"].tobytes().decode().split("\0"), dtype=object)
+    own.flags.writeable = False
+    return _SAME.setdefault(digest, own)
+
+
+def _text(file: AnnDataFile, path: str) -> str:
+    """Return the path of the array of an element's text.
+
+    With pandas 3, anndata writes names as nullable strings: an array of text and a mask.
+    """
+    encoding = text(file.stored(path), "encoding-type")
+    return f"{path}/values" if encoding == "nullable-string-array" else path
+
+
+def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
+    """Return names as anndata reads them."""
+    file.bring([path])
+    stored = file.stored(path)
+    if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
+        return np.array(stored.asstr()[()], dtype=object)
+    return as_names(pd.Index(file.read(path)))
+
+
+def _is_text(stored: h5py.Dataset) -> bool:
+    """Return whether an array is of text of any length, in UTF-8."""
+    text = h5py.check_string_dtype(stored.dtype)
+    return text is not None and text.length is None and text.encoding == "utf-8"
+
+
+def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:
+    """Return an index as text, None where it is missing."""
+    names = index.astype(object).to_numpy(copy=True)
+    missing = pd.isna(names)
+    if not all(isinstance(name, str) for name in names):
+        names = index.astype(str).astype(object).to_numpy(copy=True)
+    names[missing] = None
+    return names
+
+
+def _digest(joined: bytes) -> bytes:
+    return blake2b(joined, digest_size=16).digest()
+
+
+def _joined(file: AnnDataFile, path: str) -> bytes | None:
+    """Return concatenated names in UTF-8; None if one is missing or not text.
+
+    Names in HDF5 are used in their stored form, which is faster.
+    """
+    file.bring([path])
+    text_path = _text(file, path)
+    if text_path != path and file.stored(f"{path}/mask")[:].any():
+        return None
+    stored = file.stored(text_path)
+    if not isinstance(stored, h5py.Dataset) or not _is_text(stored):
+        names = list(file.read(text_path))
+        are_text = all(isinstance(name, str) for name in names)
+        return _END.join(name.encode() for name in names) if are_text else None
+    joined: bytes = _END.join(stored[()].tolist())
+    joined.decode()  # which raises where it is no text
+    return joined
+
+
+_LARGEST_NUMBER = 8  # bytes; torch has none above
+
+
+def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
+    """Return the names of the columns of a table such as ``obs``."""
+    obs = file.stored(table)
+    if "column-order" in obs.attrs:
+        return texts(obs, "column-order")
+    return tuple(str(name) for name in file.read_old_frame(table).columns)
+
+
+def count_rows(file: AnnDataFile, name: str) -> int:
+    """Return the number of rows of a table such as ``obs``, without reading them."""
+    table = file.stored(name)
+    if not is_group(table):  # anndata before 0.7
+        return int(table.shape[0])
+    index = file.stored(f"{name}/{index_of(table)}")
+    if is_group(index):
+        index = index["codes" if "codes" in index else "values"]
+    return int(index.shape[0])
+
+
+def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
+    """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
+    if is_current(file.stored(table)):
+        file.bring([f"{table}/{column}" for column in columns])
+        return pd.DataFrame({column: file.read(f"{table}/{column}") for column in columns})
+    return file.read_old_frame(table)[list(columns)]
+
+
+def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]:
+    """Return columns of current HDF5 files that are numbers or categories of text.
+
+    What is unusual about others, anndata and pandas know, or refuse.
+    """
+    obs = file.stored("obs")
+    if not isinstance(obs, h5py.Group) or not is_current(obs):
+        return {}
+    file.bring([f"obs/{column}" for column in columns])
+    found = {column: _plain_column(file.stored(f"obs/{column}")) for column in columns}
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def _plain_column(stored: Any) -> ObsColumn | None:
+    encoding = text(stored, "encoding-type")
+    if encoding == "array" and isinstance(stored, h5py.Dataset):
+        is_number = stored.dtype.kind in "iuf" and stored.dtype.itemsize <= _LARGEST_NUMBER
+        is_plain = is_number and stored.dtype.isnative and stored.ndim == 1
+        return NumericColumn(stored[()]) if is_plain else None
+    if encoding != "categorical" or not isinstance(stored, h5py.Group):
+        return None
+    codes, categories = stored["codes"], stored["categories"]
+    are_plain = all(isinstance(each, h5py.Dataset) and each.ndim == 1 for each in stored.values())
+    if not are_plain or text(categories, "encoding-type") != "string-array":
+        return None
+    kind = h5py.check_string_dtype(categories.dtype)
+    if kind is None or kind.length is not None or codes.dtype.kind != "i":
+        return None
+    names = np.array(categories.asstr()[()], object)
+    values = codes[()]
+    fit = not values.size or -1 <= values.min() <= values.max() < names.size
+    return CategoricalColumn(values, names) if fit and len(set(names)) == names.size else None
+
+
+def read_var(file: AnnDataFile) -> pd.DataFrame:
+    """Return the table of genes."""
+    is_old = not is_current(file.stored("var"))
+    frame: pd.DataFrame = file.read_old_frame("var") if is_old else file.read("var")
+    return frame
+
+
+def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray[np.object_]:
+    """Return the names of the rows of a table such as ``var``, None for missing names.
+
+    Parameters
+    ----------
+    file, name
+        The file, and the table.
+    are_shared
+        Whether other files have the same names, which are kept; see `read_names`.
+    """
+    table = file.stored(name)
+    if is_current(table):
+        index = f"{name}/{index_of(table)}"
+        return read_names(file, index) if are_shared else as_names(pd.Index(file.read(index)))
+    return as_names(file.read_old_frame(name).index)
+
+
+# obs of one file, read by rows, with little more than the rows of a part.
+#
+# Current files and stores are read column by column; anndata reads older ones as a whole.
+
+# Rows that are read in vain cost less than another call of h5py.
+_LARGEST_GAP = 1024
+
+Values = Any  # an array of NumPy or pandas
+
+
+class ObsRows:
+    """The obs columns of one file, read by rows.
+
+    Parameters
+    ----------
+    file
+        An AnnData file or store.
+    """
+
+    def __init__(self, file: AnnDataFile) -> None:
+        self._file = file
+        self._categories: dict[str, pd.CategoricalDtype] = {}
+        self._old: pd.DataFrame | None = None
+
+    def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Return columns of the given ascending rows, indexed by the names of the cells."""
+        obs = self._file.stored("obs")
+        if not is_current(obs):
+            if self._old is None:
+                self._old = self._file.read_old_frame("obs")
+            return self._old.iloc[rows][list(columns)]
+        runs = _runs_with_gaps(rows)
+        with damage_named(self._file.location, "obs", runs):
+            index = index_of(obs)
+            names = np.asarray(self._read(f"obs/{index}", rows, runs), dtype=object)
+            values = {name: self._read(f"obs/{name}", rows, runs) for name in columns}
+        name = None if index == "_index" else index
+        return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
+
+    def _read(self, name: str, rows: NDArray[np.int64], runs: Runs) -> Values:
+        element = self._file.stored(name)
+        if not is_group(element):
+            return _pick(element, rows, runs)
+        encoding = text(element, "encoding-type")
+        if encoding == "categorical":
+            codes = _pick(self._file.stored(f"{name}/codes"), rows, runs)
+            return pd.Categorical.from_codes(codes, dtype=self._dtype(name, element))
+        values, mask = (
+            _pick(self._file.stored(f"{name}/{part}"), rows, runs) for part in ("values", "mask")
+        )
+        if encoding == "nullable-integer":
+            return pd.arrays.IntegerArray(values, mask)
+        if encoding == "nullable-boolean":
+            return pd.arrays.BooleanArray(values, mask)
+        if encoding == "nullable-string-array":
+            values[mask] = None
+            return pd.array(values, dtype="string")
+        msg = f"{element.name} has the unknown encoding {encoding!r}"
+        raise StructureError(msg)
+
+    def _dtype(self, name: str, element: Any) -> pd.CategoricalDtype:
+        if name not in self._categories:
+            ordered = flag(element, "ordered")
+            categories = self._file.read(f"{name}/categories")
+            self._categories[name] = pd.CategoricalDtype(categories, ordered=ordered)
+        return self._categories[name]
+
+
+def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
+    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
+
+    Parameters
+    ----------
+    stored
+        The array.
+    rows
+        Ascending rows.
+    runs
+        `_runs_with_gaps` of ``rows``.
+    """
+    is_text = stored.dtype.kind not in "biuf"
+    if is_text and isinstance(stored, h5py.Dataset):
+        stored = stored.asstr()
+    out = np.empty(rows.size, dtype=object if is_text else stored.dtype.newbyteorder("="))
+    bounds = np.searchsorted(rows, runs)
+    for (start, stop), (first, last) in zip(runs.tolist(), bounds.tolist(), strict=True):
+        out[first:last] = np.asarray(stored[start:stop], dtype=out.dtype)[rows[first:last] - start]
+    return out
+
+
+def _runs_with_gaps(rows: NDArray[np.int64]) -> Runs:
+    """Return runs that contain ascending ``rows``, and other rows only if that saves a call.
+
+    Examples
+    --------
+    >>> _runs_with_gaps(np.array([3, 5, 9, 5000])).tolist()
+    [[3, 10], [5000, 5001]]
+    """
+    if not rows.size:
+        return np.empty((0, 2), dtype=np.int64)
+    breaks = np.flatnonzero(np.diff(rows) > _LARGEST_GAP)
+    firsts, lasts = np.append(0, breaks + 1), np.append(breaks, rows.size - 1)
+    return np.stack([rows[firsts], rows[lasts] + 1], axis=1)

@@ -1,0 +1,316 @@
+"""A local HDF5 file, whose chunks compiled threads read through its descriptor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import (
+    NO_OPTIONS,
+    ByteStore,
+    DirectFiles,
+    Identity,
+    LastingIdentity,
+    Location,
+    StorageOptions,
+    check_direct,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+)
+from cellfeed._errors import FormatError, PathError
+from cellfeed._lazy import ad, pd
+from cellfeed._storages._anndata._h5file import H5File, external_link, lost_chunks
+from cellfeed._storages._base import other_format
+
+
+class LocalH5File(H5File):
+    """A file whose size and modification time are watched, with those of files that it refers to.
+
+    Its elements may be links into other files, be virtual datasets of arrays in other files, or
+    take their bytes from files that are not HDF5. HDF5 finds those; their own descriptors are used
+    for the chunks of links, and HDF5 reads the others, of which it would return zeros for what is
+    missing.
+
+    Parameters
+    ----------
+    path
+        The file.
+    options
+        Whether to read chunks with direct I/O.
+    """
+
+    def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
+        super().__init__(Location.of(path).with_options(options))
+        self._absolute = path.absolute()  # it stays the same file where the folder changes
+        self._identity: Identity | None = None
+        self._opened: LastingIdentity | None = None  # the file as this process opened it
+        self._direct: weakref.ref[DirectFiles] | None = None  # which refers to this
+        self._linked: dict[Path, LocalH5File] = {}  # files into which links lead
+        self._others: dict[Path, Identity] = {}  # all files that it refers to
+        self._n_unmapped: dict[str, int] = {}  # elements of virtual datasets that are nowhere
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_direct": None}
+
+    def byte_store(self) -> ByteStore:
+        """Return the byte store of chunks; the same for all arrays."""
+        if not self.location.options.direct:
+            return self
+        direct = None if self._direct is None else self._direct()
+        if direct is None:
+            direct = DirectFiles(self)
+            self._direct = weakref.ref(direct)
+        return direct
+
+    def _open(self) -> h5py.File:
+        file = _open(self.location, self._absolute)
+        found = os.fstat(file.id.get_vfd_handle())
+        self._opened = lasting_identity([("", found)])
+        self._compare(identity(found))
+        return file
+
+    @property
+    def lasting_name(self) -> str:
+        return str(self._absolute)
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of the open file; None if it was written to since it was opened.
+
+        HDF5 may still have earlier contents in memory.
+        """
+        found = lasting_identity([("", os.fstat(self().id.get_vfd_handle()))])
+        is_same = self._opened is not None and self._opened.digest == found.digest
+        return self._opened if is_same else None
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return the file descriptor of HDF5; see `ByteStore`."""
+        file = self()
+        return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the size of the file in bytes."""
+        n_bytes = os.fstat(self().id.get_vfd_handle()).st_size
+        return np.full(len(files), n_bytes, np.int64)
+
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
+        adata = ad.read_h5ad(self._absolute, backed="r")
+        try:
+            table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
+            return table
+        finally:
+            adata.file.close()
+
+    def check_unchanged(self) -> None:
+        """Check that the path still leads to the file that was first opened."""
+        try:
+            found = identity(self._absolute.stat())
+        except OSError as error:
+            raise removed(self.location) from error
+        self._compare(found)
+        for path, known in self._others.items():
+            if _state_of(path) != known:
+                raise replaced(path) if path.exists() else removed(path)
+
+    @property
+    def linked_files(self) -> Sequence[Path]:
+        """The files that its elements refer to, as far as they have been read."""
+        return tuple(self._others)
+
+    def n_lost(self, name: str) -> int:
+        """Return how many chunks of an array were never written; 0 if they are not zeros."""
+        self.stored(name)
+        return self._n_unmapped.get(name, 0) or super().n_lost(name)
+
+    def _where(self, name: str) -> tuple[H5File, str]:
+        """Return the file in which an array lies, and what identifies it there."""
+        found = self.stored(name)
+        there = h5py.h5o.get_info(found.id)
+        if there.fileno == h5py.h5o.get_info(self().id).fileno:
+            return self, name
+        return self._linked[_path_of(found.file)], f"at byte {there.addr}"
+
+    def _examine(self, found: Any, name: str) -> None:
+        """Watch the other files of an array or group; see `H5File`."""
+        if h5py.h5o.get_info(found.id).fileno != h5py.h5o.get_info(self().id).fileno:
+            self._watch_linked(found.file, name)
+        if isinstance(found, h5py.Dataset):
+            self._n_unmapped[name] = self._watch_values(found, name)
+
+    def _watch_linked(self, file: h5py.File, name: str) -> None:
+        path = _path_of(file)
+        if external_link(self(), name) is None:
+            msg = (
+                f"{self.location}: `{name}` lies in {path}, which this process has mounted there; "
+                "unmount it"
+            )
+            raise FormatError(msg)
+        if path not in self._linked:
+            if self.location.options.direct:
+                check_direct(path)
+            self._linked[path] = LocalH5File(path, self.location.options)
+        linked = self._linked[path]
+        ours, theirs = (os.fstat(each.id.get_vfd_handle()) for each in (linked(), file))
+        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+            raise replaced(path)
+        self._watch_file(path, identity(theirs))
+
+    def _watch_file(self, path: Path, found: Identity) -> None:
+        if self._others.setdefault(path, found) != found:
+            raise replaced(path)
+
+    def _watch_values(self, dataset: h5py.Dataset, name: str, depth: int = 0) -> int:
+        """Watch the files with the values of a dataset; return how many elements are nowhere.
+
+        HDF5 returns zeros for these, and for files that are missing or too short.
+        """
+        if dataset.external:
+            self._watch_raw(dataset, name)
+        if not dataset.is_virtual:
+            return 0
+        is_growing = None in dataset.maxshape  # with all that the sources have
+        n_mapped, n_lost = dataset.size if is_growing else 0, 0
+        for area, file_name, source_name, source_area in dataset.virtual_sources():
+            what = f"`{name}` is virtual, with values of `{source_name}` in {file_name!r}"
+            if depth == _MOST_VIRTUAL or _NUMBERED.search(file_name + source_name):
+                raise self._elsewhere(f"{what}, which cellfeed does not follow", dataset)
+            path = dataset.file.filename
+            if file_name != ".":
+                found = _find(file_name, Path(path), os.environ.get("HDF5_VDS_PREFIX", ""))
+                if found is None:
+                    raise self._elsewhere(f"{what}, which is not there", dataset)
+                path = found
+                self._watch_file(found, identity(found.stat()))
+            with h5py.File(path, "r") as file:
+                source = file.get(source_name)
+                if not isinstance(source, h5py.Dataset):
+                    raise self._elsewhere(f"{what}, which has no such array", dataset)
+                if not is_growing:
+                    if not _fits(source, area, source_area):
+                        raise self._elsewhere(f"{what}, which now has another shape", dataset)
+                    n_mapped += area.get_select_npoints()
+                n_lost += lost_chunks(source) + self._watch_values(source, name, depth + 1)
+        return n_lost + max(0, int(dataset.size) - n_mapped)
+
+    def _watch_raw(self, dataset: h5py.Dataset, name: str) -> None:
+        """Watch the files with the bytes of a dataset, which HDF5 looks for as it is told here."""
+        prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
+        folder = _path_of(dataset.file).parent
+        n_left = dataset.size * dataset.dtype.itemsize
+        for file_name, offset, n_bytes in dataset.external:
+            path = Path(prefix.replace("${ORIGIN}", str(folder)), file_name)
+            what, n_here = f"`{name}` has its bytes in {file_name!r}", min(n_bytes, n_left)
+            found = _state_of(path)
+            if found is None:
+                raise self._elsewhere(f"{what}, which is not there", dataset)
+            if found[0] < offset + n_here:
+                raise self._elsewhere(f"{what}, which is too short", dataset)
+            self._watch_file(path, found)
+            n_left -= n_here
+
+    def _elsewhere(self, what: str, dataset: h5py.Dataset) -> FormatError:
+        msg = f"{self.location}: {what}; put that file back, or write `{dataset.name}` again"
+        return FormatError(msg)
+
+    def _compare(self, found: Identity) -> None:
+        if self._identity is None:
+            self._identity = found
+        if self._identity != found:
+            raise replaced(self.location)
+
+
+_MOST_VIRTUAL = 8  # virtual datasets of virtual datasets
+_NUMBERED = re.compile(r"(?<!%)(%%)*%\d*b")  # names of any number of sources
+
+
+def _path_of(file: h5py.File) -> Path:
+    return Path(file.filename).absolute()
+
+
+def _state_of(path: Path) -> Identity | None:
+    try:
+        return identity(path.stat())
+    except OSError:
+        return None
+
+
+def _fits(source: h5py.Dataset, area: h5py.h5s.SpaceID, source_area: h5py.h5s.SpaceID) -> bool:
+    """Return whether the source of a virtual dataset still has what an area is mapped to.
+
+    HDF5 may crash where it does not.
+    """
+    if source_area.get_select_type() == h5py.h5s.SEL_ALL:
+        first, last = np.array(area.get_select_bounds())
+        has_rows = source.ndim != len(first) or source.shape[1:] == (*(last - first + 1)[1:],)
+        return has_rows and bool(source.size >= area.get_select_npoints())
+    last = source_area.get_select_bounds()[1]
+    return len(last) == source.ndim and bool(np.less(last, source.shape).all())
+
+
+def _find(name: str, holder: Path, prefixes: str) -> Path | None:
+    """Return the file in which HDF5 finds a source of a virtual dataset; None if there is none.
+
+    Parameters
+    ----------
+    name, holder
+        Name of the file, and the file that refers to it.
+    prefixes
+        Folders to look in first, from the environment.
+    """
+    folder, found = holder.absolute().parent, Path(name)
+    if found.is_absolute():
+        if h5py.is_hdf5(found):
+            return found
+        found = Path(found.name)
+    first = [Path(each.replace("${ORIGIN}", str(folder))) for each in prefixes.split(":") if each]
+    last = holder.resolve().parent
+    for each in [*first, folder, Path(), last]:
+        if h5py.is_hdf5(each / found):
+            if each != Path():
+                return each / found
+            # In other processes the current folder may be another.
+            is_same = h5py.is_hdf5(last / found) and found.samefile(last / found)
+            return last / found if is_same else None
+    return None
+
+
+def _open(path: Location, absolute: Path) -> h5py.File:
+    if not absolute.is_file():
+        msg = f"{path}: no such file"
+        raise PathError(msg)
+    try:
+        # HDF5's default locking: another would clash with a handle that the user has open.
+        return h5py.File(absolute, "r")
+    except PermissionError as error:
+        msg = f"{path}: permission to read is denied; check its permissions"
+        raise PathError(msg) from error
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
+            raise PathError(msg) from error
+        if "unable to lock file" in str(error):
+            remedy = (
+                "another process has it open for writing; close it there"
+                if error.errno == errno.EAGAIN
+                else "its file system has no locks; set HDF5_USE_FILE_LOCKING=FALSE"
+            )
+            raise PathError(f"{path}: cannot be locked: {remedy}") from error
+        if "truncated file" in str(error):
+            msg = f"{path}: the file is truncated; copy or download it again"
+        elif not h5py.is_hdf5(absolute):
+            what = other_format(path) or "not an HDF5 file, so not .h5ad; give AnnData files"
+            msg = f"{path}: is {what}"
+        else:
+            msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"
+        raise FormatError(msg) from error

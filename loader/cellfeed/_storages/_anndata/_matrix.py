@@ -1,0 +1,528 @@
+"""Base class of CSR and dense elements: column names, chunked arrays and error messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import Location, threads_until_left
+from cellfeed._bytes._tables import Tables
+from cellfeed._decode import ChunkedArray, Decoder, SlowRead, can_cast
+from cellfeed._errors import FormatError
+from cellfeed._lazy import pd
+from cellfeed._rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
+from cellfeed._runs import Runs, count_rows, expand
+from cellfeed._storages._anndata import _annotations as frames
+from cellfeed._storages._anndata._attributes import is_group, text
+from cellfeed._storages._anndata._damage import damage_named
+from cellfeed._storages._anndata._h5file import AnnDataFile
+from cellfeed._storages._base import StoredElement
+from cellfeed.machine import usable_cpu_count
+
+
+class StoredMatrix(StoredElement):
+    """Base class of stored elements: an array of an AnnData file with a row for each cell.
+
+    Parameters
+    ----------
+    file
+        The file.
+    element
+        Path of the array: ``X``, a layer, ``raw/X``, or one of ``obsm``.
+    var
+        The table of its genes; None if its columns have no names.
+    obs
+        The table of its cells.
+    """
+
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
+        self._file = file
+        self._obs = obs
+        self._element = self.stored_as = element
+        self.var = var
+        self._chunked_arrays: dict[str, ChunkedArray | None] = {}
+        self._stored_dtype: np.dtype[Any] | None = None  # none where there are no values
+        self._slow_read: SlowRead | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_chunked_arrays": {}}
+
+    @property
+    def location(self) -> Location:
+        """The file."""
+        return self._file.location
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        """Paths of the arrays that contain the rows."""
+        return (self._element,)
+
+    @property
+    def _stored(self) -> Any:
+        return self._file.stored(self._element)
+
+    def _check_tables(self, shape: tuple[int, ...]) -> None:
+        """Check the numbers of cells and genes against the tables, before allocating memory."""
+        for table, n, what in ((self._obs, shape[0], "rows"), (self.var, shape[1], "columns")):
+            if table is None:
+                continue
+            with self._damage_named(table):
+                found = frames.count_rows(self._file, table)
+            if found != n:
+                msg = (
+                    f"{self.location}: {table} has {found} rows, but `{self._element}` has {n} "
+                    f"{what}; write the file again with anndata"
+                )
+                raise FormatError(msg)
+
+    def stored_bytes(self) -> int:
+        """Return the size of values and indices in storage, in bytes."""
+        with self._damage_named(self._element):
+            return sum(self._file.stored_bytes(name) for name in self._array_names)
+
+    def codec(self) -> str:
+        """Return the compression of the values, as text."""
+        with self._damage_named(self._element):
+            return self._file.codec(self._array_names[-1])
+
+    def _watch(self, values: Any, *, others: Sequence[str] = ()) -> None:
+        """Record how arrays are stored, to notice changes, and whether cellfeed can decode them.
+
+        Parameters
+        ----------
+        values
+            The array of values, whose name is the last of the array names.
+        others
+            Names of further arrays that are read with each row.
+        """
+        self._file.watch(self._array_names)
+        self.chunk_shape = values.chunks and tuple(int(n) for n in values.chunks)
+        if values.size:
+            self._stored_dtype = native(values.dtype)
+            names = [self._array_names[-1], *others]
+            self._slow_read = next(filter(None, map(self._file.slow_read, names)), None)
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
+        stored = self._stored_dtype
+        if self._slow_read is not None or stored is None or can_cast(stored, dtype):
+            return self._slow_read
+        reason = f"cellfeed does not convert {stored} to {dtype}"
+        remedy = f"read it as {stored}, or write it as {dtype}"
+        return SlowRead(self._file.library, reason, remedy)
+
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the names of the columns, str, shape (n_columns,); numbers without `var`."""
+        if self.var is None:
+            return np.array([str(column) for column in range(self.shape[1])], object)
+        with self._damage_named(self.var):
+            return frames.read_row_names(self._file, self.var, are_shared=True)
+
+    def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
+        """Return whether missing chunks of an array are zero; otherwise they were lost."""
+        return True
+
+    def _chunked_array(self, name: str) -> ChunkedArray | None:
+        """Return a chunked array; the locations of its chunks are read once."""
+        if name not in self._chunked_arrays:
+            with self._damage_named(name):
+                self._chunked_arrays[name] = self._file.chunked_array(
+                    name, lost_is_zero=self._is_zero_where_lost(name)
+                )
+        return self._chunked_arrays[name]
+
+    def _read_slices(self, name: str, slices: Runs, runs: Runs) -> NDArray[Any]:
+        """Read slices of an array through the format's library, one after another.
+
+        Parameters
+        ----------
+        name
+            Path of the array.
+        slices
+            Ranges along its first dimension, shape (n, 2).
+        runs
+            The rows that they belong to, for messages.
+        """
+        with self._damage_named(name, runs):
+            stored = self._file.stored(name)
+            out = np.empty((count_rows(slices), *stored.shape[1:]), native(stored.dtype))
+            filled = 0
+            for start, stop in slices.tolist():
+                out[filled : filled + stop - start] = stored[start:stop]
+                filled += stop - start
+        return out
+
+    @contextmanager
+    def _damage_named(self, element: str, runs: Runs | None = None) -> Iterator[None]:
+        with damage_named(self.location, element, runs):
+            yield
+
+    def _inconsistent(self, what: str) -> FormatError:
+        msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file again"
+        return FormatError(msg)
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return ``dtype`` in the machine's byte order."""
+    return dtype.newbyteorder("=")
+
+
+# CSR matrices, read from chunks if possible, else through the format's library, run by run.
+
+
+class StoredCsr(StoredMatrix):
+    """A CSR matrix of an AnnData file.
+
+    The row pointers are kept in memory once they are needed: 8 bytes per cell, which all processes
+    share if they are large; see `KeptTables`.
+
+    Parameters
+    ----------
+    file, element, var, obs
+        See `StoredMatrix`.
+    """
+
+    layout: Layout = "csr"
+
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
+        super().__init__(file, element, var, obs)
+        with self._damage_named(element):
+            group = self._stored
+            indptr, indices, data = map(self._file.stored, self._array_names)
+            # R writes large integers as floats.
+            for stored, kinds in ((data, "biuf"), (indices, "iuf"), (indptr, "iuf")):
+                if stored.ndim != 1 or stored.dtype.kind not in kinds:
+                    what = "numbers" if "b" in kinds else "integers"
+                    raise self._inconsistent(
+                        f"{stored.name} is not an array of {what}, but has shape {stored.shape} "
+                        f"and dtype {stored.dtype}"
+                    )
+            self.shape = self._shape_of(group)
+            self.dtype = summable(native(data.dtype))
+            if indptr.size != self.shape[0] + 1:
+                raise self._inconsistent(f"{self.shape[0]} rows but {indptr.size} row pointers")
+            last = int(indptr[-1])
+            if last != data.size or indices.size != data.size:
+                raise self._inconsistent(
+                    f"the row pointers end at {last}, but there are {data.size} values "
+                    f"and {indices.size} indices"
+                )
+            self._check_tables(self.shape)
+            self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
+            self._n_elements = last
+            self._watch(data, others=[f"{element}/indices"])
+            if self._slow_read is None and data.size and indices.dtype.kind == "f":
+                reason = f"its column indices are {indices.dtype}"
+                self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
+        self._row_pointer: NDArray[np.int64] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_row_pointer": None}
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        """Paths of the arrays that contain the rows."""
+        return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
+
+    def load_tables(self) -> None:
+        """Read the row pointers and the locations of chunks."""
+        self._file.check_unchanged()
+        self._pointer()
+        for name in ("indices", "data"):
+            self._chunked(name)
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
+        """Return the number of non-zeros of each row."""
+        rows = expand(runs)
+        pointer = self._pointer()
+        return pointer[rows + 1] - pointer[rows]
+
+    def chunked(self) -> CsrChunks | None:
+        """Return the chunks of the rows; None if only the format's own library can read them."""
+        self._file.check_unchanged()
+        indices, data = self._chunked("indices"), self._chunked("data")
+        if indices is None or data is None or not _are_integers(indices):
+            return None
+        return CsrChunks(self._pointer(), indices, data, self.shape[1])
+
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Return the rows of ``runs``, read by the format's library."""
+        self._file.check_unchanged()
+        ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
+        indices = self._integers("indices", self._read_slices(self._array_names[1], ranges, runs))
+        data = self._read_slices(f"{self._element}/data", ranges, runs)
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
+            raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
+        self._check_none_is_lost(indices, lengths.size)
+        self._file.check_unchanged()
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        return CsrRows(indptr, indices, data, self.shape[1])
+
+    def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
+        """Check that no chunk is missing, since the format's library would read it as zeros."""
+        n_lost = self._file.n_lost(f"{self._element}/data")
+        # Indices may be zero, but only once in a row.
+        if not n_lost and np.count_nonzero(indices == 0) > n_rows:
+            n_lost = self._file.n_lost(f"{self._element}/indices")
+        if n_lost:
+            msg = (
+                f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are "
+                "missing; copy or download it again or, if these are zeros that were never "
+                "written, write them too"
+            )
+            raise FormatError(msg)
+
+    def _chunked(self, name: str) -> ChunkedArray | None:
+        return self._chunked_array(f"{self._element}/{name}")
+
+    def _is_zero_where_lost(self, name: str) -> bool:
+        # Values that are stored are not zero, but row pointers are until a cell has elements, and
+        # so is the index of the only gene.
+        return name.endswith("/indptr") or (name.endswith("/indices") and self.shape[1] == 1)
+
+    def _shape_of(self, group: Any) -> tuple[int, int]:
+        stored = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+        sizes = np.asarray(() if stored is None else stored).ravel()
+        if sizes.size != 2 or sizes.dtype.kind not in "iuf":  # noqa: PLR2004 - rows and columns
+            raise self._inconsistent(f"its attribute `shape` is not two numbers, but {stored!r}")
+        n_rows, n_vars = self._integers("shape", sizes).tolist()
+        return n_rows, n_vars
+
+    def _integers(self, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return integers that may be stored as floats."""
+        with np.errstate(invalid="ignore"):
+            integers = values.astype(np.int64)
+        if values.dtype.kind == "f" and not np.array_equal(integers, values):
+            raise self._inconsistent(f"`{name}` has values that are not integers")
+        return integers
+
+    def _pointer(self) -> NDArray[np.int64]:
+        if self._row_pointer is None:
+            tables = self._file.kept_tables(f"{self._element}/indptr").get(
+                f"row pointer of {self.shape[0]} rows to {self._n_elements}",
+                self.shape[0],
+                self._checked_pointer,
+            )
+            self._row_pointer = tables["pointer"]
+        return self._row_pointer
+
+    def _checked_pointer(self) -> Tables:
+        pointer = self._read_pointer()
+        if (
+            pointer.size != self.shape[0] + 1
+            or (pointer[0], pointer[-1]) != (0, self._n_elements)
+            or np.any(pointer[1:] < pointer[:-1])
+        ):
+            raise self._inconsistent(f"the row pointers do not ascend from 0 to {self._n_elements}")
+        return {"pointer": pointer}
+
+    def _read_pointer(self) -> NDArray[np.int64]:
+        stored = self._chunked("indptr")
+        with self._damage_named(f"{self._element}/indptr"):
+            if stored is None or not _are_integers(stored):
+                return self._integers("indptr", self._file.stored(self._array_names[0])[:])
+            pointer = np.empty(stored.shape[0], np.int64)
+            first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
+            reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
+            n_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
+            with threads_until_left(n_threads, "cellfeed-tables") as threads:
+                reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, n_threads))
+            return pointer
+
+
+def _are_integers(stored: ChunkedArray) -> bool:
+    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
+    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
+
+
+def _rows_per_chunk(n_rows: int, n_elements: int, chunks: tuple[int, ...] | None) -> float:
+    if chunks is None or n_elements == 0:
+        return 1.0
+    return min(float(n_rows), chunks[0] * n_rows / n_elements)
+
+
+# Dense arrays, read from chunks if possible, else through the format's library, run by run.
+
+
+class StoredDense(StoredMatrix):
+    """A dense array of an AnnData file; one with a single dimension is one column.
+
+    Parameters
+    ----------
+    file, element, var, obs
+        See `StoredMatrix`.
+    """
+
+    layout: Layout = "dense"
+
+    def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
+        super().__init__(file, element, var, obs)
+        stored = self._stored
+        if stored.ndim < 1 or stored.dtype.kind not in "biuf":
+            raise self._inconsistent(
+                f"expected numbers of shape cells x columns, but it has shape {stored.shape} and "
+                f"dtype {stored.dtype}"
+            )
+        shape = tuple(int(n) for n in stored.shape)
+        self.shape = shape if len(shape) > 1 else (*shape, 1)  # a column, as anndata takes it
+        self._n_columns = math.prod(self.shape[1:])
+        self._check_tables(self.shape)
+        self.dtype = native(stored.dtype)
+        self.rows_per_chunk = float(stored.chunks[0]) if stored.chunks else 1.0
+        self._watch(stored)
+
+    def load_tables(self) -> None:
+        """Read the locations of chunks."""
+        self._file.check_unchanged()
+        self._chunked_array(self._element)
+
+    def row_lengths(self, runs: Runs) -> None:
+        """Return None, since the numbers of non-zero elements are unknown before reading."""
+
+    def chunked(self) -> DenseChunks | None:
+        """Return the chunks of the rows; None if only the format's own library can read them."""
+        self._file.check_unchanged()
+        stored = self._chunked_array(self._element)
+        return None if stored is None else DenseChunks(stored, self._n_columns)
+
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Return the rows of ``runs``, read by the format's library."""
+        self._file.check_unchanged()
+        rows = self._read_slices(self._element, runs, runs)
+        self._file.check_unchanged()
+        return rows.reshape(len(rows), *self.shape[1:])
+
+
+# Data frames of numbers, such as in obsm, read completely, once in each process.
+
+_NULLABLE = {"nullable-integer", "nullable-boolean"}
+
+
+class StoredFrame(StoredMatrix):
+    """A data frame of an AnnData file as a dense matrix with the same columns.
+
+    Columns are stored one by one, so the whole frame is read at its first use. Columns that can
+    have missing values are read as float64, with NaN for missing values. Rows are matched with
+    cells by name, unless the rows are only numbered.
+
+    Parameters
+    ----------
+    file, element, obs
+        See `StoredMatrix`; columns keep their names.
+
+    Raises
+    ------
+    FormatError
+        A column is neither numeric nor boolean, or the rows are those of other cells.
+    """
+
+    layout: Layout = "dense"
+    rows_per_chunk = 1.0
+
+    def __init__(self, file: AnnDataFile, element: str, obs: str = "obs") -> None:
+        super().__init__(file, element, None, obs)
+        self._names = frames.obs_names(file, element)
+        dtypes = {name: _dtype(file.stored(f"{element}/{name}")) for name in self._names}
+        others = [name for name, dtype in dtypes.items() if dtype is None]
+        if others:
+            msg = (
+                f"{self.location}: the data frame `{element}` has columns that are neither "
+                f"numbers nor booleans: {', '.join(map(repr, others))}; write it without them, or "
+                "with their codes"
+            )
+            raise FormatError(msg)
+        known = [dtype for dtype in dtypes.values() if dtype is not None]
+        self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
+        self.shape = (frames.count_rows(file, element), len(self._names))
+        self._check_tables(self.shape)
+        self._order = self._rows_of_cells()
+        self.var = element
+        self._values: NDArray[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_values": None}
+
+    @property
+    def _array_names(self) -> tuple[str, ...]:
+        names = list[str]()
+        for name in self._names:
+            column = f"{self._element}/{name}"
+            is_nullable = is_group(self._file.stored(column))
+            names += [f"{column}/values", f"{column}/mask"] if is_nullable else [column]
+        return tuple(names)
+
+    def codec(self) -> str:
+        """Return the compression of the values, as text."""
+        return super().codec() if self._names else "none"
+
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the names of the columns, str, shape (n_columns,)."""
+        return np.array(self._names, object)
+
+    def load_tables(self) -> None:
+        """Read the frame."""
+        self._all_rows()
+
+    def row_lengths(self, runs: Runs) -> None:
+        """Return None, since the numbers of non-zero elements are unknown before reading."""
+
+    def chunked(self) -> None:
+        """Return None, since columns are not chunks of rows."""
+
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Return the rows of ``runs``."""
+        rows: NDArray[Any] = self._all_rows()[expand(runs)]
+        return rows
+
+    def _all_rows(self) -> NDArray[Any]:
+        self._file.check_unchanged()
+        if self._values is None:
+            values = np.empty(self.shape, self.dtype)
+            for k, name in enumerate(self._names):
+                with self._damage_named(f"{self._element}/{name}"):
+                    column = self._file.read(f"{self._element}/{name}")
+                    if hasattr(column, "to_numpy"):  # nullable, of pandas
+                        column = column.to_numpy(dtype=np.float64, na_value=np.nan)
+                    values[:, k] = column
+            self._file.check_unchanged()
+            self._values = values if self._order is None else values[self._order]
+        return self._values
+
+    def _rows_of_cells(self) -> NDArray[np.int64] | None:
+        """Return the row of each cell by its name; None if rows are in the order of the cells."""
+        with self._damage_named(self._element):
+            rows = frames.read_row_names(self._file, self._element, are_shared=False)
+        with self._damage_named(self._obs):
+            cells = frames.read_row_names(self._file, self._obs, are_shared=False)
+        if np.array_equal(rows, cells):
+            return None
+        index = pd.Index(rows, dtype=object)
+        order = (
+            index.get_indexer(pd.Index(cells, dtype=object))
+            if index.is_unique
+            else np.full(cells.size, -1)
+        )
+        if len(order) and not np.array_equal(np.sort(order), np.arange(rows.size)):
+            if any(np.array_equal(rows, np.arange(n, rows.size + n).astype(str)) for n in (0, 1)):
+                return None
+            n_other = int(np.count_nonzero(~np.isin(cells.astype(str), rows.astype(str))))
+            other = f"{n_other:,} of its cells" if n_other else "cells whose names are not distinct"
+            msg = (
+                f"{self.location}: the data frame `{self._element}` has other row names than "
+                f"{self._obs}, and none for {other}; write it with `adata.obs_names` as its index"
+            )
+            raise FormatError(msg)
+        return order.astype(np.int64)
+
+
+def _dtype(column: Any) -> np.dtype[Any] | None:
+    """Return the dtype for reading a column; None if it is neither numeric nor boolean."""
+    if not is_group(column):
+        is_number = column.dtype.kind in "biuf" and "categories" not in column.attrs
+        return native(column.dtype) if is_number else None
+    return np.dtype(np.float64) if text(column, "encoding-type") in _NULLABLE else None

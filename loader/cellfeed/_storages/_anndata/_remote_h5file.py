@@ -1,0 +1,197 @@
+"""An HDF5 file on a web server or in an object store, unconverted."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py._objects import phil  # the lock that all of h5py takes: pages come under it
+from numpy.typing import NDArray
+
+from cellfeed._bytes import Arrival, LastingIdentity, Location, replaced
+from cellfeed._bytes._remote import PagedFile, RemoteObjects, Version, paged_file
+from cellfeed._decode import ChunkedArray
+from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._lazy import pd
+from cellfeed._storages._anndata._h5file import H5File, external_link
+
+_MOST_BROUGHT = 1 << 27  # bytes of an array that is read as a whole
+_OPEN = weakref.WeakSet[h5py.File]()
+
+
+@atexit.register
+def _close() -> None:
+    """Close open files while Python still runs, since HDF5 would call Python after its exit."""
+    with phil:  # a thread that is stopped while it has this would keep it; it gives up soon
+        for file in list(_OPEN):
+            file.close()
+
+
+class RemoteH5File(H5File):
+    """A file whose metadata HDF5 reads from cached pages, and whose chunks `RemoteObjects` reads.
+
+    Each answer of the server states the version of the object, and versions other than the one that
+    was first opened are refused.
+
+    Parameters
+    ----------
+    location
+        The object.
+    """
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._version: Version | None = None
+        self._objects = RemoteObjects(self.location_of, self._version_of)
+        self._pages: PagedFile | None = None
+
+    def _open(self) -> h5py.File:
+        self._pages = paged_file(self.location)
+        if self._version is None:
+            self._version = self._pages.version
+        if self._version != self._pages.version:
+            raise replaced(self.location)
+        try:
+            file = h5py.File(self._pages, "r")
+        except CellfeedError:
+            raise
+        except OSError as error:
+            if "truncated file" in str(error):
+                msg = f"{self.location}: the file is truncated; upload it again"
+            else:
+                msg = f"{self.location}: is not an HDF5 file, so not .h5ad; give AnnData files"
+            raise FormatError(msg) from error
+        _OPEN.add(file)
+        return file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_pages": None}
+
+    @property
+    def lasting_name(self) -> str:
+        return str(self.location)
+
+    def _version_of(self, file: int) -> Version:  # noqa: ARG002 - there is one
+        if self._version is None:
+            self()
+        if self._version is None:
+            raise AssertionError
+        return self._version
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of the object; None if its server does not state versions."""
+        return self._objects.identity()
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the size of the object in bytes."""
+        return self._objects.sizes(files)
+
+    def check_unchanged(self) -> None:
+        """Do nothing, since each answer of the server is checked."""
+
+    def expect(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> object | None:
+        """Request ranges now; see `ByteStore`."""
+        return self._objects.expect(files, offsets, sizes)
+
+    def arrivals(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[Arrival]:
+        """Return the arrivals of ranges; see `ByteStore`."""
+        return self._objects.arrivals(files, offsets, sizes)
+
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[bytes | memoryview | None]:
+        """Return ranges; see `ByteStore`."""
+        return self._objects.read_ranges(files, offsets, sizes)
+
+    def stored(self, name: str) -> Any:
+        """Return an array or group; refuse links into other files, for which HDF5 takes this."""
+        if name not in self._examined:
+            link = external_link(self(), name)
+            if link is not None:
+                raise self._elsewhere(name, link.filename)
+        return super().stored(name)
+
+    def _examine(self, found: Any, name: str) -> None:
+        """Refuse arrays with values in other files; see `H5File`."""
+        if not isinstance(found, h5py.Dataset):
+            return
+        names = [file_name for file_name, _, _ in found.external or ()]
+        if found.is_virtual:
+            names += [each.file_name for each in found.virtual_sources()]
+        for file_name in names:
+            if file_name != ".":
+                raise self._elsewhere(name, file_name)
+
+    def _elsewhere(self, name: str, file_name: str) -> FormatError:
+        msg = (
+            f"{self.location}: `{name}` is in another file, {file_name!r}, which is not looked for "
+            "on servers; download both files, or write one with all values"
+        )
+        return FormatError(msg)
+
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
+        """Return a chunked array; the index of its chunks is fetched level by level."""
+        with self._listing(self.stored(name).ndim):
+            return super().chunked_array(name, lost_is_zero=lost_is_zero)
+
+    def n_lost(self, name: str) -> int:
+        """Return how many chunks of an array were never written."""
+        with self._listing(self.stored(name).ndim):
+            return super().n_lost(name)
+
+    def bring(self, names: Sequence[str]) -> None:
+        """Prefetch arrays that are read completely, each with few round trips."""
+        for name in names:
+            element = self.stored(name)
+            members = [element] if isinstance(element, h5py.Dataset) else element.values()
+            for each in members:
+                if isinstance(each, h5py.Dataset):
+                    self._bring(each)
+
+    def _bring(self, dataset: h5py.Dataset) -> None:
+        if dataset.chunks is None or dataset.id.get_storage_size() > _MOST_BROUGHT:
+            return
+        found = list[tuple[int, int]]()
+        with self._listing(dataset.ndim):
+            dataset.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size)))
+        if found and self._pages is not None:
+            offsets, sizes = np.array(found, np.int64).T
+            with phil:
+                self._pages.bring(offsets, sizes)
+
+    @contextmanager
+    def _listing(self, n_dimensions: int) -> Iterator[None]:
+        """Prepare for listing the chunks of an array."""
+        if self._pages is None:
+            raise AssertionError
+        self._pages.index_of_chunks(n_dimensions)
+        try:
+            yield
+        finally:
+            self._pages.index_of_chunks(0)
+
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Refuse tables of anndata before 0.7, which anndata only reads from local files."""
+        msg = (
+            f"{self.location}: `{name}` is in the format of anndata before 0.7; download the "
+            "file, or write it again with anndata"
+        )
+        raise FormatError(msg)

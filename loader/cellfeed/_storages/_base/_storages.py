@@ -1,0 +1,352 @@
+"""The registry of storages, which finds the storage that opens a location."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellfeed._bytes import Location
+from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._lazy import pd
+from cellfeed._storages._base._source import Source
+
+_ENTRY_POINTS = "cellfeed.sources"
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFacts:
+    """Cells of a storage's row in the table of storages, in short Markdown.
+
+    Parameters
+    ----------
+    recognized
+        How the storage is recognized.
+    reading
+        What decodes rows, whether that is the fast path, and if not, why.
+    threads
+        Number of threads.
+    remote
+        Where it may be stored besides this machine.
+    labels
+        Columns that ``obs=``, and ``label=`` of autotune, may name.
+    """
+
+    recognized: str
+    reading: str
+    threads: str = "any number"
+    remote: str = "no"
+    labels: str = "obs columns"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A kind of storage, with the locations that it recognizes and the function that opens them.
+
+    A package declares it as an entry point in the group ``cellfeed.sources``, under any name, so
+    that it is available wherever the package is installed::
+
+        [project.entry-points."cellfeed.sources"]
+        soma = "my_package.storage:SOMA"
+
+    Entry points are loaded when no other storage opens a location. The module of the entry point
+    should be quick to import, and import its libraries only when it opens a location.
+
+    Parameters
+    ----------
+    name
+        Name of the storage, such as "TileDB-SOMA".
+    open
+        Called with a location and the names of the elements to read; returns the sources at the
+        location, in the order of their rows, each with exactly these elements. A source that lacks
+        one of them may be returned nevertheless: the caller checks ``Source.elements``.
+    schemes
+        Schemes of the URLs that it opens: ``("soma",)`` for ``soma://...``.
+    suffixes
+        Suffixes of the local files and folders that it opens: ``(".h5ad",)``.
+    recognizes
+        Returns whether it opens a path, by its content, in place of ``suffixes``, which then only
+        select entries of a folder.
+    extra
+        The extra of cellfeed that installs the library it needs; empty if it needs none.
+    reads_directly
+        Whether it supports direct I/O, which ``location.options.direct`` requests.
+    facts
+        Row of the table in "What can be opened", for storages that come with cellfeed.
+
+    Examples
+    --------
+    >>> from cellfeed.sources import Location, Storage
+    >>> storage = Storage(name="SOMA", open=lambda location, elements: [], schemes=("soma",))
+    >>> storage.opens(Location("soma://host/experiment"))
+    True
+    """
+
+    name: str
+    open: Callable[[Location, Sequence[str]], Sequence[Source]]
+    schemes: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    recognizes: Callable[[Path], bool] | None = None
+    extra: str = ""
+    reads_directly: bool = False
+    facts: StorageFacts | None = None
+
+    def opens(self, location: Location) -> bool:
+        """Return whether it opens a location; a local location must exist."""
+        if location.path is None:
+            return location.scheme in self.schemes
+        if self.recognizes is not None:
+            return self.recognizes(location.path)
+        return location.path.name.endswith(self.suffixes)
+
+    def __str__(self) -> str:
+        marks = ", ".join([*self.suffixes, *(f"{scheme}://" for scheme in self.schemes)])
+        return f"{self.name} ({marks})" if marks else self.name
+
+
+_registered = dict[str, Storage]()
+
+# First bytes of files that are taken for single-cell data, in lower case.
+_LONGEST = 64
+_WEB_PAGE = "a web page, not the file that it leads to; download that"
+_OTHERS = (
+    (b"par1", "a Parquet file; give `datasets.Dataset.from_parquet(path)`, of HuggingFace"),
+    (b"version https://git-lfs", "a pointer of Git LFS; get the file with `git lfs pull`"),
+    (b"<!doctype html", _WEB_PAGE),
+    (b"<html", _WEB_PAGE),
+    (b"%%matrixmarket", "a Matrix Market file; read it with `scanpy.read_mtx`, and write .h5ad"),
+    (b"\x1f\x8b", "compressed with gzip; unpack it or, if R wrote it, write .h5ad from R"),
+    (b"bzh", "compressed with bzip2; unpack it"),
+    (b"\xfd7zxz", "compressed with xz; unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd; unpack it"),
+    (b"pk\x03\x04", "a zip archive; unpack it"),
+    (b"\x93numpy", "an array of NumPy; give `anndata.AnnData(np.load(path))`"),
+    (b"rdx", "of R; write .h5ad from R, for example with zellkonverter or anndataR"),
+)
+
+
+def register(storage: Storage) -> None:
+    """Register a storage, so that `open_collection` opens it in this process.
+
+    Storages that are registered later are tried first; one with the same name is replaced.
+
+    Parameters
+    ----------
+    storage
+        The storage.
+    """
+    _registered.pop(storage.name, None)
+    _registered[storage.name] = storage
+
+
+def built_in() -> tuple[Storage, ...]:
+    """Return the storages registered in this process, in the order of registration."""
+    return tuple(_registered.values())
+
+
+def find_storage(location: Location) -> Storage | None:
+    """Return the storage that opens a location; None if there is none."""
+    return next((storage for storage in _all() if storage.opens(location)), None)
+
+
+def storage_of(location: Location) -> Storage:
+    """Return the storage that opens a location.
+
+    Raises
+    ------
+    PathError
+        No storage is known for such URLs.
+    FormatError
+        No storage is known for such a file or folder.
+    """
+    storage = find_storage(location)
+    if storage is not None:
+        return storage
+    known = "; ".join(map(str, _all()))
+    if location.scheme:
+        msg = f"{location.shown}: no storage opens {location.scheme}://"
+        if location.scheme == "tiledb":
+            raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
+        raise PathError(f"{msg}; known are {known}; install the package that adds it")
+    if location.text.endswith(_PACKED):
+        raise FormatError(f"{location}: a compressed file or an archive; unpack it first")
+    other = other_format(location)
+    if other is not None:
+        raise FormatError(f"{location}: is {other}")
+    raise FormatError(f"{location}: no storage opens it; known are {known}; give one of these")
+
+
+def other_format(location: Location) -> str | None:
+    """Return what a file that no storage opens is, by its first bytes, and what to do."""
+    try:
+        with open(location, "rb") as file:  # noqa: PTH123 - of a location
+            begin = file.read(_LONGEST).lstrip()
+    except OSError:
+        return None
+    if not begin:
+        return "empty; copy or download it again"
+    return next((what for mark, what in _OTHERS if begin.lower().startswith(mark)), None)
+
+
+def suffixes() -> dict[str, Storage]:
+    """Return the suffixes that are opened in folders, each with its storage."""
+    return {suffix: storage for storage in reversed([*_all()]) for suffix in storage.suffixes}
+
+
+def open_location(storage: Storage, location: Location, elements: Sequence[str]) -> list[Source]:
+    """Open the sources at a location, each with exactly these elements.
+
+    Raises
+    ------
+    ParameterError
+        Direct I/O is requested, but the storage does not support it.
+    FormatError
+        A source lacks an element, or the storage raises it.
+    """
+    if location.options.direct and (location.path is None or not storage.reads_directly):
+        whose = "is not local" if location.path is None else f"is {storage.name}"
+        msg = f"{location.shown}: {whose}, but `direct_io` is only for local h5ad and zarr"
+        raise ParameterError(f"{msg}; open it without `direct_io`")
+    return [select_elements(each, elements) for each in storage.open(location, elements)]
+
+
+def select_elements(source: Source, names: Sequence[str]) -> Source:
+    """Return a source with exactly these elements, in this order; itself if it has no others.
+
+    Raises
+    ------
+    FormatError
+        It lacks an element.
+    """
+    if list(source.elements) == list(names):
+        return source
+    for name in names:
+        if name not in source.elements:
+            there = ", ".join(f"`{each}`" for each in source.elements)
+            listed = f"its elements are: {there}" if there else "it has no elements"
+            raise FormatError(f"{source.location}: has no `{name}`; {listed}")
+    selected = copy(source)
+    selected.elements = {name: source.elements[name] for name in names}
+    return selected
+
+
+def _all() -> Iterator[Storage]:
+    """Yield the storages, in the order in which they are tried; entry points are loaded last."""
+    yield from reversed([*_registered.values()])
+    yield from (each for each in _installed() if each.name not in _registered)
+
+
+@cache
+def _installed() -> tuple[Storage, ...]:
+    """Return the storages that installed packages declare."""
+    found = list[Storage]()
+    for entry in entry_points(group=_ENTRY_POINTS):
+        try:
+            storage = entry.load()
+        except Exception as error:  # noqa: BLE001 - whatever the import of a package raises
+            msg = f"the entry point {entry.value!r} of {_ENTRY_POINTS} cannot be loaded ({error})"
+            warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
+            continue
+        if isinstance(storage, Storage):
+            found.append(storage)
+            continue
+        msg = (
+            f"the entry point {entry.value!r} of {_ENTRY_POINTS} is not a "
+            "`cellfeed.sources.Storage`"
+        )
+        warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
+    return tuple(found)
+
+
+# Optional libraries that read a storage, installed with an extra.
+
+
+def library(name: str, location: Location, *, what: str, extra: str) -> Any:
+    """Return a module that only some storages need, imported when one of them is opened.
+
+    Parameters
+    ----------
+    name
+        Name of the module.
+    location
+        The location being opened, for the message.
+    what
+        Name of the storage, such as "TileDB-SOMA".
+    extra
+        The extra of cellfeed that installs the library.
+
+    Raises
+    ------
+    FormatError
+        The library is not installed, or cannot be imported.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        msg = f"{location}: reading {what} requires {package}"
+        raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error
+
+
+# Arrow tables as data frames of obs; requires pyarrow.
+
+
+def import_arrow(location: Location, extra: str) -> Any:
+    """Return pyarrow, which only some storages need.
+
+    Parameters
+    ----------
+    location
+        The location being opened, for the message.
+    extra
+        The extra of cellfeed that installs pyarrow.
+
+    Raises
+    ------
+    FormatError
+        pyarrow is not installed.
+    """
+    library("pyarrow.parquet", location, what="an Arrow table", extra=extra)
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    return pa
+
+
+def to_frame(table: Any) -> pd.DataFrame:
+    """Return an Arrow table as a data frame, with text as categories.
+
+    Parameters
+    ----------
+    table
+        A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    is_text = pa.types.is_string, pa.types.is_large_string
+    columns = dict[str, Any]()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if any(test(column.type) for test in is_text):
+            columns[name] = _categories(column.dictionary_encode())
+        else:
+            columns[name] = column.to_pandas()
+    return pd.DataFrame(columns, index=pd.RangeIndex(len(table)))
+
+
+def _categories(column: Any) -> pd.Categorical:
+    """Return a dictionary column as a categorical, with each value once."""
+    joined = column.unify_dictionaries().combine_chunks()
+    parts = joined.chunks if hasattr(joined, "chunks") else [joined]
+    if not parts:
+        return pd.Categorical([])
+    codes = [part.indices.fill_null(-1).to_numpy(zero_copy_only=False) for part in parts]
+    values = parts[0].dictionary.to_numpy(zero_copy_only=False)
+    return pd.Categorical.from_codes(np.concatenate(codes), categories=pd.Index(values))

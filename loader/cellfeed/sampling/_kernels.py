@@ -1,0 +1,369 @@
+"""What is compiled: the permutation of blocks, and blocks that begin where chunks do.
+
+Every function that is compiled is in this folder, which takes nothing that is compiled from
+elsewhere. Each module is imported by whoever needs it, as that loads what is compiled in it.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types, uint64
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled
+
+# Compiled: where blocks begin.
+
+# ruff: noqa: ARG001 - numba fixes what an intrinsic takes
+
+
+# Columns of the table of files, whose last row has the number of all rows and nothing else: its
+# first row, the address of the row pointer or 0, elements of a row where all have as many, and
+# elements of a chunk, 0 if every row may begin a block.
+FIRST_ROW, POINTER, ROW, CHUNK, N_COLUMNS = range(5)
+
+
+def _to_pointer(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+_integers_at: Any = intrinsic(_to_pointer)  # of an address, the pointer that `carray` wants
+
+
+@compiled("int64(int64[:,::1], int64)", inner=True)
+def _file_of(files: NDArray[np.int64], row: int) -> int:
+    low, high = 0, files.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if files[middle, FIRST_ROW] <= row:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled("int64(int64[::1], int64, int64)", inner=True)
+def _first_at_least(values: NDArray[np.int64], low: int, least: int) -> int:
+    """Return where the first of ascending values is that is not below ``least``.
+
+    ``values[low]`` is below. Searched from there, as it is close by.
+    """
+    step, high = 1, low + 1
+    while high < values.size and values[high] < least:
+        low = high
+        step *= 2
+        high = min(values.size, high + step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if values[middle] < least:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@compiled("int64(int64[:,::1], int64, int64, int64)", inner=True)
+def _start_from(files: NDArray[np.int64], number: int, before: int, row: int) -> int:
+    """Return ``row`` if it begins in another chunk than ``before``, else where the next begins.
+
+    That is the first row from ``row`` on, of the file of that number, that begins in a chunk after
+    its own; the row after the last of the file if there is none.
+    """
+    first, chunk = files[number, FIRST_ROW], files[number, CHUNK]
+    if before < first or chunk == 0:
+        return row
+    n_rows = files[number + 1, FIRST_ROW] - first
+    address = files[number, POINTER]
+    if address == 0:
+        size = files[number, ROW]
+        start = (row - first) * size // chunk * chunk
+        if (before - first) * size < start:
+            return row
+        return int(first + min(n_rows, -(-(start + chunk) // size)))
+    pointer = carray(_integers_at(address), n_rows)
+    start = pointer[row - first] // chunk * chunk
+    if pointer[before - first] < start:
+        return row
+    return int(first + _first_at_least(pointer, row - first, start + chunk))
+
+
+@compiled("int64(int64[:,::1], int64[::1], int64, int64)")
+def bound(files: NDArray[np.int64], indices: NDArray[np.int64], n: int, place: int) -> int:
+    """Return where the block begins whose first row, were it not aligned, is at a place.
+
+    Parameters
+    ----------
+    files
+        See the top of this module.
+    indices
+        The rows to visit, ascending; empty if all are.
+    n
+        How many they are.
+    place
+        A multiple of the block size.
+    """
+    if place == 0 or place >= n:
+        return min(place, n)
+    if indices.size == 0:
+        return int(_start_from(files, _file_of(files, place), place - 1, place))
+    row = indices[place]
+    start = _start_from(files, _file_of(files, row), indices[place - 1], row)
+    return place if start == row else int(_first_at_least(indices, place, start))
+
+
+@compiled("Tuple((int64, int64, float64))(int64[:,::1], int64[::1], int64, int64)")
+def moments(
+    files: NDArray[np.int64], indices: NDArray[np.int64], n: int, block_size: int
+) -> tuple[int, int, float]:
+    """Return how many blocks there are, the size of the largest, and the sum of their squares."""
+    n_blocks, largest, squares = 0, 0, 0.0
+    begin = 0
+    for place in range(block_size, n + block_size, block_size):
+        if begin >= place:
+            continue
+        end = bound(files, indices, n, place)
+        if end > begin:
+            n_blocks += 1
+            largest = max(largest, end - begin)
+            squares += float(end - begin) ** 2
+        begin = end
+    return n_blocks, largest, squares
+
+
+# Compiled: a `Permutation` of some elements.
+
+# Of SplitMix64; see `random_words`.
+_GOLDEN = uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = uint64(0x94D049BB133111EB)
+
+
+@compiled("uint64(uint64, uint64)", inner=True)
+def _word(key: np.uint64, counter: np.uint64) -> np.uint64:
+    word = counter * _GOLDEN + (key + _GOLDEN)
+    word = (word ^ (word >> uint64(30))) * _MULTIPLIER_1
+    word = (word ^ (word >> uint64(27))) * _MULTIPLIER_2
+    return np.uint64(word ^ (word >> uint64(31)))
+
+
+@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)", inner=True)
+def _feistel(
+    words: NDArray[np.uint64],
+    n_words: int,
+    keys: NDArray[np.uint64],
+    rounds: NDArray[np.int64],
+    n_bits: int,
+) -> None:
+    low_bits = uint64(n_bits // 2)
+    low_mask = (uint64(1) << low_bits) - uint64(1)
+    high_mask = (uint64(1) << uint64(n_bits - n_bits // 2)) - uint64(1)
+    for number in rounds:
+        key = keys[number]
+        if number % 2:
+            for i in range(n_words):
+                words[i] ^= _word(key, words[i] >> low_bits) & low_mask
+        else:
+            for i in range(n_words):
+                words[i] ^= (_word(key, words[i] & low_mask) & high_mask) << low_bits
+
+
+@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)")
+def permute(
+    words: NDArray[np.uint64],
+    n_words: int,
+    keys: NDArray[np.uint64],
+    rounds: NDArray[np.int64],
+    n: int,
+) -> None:
+    """Put the image of each of the first words in its place; see `Permutation`.
+
+    Parameters
+    ----------
+    words, n_words
+        Elements below ``n``, and how many of them are meant.
+    keys, rounds
+        Keys of the rounds, and the rounds in their order, which backwards undoes the permutation.
+    n
+        Number of elements that there are.
+    """
+    n_bits = 2
+    while n > 1 << n_bits:
+        n_bits += 1
+    _feistel(words, n_words, keys, rounds, n_bits)
+    walking, places = np.empty(n_words, np.uint64), np.empty(n_words, np.int64)
+    n_outside = 0
+    for i in range(n_words):
+        if words[i] >= uint64(n):
+            walking[n_outside], places[n_outside] = words[i], i
+            n_outside += 1
+    while n_outside:
+        _feistel(walking, n_outside, keys, rounds, n_bits)
+        n_left = 0
+        for i in range(n_outside):
+            if walking[i] >= uint64(n):
+                walking[n_left], places[n_left] = walking[i], places[i]
+                n_left += 1
+            else:
+                words[places[i]] = walking[i]
+        n_outside = n_left
+
+
+# Compiled: blocks of unequal size in the order of a `Permutation`, by position.
+
+GROUP = 1024  # blocks of which only the rows together are kept
+_GROUP_BITS = 10
+_AT_ONCE = 64  # blocks that are permuted together, by vector instructions
+
+
+@compiled("int64[::1](int64[:,::1], int64[::1], int64, int64, uint64[::1])")
+def group_sizes(
+    files: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    n: int,
+    block_size: int,
+    keys: NDArray[np.uint64],
+) -> NDArray[np.int64]:
+    """Return how many rows each `GROUP` of blocks has, in the order of the epoch.
+
+    Blocks are visited in the order of storage, so that where rows begin is read from one end to
+    the other, and each is asked which group it is in.
+
+    Parameters
+    ----------
+    files, indices, n
+        As of `bound`.
+    block_size
+        Rows of a block, were it not aligned.
+    keys
+        Of the rounds of the permutation of blocks.
+
+    Returns
+    -------
+    int64, shape (n_groups,).
+    """
+    n_blocks = (n + block_size - 1) // block_size
+    sums = np.zeros((n_blocks + GROUP - 1) // GROUP, np.int64)
+    words, sizes = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
+    rounds = np.arange(keys.size - 1, -1, -1)
+    n_waiting, begin = 0, 0
+    for block in range(n_blocks):
+        place = (block + 1) * block_size
+        if begin < place:
+            end = bound(files, indices, n, place)
+            words[n_waiting], sizes[n_waiting] = block, end - begin
+            n_waiting += end > begin
+            begin = end
+        if n_waiting == _AT_ONCE or block == n_blocks - 1:
+            permute(words, n_waiting, keys, rounds, n_blocks)
+            for i in range(n_waiting):
+                sums[words[i] >> uint64(_GROUP_BITS)] += sizes[i]
+            n_waiting = 0
+    return sums
+
+
+@compiled("int64[::1](int64[::1], int64[::1], int64[:,::1], int64[::1], int64, int64, uint64[::1])")
+def rows_at(
+    positions: NDArray[np.int64],
+    group_ends: NDArray[np.int64],
+    files: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    n: int,
+    block_size: int,
+    keys: NDArray[np.uint64],
+) -> NDArray[np.int64]:
+    """Return the rows, or the places among ``indices``, at ascending positions of an epoch.
+
+    Parameters
+    ----------
+    positions
+        Ascending, in [0, n), shape (n_positions,).
+    group_ends
+        Where each group of blocks ends, int64, shape (n_groups,).
+    files, indices, n, block_size, keys
+        As of `group_sizes`.
+
+    Raises
+    ------
+    ValueError
+        There are no such positions.
+    """
+    n_blocks = (n + block_size - 1) // block_size
+    rows = np.empty(positions.size, np.int64)
+    words, rounds = np.empty(_AT_ONCE, np.uint64), np.arange(keys.size)
+    slot, end, k = 0, 0, 0  # the next block, and where it begins
+    while k < positions.size and slot < n_blocks:
+        group = np.searchsorted(group_ends, positions[k], side="right")
+        if slot // GROUP < group:
+            slot, end = group * GROUP, group_ends[group - 1]
+        n_words = min(_AT_ONCE, n_blocks - slot)
+        for i in range(n_words):
+            words[i] = slot + i
+        permute(words, n_words, keys, rounds, n_blocks)
+        slot += n_words
+        for i in range(n_words):
+            place = np.int64(words[i]) * block_size
+            first = bound(files, indices, n, place)
+            if first >= place + block_size:
+                continue
+            start, end = end, end + bound(files, indices, n, place + block_size) - first
+            while k < positions.size and positions[k] < end:
+                rows[k] = first + positions[k] - start
+                k += 1
+    if k < positions.size:
+        raise ValueError("positions are outside of the epoch, or row pointers have changed")
+    return rows
+
+
+# Compiled: the order that sorts words, digit by digit.
+
+_DIGIT_BITS, _N_DIGITS = 8, 8
+_N_VALUES = 1 << _DIGIT_BITS
+
+
+@compiled("int64[:,::1](uint64[:,::1])")
+def radix_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return for each row of words which are next when they ascend; equal ones stay in order.
+
+    The lowest digit is sorted by first. Digits that all words of a row have in common are left out.
+
+    Parameters
+    ----------
+    words
+        Shape (n, size).
+
+    Returns
+    -------
+    int64, shape (n, size).
+    """
+    n_rows, n = words.shape
+    found = np.empty((n_rows, n), np.int64)
+    keys, moved_keys = np.empty(n, np.uint64), np.empty(n, np.uint64)
+    order, moved_order = np.empty(n, np.int64), np.empty(n, np.int64)
+    for row in range(n_rows):
+        counts = np.zeros((_N_DIGITS, _N_VALUES), np.int64)
+        for i in range(n):
+            keys[i], order[i] = words[row, i], i
+            for digit in range(_N_DIGITS):
+                counts[digit, (keys[i] >> uint64(digit * _DIGIT_BITS)) & uint64(_N_VALUES - 1)] += 1
+        for digit in range(_N_DIGITS):
+            shift, first, most = uint64(digit * _DIGIT_BITS), 0, 0
+            for value in range(_N_VALUES):  # from how many there are to where they begin
+                most = max(most, counts[digit, value])
+                counts[digit, value], first = first, first + counts[digit, value]
+            if most == n:
+                continue
+            for i in range(n):
+                value = (keys[i] >> shift) & uint64(_N_VALUES - 1)
+                place = counts[digit, value]
+                moved_keys[place], moved_order[place] = keys[i], order[i]
+                counts[digit, value] += 1
+            keys, moved_keys = moved_keys, keys
+            order, moved_order = moved_order, order
+        for i in range(n):  # assigning a row compiles numba's messages about shapes too
+            found[row, i] = order[i]
+    return found

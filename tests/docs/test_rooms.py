@@ -1,0 +1,71 @@
+"""The map of the code in `docs/explanation/rooms.md` is that of the code."""
+
+import ast
+import itertools
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/explanation/rooms.md").read_text()
+PACKAGES = ["loader/cellfeed", "tuner/cellfeed_tuner"]
+
+
+def rows_of_table(package):
+    """Return the folders and modules of each row, the topmost first."""
+    _, _, table = PAGE.partition(f"| `{package}/` | answers |\n|---|---|\n")
+    rows = itertools.takewhile(bool, table.splitlines())
+    return [re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[1]) for row in rows]
+
+
+def modules_of(package):
+    path = ROOT / package
+    found = {}
+    for each in path.rglob("*.py"):
+        parts = [path.name, *each.relative_to(path).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = each
+    return found
+
+
+def imports_of(modules, *, later):
+    """Return what each module imports: at once, or also ``later``, but not for types alone."""
+    imports = {name: set[str]() for name in modules}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree) if later else tree.body:
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                node.body.clear()
+            if isinstance(node, ast.ImportFrom) and node.module and node.module in modules:
+                among = {f"{node.module}.{each.name}" for each in node.names} & set(modules)
+                imports[name] |= among or {node.module}
+            if isinstance(node, ast.Import):
+                imports[name] |= {each.name for each in node.names} & set(modules)
+        imports[name] -= {name}
+    return imports
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_folder_is_on_the_map_once(package):
+    listed = [name for row in rows_of_table(package) for name in row]
+    assert len(listed) == len(set(listed))
+    path = ROOT / package
+    there = {each.stem for each in path.iterdir() if each.suffix == ".py" or each.is_dir()}
+    assert set(listed) == there - {"__init__", "__pycache__"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_imports_only_what_is_below_it(package):
+    height = {name: -k for k, row in enumerate(rows_of_table(package)) for name in row}
+    for module, imported in imports_of(modules_of(package), later=True).items():
+        importer = module.split(".")[1:2]
+        for each in imported:
+            (name,) = each.split(".")[1:2] or [""]
+            if importer and name and importer != [name]:
+                assert height[name] <= height[importer[0]], f"{module} imports {each}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_what_imports_it(package):
+    TopologicalSorter(imports_of(modules_of(package), later=False)).prepare()  # raises if one does

@@ -1,0 +1,426 @@
+"""Tables that are kept from one opening to the next. The oracle: rows as anndata reads them."""
+
+import errno
+import multiprocessing
+import os
+import pwd
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellfeed import FormatError, PathError, _mapping, open_collection
+from cellfeed._bytes import _tables
+from cellfeed._decode import _hdf5, _zarr
+from cellfeed._storages._anndata._matrix import StoredCsr
+from cellfeed.machine import cache_folder
+
+COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
+OTHER_COUNTS = COUNTS[::-1]
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path, monkeypatch):
+    """An empty folder, in which tables of however few entries are kept."""
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_tables, "_FEWEST_ENTRIES", 2)
+    return tmp_path / "cache" / "tables"
+
+
+def age(path, seconds=1000):
+    """Let files have changed long ago, for what has just changed is not kept."""
+    then = time.time() - seconds
+    for file in [path, *path.rglob("*")]:
+        os.utime(file, (then, then))
+
+
+def write_csr(path, counts=COUNTS):
+    ad.AnnData(sp.csr_matrix(counts)).write_h5ad(path, compression="gzip")
+    with h5py.File(path, "r+") as file:
+        for name in ("X/data", "X/indices"):
+            values = file[name][:]
+            del file[name]
+            file.create_dataset(name, data=values, chunks=(16,), compression="gzip")
+    return path
+
+
+def write_dense(path):
+    ad.AnnData(COUNTS).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        attributes = dict(file["X"].attrs)
+        del file["X"]
+        file.create_dataset("X", data=COUNTS, chunks=(7, 9), compression="gzip")
+        file["X"].attrs.update(attributes)
+    return path
+
+
+def write_zarr(path, shards):
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
+        warnings.simplefilter("ignore")  # what zarr and anndata say when stores are written
+        ad.AnnData(sp.csr_matrix(COUNTS)).write_zarr(path)
+        root = zarr.open_group(path, mode="r+", use_consolidated=False)
+        for name in ("X/data", "X/indices"):
+            stored = root[name]
+            assert isinstance(stored, zarr.Array)
+            values = np.asarray(stored[:])
+            del root[name]
+            root.create_array(name, data=values, chunks=(16,), shards=shards)
+        zarr.consolidate_metadata(path)
+    return path
+
+
+STORAGES = {
+    "csr": write_csr,
+    "dense": write_dense,
+    "zarr": lambda path: write_zarr(path, None),
+    "zarr, sharded": lambda path: write_zarr(path, (160,)),
+}
+
+
+@pytest.fixture(params=STORAGES)
+def stored(request, tmp_path):
+    path = STORAGES[request.param](tmp_path / ("a.zarr" if "zarr" in request.param else "a.h5ad"))
+    age(path)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    written = write_csr(tmp_path / "a.h5ad")
+    age(written)
+    return written
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Names of what was read to make tables, once for each time."""
+    called = list[str]()
+
+    def count(owner, name):
+        function = getattr(owner, name)
+
+        def counted(*arguments):
+            called.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(_hdf5, "list_chunks")
+    count(_zarr, "_read_index")
+    count(StoredCsr, "_read_pointer")
+    return called
+
+
+def read(path):
+    """Open anew, and read all rows, the last one first."""
+    collection = open_collection(path)
+    collection.load_tables()
+    X = collection[np.arange(len(collection))[::-1]].X
+    return np.asarray(X if isinstance(X, np.ndarray) else X.toarray())[::-1]
+
+
+def test_the_second_opening_makes_no_tables(stored, made, tables):
+    assert (read(stored) == COUNTS).all()
+    assert made
+    made.clear()
+    assert (read(stored) == COUNTS).all()
+    assert not made
+    assert {each.suffix for each in tables.iterdir()} == {".tables"}
+
+
+def test_tables_are_read_only(path):
+    for _ in range(2):
+        collection = open_collection(path)
+        collection.load_tables()
+        element = collection._sources[0].elements["X"]
+        assert isinstance(element, StoredCsr)
+        pointer = element._row_pointer
+        assert pointer is not None
+        with pytest.raises(ValueError, match="read-only"):
+            pointer[0] = 1
+
+
+def test_small_tables_are_not_kept(path, monkeypatch, tables):
+    monkeypatch.undo()
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tables.parent))
+    assert (read(path) == COUNTS).all()
+    assert not tables.exists()
+
+
+def write_in_place(path):
+    other = write_csr(path.with_name("other.h5ad"), OTHER_COUNTS)
+    with path.open("r+b") as file:
+        file.truncate(0)
+        file.write(other.read_bytes())
+
+
+def replace(path):
+    write_csr(path.with_name("other.h5ad"), OTHER_COUNTS).replace(path)
+
+
+@pytest.mark.parametrize("change", [write_in_place, replace])
+@pytest.mark.parametrize("time_is", ["as it was", "another one", "now"])
+def test_a_file_that_changed_is_noticed(path, change, time_is, made):
+    read(path)
+    before = path.stat()
+    change(path)
+    size = max(before.st_size, path.stat().st_size)
+    with path.open("r+b") as file:
+        file.truncate(size)  # HDF5 leaves alone what comes after its end
+    if time_is == "as it was":
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif time_is == "another one":
+        age(path, 500)
+    for _ in range(2):
+        made.clear()
+        assert (read(path) == OTHER_COUNTS).all()
+    assert bool(made) == (time_is == "now")
+
+
+def test_a_shard_that_changed_is_noticed(tmp_path, made):
+    path = write_zarr(tmp_path / "a.zarr", (160,))
+    age(path)
+    read(path)
+    shard = path / "X" / "data" / "c" / "1"
+    before = shard.stat()
+    shard.write_bytes(shard.read_bytes())
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    made.clear()
+    assert (read(path) == COUNTS).all()
+    assert set(made) == {"_read_index"}
+
+
+def test_a_copy_has_tables_of_its_own(path, made):
+    read(path)
+    made.clear()
+    copy = path.with_name("copy.h5ad")
+    shutil.copy2(path, copy)
+    assert (read(copy) == COUNTS).all()
+    assert made
+
+
+def test_what_has_just_changed_is_not_kept(path, tables):
+    path.touch()
+    assert (read(path) == COUNTS).all()
+    age(path, -3600)  # a clock that went back
+    assert (read(path) == COUNTS).all()
+    assert not tables.exists()
+
+
+def test_what_changes_while_tables_are_made_is_not_kept(path, tables, monkeypatch):
+    list_chunks = _hdf5.list_chunks
+
+    def change_meanwhile(*arguments):
+        listed = list_chunks(*arguments)
+        with path.open("ab") as file:
+            file.write(b"more")
+        age(path)
+        return listed
+
+    monkeypatch.setattr(_hdf5, "list_chunks", change_meanwhile)
+    with pytest.raises(FormatError, match="was replaced or written to"):
+        read(path)
+    assert not tables.exists()
+
+
+KINDS_OF_DAMAGE = st.one_of(
+    st.tuples(st.just("flip"), st.floats(0, 1, exclude_max=True), st.integers(1, 255)),
+    st.tuples(st.just("flip"), st.floats(0, 0.02), st.integers(1, 255)),  # where it begins
+    st.tuples(st.just("cut"), st.floats(0, 1, exclude_max=True), st.just(0)),
+    st.tuples(st.just("zero"), st.floats(0, 1, exclude_max=True), st.just(0)),
+    st.tuples(st.just("append"), st.just(1.0), st.binary(min_size=1, max_size=70)),
+)
+
+
+def damaged(content, damage):
+    kind, share, how = damage
+    where = int(share * len(content))
+    if kind == "flip":
+        return content[:where] + bytes([content[where] ^ how]) + content[where + 1 :]
+    if kind == "append":
+        return content + how
+    return content[:where] + (bytes(len(content) - where) if kind == "zero" else b"")
+
+
+@pytest.mark.parametrize("storage", ["csr", "zarr, sharded"])
+def test_damaged_tables_are_made_anew(tmp_path, tables, made, storage):
+    path = STORAGES[storage](tmp_path / ("a.zarr" if "zarr" in storage else "a.h5ad"))
+    age(path)
+    read(path)
+    whole = {file: file.read_bytes() for file in sorted(tables.iterdir())}
+    assert len(whole) == 3
+
+    @settings(derandomize=True, database=None)
+    @given(which=st.integers(0, 2), damage=KINDS_OF_DAMAGE)
+    def check(which, damage):
+        file = list(whole)[which]
+        content = damaged(whole[file], damage)
+        file.write_bytes(content)
+        made.clear()
+        assert (read(path) == COUNTS).all()
+        assert bool(made) == (content != whole[file])
+        assert {each: each.read_bytes() for each in sorted(tables.iterdir())} == whole
+
+    check()
+
+
+def test_tables_of_something_else_are_not_used(path, tables, made):
+    read(path)
+    first, second, *_ = sorted(tables.iterdir())
+    shutil.copy(first, second)
+    made.clear()
+    assert (read(path) == COUNTS).all()
+    assert made
+
+
+@pytest.mark.parametrize(("name", "other"), [("_FORMAT", 1000), ("__version__", "1000.0")])
+def test_tables_of_another_version_are_not_used(path, made, monkeypatch, name, other):
+    read(path)
+    made.clear()
+    monkeypatch.setattr(_tables, name, other)
+    assert (read(path) == COUNTS).all()
+    assert made
+
+
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "a file"])
+def test_without_a_folder(path, monkeypatch, tmp_path, folder):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / folder))
+    for _ in range(2):
+        assert (read(path) == COUNTS).all()
+
+
+def test_without_a_home(path, monkeypatch, tmp_path):
+    def unknown(user):
+        raise KeyError(user)
+
+    for name in ("CELLFEED_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    assert (read(path) == COUNTS).all()
+    with pytest.raises(PathError, match=r"name one in CELLFEED_CACHE_DIR$"):
+        cache_folder("tables")
+    assert not Path("~").exists()
+
+
+def test_a_full_disk(path, monkeypatch, tables):
+    def write_a_part(file, key, content):
+        file.write(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_tables, "write", write_a_part)
+    for _ in range(2):
+        assert (read(path) == COUNTS).all()
+    assert not [*tables.iterdir()]
+
+
+def test_tables_that_are_removed_while_they_are_used(path, tables, made):
+    read(path)
+    collection = open_collection(path)
+    collection.load_tables()
+    shutil.rmtree(tables)
+    assert (collection[np.arange(60)].X.toarray() == COUNTS).all()
+    assert (read(path) == COUNTS).all()
+    made.clear()
+    assert (read(path) == COUNTS).all()
+    assert not made
+
+
+def read_at_once(path, barrier, connection):
+    barrier.wait()
+    connection.send(bool((read(path) == COUNTS).all()))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_processes_that_write_at_once(path, tables, made):
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3)
+    receiving, sending = context.Pipe(duplex=False)
+    children = [
+        context.Process(target=read_at_once, args=(path, barrier, sending)) for _ in range(3)
+    ]
+    for child in children:
+        child.start()
+    assert [receiving.recv() for _ in children] == [True] * 3
+    for child in children:
+        child.join()
+    assert {each.suffix for each in tables.iterdir()} == {".tables"}
+    assert (read(path) == COUNTS).all()
+    assert not made
+
+
+@pytest.mark.parametrize("reason", ["server", "descriptors"])
+def test_tables_that_cannot_be_mapped_are_copied(path, monkeypatch, made, reason):
+    read(path)
+    if reason == "server":
+        monkeypatch.setattr(_mapping, "_file_system", lambda folder: "nfs4")
+    else:
+        monkeypatch.setattr(_mapping, "_SHARE_OF_OPEN_FILES", 1 << 62)
+    made.clear()
+    n_mapped = sum(each() is not None for each in _mapping._mapped)
+    collection = open_collection(path)
+    assert (collection[np.arange(60)].X.toarray() == COUNTS).all()
+    assert not made
+    assert sum(each() is not None for each in _mapping._mapped) <= n_mapped
+
+
+class TestTheFolderIsBounded:
+    @pytest.fixture
+    def paths(self, tmp_path):
+        paths = [write_csr(tmp_path / f"{name}.h5ad") for name in "abc"]
+        for path in paths:
+            age(path)
+        return paths
+
+    def test_by_what_was_not_used_for_longest(self, paths, tables, made, monkeypatch):
+        read(paths[0])
+        first = {*tables.iterdir()}
+        n_bytes = sum(file.stat().st_size for file in first)
+        monkeypatch.setattr(_tables, "_MOST_BYTES", int(2.5 * n_bytes))
+        read(paths[1])
+        left_over = tables / "killed.unfinished"
+        left_over.write_bytes(b"a part")
+        for file in tables.iterdir():
+            age(file, 3 * 24 * 3600 if file in first else 2 * 24 * 3600)
+        age(left_over, 10 * 24 * 3600)
+        read(paths[0])  # is used again
+        read(paths[2])
+        assert not left_over.exists()
+        assert sum(file.stat().st_size for file in tables.iterdir()) <= 2.5 * n_bytes
+        for path, is_kept in ((paths[0], True), (paths[2], True), (paths[1], False)):
+            made.clear()
+            assert (read(path) == COUNTS).all()
+            assert bool(made) != is_kept
+
+    def test_and_what_is_in_use_stays(self, paths, tables, made, monkeypatch):
+        read(paths[0])
+        files = {*tables.iterdir()}
+        n_bytes = sum(file.stat().st_size for file in files)
+        monkeypatch.setattr(_tables, "_MOST_BYTES", n_bytes)
+        for path in paths:
+            assert (read(path) == COUNTS).all()
+        assert {*tables.iterdir()} == files
+        made.clear()
+        read(paths[0])
+        assert not made
+
+
+def test_the_folder_is_the_users_unless_another_is_given(monkeypatch):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", "/given")
+    assert cache_folder("tables") == Path("/given/tables")
+    monkeypatch.delenv("CELLFEED_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder("tables") == Path("/xdg/cellfeed/tables")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache_folder("tables") == Path("/home/somebody/.cache/cellfeed/tables")

@@ -1,0 +1,225 @@
+"""Minibatches from worker processes are those of threads, whatever becomes of the processes."""
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from cellfeed import BlockShuffling, CellDataset, Cells, InterleavedDatasets, open_collection
+from cellfeed._dataset import _workers
+from cellfeed._dataset._epochs import wait_for_dropped
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+WAYS: dict[str, dict[str, Any]] = {
+    "sparse": {},
+    "dense": {"dense": True},
+    "float16": {"dense": True, "dtype": "float16"},
+    "NumPy": {"as_torch": False},
+    "dense, NumPy": {"as_torch": False, "dense": True},
+}
+
+
+@pytest.fixture(scope="module")
+def file(write_h5ad):
+    matrix = sp.random(600, 900, density=0.2, format="csr", dtype=np.float32, random_state=0)
+    return write_h5ad(matrix, {"number": np.arange(600.0)})
+
+
+def dataset_of(file, **options):
+    collection = open_collection(file, obs=["number"])
+    return CellDataset(collection, BlockShuffling(block_size=4), 32, 4, seed=0, **options)
+
+
+def arrays(minibatch):
+    """Return all that a minibatch consists of, in NumPy, and copied."""
+    X = minibatch.X
+    if isinstance(minibatch, Cells):
+        X = X.toarray() if isinstance(X, sp.csr_array) else X
+    else:
+        assert X.is_contiguous() if X.layout == torch.strided else X.layout == torch.sparse_csr
+        X = X.to_dense().numpy()
+    parts = X, minibatch.obs["number"], minibatch.rows
+    return [np.asarray(each).copy() for each in parts]
+
+
+def by_first_row(minibatches):
+    return {int(each[2][0]): each for each in map(arrays, minibatches)}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, own in found.items():
+        for one, other in zip(own, expected[key], strict=True):
+            assert one.dtype == other.dtype
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("way", "context"),
+    [*((way, "fork") for way in WAYS), ("dense", "forkserver"), ("sparse", "spawn")],
+)
+def test_they_deliver_what_threads_do(file, way, context):
+    options = WAYS[way]
+    expected = by_first_row(dataset_of(file, **options))
+    n = 1 if context == "spawn" else 2  # each of which imports for itself
+    loader = dataset_of(file, **options).loader(n, multiprocessing_context=context)
+    assert_same(by_first_row(loader), expected)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_epoch_and_in_a_plain_data_loader(file, persistent):
+    own, other, plain = (dataset_of(file) for _ in range(3))
+    loader = own.loader(2, persistent_workers=persistent)
+    plain = DataLoader(plain, None, num_workers=2, persistent_workers=persistent)
+    for _ in range(3):
+        expected = by_first_row(other)
+        assert_same(by_first_row(loader), expected)
+        assert_same(by_first_row(plain), expected)
+
+
+def test_several_datasets(file):
+    def mixed():
+        return InterleavedDatasets([dataset_of(file), dataset_of(file, dense=True)])
+
+    expected = sorted(int(arrays(each)[2].sum()) for each in mixed())
+    assert sorted(int(arrays(each)[2].sum()) for each in mixed().loader(2)) == expected
+
+
+def test_what_is_kept_does_not_change(file):
+    expected = by_first_row(dataset_of(file))
+    loader = dataset_of(file).loader(2)
+    kept = list(loader)
+    del loader
+    assert_same(by_first_row(kept), expected)
+
+
+def test_who_breaks_off_begins_anew(file):
+    loader, other = dataset_of(file).loader(2, persistent_workers=True), dataset_of(file)
+    kept = [next(iter(loader)) for _ in range(3)]
+    other.set_epoch(3)
+    assert_same(by_first_row(loader), by_first_row(other))
+    assert len({int(arrays(each)[2].sum()) for each in kept}) == 3
+
+
+def test_who_changes_them_changes_no_other(file):
+    """Memory comes back with what the consumer wrote into it."""
+    expected, found = by_first_row(dataset_of(file)), []
+    for minibatch in dataset_of(file).loader(2, prefetch_factor=1):
+        found.append(arrays(minibatch))
+        minibatch.X.values().fill_(-1)
+        minibatch.X.col_indices().fill_(0)
+    assert_same({int(each[2][0]): each for each in found}, expected)
+
+
+class WithTheOneBefore:
+    """A function that keeps a minibatch after it has returned it."""
+
+    def __init__(self):
+        self.kept = deque[Any](maxlen=3)
+
+    def __call__(self, minibatch):
+        before = [float(each.X.values().sum()) for each in self.kept]
+        self.kept.append(minibatch)
+        return minibatch, before
+
+
+@pytest.mark.parametrize("by", ["batch_transform", "collate_fn"])
+def test_what_a_function_keeps_is_not_lent(file, by):
+    def sums(loader, *, are_changed):
+        found = []
+        for minibatch, before in loader:
+            if are_changed:
+                minibatch.X.values().fill_(-1)
+            found += before
+        return sorted(found)
+
+    options = {"batch_transform": WithTheOneBefore()} if by == "batch_transform" else {}
+    expected = sums(dataset_of(file, batch_transform=WithTheOneBefore()), are_changed=False)
+    loader = dataset_of(file, **options).loader(
+        1, **({} if options else {"collate_fn": WithTheOneBefore()})
+    )
+    assert sums(loader, are_changed=True) == pytest.approx(expected)
+
+
+class NumberOfSegments:
+    """Tells how much shared memory its worker has taken, by the end."""
+
+    def __call__(self, minibatch):
+        departures = _workers.departures()
+        assert departures is not None
+        return minibatch, departures.pool.n_segments, departures.worker
+
+
+def test_memory_does_not_grow_with_the_minibatches(file):
+    taken = {}
+    loader = dataset_of(file, batch_transform=NumberOfSegments()).loader(2, persistent_workers=True)
+    for epoch in range(6):
+        for minibatch, n_segments, worker in loader:
+            taken[worker, epoch] = n_segments
+            del minibatch
+    assert all(taken[worker, 5] == taken[worker, 1] for worker in range(2))
+
+
+def lent_here():
+    """Return how often this process has memory mapped that workers lent."""
+    wait_for_dropped()  # which a thread closes
+    gc.collect()
+    return len(re.findall("memfd:cellfeed", Path("/proc/self/maps").read_text()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="of Linux alone")
+class TestProcessesThatEnd:
+    def test_nothing_is_left(self, file):
+        before = lent_here()
+        for _minibatch in dataset_of(file).loader(2):
+            assert lent_here() > before
+        del _minibatch
+        assert lent_here() == before
+
+    def test_what_was_delivered_stays(self, file):
+        before = lent_here()
+        loader = dataset_of(file).loader(2, persistent_workers=True)
+        kept = next(iter(loader))
+        expected = arrays(kept)
+        del loader
+        assert_same({0: arrays(kept)}, {0: expected})
+        del kept
+        assert lent_here() == before
+
+    def test_a_worker_that_is_killed(self, file):
+        before = lent_here()
+        iterator = iter(dataset_of(file, batch_transform=Killed()).loader(2))
+        ours = {os.getpid(), *(each.pid for each in multiprocessing.active_children())}
+        with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+            list(iterator)
+        del iterator
+        assert lent_here() == before
+        # Others may have files there; torch names its own by process.
+        files = Path("/dev/shm").iterdir()
+        assert not [each for each in files if any(f"_{pid}_" in each.name for pid in ours)]
+
+
+class Killed:
+    """Ends the first worker at its third minibatch."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, minibatch):
+        self.n += 1
+        worker = get_worker_info()
+        if self.n == 3 and worker is not None and worker.id == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return minibatch

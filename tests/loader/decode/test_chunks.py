@@ -1,0 +1,440 @@
+"""Plans, reads and kernels of chunks, each against NumPy or the library that it stands in for."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import FormatError
+from cellfeed._bytes import ByteStore, Location
+from cellfeed._bytes._buffers import destination
+from cellfeed._decode import (
+    ChunkedArray,
+    ChunkReads,
+    ChunkTable,
+    ContiguousChunks,
+    Decoder,
+    can_cast,
+)
+from cellfeed._decode import _kernels as kernels
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels import cast_address, plan_flat, plan_grid
+from cellfeed._decode._kernels._codecs import STORED
+from cellfeed._rows import csr_groups
+from cellfeed.testing import GuardedPool
+
+NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
+
+# Starts and counts of ranges that ascend, some of them empty, some next to each other.
+ascending_ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20).map(
+    lambda pairs: (
+        np.cumsum([0, *(gap + n for gap, n in pairs)])[:-1] + [gap for gap, _ in pairs],
+        np.array([n for _, n in pairs], np.int64),
+    )
+)
+
+
+class FileOf(ByteStore):
+    """A file with some content, as an array's files."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        self._path = path
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self):
+        os.close(self.descriptor)
+
+    def handles(self, files):
+        return np.full(len(files), self.descriptor, np.int64), self
+
+    def location_of(self, file):
+        return Location.of(self._path)
+
+    def sizes(self, files):
+        return np.full(len(files), self._path.stat().st_size, np.int64)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a function that makes an array of chunks in a file, which are stored as they are."""
+
+    def make(values, chunk, offsets, *, name="x"):
+        n_chunks = -(-len(values) // chunk)
+        content = bytearray(max(offsets) + chunk * values.itemsize)
+        for k, offset in enumerate(offsets):
+            if offset >= 0:
+                part = values[k * chunk : (k + 1) * chunk].tobytes()
+                content[offset : offset + len(part)] = part
+        sizes = np.full(n_chunks, chunk * values.itemsize, np.int64)
+        return ChunkedArray(
+            name=name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(chunk,),
+            codec=STORED,
+            shuffled=False,
+            locations=ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8)),
+            files=FileOf(tmp_path / f"{name}.bin", bytes(content)),
+            lost_is_zero=True,
+        )
+
+    return make
+
+
+def read(array, ranges, dtype=None, n_threads=1, index_limit=-1):
+    """Read ranges ``[start, stop)`` into guarded memory; return the elements and what was done."""
+    dtype = np.dtype(dtype or array.dtype)
+    starts = np.array([start for start, _ in ranges], np.int64)
+    counts = np.array([stop - start for start, stop in ranges], np.int64)
+    places = (np.cumsum(counts) - counts) * dtype.itemsize
+    pool = GuardedPool()
+    buffer = pool.acquire(int(counts.sum()) * dtype.itemsize)
+    reads = array.reads_of_ranges(starts, counts, places, dtype, index_limit=index_limit)
+    done = run(reads, [buffer], n_threads)
+    pool.check()
+    return buffer.array(dtype, int(counts.sum())).copy(), done
+
+
+def run(reads, buffers, n_threads=1):
+    bases = np.array([buffer.address for buffer in buffers], np.int64)
+    with ThreadPoolExecutor(n_threads) as threads:
+        return reads.run(bases, Decoder(threads if n_threads > 1 else None, n_threads))
+
+
+class TestPlanOfRanges:
+    @given(
+        ascending_ranges,
+        st.integers(1, 12),
+        st.sampled_from([0, 2**31 - 3, 2**33 + 5, 2**52]),
+    )
+    def test_covers_every_element_once(self, ranges, chunk, first):
+        starts, counts = first + ranges[0].astype(np.int64), ranges[1]
+        places = 1000 + np.arange(len(counts)) * 10_000
+        chunks, firsts, segments, joins = plan_flat(starts, counts, places, chunk, 4)
+        assert (np.diff(chunks) > 0).all()
+        found: dict[Any, Any] = {}
+        for k, number in enumerate(chunks.tolist()):
+            stop = firsts[k + 1] if k + 1 < len(chunks) else len(segments)
+            assert firsts[k] < stop
+            for begin, n, address, within in segments[firsts[k] : stop].tolist():
+                assert 0 <= begin < begin + n <= chunk
+                assert within == (address - 1000) % 10_000 // 4
+                found |= {address + 4 * i: number * chunk + begin + i for i in range(n)}
+        expected = {
+            place + 4 * i: start + i
+            for start, n, place in zip(
+                starts.tolist(), counts.tolist(), places.tolist(), strict=True
+            )
+            for i in range(n)
+        }
+        assert found == expected
+        assert joins.tolist() == [
+            address
+            for address, element in expected.items()
+            if element % chunk == 0 and address not in set(places.tolist())
+        ]
+
+    def test_of_nothing(self):
+        nothing = np.empty(0, np.int64)
+        chunks, firsts, segments, joins = plan_flat(nothing, nothing, nothing, 5, 4)
+        assert [len(part) for part in (chunks, firsts, segments, joins)] == [0, 0, 0, 0]
+
+
+class TestPlanOfRows:
+    @given(
+        st.sets(st.integers(0, 30)),
+        st.integers(0, 9),
+        st.integers(1, 12),
+        st.integers(1, 12),
+        st.sampled_from([0, 2**40]),
+    )
+    def test_covers_every_element_once(self, rows, n_columns, down, across, first):
+        numbers = np.array(sorted(rows), np.int64) + first
+        places = 1000 + np.arange(len(rows)) * 10_000
+        chunks, firsts, segments = plan_grid(numbers, places, n_columns, down, across, 8)
+        grid = max(1, -(-n_columns // across))
+        assert (np.diff(chunks) > 0).all()
+        found: dict[Any, Any] = {}
+        for k, number in enumerate(chunks.tolist()):
+            stop = firsts[k + 1] if k + 1 < len(chunks) else len(segments)
+            corner = number // grid * down, number % grid * across
+            for begin, n, address, within in segments[firsts[k] : stop].tolist():
+                row, column = corner[0] + begin // across, corner[1] + begin % across
+                assert within == column
+                assert column + n <= n_columns
+                found |= {address + 8 * i: (row, column + i) for i in range(n)}
+        expected = {
+            place + 8 * column: (row, column)
+            for row, place in zip(numbers.tolist(), places.tolist(), strict=True)
+            for column in range(n_columns)
+        }
+        assert found == expected
+
+
+class TestGroups:
+    """No memory is taken for these."""
+
+    @pytest.mark.parametrize(("n", "dtype"), [(2**31 - 1, np.int32), (2**31, np.int64)])
+    def test_of_more_elements_than_int32_counts(self, n, dtype):
+        lengths, order = np.array([n - 5, 5], np.int64), np.array([1, 0])
+        groups, target, _ = csr_groups(
+            lengths, order, np.array([0, 2]), n_vars=10, dtype=np.dtype(np.float32)
+        )
+        assert groups[0].indptr.dtype == target.index_dtype == dtype
+        assert groups[0].indptr.tolist() == [0, 5, n]
+        itemsize = np.dtype(dtype).itemsize
+        assert target.index_destinations.tolist() == [5 * itemsize, 0]
+        assert groups[0].data_start >= n * itemsize
+        assert groups[0].n_bytes == groups[0].data_start + 4 * n
+
+
+class TestReads:
+    def test_take_neighbours_at_once(self, stored):
+        values = np.arange(40, dtype=np.int64)
+        array = stored(values, 10, [0, 80, 160, 240])
+        elements, done = read(array, [(0, 40)])
+        assert np.array_equal(elements, values)
+        assert (done.n_bytes, done.n_chunks) == (320, 4)
+
+    @pytest.mark.parametrize(("gap", "in_vain"), [(1 << 14, 1 << 14), ((1 << 14) + 1, 0)])
+    def test_span_small_gaps(self, stored, gap, in_vain):
+        values = np.arange(20, dtype=np.int64)
+        elements, done = read(stored(values, 10, [0, 80 + gap]), [(0, 20)])
+        assert np.array_equal(elements, values)
+        assert done.n_bytes == 160 + in_vain
+
+    def test_cut_what_is_stored_as_it_is(self, stored):
+        values = np.arange(40, dtype=np.int64)
+        array = stored(values, 10, [400, 0, 200, 100])
+        elements, done = read(array, [(3, 5), (8, 9), (25, 31)])
+        assert elements.tolist() == [3, 4, 8, 25, 26, 27, 28, 29, 30]
+        assert done.n_bytes == (9 - 3 + 5 + 1) * 8
+
+    def test_go_back_and_forth_in_the_file(self, stored):
+        values = np.arange(1000, dtype=np.int32)
+        offsets = np.random.default_rng(0).permutation(200) * 20
+        elements, done = read(stored(values, 5, offsets.tolist()), [(1, 999)], n_threads=3)
+        assert np.array_equal(elements, values[1:999])
+        assert done.n_chunks == 200
+
+    def test_of_more_than_one_read_holds(self, stored):
+        values = np.arange(900_000, dtype=np.float64)
+        offsets = [k * 800_000 for k in range(9)]
+        elements, done = read(stored(values, 100_000, offsets), [(5, 850_000)], n_threads=2)
+        assert np.array_equal(elements, values[5:850_000])
+        assert done.n_bytes == (850_000 - 5) * 8
+
+    def test_of_chunks_that_are_larger_than_a_read(self, stored):
+        values = np.random.default_rng(0).random(400_000)
+        elements, _ = read(stored(values, 200_000, [64, 1_600_064]), [(0, 400_000)], "f4")
+        assert np.array_equal(elements, values.astype("f4"))
+
+    def test_give_zeros_where_there_is_no_chunk(self, stored):
+        values = np.arange(1, 31, dtype=np.int16)
+        elements, done = read(stored(values, 10, [0, -1, 20]), [(5, 25)], "f8")
+        assert elements.tolist() == [*range(6, 11), *[0] * 10, *range(21, 26)]
+        assert done.n_bytes == 20
+
+    def test_of_nothing(self, stored):
+        array = stored(np.arange(5, dtype=np.int8), 5, [0])
+        assert read(array, [])[1].n_chunks == 0
+        assert read(array, [(2, 2)])[1].n_chunks == 0
+        for reads in (ChunkReads.none(), ChunkReads.concatenate([])):
+            for n_threads in (1, 3):
+                done = run(reads, [], n_threads)
+                assert (done.n_bytes, done.n_chunks, done.ascending) == (0, 0, True)
+
+    def test_of_one_piece(self, tmp_path):
+        values = np.random.default_rng(0).random(100_000)
+        array = ChunkedArray(
+            name="x",
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(1 << 14,),
+            codec=STORED,
+            shuffled=False,
+            locations=ContiguousChunks(7, values.nbytes, 8 << 14),
+            files=FileOf(tmp_path / "piece", bytes(7) + values.tobytes()),
+            lost_is_zero=True,
+        )
+        elements, done = read(array, [(0, 1), (99_000, 100_000)])
+        assert np.array_equal(elements, values[[0, *range(99_000, 100_000)]])
+        assert done.n_bytes == 8008
+
+    def test_of_several_arrays_together(self, stored):
+        arrays = [
+            stored(np.arange(n, dtype=dtype), 7, [k * 7 * 8 for k in range(-(-n // 7))], name=dtype)
+            for n, dtype in ((50, "i8"), (20, "f8"), (33, "u8"))
+        ]
+        pool, parts, buffers = GuardedPool(), [], []
+        for k, array in enumerate(arrays):
+            n = array.shape[0]
+            buffers.append(pool.acquire(n * 4))
+            places = destination(np.array([k]), np.zeros(1, np.int64))
+            every = np.zeros(1, np.int64), np.array([n], np.int64)
+            parts.append(array.reads_of_ranges(*every, places, np.dtype(np.float32)))
+        done = run(ChunkReads.concatenate(parts), buffers, n_threads=2)
+        pool.check()
+        assert done.n_chunks == 8 + 3 + 5
+        for array, buffer in zip(arrays, buffers, strict=True):
+            n = array.shape[0]
+            assert buffer.array(np.dtype(np.float32), n).tolist() == list(range(n))
+
+    @pytest.mark.parametrize("n_threads", [1, 3])
+    def test_of_a_file_that_ends_too_early(self, stored, tmp_path, n_threads):
+        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240], name="y")
+        with (tmp_path / "y.bin").open("r+b") as file:
+            file.truncate(300)
+        expected = (
+            r"y\.bin: `y`, elements 30 to 40 \(bytes 240 to 320\): are beyond the end of the file"
+        )
+        with pytest.raises(FormatError, match=expected):
+            read(array, [(0, 40)], n_threads=n_threads)
+        assert read(array, [(0, 30)])[0].tolist() == list(range(30))
+
+    def test_of_a_disk_that_fails(self, stored, tmp_path):
+        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240])
+        with (tmp_path / "other").open("wb") as unreadable:
+            # `pread` fails with EBADF, as it would with EIO.
+            os.dup2(unreadable.fileno(), array.files.descriptor)
+            with pytest.raises(FormatError, match=r"elements 0 to 10 .*: cannot be read; check th"):
+                read(array, [(0, 40)])
+
+    def test_are_over_when_an_error_comes_out(self, stored, monkeypatch):
+        """Otherwise threads would write into memory that is let go."""
+        array = stored(np.arange(40, dtype=np.int64), 1, range(0, 320, 8))  # more than one task
+        reads = array.reads_of_ranges(
+            np.zeros(1, np.int64), np.array([40], np.int64), np.zeros(1, np.int64), array.dtype
+        )
+        started, at_work = threading.Event(), threading.Event()
+
+        def decode(*_):
+            if not started.is_set():
+                started.set()
+                at_work.set()
+                time.sleep(0.2)
+                at_work.clear()
+                return 0
+            raise MemoryError
+
+        monkeypatch.setattr("cellfeed._decode._kernels.decode", decode)
+        with ThreadPoolExecutor(2) as threads, pytest.raises(MemoryError):
+            reads.run(np.zeros(1, np.int64), Decoder(threads, 2))
+        assert started.is_set()
+        assert not at_work.is_set()
+
+
+class TestIndices:
+    @pytest.mark.parametrize("out", ["i4", "i8"])
+    @pytest.mark.parametrize("dtype", ["u1", "u4", "u8", "i4", "i8"])
+    def test_outside_of_the_matrix(self, stored, dtype, out):
+        values = np.array([0, 5, 9, 2, 3, 4], dtype)
+        array = stored(values, 2, [0, 16, 32])
+        assert read(array, [(0, 6)], out, index_limit=10)[0].tolist() == values.tolist()
+        limits = np.iinfo(dtype)
+        expected = "elements 4 to 6 .*: have a column index outside of the matrix"
+        for bad in (10, -1, 2**31 + 5, 2**32 + 5, 2**63 + 5):
+            if limits.min <= bad <= limits.max:
+                damaged = values.copy()
+                damaged[4] = bad
+                array = stored(damaged, 2, [0, 16, 32], name=f"with {bad}")
+                with pytest.raises(FormatError, match=expected):
+                    read(array, [(0, 6)], out, index_limit=10)
+
+    @given(
+        st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8),
+        st.integers(1, 7),
+        st.sampled_from(["i4", "i8"]),
+    )
+    def test_that_ascend_in_every_row_or_not(self, new_folder, rows, chunk, out):
+        values = np.array([column for row in rows for column in row], np.int32)
+        bounds = np.cumsum([0, *map(len, rows)])
+        array = ChunkedArray(
+            name="indices",
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(chunk,),
+            codec=STORED,
+            shuffled=False,
+            locations=ContiguousChunks(0, values.nbytes, chunk * 4),
+            files=FileOf(new_folder() / "indices", values.tobytes()),
+            lost_is_zero=True,
+        )
+        ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+        elements, done = read(array, ranges, out, index_limit=6)
+        assert elements.tolist() == values.tolist()
+        assert done.ascending == all((np.diff(row) > 0).all() for row in rows)
+
+
+class TestCasts:
+    @pytest.mark.parametrize("source", NUMBERS)
+    @pytest.mark.parametrize("target", NUMBERS)
+    def test_are_those_of_numpy(self, stored, source, target):
+        values = numbers_of(np.dtype(source), np.dtype(target))
+        array = stored(values, len(values), [3])  # at no multiple of their size
+        assert can_cast(array.dtype, np.dtype(target))
+        with np.errstate(all="ignore"):
+            expected = values.astype(target)
+        np.testing.assert_array_equal(read(array, [(0, len(values))], target)[0], expected)
+
+    @pytest.mark.parametrize("dtype", [">f4", "g", "c8", "S3"])
+    def test_that_are_left_to_numpy(self, dtype):
+        assert not can_cast(np.dtype(dtype), np.dtype("f4"))
+        assert not can_cast(np.dtype("f4"), np.dtype(dtype))
+        assert can_cast(np.dtype(dtype), np.dtype(dtype))
+        assert cast_address(np.dtype(dtype), np.dtype(dtype)) == 0
+
+
+def numbers_of(source, target):
+    """Return values of all kinds, but for those whose cast is undefined."""
+    rng = np.random.default_rng(0)
+    if source == np.bool_:
+        return np.array([False, True] * 20)
+    if source.kind in "iu":
+        limits = np.iinfo(source)
+        odd = [0, 1, limits.min, limits.max, limits.max - 1, limits.max // 2, limits.min // 2 + 1]
+        drawn = rng.integers(limits.min, limits.max, 200, source, endpoint=True)
+        return np.concatenate([np.array(odd, source), drawn])
+    whole = [0, -0.0, 1, 1.5, 127, 127.9, 32767]
+    if target.kind in "fb":
+        real = np.finfo(source)
+        whole += [-1, real.max, real.min, real.tiny, np.inf, -np.inf, np.nan, 1e-40]
+    elif target.itemsize < 8 and target != np.int32:
+        whole += [-1, -1.5, 128, 255, 256, 300, 65535, 65536, 2.0**31 - 128, -(2.0**31)]
+    return np.array(whole * 5, source)
+
+
+class TestPlace:
+    @given(
+        lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
+        gaps=st.lists(st.integers(0, 40), min_size=6, max_size=6),
+        value=st.sampled_from(["u1", "f4", "i8"]),
+        streamed=st.booleans(),
+    )
+    def test_copies_what_it_should_and_nothing_beside_it(self, lengths, gaps, value, streamed):
+        dtype = np.dtype(value)
+        values = np.random.default_rng(0).integers(1, 100, sum(lengths)).astype(dtype)
+        counts = np.array(lengths, np.int64)
+        starts = np.cumsum(counts) - counts
+        targets = starts + np.cumsum(gaps[: counts.size])
+        room = np.zeros(int(counts.sum()) + sum(gaps) + 40, dtype)
+        expected = room.copy()
+        for start, count, target in zip(starts, counts, targets, strict=True):
+            expected[target : target + count] = values[start : start + count]
+        addresses = room.ctypes.data + targets * dtype.itemsize
+        array = np.zeros(fields.N_ARRAY_COLUMNS, np.int64)
+        array[[fields.ITEMSIZE, fields.OUT_ITEMSIZE]] = dtype.itemsize
+        array[fields.STREAMED], array[fields.INDEX_LIMIT] = streamed, -1
+        report = np.zeros(fields.N_REPORTS, np.int64)
+        segments = np.stack([starts, counts, addresses, np.zeros_like(starts)], axis=1)
+        kernels.place(values.ctypes.data, segments, array, report, 0)
+        assert report[fields.FAILURE] == 0
+        assert np.array_equal(room, expected)

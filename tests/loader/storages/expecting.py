@@ -1,0 +1,115 @@
+"""A source in memory, at a URL, whose store is told what to expect, and keeps record of it."""
+
+import threading
+import weakref
+import zlib
+
+import numpy as np
+import scipy.sparse as sp
+from tests.loader.storages.arriving import Arriving
+
+from cellfeed import Collection
+from cellfeed.sources import (
+    ByteStore,
+    ChunkedArray,
+    ChunkedCsr,
+    ChunkTable,
+    Location,
+    chunk_codec,
+)
+
+
+class Coming:
+    """What a store returns; it counts as long as it lives."""
+
+    def __init__(self, n_bytes):
+        self.n_bytes = n_bytes
+
+
+class ExpectingStore(ByteStore):
+    """One object, of which ranges are read.
+
+    Attributes
+    ----------
+    expected, read
+        The ranges of each call.
+    alive
+        How many expectations lived after each call, and their bytes.
+    """
+
+    def __init__(self, url, content):
+        self.location, self.content = Location(url), content
+        self.expected, self.read, self.alive = [], [], []
+        self.fails_at = self.fails_to_expect_at = None  # the number of a call
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self._coming = []
+
+    def __reduce__(self):
+        return ExpectingStore, (str(self.location), self.content)
+
+    def location_of(self, file):
+        return self.location
+
+    def sizes(self, files):
+        return np.full(len(files), len(self.content), np.int64)
+
+    @property
+    def coming(self):
+        """The expectations that live."""
+        return [each for each in (ref() for ref in self._coming) if each is not None]
+
+    def expect(self, files, offsets, sizes):
+        if len(self.expected) == self.fails_to_expect_at:
+            raise OSError("expecting failed")
+        coming = Coming(int(sizes.sum()))
+        self._coming.append(weakref.ref(coming))
+        self.expected.append([*zip(offsets.tolist(), sizes.tolist(), strict=True)])
+        self.alive.append((len(self.coming), sum(each.n_bytes for each in self.coming)))
+        return coming
+
+    def read_ranges(self, files, offsets, sizes):
+        assert self.may_read.wait(600)
+        if len(self.read) == self.fails_at:
+            raise OSError("reading failed")
+        self.read.append([*zip(offsets.tolist(), sizes.tolist(), strict=True)])
+        return [self.content[first : first + size] for first, size in self.read[-1]]
+
+
+class Csr(ChunkedCsr):
+    def var_names(self):
+        return np.array([f"gene{k}" for k in range(self.shape[1])], object)
+
+
+def expecting(matrix, url="s3://bucket/cells", chunk_length=16):
+    """Return a collection of a CSR matrix whose arrays lie one behind the other, and its store."""
+    pieces, tables, at = [], [], 0
+    for values in (matrix.indices, matrix.data):
+        padded = np.pad(values, (0, -values.size % chunk_length))
+        compressed = [zlib.compress(part.tobytes()) for part in padded.reshape(-1, chunk_length)]
+        sizes = np.array([len(each) for each in compressed], np.int64)
+        offsets = at + np.cumsum(sizes) - sizes
+        tables.append(ChunkTable(offsets, sizes, np.zeros(len(sizes), np.uint8)))
+        pieces += compressed
+        at += int(sizes.sum())
+    store = ExpectingStore(url, b"".join(pieces))
+    indices, data = (
+        ChunkedArray(
+            name=name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunk_shape=(chunk_length,),
+            codec=chunk_codec("zlib"),
+            locations=table,
+            files=store,
+        )
+        for name, values, table in zip(
+            ("indices", "data"), (matrix.indices, matrix.data), tables, strict=True
+        )
+    )
+    element = Csr(matrix.indptr.astype(np.int64), indices, data, matrix.shape[1])
+    return Collection([Arriving(Location(url), {"X": element})]), store
+
+
+def matrix_of(n_rows=96, n_columns=30):
+    return sp.random(n_rows, n_columns, density=0.3, format="csr", dtype=np.float32, random_state=0)

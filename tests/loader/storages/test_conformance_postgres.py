@@ -1,0 +1,60 @@
+"""Collections in PostgreSQL pass the suite."""
+
+import itertools
+import warnings
+from dataclasses import replace
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from cellfeed import PostgresSource, load_database
+from cellfeed._storages import select_elements
+from cellfeed.testing import SourceConformance
+
+
+class TestPostgres(SourceConformance):
+    dtypes = ("<f2", "<f4", "<f8", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "|b1")
+    elements = ("X", "layers/counts", "raw/X")
+    max_examples = 6
+
+    def cases(self, **options):
+        def storable(case):  # a value that is there twice is added up when it is loaded
+            columns = "in any order" if case.columns == "some twice" else case.columns
+            return replace(case, columns=columns)
+
+        return super().cases(**options).map(storable)
+
+    @pytest.fixture
+    def write(self, tmp_path, postgres_server):
+        numbers = itertools.count()
+
+        def write(case):
+            number = next(numbers)
+            matrix = case.dense
+            if case.layout == "csr":
+                parts = (case.data, case.indices, case.indptr.astype(np.int64))
+                matrix = sp.csr_matrix(parts, shape=(case.n_rows, case.n_vars))
+            adata = ad.AnnData(obs=case.obs, var=case.var)
+            if case.element == "X":
+                adata.X = matrix
+            elif case.element == "raw/X":
+                adata.raw = ad.AnnData(matrix, obs=case.obs, var=case.var)
+            else:
+                adata.layers["counts"] = matrix
+            path, name = tmp_path / f"{number}.h5ad", f"{tmp_path.name} {number}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of AnnData's own
+                adata.write_h5ad(path)
+            done = load_database(
+                path,
+                postgres_server.url,
+                name,
+                elements=[case.element],
+                database_options=postgres_server.options,
+            )
+            source = PostgresSource(done.url, storage_options=postgres_server.options)
+            return select_elements(source, [case.element])
+
+        return write

@@ -1,0 +1,165 @@
+"""Rows of any length pass the suite: those that arrive, and those in chunks and in shards."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from tests.loader.storages.arriving import Arriving
+from tests.loader.storages.test_chunked_sources import chunked
+
+from cellfeed import TokenStream, TokenStreamWriter
+from cellfeed._storages import select_elements
+from cellfeed.sources import ChunkedRagged, Location, RaggedRows, StoredElement, expand
+from cellfeed.testing import SourceConformance
+
+
+class Ragged(StoredElement):
+    """Rows in memory, whose lengths are told before they are read, or not."""
+
+    layout = "ragged"
+    var = None
+
+    def __init__(self, rows, tells_lengths):
+        self._rows, self._tells_lengths = rows, tells_lengths
+        self.shape, self.dtype = rows.shape, rows.dtype
+
+    def row_lengths(self, runs):
+        return self._rows.lengths[expand(runs)] if self._tells_lengths else None
+
+    def read_rows(self, runs):
+        return self._rows[expand(runs)]
+
+
+def rows_of(case):
+    return RaggedRows(case.indptr.astype(np.int64), case.data)
+
+
+class TestInMemory(SourceConformance):
+    layouts = ("ragged",)
+    dtypes = ("<f4", "<f2", "|b1", "|u1", "<u2", "<i8")
+    max_examples = 8
+
+    @pytest.fixture(params=[True, False], ids=["known", "arriving"])
+    def write(self, request):
+        numbers = itertools.count()
+
+        def write(case):
+            element = Ragged(rows_of(case), request.param)
+            return Arriving(
+                Location(f"memory://{next(numbers)}"), {case.element: element}, case.obs
+            )
+
+        return write
+
+
+class TestInChunks(SourceConformance):
+    layouts = ("ragged",)
+    max_examples = 8
+
+    def is_decoded_here(self, case):
+        return True
+
+    @pytest.fixture
+    def write(self):
+        numbers = itertools.count()
+
+        def write(case):
+            url, rows = f"bucket://cases/{next(numbers)}", rows_of(case)
+            element = ChunkedRagged(rows.offsets, chunked(url, rows.values, (13,)))
+            return Arriving(Location(url), {case.element: element}, case.obs)
+
+        return write
+
+
+class Documents(TokenStream):
+    """Without the column that the suite does not write."""
+
+    def obs_names(self):
+        return [name for name in super().obs_names() if name != "shard"]
+
+
+class TestDocuments(SourceConformance):
+    layouts = ("ragged",)
+    dtypes = ("<f4", "|b1", "|u1", "<u2", "<i8", "<f2")
+    max_examples = 8
+
+    def is_decoded_here(self, case):
+        return True
+
+    def storages(self, layout, dtype):
+        return st.integers(1, 3)
+
+    @pytest.fixture
+    def write(self, tmp_path):
+        numbers = itertools.count()
+
+        def write(case):
+            folder, rows = tmp_path / str(next(numbers)), rows_of(case)
+            obs = case.obs.astype(object).where(case.obs.notna(), None).to_dict("records")
+            for k, some in enumerate(np.array_split(np.arange(case.n_rows), case.storage)):
+                with TokenStreamWriter(
+                    folder,
+                    case.dtype,
+                    shard=str(k),
+                    documents=True,
+                    obs={"plate": str, "number": float},
+                ) as writer:
+                    for row in some.tolist():
+                        writer.append(rows.row(row), obs=obs[row])
+            stream = Documents(folder, documents=True)
+            return select_elements(stream, ["X"])
+
+        return write
+
+
+class TestWindows(SourceConformance):
+    """Windows, of which each row of a dense matrix is one, over the borders of shards."""
+
+    layouts = ("dense",)
+    dtypes = ("<f4", "|b1", "|u1", "<u2", "<i8", "<f2")
+    max_examples = 8
+
+    def is_decoded_here(self, case):
+        return True
+
+    def cases(self, **options):
+        return super().cases(**options).map(lambda case: replace(case, n_vars=max(1, case.n_vars)))
+
+    def storages(self, layout, dtype):
+        return st.lists(st.floats(0, 1), max_size=3)
+
+    @pytest.fixture
+    def write(self, tmp_path):
+        numbers = itertools.count()
+
+        def write(case):
+            folder, tokens = tmp_path / str(next(numbers)), case.dense.reshape(-1)
+            bounds = sorted(int(share * tokens.size) for share in case.storage)
+            for k, some in enumerate(np.split(tokens, bounds)):
+                with TokenStreamWriter(folder, case.dtype, shard=str(k)) as writer:
+                    writer.append(some)
+            return Windows(folder, case)
+
+        return write
+
+
+class Windows(TokenStream):
+    """With obs, and names of columns, of the case."""
+
+    def __init__(self, folder, case):
+        super().__init__(folder, case.n_vars)
+        self._obs = case.obs
+        names = partial(np.array, case.var.index.tolist(), object)
+        vars(self.elements["X"])["var_names"] = names
+
+    def obs_names(self):
+        return list(self._obs)
+
+    def read_obs(self, columns):
+        return self._obs[list(columns)]
+
+    def read_obs_rows(self, columns, rows):
+        return self._obs[list(columns)].iloc[rows]

@@ -1,0 +1,242 @@
+"""Folders of memory maps: what BioNeMo makes of them, and what is said of others."""
+
+import pickle
+import struct
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from tests.loader.storages.memory_maps import write_npy, write_scdl
+
+from cellfeed import (
+    CategoricalColumn,
+    FormatError,
+    MemoryMapSource,
+    ParameterError,
+    PathError,
+    open_collection,
+)
+
+N_ROWS, N_VARS = 60, 300
+COUNTS = np.random.default_rng(0).poisson(0.3, (N_ROWS, N_VARS)).astype(np.float32)
+X = sp.csr_matrix(COUNTS)
+
+
+def obs_of(n, name="plate"):
+    return pd.DataFrame({name: [f"{name} {k % 3}" for k in range(n)]}, index=[*map(str, range(n))])
+
+
+@pytest.fixture
+def scdl():
+    return pytest.importorskip("bionemo.scdl.io.single_cell_memmap_dataset")
+
+
+class TestScdl:
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "float16", "float64"])
+    def test_any_dtype_that_it_packs(self, scdl, tmp_path, dtype):
+        var = pd.DataFrame({"feature_id": [f"ENSG{k}" for k in range(N_VARS)]})
+        where = write_scdl(
+            tmp_path / "cells", X, obs_of(N_ROWS), var.set_index(var.index.astype(str)),
+            data_dtype=dtype,
+        )  # fmt: skip
+        written = scdl.SingleCellMemMapDataset(str(where))
+        collection = open_collection(where, obs=["plate"])
+        assert collection.dtype == (np.float32 if dtype == "float16" else dtype)
+        assert collection.describe()["is_fast"].tolist() == [dtype != "float16"]
+        assert collection.var_names.tolist() == var["feature_id"].tolist()
+        rows = [7, 0, 59]
+        oracle = np.stack([written.get_row_padded(row)[0] for row in rows])
+        assert np.array_equal(collection[rows].X.toarray(), oracle)
+        assert np.array_equal(collection[rows].X.toarray(), COUNTS[rows])
+
+    def test_cells_of_several_tables_of_genes(self, scdl, tmp_path):
+        parts = []
+        for name, n_vars in (("a", 300), ("b", 40)):
+            var = pd.DataFrame({"feature_id": [f"gene {k}" for k in range(n_vars)]})
+            var.index = var.index.astype(str)
+            adata = ad.AnnData(X[:, :n_vars], obs=obs_of(N_ROWS, name), var=var)
+            adata.write_h5ad(tmp_path / f"{name}.h5ad")
+            where = str(tmp_path / name), str(tmp_path / f"{name}.h5ad")
+            parts.append(scdl.SingleCellMemMapDataset(*where, use_X_not_raw=True))
+        parts[0].concat([parts[1]])
+        parts[0].save()
+        where = tmp_path / "a"
+        with pytest.raises(FormatError, match="has cells of 2 tables of genes; give the folder"):
+            MemoryMapSource(where)
+        collection = open_collection(where, join_vars="outer", obs=["a", "b"], join_obs="outer")
+        assert collection.cells_per_location == (N_ROWS, N_ROWS)
+        found = pickle.loads(pickle.dumps(collection))[:].X.toarray()
+        assert np.array_equal(found[:N_ROWS], COUNTS)
+        assert np.array_equal(found[N_ROWS:, :40], COUNTS[:, :40])
+        assert not found[N_ROWS:, 40:].any()
+        b = collection.obs["b"]
+        assert isinstance(b, CategoricalColumn)
+        assert b.decode(b.codes[N_ROWS:]).tolist() == obs_of(N_ROWS, "b")["b"].tolist()
+        assert (b.codes[:N_ROWS] == -1).all()
+
+    def test_without_header_it_has_the_dtypes_of_old(self, scdl, tmp_path):
+        where = write_scdl(
+            tmp_path / "cells",
+            X,
+            obs_of(N_ROWS),
+            pd.DataFrame(index=[f"gene {k}" for k in range(300)]),
+        )
+        (where / "header.sch").unlink()
+        X.indices.astype("<u4").tofile(where / "col_ptr.npy")
+        X.indptr.astype("<u8").tofile(where / "row_ptr.npy")
+        assert np.array_equal(open_collection(where)[:].X.toarray(), COUNTS)
+
+    def test_damage(self, scdl, tmp_path):
+        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
+        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+        header = where / "header.sch"
+        whole = header.read_bytes()
+        for damaged in (whole[:40], b"HDF5" + whole[4:], whole[:30] + struct.pack(">I", 77)):
+            header.write_bytes(damaged)
+            with pytest.raises(
+                FormatError, match=r"header\.sch: is not a known header of BioNeMo SCDL"
+            ):
+                open_collection(where)
+        header.write_bytes(whole)
+        for name in ("obs_features", "var_features"):
+            index, table = (
+                where / name / f for f in ("cumulative_sum_index.npy", "dataframe_0.parquet")
+            )
+            for file in (index, table):
+                before = file.read_bytes()
+                file.write_bytes(b"junk")
+                with pytest.raises(
+                    FormatError, match=f"{name}/{file.name}: cannot be read"
+                ) as said:
+                    open_collection(where, obs=["plate"])
+                assert "\n" not in str(said.value)
+                file.unlink()
+                with pytest.raises(
+                    FormatError, match=f"{name}.*(cannot be read|has 0 tables, but)"
+                ):
+                    open_collection(where, obs=["plate"])
+                file.write_bytes(before)
+            np.save(index, [-1, N_ROWS - 1])
+            with pytest.raises(FormatError, match=r"index\.npy: covers 59 cells, not 60"):
+                open_collection(where, obs=["plate"])
+            np.save(index, [-1, N_ROWS])
+        obs_of(N_ROWS - 1).to_parquet(where / "obs_features" / "dataframe_0.parquet")
+        with pytest.raises(FormatError, match=r"_0\.parquet: has 59 rows, but its index states 60"):
+            open_collection(where, obs=["plate"])
+        data = where / "data.npy"
+        data.write_bytes(data.read_bytes()[:-4])
+        with pytest.raises(FormatError, match="its arrays do not form one CSR matrix"):
+            open_collection(where)
+        data.write_bytes(data.read_bytes()[:-3])
+        with pytest.raises(FormatError, match=r"data\.npy: .* bytes are not a multiple of float32"):
+            open_collection(where)
+
+    def test_tables_of_an_earlier_save_are_not_read(self, scdl, tmp_path):
+        """With 11 tables in place of 1, files are named by two digits beside one of one digit."""
+        labels, parts = [], []
+        for k in range(11):
+            obs = obs_of(4).assign(plate=f"p{k}")
+            obs = obs.assign(extra=1.0) if k % 2 else obs  # other columns, so that it is a table
+            var = pd.DataFrame({"feature_id": [f"gene {k} {j}" for j in range(N_VARS)]})
+            var.index = var.index.astype(str)
+            ad.AnnData(X[:4], obs=obs, var=var).write_h5ad(tmp_path / "part.h5ad")
+            where = str(tmp_path / str(k)), str(tmp_path / "part.h5ad")
+            parts.append(scdl.SingleCellMemMapDataset(*where, use_X_not_raw=True))
+            labels += obs["plate"].tolist()
+        for part in parts[1:]:
+            parts[0].concat([part])
+        parts[0].save()
+        where = tmp_path / "0"
+        assert len([*(where / "obs_features").glob("*.parquet")]) > 11
+        collection = open_collection(where, obs=["plate"], join_vars="outer")
+        plate = collection.obs["plate"]
+        assert isinstance(plate, CategoricalColumn)
+        assert plate.decode(plate.codes).tolist() == labels
+        assert len(collection.var_names) == 11 * N_VARS
+        for name in ("obs_features", "var_features"):
+            table = where / name / "dataframe_03.parquet"
+            table.rename(tmp_path / table.name)
+            with pytest.raises(FormatError, match=rf"{name}: has .* tables, but `.*` has 11"):
+                open_collection(where, obs=["plate"], join_vars="outer")
+            (tmp_path / table.name).rename(table)
+
+    def test_tables_that_are_named_otherwise(self, scdl, tmp_path):
+        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
+        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+        for name in ("obs_features", "var_features"):
+            (where / name / "dataframe_0.parquet").rename(where / name / "table.parquet")
+        plate = open_collection(where, obs=["plate"]).obs["plate"]
+        assert isinstance(plate, CategoricalColumn)
+        assert plate.decode(plate.codes).tolist() == obs_of(N_ROWS)["plate"].tolist()
+
+    def test_its_own_object(self, scdl, tmp_path):
+        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
+        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+        collection = open_collection(scdl.SingleCellMemMapDataset(str(where)))
+        assert np.array_equal(collection[[4, 2]].X.toarray(), COUNTS[[4, 2]])
+        assert collection.var_names.tolist() == var.index.tolist()
+
+
+class TestNpyFolder:
+    def test_is_opened_as_it_is(self, tmp_path):
+        collection = open_collection(write_npy(tmp_path / "cells", X))
+        assert np.array_equal(collection[[5, 1]].X.toarray(), COUNTS[[5, 1]])
+        assert collection.var_names[:2].tolist() == ["0", "1"]
+        assert collection.codecs == ("none",)
+
+    def test_is_pickled_as_its_folder(self, tmp_path):
+        collection = open_collection(write_npy(tmp_path / "cells", X))
+        collection[:]
+        assert len(pickle.dumps(collection)) < X.data.nbytes
+        assert np.array_equal(pickle.loads(pickle.dumps(collection))[:].X.toarray(), COUNTS)
+
+    def test_files_that_are_missing_or_do_not_fit(self, tmp_path):
+        with pytest.raises(PathError, match="there is no such folder"):
+            MemoryMapSource(tmp_path / "nowhere")
+        with pytest.raises(PathError, match=r"data\.npy: is missing; unzip a file that"):
+            MemoryMapSource(tmp_path)
+        where = write_npy(tmp_path / "cells", X)
+        np.save(where / "format.npy", np.array(b"csr"))
+        for name, values, said in (
+            ("indptr", X.indptr[:-1], "its arrays do not form one CSR matrix"),
+            ("indptr", X.indptr[::-1].copy(), "its arrays do not form one CSR matrix"),
+            ("indices", X.indices.astype(">i4"), "not in the byte order of this machine"),
+            ("data", X.data[None], "is not a one-dimensional array"),
+            ("format", np.array(b"csc"), "its arrays do not form one CSR matrix"),
+        ):
+            path = where / f"{name}.npy"
+            before = path.read_bytes()
+            np.save(path, values)
+            with pytest.raises(FormatError, match=said):
+                open_collection(where)
+            path.write_bytes(before)
+        assert np.array_equal(open_collection(where)[:].X.toarray(), COUNTS)
+        wild = X.indptr.copy()
+        wild[3] = wild[-1] + 5
+        np.save(where / "indptr.npy", wild)
+        with pytest.raises(FormatError, match=r"`indptr\.npy` does not ascend; it is damaged"):
+            open_collection(where)[:]
+        np.save(where / "indptr.npy", X.indptr)
+        np.save(where / "indices.npy", X.indices + 1)
+        with pytest.raises(FormatError, match=r"indices\.npy.* have a column index outside"):
+            open_collection(where)[:]
+        (where / "indptr.npy").write_bytes(before[:-8])
+        with pytest.raises(FormatError, match=r"indptr\.npy: is not a complete \.npy file"):
+            open_collection(where)
+
+    def test_tables_that_do_not_fit(self, tmp_path):
+        where = write_npy(tmp_path / "cells", X)
+        for table in ("obs", "var"):
+            with pytest.raises(ParameterError, match=f"`{table}` must have .* rows, but has 2"):
+                MemoryMapSource(where, **{table: obs_of(2)})
+        with pytest.raises(ParameterError, match="`part` applies only to SCDL folders"):
+            MemoryMapSource(where, part=0)
+
+    def test_what_is_written_meanwhile_is_noticed(self, tmp_path):
+        where = write_npy(tmp_path / "cells", X)
+        collection = open_collection(where)
+        np.save(where / "data.npy", X.data[:-1])
+        with pytest.raises(FormatError, match="was replaced or written to"):
+            collection[:]

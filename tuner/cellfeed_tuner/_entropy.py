@@ -1,0 +1,697 @@
+"""How mixed minibatches are: the label entropy of replayed plans."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    EpochPlan,
+    ParameterError,
+    SamplingStrategy,
+)
+from cellfeed_tuner import theory
+from cellfeed_tuner._constants import BEYOND_CHANCE, EPOCHS_OF_ENDS, LEAST_FETCHES, MOST_EPOCHS
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+# Replaying a plan: the rows of its minibatches, without reading data.
+
+# Rows replayed together: enough to be fast, few enough to stay in the CPU's cache.
+_ROWS_AT_ONCE = 1 << 17
+
+Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""One number for each minibatch, from its rows, shape (n_minibatches, batch_size)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSpread:
+    """Mean of a statistic over ``n`` >= 2 whole fetches, and the deviation of fetches."""
+
+    mean: float
+    deviation: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReplay:
+    """A statistic of minibatches: its mean over each fetch's full minibatches, and their number.
+
+    Both have shape (n_fetches,). A whole fetch has ``fetch_factor`` minibatches. One block may fill
+    ``fetches_per_block`` consecutive fetches, which therefore resemble each other.
+    """
+
+    fetch_means: NDArray[np.float64]
+    fetch_sizes: NDArray[np.int64]
+    fetch_factor: int
+    fetches_per_block: int = 1
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64], fetch_factor: int) -> "PlanReplay":
+        """Return the replay of minibatches in order, by fetch if there are two whole ones."""
+        n = values.size // fetch_factor
+        means, size = (values, 1) if n < 2 else (by_round(values, fetch_factor), fetch_factor)  # noqa: PLR2004
+        return cls(fetch_means=means, fetch_sizes=np.full(means.size, size), fetch_factor=size)
+
+    @property
+    def n_minibatches(self) -> int:
+        """Number of minibatches."""
+        return int(self.fetch_sizes.sum())
+
+    @property
+    def mean(self) -> Estimate:
+        """Mean over minibatches with its 95 % interval.
+
+        The interval rests on groups of fetches that share no blocks, except at their ends.
+        """
+        starts = np.arange(0, self.fetch_sizes.size, self.fetches_per_block)
+        sizes = np.add.reduceat(self.fetch_sizes, starts)
+        sums = np.add.reduceat(self.fetch_means * self.fetch_sizes, starts)
+        return mean_with_interval(sums / sizes, weights=sizes)
+
+    @property
+    def whole_fetches(self) -> FetchSpread | None:
+        """Mean and spread of whole fetches; None where there are fewer than two."""
+        whole = self.fetch_means[self.fetch_sizes == self.fetch_factor]
+        if whole.size < 2:  # noqa: PLR2004 - a spread needs two
+            return None
+        return FetchSpread(
+            mean=float(whole.mean()), deviation=float(whole.std(ddof=1)), n=whole.size
+        )
+
+
+def by_round(values: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:
+    """Return the means of minibatches over whole rounds, shape (n_rounds,)."""
+    whole = values.size - values.size % minibatches_per_round
+    means: NDArray[np.float64] = values[:whole].reshape(-1, minibatches_per_round).mean(axis=1)
+    return means
+
+
+def replay_plan(
+    plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int
+) -> list[PlanReplay]:
+    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
+
+    Rows are drawn once for all statistics. For a large collection, the first and the last whole
+    fetches of some epochs represent all: blocks are exchangeable, except for a short one, which
+    shifts the boundaries of later blocks and mostly lies between the two ends. For a smaller
+    collection, up to 256 whole epochs are replayed, from the epoch of ``plan`` on.
+    """
+    least_rows = max(n_rows, LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
+    means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
+    sizes = list[NDArray[np.int64]]()
+    for rows in _parts(plan, least_rows):
+        n_fetches, n_minibatches, batch_size = rows.shape
+        for statistic, found in zip(statistics, means, strict=True):
+            values = statistic(rows.reshape(-1, batch_size))
+            found.append(values.reshape(n_fetches, n_minibatches).mean(axis=1))
+        sizes.append(np.full(n_fetches, n_minibatches))
+    return [
+        PlanReplay(
+            fetch_means=np.concatenate(found),
+            fetch_sizes=np.concatenate(sizes),
+            fetch_factor=plan.fetch_factor,
+            fetches_per_block=fetches_per_block(plan),
+        )
+        for found in means
+    ]
+
+
+def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
+    """Yield minibatches by fetch until there are enough rows."""
+    if plan.n_delivered >= least_rows:
+        half = -(-least_rows // (2 * EPOCHS_OF_ENDS * plan.fetch_size))
+        for epoch in range(plan.epoch, plan.epoch + EPOCHS_OF_ENDS):
+            this_epoch = replace(plan, epoch=epoch)
+            yield from _whole_fetches(this_epoch, 0, half)
+            yield from _whole_fetches(this_epoch, -half, 0)
+        return
+    replayed = 0
+    for epoch in range(plan.epoch, plan.epoch + MOST_EPOCHS):
+        for rows in minibatches_by_fetch(replace(plan, epoch=epoch)):
+            yield rows
+            replayed += rows.shape[0] * rows.shape[1] * plan.batch_size
+            if replayed >= least_rows:
+                return
+
+
+def fetches_per_block(plan: EpochPlan) -> int:
+    """Return how many consecutive fetches a block may fill."""
+    strategy, largest = plan.strategy, getattr(plan.strategy, "block_size", 1)
+    if isinstance(strategy, BlockShuffling) and strategy.align is not None:
+        largest = strategy.block_sizes(plan.n_rows).largest
+    return -(-int(largest) // plan.fetch_size)
+
+
+def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
+    """Return the size of equal blocks that mix like a strategy's blocks; see `theory`."""
+    if isinstance(strategy, BlockShuffling) and strategy.align is not None:
+        return strategy.block_sizes(n_rows).effective
+    return getattr(strategy, "block_size", 1)
+
+
+def has_random_blocks(strategy: SamplingStrategy) -> bool:
+    """Return whether a strategy visits blocks in random order, so that theory applies."""
+    return isinstance(strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling)
+
+
+def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
+    """Yield rows of full minibatches, shape (n_fetches, n_minibatches, batch_size)."""
+    yield from _whole_fetches(plan, 0, plan.n_whole_fetches)
+    if plan.n_fetches > plan.n_whole_fetches:
+        last = plan.delivered_rows(plan.n_fetches - 1)
+        # A short minibatch counts only where the epoch has no other.
+        size = min(plan.batch_size, plan.n_delivered)
+        n_full = last.shape[1] // size
+        if n_full:
+            yield last[:, : n_full * size].reshape(1, n_full, size)
+
+
+def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
+    """Yield minibatches of some whole fetches; up to 0, of the last ones of the epoch."""
+    if stop <= 0:
+        start, stop = plan.n_whole_fetches + start, plan.n_whole_fetches + stop
+    at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
+    for first in range(start, stop, at_once):
+        n = min(at_once, stop - first)
+        yield plan.delivered_rows(first, n).reshape(n, plan.fetch_factor, plan.batch_size)
+
+
+# Label counts, and the label entropy of known minibatches and of blocks.
+#
+# The mixing of one label within another, such as the plate within the cell line, is
+# ``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug-
+# in
+# estimate has a bias, larger than that of H(a), since a minibatch has fewer cells of each b:
+# compare
+# it with the same estimate for random sampling, never with H(a | b) of the collection.
+
+# Rows of blocks whose entropies are computed together.
+# Rows that are counted at a time; NumPy needs 8 bytes for each.
+_ROWS_PER_PART = 1 << 20
+_MOST_PAIRS = np.iinfo(np.int64).max
+
+_Codes = NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelCounts:
+    """Rows of each occurring label, int64, shape (n_labels,), and rows without a label."""
+
+    counts: NDArray[np.int64]
+    n_missing: int
+
+    @property
+    def n_rows(self) -> int:
+        """All rows."""
+        return int(self.counts.sum()) + self.n_missing
+
+    def random_entropy_bits(self, batch_size: int) -> float:
+        """Return the exact expectation of random sampling; 0 if no row has a label."""
+        if not self.counts.size:
+            return 0.0
+        return theory.random_entropy_bits(self.counts, batch_size, n_missing=self.n_missing)
+
+
+def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
+    """Count each label from codes, negative where missing, shape (n_rows,).
+
+    Memory does not grow with the number of rows, unless codes are far larger than that number; they
+    are then sorted.
+    """
+    return _count_in_parts(lambda part: codes[part], codes.size, int(codes.max(initial=-1)))
+
+
+def _count_in_parts(
+    codes_in: Callable[[slice], NDArray[np.integer]], n_rows: int, most: int
+) -> LabelCounts:
+    """Count labels whose codes a function makes in parts; see `count_labels`."""
+    if most > max(_ROWS_PER_PART, n_rows):
+        found, counted = np.unique(codes_in(slice(0, n_rows)), return_counts=True)
+        return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))
+    counts = np.zeros(most + 2, dtype=np.int64)
+    at_once = max(_ROWS_PER_PART, most)
+    for start in range(0, n_rows, at_once):
+        part = codes_in(slice(start, start + at_once)).astype(np.int64)
+        counts += np.bincount(np.maximum(part, -1) + 1, minlength=counts.size)
+    return LabelCounts(counts[1:][counts[1:] > 0], int(counts[0]))
+
+
+def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
+    """Return labels as one-dimensional integer codes, or raise `ParameterError`."""
+    codes = np.asarray(labels)
+    if codes.ndim != 1 or codes.size == 0 or codes.dtype.kind not in "iu":
+        msg = (
+            "`labels` must be one-dimensional integer codes, at least one, "
+            f"but got shape {codes.shape} and dtype {codes.dtype}"
+        )
+        raise ParameterError(msg)
+    return codes
+
+
+def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
+    """Raise `ParameterError` if there are not as many labels as rows."""
+    if codes.size != n_rows:
+        msg = f"there must be a label for each of {n_rows:,} rows, but there are {codes.size:,}"
+        raise ParameterError(msg)
+
+
+class Conditional(NamedTuple):
+    """A label within each value of another, to pass instead of a label.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
+    given
+        Code of the other label, likewise.
+    """
+
+    labels: ArrayLike
+    given: ArrayLike
+
+
+def statistic_of(labels: "ArrayLike | Conditional") -> tuple[Statistic, int]:
+    """Return a function from rows to entropies of minibatches, and the number of labels.
+
+    Raises
+    ------
+    ParameterError
+        Labels are not one-dimensional integers, or differ in length.
+    """
+    if not isinstance(labels, Conditional):
+        codes = as_codes(labels)
+        return (lambda rows: entropies_of(codes[rows])), codes.size
+    first, given = label_pair(*labels)
+    n_given = int(given.max()) + 1
+    return (lambda rows: conditional_entropies_of(first[rows], given[rows], n_given)), first.size
+
+
+def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float64]:
+    """Return the entropy of every full minibatch of an epoch, in the order of delivery.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label, integers, -1 where it is missing, shape (plan.n_rows,).
+    plan
+        The epoch.
+
+    Returns
+    -------
+    Entropies in bits, shape (number of full minibatches,).
+    """
+    codes = as_codes(labels)
+    parts = [
+        entropies_of(codes[rows.reshape(-1, rows.shape[-1])]) for rows in minibatches_by_fetch(plan)
+    ]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return the plug-in entropy of each minibatch in bits, 0 if it has no label.
+
+    Takes codes, -1 where missing, shape (n_minibatches, batch_size).
+    """
+    labels = np.sort(minibatches, axis=1)
+    # H = log2 n - (1 / n) sum c log2 c over the runs of equal labels, c long, n known labels
+    starts = np.ones(labels.shape, dtype=bool)
+    starts[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    places = np.flatnonzero(starts)
+    lengths = np.diff(places, append=labels.size)
+    lengths[labels.ravel()[places] < 0] = 0
+    weighted = lengths * np.log2(np.maximum(lengths, 1))
+    minibatch = places // labels.shape[1]
+    total = np.bincount(minibatch, weights=weighted, minlength=len(labels))
+    known = np.maximum(1, np.bincount(minibatch, weights=lengths, minlength=len(labels)))
+    entropies: NDArray[np.float64] = np.maximum(0.0, np.log2(known) - total / known)
+    return entropies
+
+
+def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
+    """Return the mean plug-in entropy of blocks, weighted by their rows, with a short last block.
+
+    Takes codes, block after block; uses the memory of about 100,000 rows, or of one larger block.
+
+    Examples
+    --------
+    >>> sorted_labels = np.repeat([0, 1, 2, 3], 300)
+    >>> [round(within_block_bits(sorted_labels, size), 3) for size in (10, 400)]
+    [0.0, 0.874]
+    """
+    at_once = max(1, _ROWS_AT_ONCE // block_size) * block_size
+    whole = codes.size - codes.size % block_size
+    parts: list[NDArray[np.integer]] = np.split(codes, [*range(at_once, whole, at_once), whole])
+    *of_whole, short = parts
+    total = sum(float(entropies_of(each.reshape(-1, block_size)).sum()) for each in of_whole)
+    in_short = float(entropies_of(short[None])[0]) if short.size else 0.0
+    return (total * block_size + in_short * short.size) / codes.size
+
+
+def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int64]) -> Statistic:
+    """Return a function from minibatches to the entropy of random samples with as many labels.
+
+    ``counts`` are the rows of each label, shape (n_labels,).
+
+    Examples
+    --------
+    >>> random = random_of_known_statistic(np.array([0, 1, -1, -1]), np.array([1, 1]))
+    >>> random(np.array([[0, 1], [0, 2], [2, 3]]))
+    array([1., 0., 0.])
+    """
+
+    @cache
+    def bits(n_known: int) -> float:
+        return theory.random_entropy_bits(counts, n_known) if n_known else 0.0
+
+    def random_of_known(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        known, place = np.unique((codes[rows] >= 0).sum(axis=1), return_inverse=True)
+        found: NDArray[np.float64] = np.array([bits(n) for n in known.tolist()])[place]
+        return found
+
+    return random_of_known
+
+
+def conditional_entropies_of(
+    labels: _Codes, given: _Codes, n_given: int | None = None
+) -> NDArray[np.float64]:
+    """Return H(labels | given) of each row of codes, -1 where missing, in bits, shape (n_rows,)."""
+    joint = entropies_of(_joint(labels, given, n_given or int(given.max()) + 1))
+    bits: NDArray[np.float64] = joint - entropies_of(_known_in_both(labels, given))
+    return bits
+
+
+def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
+    """Return the exact expectation of H(labels | given) in minibatches drawn at random.
+
+    Examples
+    --------
+    >>> random_conditional_entropy_bits([0, 0, 1, 1], [0, 1, 0, 1], batch_size=4)
+    1.0
+    """
+    first, second = label_pair(labels, given)
+    n_given = int(second.max()) + 1
+    n_pairs = (int(first.max()) + 1) * n_given
+
+    def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
+        found = _count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
+        return found.random_entropy_bits(batch_size)
+
+    return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
+
+
+def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
+    """Return two labels as codes, whose pairs fit into 63 bits, or raise `ParameterError`."""
+    first, second = as_codes(labels), as_codes(given)
+    if first.size != second.size:
+        msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"
+        raise ParameterError(msg)
+    n_pairs = (int(first.max()) + 1) * (int(second.max()) + 1)
+    if n_pairs > _MOST_PAIRS:
+        msg = f"`n_labels * n_given < 2**63` must hold, but got {n_pairs}; number labels from 0"
+        raise ParameterError(msg)
+    return first, second
+
+
+def _joint(first: _Codes, second: _Codes, n_given: int) -> NDArray[np.signedinteger]:
+    largest = int(first.max(initial=0)) * n_given + n_given
+    joint: NDArray[np.signedinteger] = first.astype(np.min_scalar_type(-1 - largest))
+    np.multiply(joint, n_given, out=joint)
+    np.add(joint, second, out=joint, casting="unsafe")
+    joint[(first < 0) | (second < 0)] = -1
+    return joint
+
+
+def _known_in_both(first: _Codes, second: _Codes) -> NDArray[np.signedinteger]:
+    return np.where(first < 0, -1, second)
+
+
+# Label entropy of the minibatches that a plan delivers, without reading data.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelEntropy:
+    """Mean minibatch entropy at one block size and fetch factor.
+
+    Parameters
+    ----------
+    block_size, fetch_factor
+        The settings.
+    bits
+        Mean entropy of minibatches with its 95 % interval.
+    n_minibatches
+        Number of minibatches in the mean.
+    whole_fetches
+        Mean and spread without a partial last fetch, comparable with a measurement; None if there
+        are fewer than two whole fetches.
+    """
+
+    block_size: int
+    fetch_factor: int
+    bits: Estimate
+    n_minibatches: int
+    whole_fetches: FetchSpread | None
+
+    @classmethod
+    def of(cls, replay: PlanReplay, block_size: int, fetch_factor: int) -> "LabelEntropy":
+        """Return the entropy of a replayed plan."""
+        return cls(
+            block_size=block_size,
+            fetch_factor=fetch_factor,
+            bits=replay.mean,
+            n_minibatches=replay.n_minibatches,
+            whole_fetches=replay.whole_fetches,
+        )
+
+
+def label_entropy(
+    labels: ArrayLike | Conditional,
+    *,
+    batch_size: int,
+    block_sizes: Sequence[int],
+    fetch_factors: Sequence[int],
+    n_rows: int = 1_000_000,
+    seed: int = 0,
+) -> list[LabelEntropy]:
+    """Return the minibatch entropy of block shuffling for a whole grid, without any I/O.
+
+    The plan is replayed over the labels alone. So runs of labels, blocks that straddle them, and
+    sampling without replacement are accounted for exactly.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, integers, -1 where it is missing,
+        shape (n_rows,). Rows without a label do not count in a minibatch's entropy. Or a
+        `Conditional` of two labels.
+    batch_size
+        Rows of a minibatch.
+    block_sizes, fetch_factors
+        The grid.
+    n_rows
+        Rows to replay for each pair of settings, over up to 256 epochs.
+    seed
+        Seed of the plans.
+
+    Returns
+    -------
+    One result for each pair, block sizes outermost.
+
+    Raises
+    ------
+    ParameterError
+        The labels are not one-dimensional integers, or a size is below one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> labels = np.repeat([0, 1], 6_400)
+    >>> for cell in label_entropy(labels, batch_size=64, block_sizes=[64], fetch_factors=[1, 16]):
+    ...     print(cell.block_size, cell.fetch_factor, round(cell.bits.value, 2))
+    64 1 0.0
+    64 16 0.94
+    """
+    statistic, n_labelled = statistic_of(labels)
+    found = list[LabelEntropy]()
+    for block_size, fetch_factor in product(block_sizes, fetch_factors):
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size),
+            n_rows=n_labelled,
+            batch_size=batch_size,
+            fetch_factor=fetch_factor,
+            seed=seed,
+        )
+        (replay,) = replay_plan(plan, [statistic], n_rows=n_rows)
+        found.append(LabelEntropy.of(replay, block_size, fetch_factor))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyEntropy:
+    """Minibatch entropy of a strategy, in bits, with its limits.
+
+    Parameters
+    ----------
+    bits
+        Mean entropy of minibatches with its 95 % interval.
+    n_minibatches
+        Number of minibatches in the mean.
+    drawn_bits
+        Entropy of the labels that the strategy draws in an epoch. A minibatch has less, however
+        well it is mixed, since it is small.
+    random_bits
+        Exact expectation of minibatches whose cells are drawn independently at random with these
+        frequencies. A strategy that draws no cell twice may have a little more.
+    homogeneous_bits
+        Exact expectation if every block held one label, the worst case of storage; see
+        `theory.expected_entropy_bits`. Blocks of unequal size are replaced by equal ones of their
+        effective size, which mix the same to first order. None for strategies without blocks in
+        random order: those in the order of storage, or of sets.
+    """
+
+    bits: Estimate
+    n_minibatches: int
+    drawn_bits: float
+    random_bits: float
+    homogeneous_bits: float | None
+
+    @property
+    def share_of_random(self) -> float:
+        """1 if minibatches are as mixed as the drawn labels allow, 0 if each has one label."""
+        return self.bits.value / self.random_bits if self.random_bits else 1.0
+
+
+def strategy_entropy(
+    labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 1_000_000
+) -> StrategyEntropy:
+    """Return the minibatch entropy of any strategy, and of random sampling to compare it with.
+
+    A weighted strategy changes how frequent labels are. Its minibatches are therefore compared with
+    random sampling at the frequencies that it draws, not at the collection's.
+
+    Parameters
+    ----------
+    labels
+        Code of each row's label in the order of storage, -1 where missing, shape (plan.n_rows,).
+        Rows without a label do not count in a minibatch's entropy.
+    plan
+        The first epoch, of any strategy.
+    n_rows
+        Rows to replay, over up to 256 epochs.
+
+    Raises
+    ------
+    ParameterError
+        The labels are not one-dimensional, ``plan.n_rows`` integers.
+
+    Examples
+    --------
+    >>> from cellfeed import BlockShuffling, ClassBalancedSampling
+    >>> labels = np.repeat([0, 1], [63_000, 1_000])
+    >>> for strategy in (BlockShuffling(4), ClassBalancedSampling(labels, 4)):
+    ...     plan = EpochPlan(strategy=strategy, n_rows=64_000, batch_size=64, fetch_factor=64)
+    ...     found = strategy_entropy(labels, plan)
+    ...     print(round(found.drawn_bits, 2), found.share_of_random > 0.9)
+    0.12 True
+    1.0 True
+    """
+    codes = as_codes(labels)
+    require_a_label_for_each(codes, plan.n_rows)
+    counts = np.zeros(max(0, int(codes.max())) + 1, np.int64)
+    n_missing = 0
+
+    def counted(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        nonlocal counts, n_missing
+        drawn = codes[rows.ravel()]
+        known = drawn[drawn >= 0]
+        counts += np.bincount(known, minlength=counts.size)
+        n_missing += drawn.size - known.size
+        return entropies_of(codes[rows])
+
+    (replay,) = replay_plan(plan, [counted], n_rows=n_rows)
+    drawn = counts[counts > 0]
+    return StrategyEntropy(
+        bits=replay.mean,
+        n_minibatches=replay.n_minibatches,
+        drawn_bits=theory.entropy_bits(drawn) if drawn.size else 0.0,
+        random_bits=theory.independent_entropy_bits(drawn, plan.batch_size, n_missing=n_missing),
+        homogeneous_bits=_homogeneous_bits(drawn, plan),
+    )
+
+
+def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None:
+    if not has_random_blocks(plan.strategy):
+        return None
+    if not drawn.size:
+        return 0.0
+    block_size = effective_block_size(plan.strategy, plan.n_rows)
+    return theory.expected_entropy_bits(drawn, plan.batch_size, block_size, plan.fetch_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOrder:
+    """The entropy that large blocks cost in the worst case, with one minibatch to a fetch.
+
+    Parameters
+    ----------
+    block_size
+        Rows of a block.
+    expected_bits
+        Mean entropy of minibatches at that block size and fetch factor 1, replayed over the
+        labels in their order of storage.
+    random_bits
+        Exact expectation of random sampling.
+    tolerance_bits
+        How far below it rows in random order may fall by chance.
+    """
+
+    block_size: int
+    expected_bits: float
+    random_bits: float
+    tolerance_bits: float
+
+    @property
+    def already_shuffled(self) -> bool:
+        """Whether large blocks cost no more entropy than chance may."""
+        return self.expected_bits >= self.random_bits - self.tolerance_bits
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion in one sentence."""
+        bits = (
+            f"blocks of {self.block_size:,} give {self.expected_bits:.3f} bits with one "
+            f"minibatch to a fetch, where random sampling gives {self.random_bits:.3f}"
+        )
+        if self.already_shuffled:
+            return (
+                "The files are already shuffled, so large blocks cost nothing: "
+                f"{bits} (chance alone may take {self.tolerance_bits:.3f})."
+            )
+        return f"The files are not shuffled: {bits}."
+
+
+def storage_order(
+    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
+) -> StorageOrder:
+    """Return the entropy that large blocks cost, and whether it is more than chance.
+
+    If rows are stored in random order, the minibatches of one epoch are random samples without
+    common rows. The mean of G of them has the deviation of one, taken from a replay of single rows,
+    divided by the root of G. Further epochs add no new minibatches, so G is at most the
+    ``n_distinct`` of an epoch. Both replays are at fetch factor 1.
+    """
+    # One minibatch to a fetch, so that fetches are minibatches.
+    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
+    n = min(in_blocks.n_minibatches, max(1, n_distinct))
+    return StorageOrder(
+        block_size=in_blocks.block_size,
+        expected_bits=in_blocks.bits.value,
+        random_bits=random_bits,
+        tolerance_bits=BEYOND_CHANCE * deviation / n**0.5,
+    )

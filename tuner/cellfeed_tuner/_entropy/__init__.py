@@ -1,1 +1,0 @@
-"""How mixed minibatches are: the label entropy of replayed plans."""

@@ -1,1 +1,0 @@
-"""What runs the loader: processor, memory, storage, and the page cache between."""

@@ -1,0 +1,714 @@
+"""What ``autotune`` found, as records and as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from cellfeed import SamplingStrategy, sampling
+from cellfeed_tuner import theory
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._entropy import LabelCounts
+from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._machine import BytesRead
+from cellfeed_tuner._measuring._delivery import bytes_on_disk
+from cellfeed_tuner._subject import Selected, Tunable
+
+# What is known of one configuration.
+
+Status = Literal[
+    "measured",
+    "not enough samples",  # timed, but over too few whole fetches
+    "too few cells",  # an epoch has too few whole fetches to time any
+    "over memory",  # its buffers alone exceed the memory limit
+    "too slow",  # not timed: similar configurations show that it cannot be the best
+    "mixes less",  # not timed: predicted fast enough, but mixed less than another that is
+    "not raced",  # not timed: the sampler races only the largest
+    "below entropy floor",  # not timed: it mixes too little to be chosen
+    "out of budget",  # not timed: no time left
+    "interrupted",  # not timed: the run was interrupted before
+    "failed",
+]
+
+
+class _StatusWords(NamedTuple):
+    """A status in a picture, in a list, and in a sentence."""
+
+    short: str
+    listed: str
+    sentence: str = ""
+
+
+STATUS_WORDS: dict[Status, _StatusWords] = {
+    "not enough samples": _StatusWords(
+        "few samples", "timed for too few fetches",
+        "Too few whole fetches were timed to give a throughput",
+    ),
+    "too few cells": _StatusWords(
+        "too few cells", "too large for the collection",
+        "The collection has too few cells to time it",
+    ),
+    "over memory": _StatusWords(
+        "over memory", "over the memory limit", "It exceeds the memory limit"
+    ),
+    "too slow": _StatusWords(
+        "too slow", "predicted slower than the best",
+        "It was not timed because it is predicted to be slower than the best",
+    ),
+    "mixes less": _StatusWords(
+        "mixes less", "mixed less than others that are fast enough",
+        "It was not timed because it mixes less than others that are fast enough",
+    ),
+    "not raced": _StatusWords(
+        "not raced", "not raced (see --sampler)",
+        "It was not timed because `--sampler race` races only the largest configurations",
+    ),
+    "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
+    "out of budget": _StatusWords(
+        "no time", "not timed (budget exhausted)",
+        "It was not timed (budget exhausted; see --budget)",
+    ),
+    "interrupted": _StatusWords(
+        "interrupted", "not timed (interrupted)",
+        "It was not timed because the run was interrupted",
+    ),
+    "failed": _StatusWords("failed", "failed", "It failed"),
+    "measured": _StatusWords("", "measured"),
+}  # fmt: skip
+"""How each status is worded."""
+
+VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
+MEANINGS: dict[VerdictKind, str] = {
+    "inside": "as planned, and inside the paper's bounds.",
+    "outside": "as planned, but outside the bounds or off the exact expectation, although the "
+    "theory should apply.",
+    "assumptions": "as planned, but this collection violates an assumption of the theory.",
+    "loader": "not as planned: the loader delivered wrong data.",
+}
+"""What each kind of verdict means."""
+Assumption = Literal[
+    "labels mixed inside blocks", "few blocks", "partial last fetch", "short last block",
+    "missing labels",
+]  # fmt: skip
+"""What can keep the theory from applying."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a measured entropy shows about the loader and the theory.
+
+    Parameters
+    ----------
+    kind
+        "loader" if the loader did not deliver its plan. If it did: "inside" or "outside" the
+        bounds, or "assumptions" if the theory does not apply.
+    sentence
+        The finding in one sentence.
+    bits
+        How far off the entropy is. For "outside": from the nearer bound, or inside the bounds
+        from the exact expectation. For "assumptions": from the exact expectation for homogeneous
+        blocks. Otherwise 0.
+    error_bits
+        Sampling error of that.
+    assumptions
+        Assumptions that fail, the largest effect first.
+    """
+
+    kind: VerdictKind
+    sentence: str
+    bits: float = 0.0
+    error_bits: float = 0.0
+    assumptions: tuple[Assumption, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MinibatchEntropyBits:
+    """What is known of any entropy of minibatches."""
+
+    expected: Estimate
+    random: float
+    measured: Estimate | None = None
+
+    @property
+    def random_alike(self) -> float:
+        """Entropy of the random samples that minibatches are compared with."""
+        return self.random
+
+    @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of that of random sampling."""
+        return self.expected.value / self.random_alike if self.random_alike else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyBits(_MinibatchEntropyBits):
+    """Minibatch label entropy of one configuration, in bits.
+
+    Parameters
+    ----------
+    measured
+        Mean over the delivered minibatches, with its 95 % interval; None if there were none.
+    expected
+        Mean over the minibatches of the plan, replayed over the labels in storage order, with its
+        95 % interval.
+    homogeneous
+        Exact expectation if every block held a single label; see `theory.expected_entropy_bits`.
+        None where the theory does not apply: to strategies other than randomly ordered blocks.
+    lower_bound, upper_bound
+        The paper's bounds, which are first-order expansions; 0 where the theory does not apply.
+    random
+        Exact expectation of true random sampling from these labels, weighted as the strategy
+        draws them. For a strategy that draws sets: of minibatches of random sets, by replay.
+    random_of_known
+        Where labels are missing: expectation of random samples with as many labelled cells as the
+        plan's minibatches. None where no labels are missing.
+    """
+
+    homogeneous: float | None = None
+    lower_bound: float = 0.0
+    upper_bound: float = 0.0
+    random_of_known: float | None = None
+
+    @property
+    def random_alike(self) -> float:
+        """Entropy of random samples with as many labelled cells as the minibatches."""
+        return self.random if self.random_of_known is None else self.random_of_known
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The paper's bounds, widened to the exact values that their expansions exclude."""
+        exact = self.lower_bound if self.homogeneous is None else self.homogeneous
+        return min(self.lower_bound, exact), max(self.upper_bound, exact, self.random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionalEntropyBits(_MinibatchEntropyBits):
+    """Minibatch entropy of the first label within each value of another; see `EntropyBits`.
+
+    Parameters
+    ----------
+    given
+        The obs column within whose values the label should be mixed.
+    """
+
+    given: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelResult:
+    """Entropy of one label in the minibatches of one configuration, with its verdict."""
+
+    entropy_bits: EntropyBits
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationResult:
+    """One configuration of the grid.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    status
+        Whether it was measured, and if not, why.
+    note
+        Details of the status; may be empty.
+    cells_per_second
+        Throughput with its 95 % interval; None with fewer than four rounds.
+    relative
+        Its throughput divided by that of the recommended configuration, measured or predicted, with
+        the 95 % interval; None without a recommendation, or if it is unknown.
+    n_rounds
+        Rounds of whole fetches that were timed; with fewer than eight, the status is
+        "not enough samples".
+    entropy_bits
+        Entropy of the first label in its minibatches.
+    peak_memory_bytes
+        Peak memory of the process and its workers; None if it never ran.
+    bytes_read_per_cell
+        Bytes read for each delivered cell; None if unknown.
+    verdict
+        What the measured entropy of the first label shows; None unless measured.
+    further_labels
+        The same for other labels, by name.
+    conditional_entropy_bits
+        Entropy of the first label within each value of another; None unless requested.
+    """
+
+    configuration: Configuration
+    status: Status
+    entropy_bits: EntropyBits
+    note: str = ""
+    cells_per_second: Estimate | None = None
+    relative: Estimate | None = None
+    n_rounds: int = 0
+    peak_memory_bytes: int | None = None
+    bytes_read_per_cell: BytesRead | None = None
+    verdict: Verdict | None = None
+    further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
+    conditional_entropy_bits: ConditionalEntropyBits | None = None
+
+    @property
+    def has_few_rounds(self) -> bool:
+        """Whether there is a throughput, but from too few rounds to rely on."""
+        return self.cells_per_second is not None and self.status != "measured"
+
+    @property
+    def least_mixed_label(self) -> str | None:
+        """The further label that is mixed least; None if the first label is."""
+        shares: dict[str | None, float] = {None: self.entropy_bits.share_of_random}
+        for name, each in self.further_labels.items():
+            shares[name] = each.entropy_bits.share_of_random
+        return min(shares, key=shares.__getitem__)
+
+    @property
+    def least_mixed(self) -> EntropyBits:
+        """Entropy of the label that is mixed least, relative to random sampling."""
+        least = self.least_mixed_label
+        return self.entropy_bits if least is None else self.further_labels[least].entropy_bits
+
+
+# What was read: the collection, the distribution of its labels, and the strategy.
+
+_MOST_LABEL_COUNTS = 1000
+# The block size is searched, and a result has its row selection elsewhere.
+_APART = ("block_size", "indices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelCensus:
+    """Distribution of an obs column over all cells.
+
+    Parameters
+    ----------
+    n_labels, n_missing
+        Number of distinct values, and of cells without a value.
+    label_entropy_bits
+        Entropy of the distribution.
+    """
+
+    n_labels: int
+    n_missing: int
+    label_entropy_bits: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The cells that were visited, if not all were.
+
+    ``rows_per_chunk`` is the mean number of them in a chunk that holds any. ``where`` is the query
+    that selects them (`cellfeed.Collection.where`); empty if they were given by row number.
+    """
+
+    n_cells: int
+    rows_per_chunk: float
+    where: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """Their number and query."""
+        return f"{self.n_cells:,} cells" + (f" where {self.where}" if self.where else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """The collection and its labels.
+
+    Parameters
+    ----------
+    paths
+        Its files.
+    n_cells, n_vars, layout, dtype
+        Its matrix.
+    bytes_on_disk
+        Size of the files, on this machine or on servers.
+    stored_bytes_per_cell
+        Mean compressed size of a cell in storage, in the matrix that is read.
+    rows_per_chunk
+        Mean number of rows in a chunk.
+    label, n_labels, n_missing
+        Obs column of the first label, its number of distinct values, and of cells without one.
+    label_entropy_bits
+        Entropy of the label over all cells.
+    batch_size
+        Cells of a minibatch.
+    further_labels
+        The other labels, by obs column.
+    label_counts
+        Cells of each value of the first label; empty if there are more than 1,000 values.
+    slow_reading
+        What is read slowly, why, and the remedy, in one line; empty if nothing is. See
+        `cellfeed.Collection.slow_reading`.
+    selection
+        The cells that were visited, which the labels refer to; None if all were.
+    has_storage_options
+        Whether servers were reached with ``storage_options``, which are not saved.
+    cache_bytes
+        Size limit of the cache of remote data on this machine's disk; 0 without one.
+    loader
+        The loader that read it, if not cellfeed; its number of genes and storage are unknown, and
+        given as 0 or empty.
+    direct_io
+        Whether files were read past the page cache.
+    """
+
+    paths: tuple[str, ...]
+    n_cells: int
+    n_vars: int
+    layout: str
+    dtype: str
+    bytes_on_disk: int
+    stored_bytes_per_cell: float
+    rows_per_chunk: float
+    label: str
+    n_labels: int
+    n_missing: int
+    label_entropy_bits: float
+    batch_size: int
+    further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
+    label_counts: tuple[int, ...] = ()
+    slow_reading: str = ""
+    selection: Selection | None = None
+    has_storage_options: bool = False
+    cache_bytes: int = 0
+    loader: str = ""
+    direct_io: bool = False
+
+    @property
+    def n_visited(self) -> int:
+        """Number of cells that were visited."""
+        return self.n_cells if self.selection is None else self.selection.n_cells
+
+    @property
+    def visited_per_chunk(self) -> float:
+        """Mean number of visited cells in a chunk that holds any."""
+        return self.rows_per_chunk if self.selection is None else self.selection.rows_per_chunk
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels, the first one first."""
+        return self.label, *self.further_labels
+
+
+def describe_dataset(
+    selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int
+) -> Dataset:
+    """Return the record of a collection and its labels, the first label first."""
+    collection = selected.collection
+    remote = [each for each in collection.locations if each.is_remote]
+    selection = None
+    if selected.indices is not None:
+        selection = Selection(
+            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
+        )
+    return Dataset(
+        paths=tuple(map(str, collection.locations)),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        layout=collection.layout,
+        dtype=str(collection.dtype),
+        bytes_on_disk=bytes_on_disk(collection),
+        stored_bytes_per_cell=collection.stored_row_bytes(),
+        rows_per_chunk=collection.rows_per_chunk,
+        batch_size=batch_size,
+        has_storage_options=any(each.options.values for each in remote),
+        cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
+        direct_io=collection.direct_io,
+        slow_reading=collection.slow_reading() or "",
+        selection=selection,
+        **_labels(counted),
+    )
+
+
+def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> Dataset:
+    """Return the record of what another loader reads, of which less is known."""
+    return Dataset(
+        loader=tunable.name,
+        paths=tuple(map(str, tunable.files)),
+        n_cells=next(iter(counted.values())).n_rows,
+        n_vars=0,
+        layout="",
+        dtype="",
+        bytes_on_disk=sum(path.stat().st_size for path in tunable.paths),
+        stored_bytes_per_cell=0.0,
+        rows_per_chunk=tunable.rows_per_chunk,
+        batch_size=tunable.batch_size,
+        **_labels(counted),
+    )
+
+
+def _labels(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
+    censuses = {
+        name: LabelCensus(
+            n_labels=each.counts.size,
+            n_missing=each.n_missing,
+            label_entropy_bits=theory.entropy_bits(each.counts),
+        )
+        for name, each in counted.items()
+    }
+    label, *others = censuses
+    counts = counted[label].counts.tolist()
+    return {
+        "label": label,
+        **asdict(censuses[label]),
+        "label_counts": tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else (),
+        "further_labels": {name: censuses[name] for name in others},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedStrategy:
+    """A strategy without its block size, which was searched, and without its rows.
+
+    Parameters that are arrays, such as weights, are saved by name only.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    arrays: tuple[str, ...] = ()
+    has_block_size: bool = True
+
+    @classmethod
+    def of(cls, strategy: SamplingStrategy) -> "SearchedStrategy":
+        """Return the record of a strategy."""
+        known = getattr(strategy, "__dataclass_fields__", {})
+        parameters, arrays = dict[str, Any](), list[str]()
+        for each in known.values():
+            value = getattr(strategy, each.name) if each.init else each.default
+            if value is each.default or each.name in _APART:
+                continue
+            if isinstance(value, tuple) and all(isinstance(name, str) for name in value):
+                parameters[each.name] = list(value)
+            elif isinstance(value, bool | int | float | str):
+                parameters[each.name] = value
+            else:
+                arrays.append(each.name)
+        return cls(
+            name=type(strategy).__name__,
+            parameters=parameters,
+            arrays=tuple(arrays),
+            has_block_size="block_size" in known and known["block_size"].init,
+        )
+
+    def in_python(self, block_size: int | None = None, rows: str = "") -> str:
+        """Return the Python expression that makes it.
+
+        Examples
+        --------
+        >>> strategy = SearchedStrategy(name="GroupedSampling", parameters={"set_size": 16})
+        >>> strategy.in_python(4, "train")
+        'GroupedSampling(set_size=16, block_size=4, indices=train)'
+        """
+        arguments = [
+            f"{name}={tuple(value) if isinstance(value, list) else value!r}"
+            for name, value in self.parameters.items()
+        ]
+        arguments += [f"{name}={name}" for name in self.arrays]
+        if block_size is not None and self.has_block_size:
+            arguments.append(f"block_size={block_size}")
+        if rows:
+            arguments.append(f"indices={rows}")
+        return f"{self.name}({', '.join(arguments)})"
+
+    @property
+    def is_made_again(self) -> bool:
+        """Whether `cellfeed.CellDataset.from_autotune` can make it without help."""
+        return not self.arrays and self.name in sampling.__all__
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The obs columns that it takes labels from."""
+        labels = self.parameters.get("labels", ())
+        return (labels,) if isinstance(labels, str) else tuple(labels)
+
+
+# The constraints of a search, and what it recommends.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchResult:
+    """Throughput of the recommended configuration at one prefetch depth.
+
+    Parameters
+    ----------
+    prefetch
+        Fetches read ahead; see `cellfeed.CellDataset`.
+    cells_per_second
+        Throughput with its 95 % interval; None if there were too few rounds.
+    n_rounds, n_turns
+        Rounds of whole fetches that were timed, and over how many measurements, which were
+        interleaved with those of other depths.
+    peak_memory_bytes
+        Peak memory of the process and its workers.
+    """
+
+    prefetch: int
+    cells_per_second: Estimate | None
+    n_rounds: int
+    n_turns: int
+    peak_memory_bytes: int
+
+
+SAME_ENTROPY_SHARE = 0.001
+"""Shares of random sampling's entropy that differ by less than this count as equal: a replay of
+the plan is no more exact."""
+
+SAME_SPEED_SHARE = 0.02
+"""A throughput more than this share below the highest is slower, however wide the intervals."""
+
+
+Basis = Literal["compared", "measured", "predicted"]
+"""What a recommendation rests on: on a comparison in turns, on measurements of the configuration
+that were not compared with others in turns, or on a prediction."""
+
+
+def is_undecided(ratio: Estimate) -> bool:
+    """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
+    same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
+    return ratio.low <= 1 <= ratio.high and not same
+
+
+def least_share(entropy_floor: float) -> float:
+    """Return the lowest share of random sampling's entropy that counts as reaching the floor."""
+    return entropy_floor - SAME_ENTROPY_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a configuration must meet to be recommended.
+
+    Parameters
+    ----------
+    entropy_floor
+        Minimum entropy, as a share of that of true random sampling; missing it by less than
+        0.001 counts as reaching it.
+    memory_bytes
+        Memory limit of the process and its workers.
+    need_cells_per_second
+        Throughput that suffices; None to maximise it.
+    step_seconds
+        Time of a training step, if the need comes from one. If no configuration keeps up, the
+        fastest is recommended nonetheless.
+    """
+
+    entropy_floor: float
+    memory_bytes: int
+    need_cells_per_second: float | None
+    step_seconds: float | None = None
+
+    def mixes(self, share_of_random: float) -> bool:
+        """Return whether a share of random sampling's entropy reaches the floor."""
+        return share_of_random >= least_share(self.entropy_floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Share of its time that training waits for minibatches.
+
+    Parameters
+    ----------
+    share
+        0 to 1, measured with a loop that computes for as long as a training step takes; None if
+        there was no time to measure it. The interval of a single round is infinite.
+    n_rounds
+        Rounds of whole fetches that were timed.
+    expected_share
+        The share estimated from throughput alone.
+    """
+
+    share: Estimate | None
+    n_rounds: int
+    expected_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A configuration whose measurements were interleaved with those of the recommended one.
+
+    Parameters
+    ----------
+    configuration
+        Its settings.
+    ratio
+        Throughput of the recommended configuration divided by its own, with the 95 % interval.
+    n_turns
+        How often both were measured, one right after the other.
+    """
+
+    configuration: Configuration
+    ratio: Estimate
+    n_turns: int
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the measurements show neither which is faster nor that both are equal."""
+        return is_undecided(self.ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """The recommended configuration.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    basis
+        What the choice rests on. "compared": measured in turns with its rivals. "measured": on its
+        own, because time ran out, nothing else is feasible, or a throughput is needed. "predicted":
+        the likeliest to be the fastest that there was no time to measure.
+    cells_per_second
+        Throughput with its 95 % interval, by this clock and under the load of other programs; from
+        measurements interleaved with those of its rivals if it was compared, or predicted. None if
+        nothing was measured.
+    peak_memory_bytes
+        Peak memory of the process and its workers; None if it was not measured.
+    reason
+        Why it is recommended, in one sentence.
+    waiting
+        How long training waits for it; None unless a training step was given.
+    rivals
+        Configurations that it was compared with, the fastest first.
+    start_seconds
+        Seconds that its throughput leaves out: at the start of each epoch with worker processes;
+        otherwise once in a process, whose memory is new then.
+    longest_seconds
+        How long it was measured without a break, at most.
+    prefetch
+        For files on servers, how many fetches to read ahead; None if that was not measured. The
+        throughput is at the default depth of `cellfeed.CellDataset`; for other depths see
+        `AutotuneResult.prefetch_results`.
+    """
+
+    configuration: Configuration
+    basis: Basis
+    cells_per_second: Estimate | None
+    peak_memory_bytes: int | None
+    reason: str
+    waiting: Waiting | None = None
+    rivals: tuple[Rival, ...] = ()
+    prefetch: int | None = None
+    start_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    @property
+    def settings(self) -> str:
+        """All settings in words."""
+        ahead = "" if self.prefetch is None else f", prefetch {self.prefetch}"
+        return f"{self.configuration}{ahead}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The configuration closest to being feasible, where none is.
+
+    Parameters
+    ----------
+    configuration
+        The settings.
+    problem
+        Which constraints it violates, in one clause.
+    """
+
+    configuration: Configuration
+    problem: str

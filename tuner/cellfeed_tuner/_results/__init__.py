@@ -1,1 +1,0 @@
-"""What ``autotune`` found, as records and as JSON."""

@@ -1,0 +1,67 @@
+"""Time budgets: of a whole run, and of its search."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cellfeed_tuner._constants import (
+    LEAST_OVERTIME_SECONDS,
+    LEAST_REPLICATE_LIMIT_SECONDS,
+    LIMIT_SHARE,
+    OVERTIME_SHARE,
+)
+
+
+@dataclass(slots=True)
+class TimeBudget:
+    """Seconds to spend.
+
+    Parameters
+    ----------
+    seconds
+        How many.
+    clock
+        Returns the time in seconds.
+    started
+        Since when they are spent, by the clock; from now on if None.
+    writing_seconds
+        Seconds that are needed after the end, to write what was found.
+    """
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    started: float | None = None
+    writing_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.started is None:
+            self.started = self.clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds spent, possibly more than the budget."""
+        return self.clock() - (self.started or 0.0)
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative if the budget is overspent."""
+        return self.seconds - self.spent
+
+    @property
+    def overtime(self) -> float:
+        """How much longer than its budget a run may take."""
+        return max(LEAST_OVERTIME_SECONDS, OVERTIME_SHARE * self.seconds)
+
+    @property
+    def left_to_measure(self) -> float:
+        """Seconds left for measuring, of the budget and half of the overtime."""
+        return self.left + self.overtime / 2 - self.writing_seconds
+
+    @property
+    def limit_seconds(self) -> float:
+        """After how many seconds a measurement is stopped."""
+        return max(LEAST_REPLICATE_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
+
+    def left_until(self, share: float) -> float:
+        """Return the seconds left until a share of the budget is spent."""
+        return share * self.seconds - self.spent

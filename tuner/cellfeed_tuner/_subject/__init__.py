@@ -1,1 +1,0 @@
-"""The subject of tuning: rows of a collection, or any loader; its labels and plans."""

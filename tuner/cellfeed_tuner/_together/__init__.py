@@ -1,1 +1,0 @@
-"""One search for several ranks, whose result all of them have."""
