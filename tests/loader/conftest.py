@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import multiprocessing.forkserver
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,10 +16,19 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-# What workers import that are forked from a server: the server does, once for all tests.
-multiprocessing.set_forkserver_preload(["__main__", "cellfeed._dataset"])
-
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server_of_workers() -> None:
+    """Start the server that workers are forked from, with all that tests import.
+
+    The first loader that needs it would start it with what cellfeed imports, and each worker would
+    import the rest by itself, which takes seconds.
+    """
+    imported = ["__main__", "anndata", "cellfeed._dataset", "cellfeed.testing"]
+    multiprocessing.set_forkserver_preload(imported)
+    multiprocessing.forkserver.ensure_running()
 
 
 def _replace(file: h5py.File, name: str, values: Any, **options: Any) -> None:

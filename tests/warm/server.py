@@ -39,9 +39,15 @@ IMPORTED = (
     "cellfeed._convert._preshuffle",
     "cellfeed.synthetic",
     "cellfeed_tuner._measuring._timing",
+    "cellfeed_tuner._reports._page",
+    "cellfeed_tuner._run",
+    "cellfeed_tuner._study",
+    "cellfeed_tuner.plots",
+    "pandas",
     "scipy.sparse",
     "torch.distributed",
     "torch.utils.data",
+    "zarr",
 )
 MOST_BYTES, MOST_FILES = 1 << 20, 64
 ADDRESS = "CELLFEED_TESTS_WARM_PYTHON"
