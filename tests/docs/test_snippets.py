@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {
     "how-to/another_loader.md": "docs/test_another_loader.py",
     "how-to/extending.md": "loader/testing/test_extending.py",
-    "how-to/postgres.md": "loader/sources/test_postgres_docs.py",
+    "how-to/postgres.md": "loader/storages/test_postgres_docs.py",
     "how-to/remote.md": "loader/remote/test_remote_docs.py",
 }
 # What each page takes for granted, to run before it in the same folder.

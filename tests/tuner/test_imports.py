@@ -96,7 +96,9 @@ def test_the_line_that_installs_what_is_missing_in_python():
         "except ModuleNotFoundError as error:\n"
         "    print(error.name, error)"
     )
-    ran = warm.run([sys.executable, "-c", script])
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     line = " is not installed; install it: pip install 'cellfeed[tune]'"
     assert re.fullmatch(rf"matplotlib\S* matplotlib\S*{re.escape(line)}\n", ran.stdout)

@@ -95,7 +95,7 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
             msg = f"{location}: `{element}` is compressed with {compression}"
             raise FormatError(msg) from error
         rows = "" if runs is None or not len(runs) else f", rows {runs[0, 0]} to {runs[-1, 1]}"
-        words = " ".join(str(error).split())  # some are of several lines
+        words = " ".join(str(error).split()) or type(error).__name__  # some are of several lines
         if _is_odd(error):
             msg = (
                 f"{location}: `{element}`{rows} is not as anndata writes it ({words}); write the "
