@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 Rank = tuple[int, int]  # rank, and the number of ranks
 # Of each rank, that others may look at.
 _N_BEGINNINGS = 16
-# How long a rank that has found a difference waits for others to find it: two seconds.
-_N_WAITS, _WAIT_SECONDS = 40, 0.05
+# How long a rank that has found a difference waits for others to find it: twenty seconds, since
+# others may still be starting their workers on a busy machine.
+_N_WAITS, _WAIT_SECONDS = 400, 0.05
 
 
 class Ranks:
