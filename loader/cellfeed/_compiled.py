@@ -134,11 +134,11 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
 
     def _compiled_as(self, signature: str) -> Any:
         with global_compiler_lock:
-            args, returned = _parsed(signature)
+            args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
                 with _NOTICE_ON_STDERR.of(self._cache):
-                    self.compile(typing.signature(returned, *args) if returned else args)
+                    self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
             return self.overloads[args].entry_point
@@ -149,7 +149,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             return self.signatures_declared[0]
         rated = list[tuple[int, str]]()
         for signature in self.signatures_declared:
-            wanted, _ = _parsed(signature)
+            wanted, _ = normalize_signature(_parsed(signature))
             ratings = list(map(self.typingctx.can_convert, args, wanted))
             if None not in ratings:
                 rated.append((sum(map(int, ratings)), signature))
@@ -160,15 +160,13 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
 
 
 @cache
-def _parsed(signature: str) -> tuple[tuple[Any, ...], Any]:
-    """Return the types of the arguments, and that of the result, None where numba infers it.
+def _parsed(signature: str) -> Any:
+    """Return a signature in numba's types.
 
     numba would evaluate the string itself. In a thread that reads, this makes Python forget that
     its main thread was interrupted: it would exit with status 1, and not as killed by SIGINT.
     """
-    code = compile(signature, "<signature>", "eval")
-    args, returned = normalize_signature(eval(code, {}, vars(types)))  # noqa: S307 - our own
-    return tuple(args), returned
+    return eval(compile(signature, "<signature>", "eval"), {}, vars(types))  # noqa: S307 - our own
 
 
 class _Inner(_Function):

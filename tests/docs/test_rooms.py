@@ -3,7 +3,7 @@
 import ast
 import itertools
 import re
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -29,14 +29,11 @@ def modules_of(package):
     return found
 
 
-def imports_of(modules, *, later):
-    """Return what each module imports: at once, or also ``later``, but not for types alone."""
+def imports_of(modules):
+    """Return what each module imports, also in functions and for types alone."""
     imports = {name: set[str]() for name in modules}
     for name, path in modules.items():
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree) if later else tree.body:
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                node.body.clear()
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module in modules:
                 among = {f"{node.module}.{each.name}" for each in node.names} & set(modules)
                 imports[name] |= among or {node.module}
@@ -58,7 +55,7 @@ def test_each_folder_is_on_the_map_once(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_folder_imports_only_what_is_below_it(package):
     height = {name: -k for k, row in enumerate(rows_of_table(package)) for name in row}
-    for module, imported in imports_of(modules_of(package), later=True).items():
+    for module, imported in imports_of(modules_of(package)).items():
         importer = module.split(".")[1:2]
         for each in imported:
             (name,) = each.split(".")[1:2] or [""]
@@ -68,4 +65,7 @@ def test_a_folder_imports_only_what_is_below_it(package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_imports_what_imports_it(package):
-    TopologicalSorter(imports_of(modules_of(package), later=False)).prepare()  # raises if one does
+    try:
+        TopologicalSorter(imports_of(modules_of(package))).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")

@@ -25,7 +25,6 @@ from cellfeed._decode._row_ranges import CHUNK_ELEMENTS, Pieces, RowExtents, Row
 from cellfeed._decode._tiles import (
     MOST_BAND_ROWS,
     Fragments,
-    RowsInTiles,
     TileChunks,
     TileFilters,
     TileRows,

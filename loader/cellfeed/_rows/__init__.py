@@ -6,9 +6,8 @@ of delivery, so that what is read is shuffled by being written, once. It is plan
 memory (see `cellfeed._bytes._buffers`), and bound to memory when that is there.
 """
 
-from cellfeed._rows._cells import (
+from cellfeed._rows._arrays import (
     CategoricalColumn,
-    Cells,
     CsrRows,
     NumericColumn,
     ObsColumn,
@@ -17,6 +16,7 @@ from cellfeed._rows._cells import (
     require_torch_dtype,
     summable,
 )
+from cellfeed._rows._cells import Cells
 from cellfeed._rows._csr import CsrGroup, CsrPieces, CsrTarget, PiecedCsr, csr_groups
 from cellfeed._rows._dense import (
     DenseGroup,

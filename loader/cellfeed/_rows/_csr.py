@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes._buffers import Buffer, bind, destination
 from cellfeed._decode import ChunkedArray, ChunkReads, RowGroup, ValueSteps, kernels, place_elements
 from cellfeed._lazy import sp
-from cellfeed._rows._cells import CsrRows, summable
+from cellfeed._rows._arrays import CsrRows, summable
 from cellfeed._rows._element import Copies, CsrChunks, first_deliveries
 
 _ALIGNMENT = 64

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes._buffers import Buffer, bind, destination
 from cellfeed._decode import ChunkReads, RowGroup, RowRanges, can_cast, place_elements
-from cellfeed._rows._cells import RaggedRows
+from cellfeed._rows._arrays import RaggedRows
 from cellfeed._rows._element import Copies, DenseChunks, RaggedChunks, first_deliveries
 from cellfeed._runs import Runs, expand
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed._rows._cells import (
+from cellfeed._rows._arrays import (
     ByElement,
     CsrRows,
     RaggedRows,
