@@ -9,10 +9,10 @@ from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
 from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._searching._budget import TimeBudget
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._requirements import Requirements
 from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 BATCH_SIZE, BUDGET = 64, 600.0
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (4, 16, 64) for f in (16, 64)]

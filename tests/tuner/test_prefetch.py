@@ -15,9 +15,9 @@ from cellfeed_tuner._measuring._events import Findings
 from cellfeed_tuner._measuring._measuring_process import Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Round, Started, TimingRequest
 from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._searching._budget import TimeBudget
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 CHOSEN = Configuration(block_size=16, fetch_factor=4)
 NEVER = float("inf")

@@ -16,7 +16,7 @@ from cellfeed_tuner._progress import silent
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request
 from cellfeed_tuner._run import Run
-from cellfeed_tuner._searching._budget import TimeBudget
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 BUDGET = 60.0
 SLACK = 15.0

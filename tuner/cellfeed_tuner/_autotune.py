@@ -23,7 +23,7 @@ from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request, loader_request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
-from cellfeed_tuner._searching._budget import TimeBudget
+from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner._subject import Tunable
 from cellfeed_tuner._together import tuned_once
 

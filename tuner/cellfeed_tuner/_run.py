@@ -43,10 +43,10 @@ from cellfeed_tuner._results import (
     SearchedStrategy,
     Waiting,
 )
-from cellfeed_tuner._searching._budget import TimeBudget
 from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 # A step that does nothing still has a time.
 _LEAST_STEP_SECONDS = 1e-6

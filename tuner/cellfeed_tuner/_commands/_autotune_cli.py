@@ -26,7 +26,7 @@ from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
     SAMPLERS,
 )
-from cellfeed_tuner._searching._budget import TimeBudget
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 if TYPE_CHECKING:
     from cellfeed_tuner._measuring._measuring_process import MeasuringProcess

@@ -25,7 +25,7 @@ from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._terminal import code_to_paste, print_report
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, replaced_file
-from cellfeed_tuner._searching._budget import TimeBudget
+from cellfeed_tuner._searching._time_budget import TimeBudget
 
 _STAGES = {
     "machine": "Inspecting the machine",

@@ -36,7 +36,7 @@ from cellfeed_tuner._results import (
     LabelResult,
     Status,
 )
-from cellfeed_tuner._searching._budget import TimeBudget
+from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner._subject import LabelWithin
 
 
