@@ -119,6 +119,15 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
         for signature in self.signatures_declared:
             self._compiled_as(signature)
 
+    def typeof_pyval(self, val: Any) -> Any:
+        """Return numba's type of a value.
+
+        Two threads that make the same type at once would give it two numbers, and calls would
+        never find the code that was compiled for the other one.
+        """
+        with global_compiler_lock:
+            return super().typeof_pyval(val)
+
     def _compile_for_args(self, *args: Any, **_: Any) -> Any:
         """Return the code for these arguments; numba calls this if it has none."""
         return self._compiled_as(self._declared_for([self.typeof_pyval(each) for each in args]))
@@ -148,11 +157,12 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
         if len(self.signatures_declared) == 1:
             return self.signatures_declared[0]
         rated = list[tuple[int, str]]()
-        for signature in self.signatures_declared:
-            wanted, _ = normalize_signature(_parsed(signature))
-            ratings = list(map(self.typingctx.can_convert, args, wanted))
-            if None not in ratings:
-                rated.append((sum(map(int, ratings)), signature))
+        with global_compiler_lock:
+            for signature in self.signatures_declared:
+                wanted, _ = normalize_signature(_parsed(signature))
+                ratings = list(map(self.typingctx.can_convert, args, wanted))
+                if None not in ratings:
+                    rated.append((sum(map(int, ratings)), signature))
         if not rated:
             msg = f"`{self.py_func.__name__}` is not compiled for {', '.join(map(str, args))}"
             raise TypeError(msg)

@@ -233,6 +233,58 @@ def test_signatures_are_compiled_one_by_one_and_forks_wait_for_them(standin):
     ]
 
 
+USE_FROM_THREADS = """
+import sys
+import threading
+import time
+
+import numpy as np
+from numba.core.types import abstract
+
+sys.path.insert(0, sys.argv[1])
+from standin._ranked import first
+
+number = abstract._autoincr
+
+
+def slow():  # another thread runs before numba has noted a type that this one made
+    time.sleep(0.001)
+    return number()
+
+
+abstract._autoincr = slow
+values, together, found = np.ones((1,) * 5, np.int16), threading.Barrier(4), []
+
+
+def call():
+    together.wait()
+    found.extend(first(values) for _ in range(3))
+
+
+threads = [threading.Thread(target=call) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+print(*found)
+"""
+RANKED = """
+from standin._compiled import compiled
+
+
+@compiled("int64(int16[:, :, :, :, ::1])")
+def first(values):
+    return values[0, 0, 0, 0, 0]
+"""
+
+
+def test_threads_agree_on_the_types_of_arguments(standin):
+    (standin.package / "_ranked.py").write_text(RANKED)
+    (standin.folder / "use.py").write_text(USE_FROM_THREADS)
+    done = standin.run(warnings="ignore")
+    assert done.stdout.split() == ["1"] * 12, done.stderr
+
+
 class TestFolders:
     """Where code is kept is up to numba; that it is never old holds in each of them."""
 
