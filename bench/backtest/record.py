@@ -17,7 +17,6 @@ from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
-    MOST_LISTED,
 )
 from cellfeed_tuner._fingerprint import data_fingerprint, machine_fingerprint, versions_fingerprint
 from cellfeed_tuner._machine import CacheState, describe_machine
@@ -31,7 +30,7 @@ from cellfeed_tuner._measuring._delivery import (
 from cellfeed_tuner._measuring._measurement import prepare_cache
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._planning._cost_model import Space
+from cellfeed_tuner._planning._cost_model import MOST_LISTED, Space
 from cellfeed_tuner._progress import Progress, silent
 from cellfeed_tuner._result import to_plain
 from cellfeed_tuner._results import describe_dataset

@@ -33,7 +33,6 @@ from cellfeed_tuner import (
     measure,
     minibatch_entropies,
 )
-from cellfeed_tuner._constants import FETCHES_AHEAD
 from cellfeed_tuner._machine import drop_pages, resident_fraction
 from cellfeed_tuner._measuring._measurement import (
     LEAST_ROUNDS,
@@ -41,7 +40,7 @@ from cellfeed_tuner._measuring._measurement import (
     prepare_cache,
 )
 from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
-from cellfeed_tuner._measuring._timing import Round, TimingRequest
+from cellfeed_tuner._measuring._timing import FETCHES_AHEAD, Round, TimingRequest
 from cellfeed_tuner._subject import LabelWithin, label_codes
 
 BATCH_SIZE = 32

@@ -18,8 +18,15 @@ from cellfeed import (
     SamplingStrategy,
 )
 from cellfeed_tuner import theory
-from cellfeed_tuner._constants import BEYOND_CHANCE, EPOCHS_OF_ENDS, LEAST_FETCHES, MOST_EPOCHS
+from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+# Fewest fetches for the interval of an entropy. Chosen: minibatches of one fetch resemble each
+# other.
+LEAST_FETCHES = 16
+# Epochs whose two ends are replayed for a large collection, and most epochs that are replayed for
+# a small one. Chosen.
+EPOCHS_OF_ENDS, MOST_EPOCHS = 16, 256
 
 # Replaying a plan: the rows of its minibatches, without reading data.
 

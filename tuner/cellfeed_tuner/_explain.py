@@ -24,18 +24,24 @@ from cellfeed_tuner._bottleneck import (
     with_training_step,
 )
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    CELLS_PER_STORE_CHUNK,
-    CHUNKS_PER_BLOCK,
-    LEAST_CHUNK_BYTES,
-    LEAST_SPEEDUP,
-    PRESHUFFLE_OVERHEAD,
-)
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
 from cellfeed_tuner._planning._cost_model import distinct
 from cellfeed_tuner._subject import Selected
+
+# Smallest speedup from other storage that is worth mentioning. Chosen.
+LEAST_SPEEDUP = 1.2
+# Chunks per block in rewritten files. Chosen: smaller chunks cost little outside the block.
+CHUNKS_PER_BLOCK = 4
+# Time of `preshuffle`, as a multiple of reading and encoding each cell once. Chosen: above the
+# conversions that `bench/advice` compares it with.
+PRESHUFFLE_OVERHEAD = 3.0
+# Smallest chunk size, in bytes, that is advised. Chosen: smaller chunks cost more to find than
+# they save.
+LEAST_CHUNK_BYTES = 16_384
+# Cells per chunk of a shuffled copy. Source: `cellfeed.preshuffle`.
+CELLS_PER_STORE_CHUNK = 64
 
 # What another layout of the files would give.
 #

@@ -12,14 +12,7 @@ from scipy.special import stdtrit
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    BEYOND_CHANCE,
-    LATE_MIXING_ROWS,
-    MIXING_ROWS,
-    MIXING_ROWS_OF_SETS,
-    MOST_MIXING_ROWS,
-    WRONG_SHARE,
-)
+from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._entropy import (
     Conditional,
     FetchSpread,
@@ -45,6 +38,18 @@ from cellfeed_tuner._results import (
     least_share,
 )
 from cellfeed_tuner._subject import Label, Plans, Settings
+
+# Rows of a plan for computing its entropy: initially, and at most. The number is quadrupled as
+# long as the interval contains the floor. Chosen: configurations near the floor deserve more time.
+MIXING_ROWS, MOST_MIXING_ROWS = 1 << 18, 1 << 22
+# Rows of a plan of random sets, with which others are compared. Chosen: between the two above.
+MIXING_ROWS_OF_SETS = 1 << 20
+# Share of random sampling's entropy by which another loader may differ from its plan beyond
+# chance. Chosen: it may leave out the end of an epoch, which the plan contains.
+WRONG_SHARE = 0.02
+# Rows of each plan for computing its entropy if time is short. Chosen: intervals are then wider,
+# but throughput can be measured.
+LATE_MIXING_ROWS = 1 << 15
 
 # Whether a loader delivers its plan, and whether the theory explains the resulting entropy.
 #

@@ -11,16 +11,6 @@ from cellfeed import CellDataset, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    COMPARING_SECONDS,
-    EXPLAIN_SHARE,
-    LEAST_SEARCH_SECONDS,
-    PREFETCH_SHARE,
-    REPLAY_SHARE,
-    SLOW_START_SHARE,
-    STEP_LEAST_ROUNDS,
-    STEP_SECONDS,
-)
 from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._explain import Explained, StorageLayout, explain_throughput
 from cellfeed_tuner._fingerprint import key_of
@@ -47,6 +37,21 @@ from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._time_budget import TimeBudget
+
+# Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
+STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
+# Shares of the budget: for finding the bottleneck, and for choosing the prefetch depth of a
+# server. Chosen.
+EXPLAIN_SHARE, PREFETCH_SHARE = 0.1, 0.35
+# Most seconds for reading delivered cells again from their files. Chosen.
+COMPARING_SECONDS = 2.0
+# If less is left of the budget for measuring, half of the overtime is used too. Chosen: less
+# measures nothing.
+LEAST_SEARCH_SECONDS = 3.0
+# Share of the budget after which entropies are computed over fewer rows. Chosen.
+REPLAY_SHARE = 0.25
+# If the start took more than this share of the budget, the search has all the rest. Chosen.
+SLOW_START_SHARE = 0.4
 
 # A step that does nothing still has a time.
 _LEAST_STEP_SECONDS = 1e-6

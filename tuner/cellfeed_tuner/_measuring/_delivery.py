@@ -18,9 +18,12 @@ from cellfeed import (
 )
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import WARM_SHARE_OF_MEMORY
 from cellfeed_tuner._machine import CacheState
 from cellfeed_tuner._subject import codes_of, label_name, label_text
+
+# Largest share of available memory that files may take to be measured warm. Chosen: the loader
+# needs the rest.
+WARM_SHARE_OF_MEMORY = 0.8
 
 # Limits of sampled cells, which are sent to another process.
 _MOST_BYTES, _MOST_CELLS, _LEAST_CELLS = 1 << 20, 64, 2

@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 
 from cellfeed import CellDataset, ParameterError, SamplingStrategy, Statistics
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import EPOCHS_APART, MOST_ROUNDS_OF_REPLICATE, REPLICATE_SECONDS
+from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REPLICATE_SECONDS
 from cellfeed_tuner._machine import BytesRead, CacheState, ProcessorTime
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin
+
+# Distance between the first epochs of two measurements. Chosen: no measurement runs through as
+# many, so each reads different rows.
+EPOCHS_APART = 1000
 
 # Keeping the processes of several ranks in step, as ranks are in training.
 #

@@ -12,16 +12,7 @@ import numpy as np
 from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy, Statistics
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    FEW_BATCHES,
-    FEWEST_ROUNDS,
-    LEAST_LIMIT_SECONDS,
-    LEAST_ROUNDS,
-    LIMIT_TIMES,
-    MANY_BATCHES,
-    MOST_ROUNDS,
-    STRAY_PAGES,
-)
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine import (
     BytesRead,
@@ -46,6 +37,19 @@ from cellfeed_tuner._measuring._events import (
 from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome, Runs
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._subject import LabelWithin, Tunable, label_codes, names_of
+
+# Rounds after which a standalone measurement ends. Chosen: more rounds do not narrow an interval
+# that drifts with the machine.
+MOST_ROUNDS = 200
+# A standalone measurement is stopped after this many times its given time, but not before this
+# many seconds. Chosen: even a slow machine should reach the fewest rounds.
+LIMIT_TIMES, LEAST_LIMIT_SECONDS = 20, 60.0
+# Batches of adjacent rounds for the interval of one process: with few rounds, and with many.
+# Chosen: adjacent rounds are not independent, but batch means nearly are.
+FEW_BATCHES, MANY_BATCHES = 4, 8
+# Share of pages that may be in the other cache state. Chosen: other processes may have mapped
+# some.
+STRAY_PAGES = 0.05
 
 _JOINED = (
     "round_seconds", "round_waiting_seconds", "round_processor", "round_reads", "round_statistics",

@@ -28,15 +28,7 @@ from subprocess import TimeoutExpired
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from cellfeed import CellfeedError, ParameterError
-from cellfeed_tuner._constants import (
-    ANSWER_SECONDS,
-    COMPUTING_SHARE,
-    HUNG_SHARE,
-    HUNG_TIMES,
-    LOOKING_SHARE,
-    MEMORY_AT_LEAST_EVERY_SECONDS,
-    MEMORY_EVERY_SECONDS,
-)
+from cellfeed_tuner._constants import LOOKING_SHARE
 from cellfeed_tuner._machine import (
     OtherPrograms,
     ProcessorClock,
@@ -47,6 +39,17 @@ from cellfeed_tuner._machine import (
     tree_cpu_seconds,
     tree_memory_bytes,
 )
+
+# Seconds between two checks of a process's memory: initially, and at most if checking takes more
+# than its share. Chosen: short compared with a fetch, and with a replicate.
+MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
+# Seconds beyond a time limit in which the measuring process must answer, and in which processes
+# that were killed must end. Chosen: short compared with what a run may take beyond its budget.
+ANSWER_SECONDS = 4.0
+# A loader hangs if it delivered before, and then delivered nothing for the first share of its time
+# limit and this many times as long as ever before, while it took less than the last share of a
+# processor. Chosen: slow loaders are regular, or compute.
+HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
 
 # PyTorch's message in the process whose worker was killed, or ended without a word.
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")

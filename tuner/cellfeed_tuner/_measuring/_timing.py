@@ -26,14 +26,7 @@ from numpy.typing import NDArray
 from cellfeed import Collection, Minibatch, ParameterError, Statistics
 from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, requests_under_way
-from cellfeed_tuner._constants import (
-    FETCHES_AHEAD,
-    LEAST_MINIBATCHES_AHEAD,
-    LONG_EPOCH,
-    LONG_EPOCH_OF_WORKERS,
-    LOOKING_SHARE,
-    REMOTE_PREFETCH,
-)
+from cellfeed_tuner._constants import LOOKING_SHARE, REMOTE_PREFETCH
 from cellfeed_tuner._entropy import by_round, conditional_entropies_of, entropies_of
 from cellfeed_tuner._machine import (
     BytesRead,
@@ -61,6 +54,18 @@ from cellfeed_tuner._measuring._events import (
     TimingSettings,
 )
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
+
+# Fetches that are read or planned while one is delivered. Source: `cellfeed.CellDataset`.
+FETCHES_AHEAD = 2
+# Fewest minibatches ahead whose pages are kept when caches are dropped. Chosen: more than the
+# kernel reads ahead in a sequentially read file.
+LEAST_MINIBATCHES_AHEAD = 8
+# An epoch is long if it has this many times the rounds at its start, which are requested from a
+# server or go into new memory. Chosen.
+LONG_EPOCH = 3
+# The same for epochs read by worker processes, which are restarted in each epoch. Chosen: what is
+# left out would change throughput by a few percent.
+LONG_EPOCH_OF_WORKERS = 10
 
 # A loader opened in the measuring process, and the rows and labels that it delivers.
 

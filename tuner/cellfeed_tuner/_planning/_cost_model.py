@@ -12,33 +12,64 @@ from numpy.typing import NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._constants import (
-    ALONE,
-    ANY_SCALE,
-    AROUND,
-    AROUND_STEP,
-    BY_OTHERS,
-    BY_SIZE,
-    CLOSE,
-    DEVIATION,
-    ENOUGH_WORLDS,
-    HALVINGS,
-    JITTER,
-    MOST_LISTED,
-    N_WORLDS,
-    NO_WEIGHT,
-    NOISE_WIDTH,
-    NOISES,
-    NOT_AHEAD,
-    OF_SIZES,
-    PRICES,
-    REACH,
-    SERIAL,
-    SIGNIFICANT_BITS,
-    SIZE_STEP,
-    USUAL_NOISE,
-    WORKER_STEP,
-)
+
+# Ranges of prices, as powers of ten, relative to the price of a cell: reading and placing it once
+# its chunk is available. Chosen: wide enough for all recorded grids, to none of which it was
+# fitted.
+PRICES = {
+    "fetch": (0.5, 3.0),
+    "block": (-1.0, 1.7),
+    "file": (0.0, 2.5),
+    "chunk": (-1.0, 1.5),  # a row's share of it
+    "transfer": (-1.0, 1.0),  # from a worker process, per cell
+    "worker": (-2.0, 0.0),  # what each worker adds to each cell, by contention
+}
+# Range, as powers of ten, of the share of reading that workers do not divide. Chosen: from hardly
+# any to all.
+SERIAL = (-2.0, 0.0)
+# Largest addition to the logarithm of a cost, divided by the fetches of an epoch, because the
+# first fetch is not read ahead. Chosen.
+NOT_AHEAD = 0.5
+# Standard deviation of a cost from the sum for each doubling of the fetch. Chosen: buffers outgrow
+# caches, and allocating memory is slow.
+BY_SIZE = 0.1
+# Standard deviation of a cost from the sum otherwise; shares of its variance that neighbours do
+# not share, and that do not depend on workers; and doublings over which the rest, and the unshared
+# part, decay. Chosen.
+DEVIATION, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
+# Standard deviation of a cost for each combination of other settings. Chosen: the sum does not
+# model them.
+BY_OTHERS = 0.5
+# Standard deviation of the logarithm of the time unit. Chosen: nothing is known about it.
+ANY_SCALE = 3.0
+# Draws of the prices; how many equally likely draws are enough; the bisection steps to reach that
+# number; and the share of the likeliest draw's weight that counts as none. Chosen: with a single
+# normal distribution instead, choices on recorded grids are as good, but worse in ranges of
+# settings.
+N_WORLDS, ENOUGH_WORLDS, HALVINGS, NO_WEIGHT = 4000, 200, 8, 1e-6
+# Smallest and largest relative spread of replicates, and how many values in between are tried.
+# Chosen: from a quiet machine to one that is hardly usable.
+NOISES = (0.01, 0.4, 8)
+# Typical relative spread, and the standard deviation of its logarithm. Measured: half of the grids
+# in `bench/grids` were recorded with spreads of 5 to 20 %.
+USUAL_NOISE, NOISE_WIDTH = 0.08, 0.6
+# Variance added to that of each replicate. Chosen: makes matrices invertible.
+JITTER = 1e-9
+# Most configurations of a space that are all listed; a larger space gets a coarse grid, then the
+# surroundings of the best. Chosen: replaying a pair of sizes takes about 50 ms, and the cost
+# model's covariance grows with the square of their number.
+MOST_LISTED = 2000
+# Factors between neighbours in the coarse grid: for sizes, and for processes and threads. Chosen:
+# the latter span a smaller range.
+SIZE_STEP, WORKER_STEP = 4, 2
+# Proposals are rounded to this many significant bits. Chosen: neither speed nor entropy changes
+# measurably within steps of 6 % to 12 %.
+SIGNIFICANT_BITS = 4
+# Factor between a size and its neighbours around a configuration. Chosen.
+AROUND_STEP = 2**0.5
+# Numbers of these steps in block size and fetch. Chosen: a fetch with as many blocks mixes as
+# well, and one with more blocks mixes better.
+AROUND = ((-2, -2), (-1, -1), (1, 1), (2, 2), (-1, 0), (1, 0), (0, -1), (0, 1))
 
 # The search space: a grid that is listed, or a space too large for that.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import SAME_MEMORY_SHARE
 from cellfeed_tuner._interval import Estimate, quotient
 from cellfeed_tuner._planning._posterior import Posterior, TurnsOf
 from cellfeed_tuner._results import (
@@ -20,6 +19,10 @@ from cellfeed_tuner._results import (
     is_undecided,
     least_share,
 )
+
+# Memory sizes that differ by less count as equal. Chosen: memory of one configuration varies by
+# this much between runs.
+SAME_MEMORY_SHARE = 0.05
 
 _FEWEST_TURNS = 2
 

@@ -13,7 +13,6 @@ import numpy as np
 from cellfeed import CellDataset, Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
-    FEWEST_PRODUCTS,
     FEWEST_ROUNDS,
     LEAST_LIMIT_LEFT,
     MOST_ROUNDS_OF_REPLICATE,
@@ -38,6 +37,10 @@ from cellfeed_tuner._results import (
 )
 from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner._subject import LabelWithin
+
+# Fewest pairs of adjacent replicates for estimating what replicates of the same time have in
+# common. Chosen.
+FEWEST_PRODUCTS = 4
 
 
 @dataclass(slots=True, kw_only=True)

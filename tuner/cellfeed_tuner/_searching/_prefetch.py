@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    DEPTH_ROUNDS,
-    FEWEST_DEPTH_TURNS,
-    LEAST_LIMIT_LEFT,
-    LEAST_TURNS,
-    MOST_BYTES_AHEAD,
-    MOST_DEPTH_TURNS,
-    PREFETCHES,
-)
+from cellfeed_tuner._constants import LEAST_LIMIT_LEFT, LEAST_TURNS
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
 from cellfeed_tuner._planning._posterior import TurnsOf
 from cellfeed_tuner._results import SAME_SPEED_SHARE, PrefetchResult
 from cellfeed_tuner._searching._measurements import Measurements
+
+# Prefetch depths, in fetches, to measure for files on servers. Chosen.
+PREFETCHES = (1, 2, 4, 8, 16)
+# Rounds in a replicate of a prefetch depth, fewest turns for comparing depths, and most turns.
+# Chosen.
+DEPTH_ROUNDS, FEWEST_DEPTH_TURNS, MOST_DEPTH_TURNS = 2, 2, 16
+# Most bytes in flight from a server. Source: `cellfeed.CellDataset`.
+MOST_BYTES_AHEAD = 256 << 20
 
 
 def depths_to_measure(

@@ -6,10 +6,6 @@ from math import log2
 from typing import Any, Protocol
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    NEED_MARGIN,
-    SHARE_PER_DOUBLING,
-)
 from cellfeed_tuner._measuring._delivery import obstacle
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._planning._posterior import Goal, best_mixed, fastest
@@ -20,6 +16,13 @@ from cellfeed_tuner._results import (
     Status,
     least_share,
 )
+
+# Factor by which the search aims above the needed throughput. Chosen: the lower end of its
+# interval must be sufficient.
+NEED_MARGIN = 1.05
+# Value of twice the memory, as a share of random sampling's entropy. Chosen: of configurations
+# that mix alike, the smaller one is proposed.
+SHARE_PER_DOUBLING = 2e-5
 
 Learn = Callable[[Measurement], bool]
 

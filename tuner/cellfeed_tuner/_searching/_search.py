@@ -10,22 +10,11 @@ import numpy as np
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
-    EARLY_TURNS,
     FEWEST_ROUNDS,
     FIRST_TRIALS,
-    KNOWN,
     LEAST_CHANCE,
     LEAST_TURNS,
-    MOST_FIRST,
-    MOST_REPLAYED,
-    PREDICTED_GAIN,
     RACE,
-    RACE_SIZE,
-    SHARE_PER_DOUBLING,
-    SLACK_SECONDS,
-    SLOWED_SHARE,
-    SURVEY_UNTIL,
-    SUSTAINED_LEFT,
     TURN_ROUNDS,
 )
 from cellfeed_tuner._interval import Estimate
@@ -40,15 +29,40 @@ from cellfeed_tuner._planning._recommend import (
     rival_of,
 )
 from cellfeed_tuner._results import ConfigurationResult, Status
-from cellfeed_tuner._searching._durations import Durations
+from cellfeed_tuner._searching._durations import SUSTAINED_LEFT, Durations
 from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._requirements import SHARE_PER_DOUBLING, Requirements
 
 if TYPE_CHECKING:  # they load Optuna
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
     from cellfeed_tuner._searching._trials import Trials
+
+# Most configurations from an earlier run that are measured first. Chosen.
+MOST_FIRST = 2
+# How many configurations the sampler "race" races. Measured: as good as the default in replays with
+# little noise.
+RACE_SIZE = 6
+# If the leader's error is below this share of the challenger's, only the challenger is measured.
+# Chosen.
+KNOWN = 0.7
+# Expected gain over the best measured configuration at which one that there was no time to measure
+# is recommended. Chosen: as the next.
+PREDICTED_GAIN = 0.05
+# Pairs of sizes replayed from a large space if no known pair mixes well enough. Chosen.
+MOST_REPLAYED = 6
+# Share of the budget until which nearly feasible configurations are measured if none is feasible.
+# Chosen.
+SURVEY_UNTIL = 0.8
+# Seconds beyond the expected time after which a loop with a training step is stopped. Chosen.
+SLACK_SECONDS = 5.0
+# Turns after which the likeliest may be measured for that long before the end. Chosen: it is then
+# likely to stay so.
+EARLY_TURNS = 2
+# A loader has slowed down if the second half of that has less than this share of the throughput
+# that was expected. Chosen: beyond the noise of a busy machine.
+SLOWED_SHARE = 0.7
 
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _MAY_RUN = {"too slow", "mixes less", "not raced", "below entropy floor", "out of budget"}

@@ -14,11 +14,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._constants import FIRST_TRIALS, RANDOM_TRIALS
+from cellfeed_tuner._constants import FIRST_TRIALS
 from cellfeed_tuner._planning._cost_model import are_sizes
 from cellfeed_tuner._planning._posterior import Posterior
 from cellfeed_tuner._planning._recommend import MeasuredOrdering
 from cellfeed_tuner._study import quiet
+
+# Random trials of samplers other than the cost model before they use measurements. Chosen.
+RANDOM_TRIALS = 4
 
 # Which configuration to try next, as Optuna samplers that propose nothing but candidates.
 
