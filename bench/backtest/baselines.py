@@ -8,8 +8,8 @@ from bench.backtest.oracle import oracle
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 
 if TYPE_CHECKING:
     import optuna
@@ -46,7 +46,7 @@ def tpe(
     # Imported here, since only this function needs Optuna.
     import optuna  # noqa: PLC0415
 
-    from cellfeed_tuner._study import quiet  # noqa: PLC0415
+    from cellfeed_tuner._history import quiet  # noqa: PLC0415
 
     place = {each: number for number, each in enumerate(candidates)}
     sizes = {

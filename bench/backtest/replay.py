@@ -13,14 +13,14 @@ from bench.backtest.recorded_process import LOOK_SECONDS, RecordedProcess
 from numpy.typing import NDArray
 
 from cellfeed import ParameterError
+from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._results import Constraints, EntropyBits
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 __all__ = ["DEFAULT_LOOKS", "Remembered", "Replay", "replay"]
 

@@ -6,8 +6,8 @@ from typing import TypeVar
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate
-from cellfeed_tuner._comparisons import FloorCost, Predictions, floor_cost
-from cellfeed_tuner._reports._words import in_words
+from cellfeed_tuner._commands._explain_report import Predictions
+from cellfeed_tuner._reports._text import FloorCost, floor_cost, in_words
 
 _T = TypeVar("_T")
 FASTEST = Configuration(block_size=1024, fetch_factor=4)

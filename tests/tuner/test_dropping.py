@@ -14,8 +14,13 @@ import scipy.sparse as sp
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed_tuner import Configuration, measure
-from cellfeed_tuner._machine import drop_pages, resident_fraction, resident_runs
-from cellfeed_tuner._measuring._timing import Dropping, rounds_ahead
+from cellfeed_tuner._measuring._page_cache import (
+    Dropping,
+    drop_pages,
+    resident_fraction,
+    resident_runs,
+    rounds_ahead,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the page cache can be inspected on Linux only"

@@ -17,7 +17,7 @@ from cellfeed_tuner._explain import (
     explain_throughput,
     sample_store,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringProcess
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 

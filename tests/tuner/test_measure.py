@@ -33,14 +33,15 @@ from cellfeed_tuner import (
     measure,
     minibatch_entropies,
 )
-from cellfeed_tuner._machine import drop_pages, resident_fraction
-from cellfeed_tuner._measuring._measurement import (
-    LEAST_ROUNDS,
-    measure_with,
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, measure_with
+from cellfeed_tuner._measuring._page_cache import (
+    FETCHES_AHEAD,
+    drop_pages,
     prepare_cache,
+    resident_fraction,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
-from cellfeed_tuner._measuring._timing import FETCHES_AHEAD, Round, TimingRequest
+from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._timing import Round, TimingRequest
 from cellfeed_tuner._subject import LabelWithin, label_codes
 
 BATCH_SIZE = 32
@@ -386,7 +387,7 @@ def test_the_measuring_process_ends_with_its_parent(small_collection):
     script = (
         "import os, time\n"
         "from cellfeed import open_collection\n"
-        "from cellfeed_tuner._measuring._measuring_process import MeasuringProcess\n"
+        "from cellfeed_tuner._measuring._process import MeasuringProcess\n"
         f"process = MeasuringProcess(open_collection({str(small_collection)!r})).__enter__()\n"
         "process.start()\n"
         "print(process._process.pid, flush=True)\n"

@@ -6,9 +6,9 @@ import pytest
 from optuna.trial import TrialState
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._posterior import Posterior, Replicate, TurnsOf, fastest
-from cellfeed_tuner._planning._recommend import MeasuredOrdering
+from cellfeed_tuner._choose import fastest
+from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner._searching._posterior import Posterior, Replicate, TurnsOf
 from cellfeed_tuner._searching._trials import Trials
 
 GRID = [
@@ -34,7 +34,7 @@ def trials_of(sampler, *, turns=None, seed=0):
         GRID,
         sampler=sampler,
         posterior=posterior,
-        ordering=MeasuredOrdering(posterior, TurnsOf() if turns is None else turns),
+        turns=TurnsOf() if turns is None else turns,
         seed=seed,
     )
     return trials, posterior

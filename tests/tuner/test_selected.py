@@ -21,9 +21,8 @@ from cellfeed import (
 from cellfeed_tuner import autotune
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._fingerprint import data_fingerprint
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, TimingRequest
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._subject import Selected, label_codes
 

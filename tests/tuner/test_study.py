@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._study import cache_folder, read_runs, record
+from cellfeed_tuner._history import cache_folder, read_runs, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 SLOW = Configuration(block_size=1, fetch_factor=4, num_workers=2)

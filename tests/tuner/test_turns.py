@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate, Rival
-from cellfeed_tuner._planning._posterior import TurnsOf
+from cellfeed_tuner._searching._posterior import TurnsOf
 
 A, B, C = (Configuration(block_size=size, fetch_factor=16) for size in (1, 4, 16))
 SPEEDS = {A: 1000.0, B: 1100.0, C: 1600.0}

@@ -41,7 +41,7 @@ IMPORTED = (
     "cellfeed_tuner._measuring._timing",
     "cellfeed_tuner._reports._page",
     "cellfeed_tuner._run",
-    "cellfeed_tuner._study",
+    "cellfeed_tuner._history",
     "cellfeed_tuner.plots",
     "pandas",
     "scipy.sparse",
@@ -136,10 +136,10 @@ def use_for_measuring() -> None:
     """Let the processes in which autotune measures be forked where the imports are done."""
     from tests.warm.python import Popen  # noqa: PLC0415 - which imports this
 
-    from cellfeed_tuner._measuring import _measuring_process  # noqa: PLC0415 - where the tuner is
+    from cellfeed_tuner._measuring import _process  # noqa: PLC0415 - where the tuner is
 
     forking = types.SimpleNamespace(Popen=Popen, DEVNULL=subprocess.DEVNULL)
-    setattr(_measuring_process, "subprocess", forking)  # noqa: B010 - of another type
+    setattr(_process, "subprocess", forking)  # noqa: B010 - of another type
 
 
 def run_main(arguments: list[str]) -> None:

@@ -139,6 +139,13 @@ class Configuration(Mapping[str, Setting]):
         """
         return self.minibatches_per_round * (3 if self.num_workers else 2)
 
+    def cells_to_time(self, batch_size: int) -> int:
+        """Return how many cells an epoch needs for whole fetches of it to be timed.
+
+        With workers, these are two of each: the first contains their start.
+        """
+        return (2 if self.num_workers else 1) * self.minibatches_per_round * batch_size
+
     def rounds_per_epoch(self, plan: "EpochPlan") -> int:
         """Return how many rounds of whole fetches an epoch has."""
         return plan.n_whole_fetches // self.fetches_per_round

@@ -26,8 +26,8 @@ from cellfeed_tuner._bottleneck import (
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._planning._cost_model import distinct
+from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._searching._cost_model import distinct
 from cellfeed_tuner._subject import Selected
 
 # Smallest speedup from other storage that is worth mentioning. Chosen.

@@ -28,7 +28,6 @@ from cellfeed_tuner._entropy import (
 )
 from cellfeed_tuner._interval import CONFIDENCE, Estimate, mean_with_interval
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._results import (
     Assumption,
     ConditionalEntropyBits,
@@ -38,6 +37,7 @@ from cellfeed_tuner._results import (
     least_share,
 )
 from cellfeed_tuner._subject import Label, Plans, Settings
+from cellfeed_tuner._time_budget import Progress
 
 # Rows of a plan for computing its entropy: initially, and at most. The number is quadrupled as
 # long as the interval contains the floor. Chosen: configurations near the floor deserve more time.

@@ -3,40 +3,44 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from cellfeed import CellDataset, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
+from cellfeed_tuner._choose import Choice, nearest
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._explain import Explained, StorageLayout, explain_throughput
-from cellfeed_tuner._fingerprint import key_of
-from cellfeed_tuner._history import IGNORED, Earlier, EarlierRun, Key, recall
 from cellfeed_tuner._interval import Estimate, quotient, scaled
-from cellfeed_tuner._machine import Busy, CacheState, Machine, describe_machine
+from cellfeed_tuner._machine import Busy, Machine, describe_machine
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
-from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._planning._recommend import Choice, nearest
-from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results import (
+    IGNORED,
     ConfigurationResult,
+    Earlier,
     Nearest,
     PrefetchResult,
     Recommended,
     SearchedStrategy,
     Waiting,
 )
-from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._subject import Selected
+from cellfeed_tuner._time_budget import Progress, TimeBudget
+
+if TYPE_CHECKING:  # they load Optuna
+    from cellfeed_tuner._history import Asked, Key
 
 # Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
@@ -75,7 +79,8 @@ class Run:
     _mixing: Mixing = field(init=False)
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
-    _key: Key | None = field(default=None, init=False)
+    _key: "Key | None" = field(default=None, init=False)
+    _asked: "Asked" = field(init=False)
     _known: list[Configuration] = field(default_factory=list, init=False)
     _earlier: Earlier | None = field(default=None, init=False)
     _grid: list[Configuration] = field(init=False)
@@ -105,20 +110,27 @@ class Run:
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
-            self._key = key_of(request.selected, request.labels[0].name, self._machine)
-            self._known, self._earlier = self._recalled(self._key)
+            self._known, self._earlier = self._recalled(request.selected)
         self._grid = list(dict.fromkeys([*request.grid, *self._known]))
         self._search = self._new_search()
 
-    def _recalled(self, key: Key) -> tuple[list[Configuration], Earlier]:
+    def _recalled(self, selected: Selected) -> tuple[list[Configuration], Earlier]:
         """Return the configurations to measure first, from an earlier run."""
-        from cellfeed_tuner._study import cache_folder, read_runs  # noqa: PLC0415 - Optuna
+        from cellfeed_tuner import _history, _recall  # noqa: PLC0415 - Optuna
 
-        folder = cache_folder()  # if there is none, fail before anything is measured
-        if self.request.fresh:
+        request = self.request
+        self._key = _recall.key_of(selected, request.labels[0].name, self._machine)
+        self._asked = _history.Asked(
+            labels=[each.name for each in request.labels],
+            batch_size=request.batch_size,
+            cache=self._found_cache,
+            ranks=request.ranks,
+        )
+        folder = _history.cache_folder()  # if there is none, fail before anything is measured
+        if request.fresh:
             return [], IGNORED
-        runs = read_runs(folder, key.data.digest)
-        return recall(runs, key, self.request.asked(self._found_cache), self.request.space)
+        runs = _history.read_runs(folder, self._key.data.digest)
+        return _recall.recall(runs, self._key, self._asked, request.space)
 
     def start(self) -> None:
         """Start the measuring process, and time the training step if there is one.
@@ -436,21 +448,21 @@ class Run:
 
     def _keep(self) -> None:
         """Keep what was found for later runs."""
-        from cellfeed_tuner._study import cache_folder, record  # noqa: PLC0415 - Optuna
-
         search, recommended = self._search, self._recommended
         if self._key is None or search.measurements.faults or not len(search.measurements):
             return
-        run = EarlierRun(
+        from cellfeed_tuner import _history  # noqa: PLC0415 - Optuna
+
+        run = _history.EarlierRun(
             key=self._key,
-            asked=self.request.asked(self._found_cache),
+            asked=self._asked,
             began=self._date.astimezone(UTC).isoformat(timespec="milliseconds"),
             path=self.request.dataset.paths[0],
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
         )
         with interrupts_held():
-            record(cache_folder(), run, search.ended_trials())
+            _history.record(_history.cache_folder(), run, search.ended_trials())
 
     @property
     def _ends(self) -> float:

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, cast
 
 from cellfeed import CellfeedError, ParameterError
-from cellfeed_tuner._measuring._measuring_process import MeasuringError
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._measuring._process import MeasuringError
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, from_plain, to_plain
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

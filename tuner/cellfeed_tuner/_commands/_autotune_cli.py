@@ -26,10 +26,10 @@ from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
     SAMPLERS,
 )
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 if TYPE_CHECKING:
-    from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+    from cellfeed_tuner._measuring._process import MeasuringProcess
 
     SizesParameter = click.ParamType[Sequence[int]]
 else:  # older versions are not generic
@@ -209,7 +209,7 @@ def _measuring_process(
     ranks: int | None,
 ) -> "AbstractContextManager[MeasuringProcess[Any] | None]":
     """Start the process that measures, unless that is for another rank to do."""
-    from cellfeed_tuner._measuring._measuring_process import MeasuringProcess  # noqa: PLC0415
+    from cellfeed_tuner._measuring._process import MeasuringProcess  # noqa: PLC0415
 
     if ranks is None and os.environ.get("RANK", "0") != "0":
         return nullcontext()

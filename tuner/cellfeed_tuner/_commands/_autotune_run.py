@@ -19,12 +19,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from cellfeed import ClassBalancedSampling, Collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
-from cellfeed_tuner._machine import CacheState
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._ranks import World
-from cellfeed_tuner._reports._terminal import code_to_paste, print_report
+from cellfeed_tuner._reports._text import code_to_paste, print_report
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, replaced_file
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 # Seconds that the command reserves for the picture and the page, or this share of what its start
 # took, whichever is more. Measured: what these take, also on a busy machine.

@@ -3,25 +3,26 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import exp, isfinite, log, log2
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import click
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._bottleneck import Bottleneck, microseconds, with_training_step
-from cellfeed_tuner._comparisons import Predictions, floor_cost
+from cellfeed_tuner._choose import Ordering, choose
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate, interval, times
-from cellfeed_tuner._planning._recommend import StoredOrdering, choose
+from cellfeed_tuner._interval import CONFIDENCE, Estimate, interval, times
 from cellfeed_tuner._reports import report_console, say
-from cellfeed_tuner._reports._terminal import say_choice
-from cellfeed_tuner._reports._words import in_words, megabytes
+from cellfeed_tuner._reports._text import floor_cost, in_words, megabytes, say_choice
 from cellfeed_tuner._result import AutotuneResult, to_plain
 from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations
 
 _BAR_WIDTH = 24
 
@@ -133,7 +134,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         each for each in result.configurations if named.items() <= each.configuration.items()
     ]
     if matching:
-        choice = choose(matching, result.constraints, StoredOrdering.of(result.configurations))
+        choice = choose(matching, result.constraints, Ordering.of(result.configurations))
         about = choice.result if choice else max(matching, key=lambda each: _rank(each, result))
     else:
         whole: dict[str, Any] = {
@@ -210,3 +211,59 @@ def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None)
         ],
         "answer": answer and to_plain(answer),
     }
+
+
+# Standard errors on either side of a mean that its interval covers.
+_HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+class Predictions:
+    """Throughputs by the cost model, fitted to all that were measured; empty if none were.
+
+    Parameters
+    ----------
+    result
+        The measurements.
+    others
+        Configurations to predict in addition to those of the result.
+    """
+
+    def __init__(self, result: AutotuneResult, *others: Configuration) -> None:
+        seen = {
+            each.configuration: speed
+            for each in result.configurations
+            if (speed := each.cells_per_second) is not None
+        }
+        dataset = result.dataset
+        known = dict.fromkeys([*(each.configuration for each in result.configurations), *others])
+        self._place = {each: number for number, each in enumerate(known)} if seen else {}
+        if seen:
+            geometry = Geometry(
+                n_cells=dataset.n_visited,
+                rows_per_chunk=dataset.visited_per_chunk,
+                n_files=len(dataset.paths),
+                n_ranks=result.ranks.n_total,
+            )
+            model = CostModel(list(known), dataset.batch_size, geometry)
+            errors = np.array([_relative_error(each) for each in seen.values()])
+            self._mean, self._covariance = model.posterior(
+                Observations(
+                    list(seen),
+                    np.array([-log(each.value) for each in seen.values()]),
+                    np.diag(errors**2),
+                )
+            )
+
+    def speed(self, configuration: Configuration) -> Estimate | None:
+        """Return cells per second with their 95 % interval; None if unknown."""
+        place = self._place.get(configuration)
+        if place is None:
+            return None
+        logarithm, variance = -self._mean[place], max(0.0, self._covariance[place, place])
+        low, high = (exp(logarithm + sign * _HALF_WIDTH * variance**0.5) for sign in (-1, 1))
+        return Estimate(exp(logarithm), low, high)
+
+
+def _relative_error(speed: Estimate) -> float:
+    """Return the standard error that an interval stands for, or a larger one: it is Student's."""
+    return log(speed.high / speed.low) / (2 * _HALF_WIDTH) if isfinite(speed.high) else 1.0

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -14,28 +13,23 @@ from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
-from cellfeed_tuner._machine import (
-    BytesRead,
+from cellfeed_tuner._machine import BytesRead, OtherPrograms, ProcessorTime, undisturbed_share
+from cellfeed_tuner._measuring._delivery import DeliveredCell, compare_with_files
+from cellfeed_tuner._measuring._page_cache import (
     CacheState,
-    OtherPrograms,
-    ProcessorTime,
-    drop_pages,
-    load_pages,
-    resident_fraction,
-    undisturbed_share,
+    cache_state,
+    prepare_cache,
 )
-from cellfeed_tuner._measuring._comparison import compare_with_files
-from cellfeed_tuner._measuring._delivery import DeliveredCell, cache_state, cells_needed
-from cellfeed_tuner._measuring._events import (
+from cellfeed_tuner._measuring._process import MeasuringProcess, Outcome, Runs
+from cellfeed_tuner._measuring._timing import (
     Findings,
     Infeasible,
     MakeDataset,
     Round,
     Started,
+    TimingRequest,
     TimingSettings,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome, Runs
-from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._subject import LabelWithin, Tunable, label_codes, names_of
 
 # Rounds after which a standalone measurement ends. Chosen: more rounds do not narrow an interval
@@ -47,9 +41,6 @@ LIMIT_TIMES, LEAST_LIMIT_SECONDS = 20, 60.0
 # Batches of adjacent rounds for the interval of one process: with few rounds, and with many.
 # Chosen: adjacent rounds are not independent, but batch means nearly are.
 FEW_BATCHES, MANY_BATCHES = 4, 8
-# Share of pages that may be in the other cache state. Chosen: other processes may have mapped
-# some.
-STRAY_PAGES = 0.05
 
 _JOINED = (
     "round_seconds", "round_waiting_seconds", "round_processor", "round_reads", "round_statistics",
@@ -437,7 +428,7 @@ def measure(
         cache = cache or ("cold" if files else "warm")
     else:
         needed, files, labels = (
-            cells_needed(configuration, batch_size),
+            configuration.cells_to_time(batch_size),
             subject.files,
             names_of(label),
         )
@@ -475,21 +466,6 @@ def measure(
 def limit_seconds(seconds: float) -> float:
     """Return after how long a measurement of so many seconds is stopped."""
     return max(LIMIT_TIMES * seconds, LEAST_LIMIT_SECONDS)
-
-
-def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Literal["unknown"]:
-    """Bring the files' pages into a cache state, and return it.
-
-    "unknown" if pages stayed, or the kernel does not report them.
-    """
-    if cache == "remote":
-        return cache
-    (drop_pages if cache == "cold" else load_pages)(files)
-    resident = resident_fraction(files)
-    if resident is None:
-        return "unknown"
-    as_wanted = resident <= STRAY_PAGES if cache == "cold" else resident >= 1 - STRAY_PAGES
-    return cache if as_wanted else "unknown"
 
 
 def measure_with(

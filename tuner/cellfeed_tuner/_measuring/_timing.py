@@ -7,15 +7,15 @@ Since the next fetch is read while one is delivered, rounds follow each other wi
 pause in the clock would be unpaid time to read ahead.
 """
 
+import multiprocessing
 import os
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,43 +23,253 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import Collection, Minibatch, ParameterError, Statistics
+from cellfeed import (
+    CellDataset,
+    Collection,
+    Minibatch,
+    ParameterError,
+    SamplingStrategy,
+    Statistics,
+)
 from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, requests_under_way
-from cellfeed_tuner._constants import LOOKING_SHARE, REMOTE_PREFETCH
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REMOTE_PREFETCH, REPLICATE_SECONDS
 from cellfeed_tuner._entropy import by_round, conditional_entropies_of, entropies_of
 from cellfeed_tuner._machine import (
     BytesRead,
-    CacheState,
-    PageRuns,
-    Progressed,
+    ProcessorTime,
     bytes_read,
-    drop_clean_pages,
     processor_time_between,
-    resident_runs,
     thread_times,
 )
 from cellfeed_tuner._measuring._delivery import (
     Delivered,
     DeliveredCell,
-    cells_needed,
     sampled_cells,
 )
-from cellfeed_tuner._measuring._events import (
-    Findings,
-    Infeasible,
-    Pace,
-    Round,
-    Started,
-    TimingSettings,
+from cellfeed_tuner._measuring._page_cache import (
+    FETCHES_AHEAD,
+    CacheState,
+    Dropping,
+    rounds_ahead,
 )
+from cellfeed_tuner._measuring._process import Progressed
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
 
-# Fetches that are read or planned while one is delivered. Source: `cellfeed.CellDataset`.
-FETCHES_AHEAD = 2
-# Fewest minibatches ahead whose pages are kept when caches are dropped. Chosen: more than the
-# kernel reads ahead in a sequentially read file.
-LEAST_MINIBATCHES_AHEAD = 8
+# Distance between the first epochs of two measurements. Chosen: no measurement runs through as
+# many, so each reads different rows.
+EPOCHS_APART = 1000
+
+
+class Pace:
+    """One rank's place in step with the others; the only rank if there is no ``barrier``.
+
+    A context manager: the others stop waiting if this rank fails. All methods that wait raise
+    `threading.BrokenBarrierError` if another rank has failed.
+
+    Parameters
+    ----------
+    rank
+        The local rank.
+    barrier, has_ended, n_rounds
+        Memory shared with the other ranks, which are forked after it is made.
+    """
+
+    def __init__(
+        self, rank: int = 0, barrier: Any = None, has_ended: Any = None, n_rounds: Any = None
+    ) -> None:
+        self._rank, self._barrier = rank, barrier
+        self._has_ended, self._n_rounds = has_ended, n_rounds
+        self.is_first, self.is_alone = rank == 0, barrier is None
+
+    @classmethod
+    def of_ranks(cls, n: int) -> "list[Pace]":
+        """Return one for each of ``n`` ranks."""
+        context = multiprocessing.get_context("fork")
+        shared = context.Barrier(n), context.RawValue("b", 0), context.RawArray("q", n)
+        return [cls(rank, *shared) for rank in range(n)]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.leave()
+
+    def require_equal_epochs(self, n_rounds: int) -> None:
+        """Refuse epochs of different lengths, in which ranks would wait for each other forever."""
+        if self.is_alone:
+            return
+        self._n_rounds[self._rank] = n_rounds
+        self.meet()
+        found = list(self._n_rounds)
+        if len(set(found)) > 1:
+            msg = (
+                f"an epoch has {found} rounds of whole fetches on ranks 0 to {len(found) - 1}, "
+                "which would wait for each other for ever; give each rank as many minibatches"
+            )
+            raise ParameterError(msg)
+
+    def meet(self) -> float:
+        """Wait for all ranks, and return for how many seconds."""
+        if self.is_alone:
+            return 0.0
+        began = time.perf_counter()
+        self._barrier.wait()
+        return time.perf_counter() - began
+
+    def agreed(self, *, ended: bool) -> bool:
+        """Wait for all ranks, and return what the first one passed."""
+        if self.is_alone:
+            return ended
+        if self.is_first:
+            self._has_ended.value = ended
+        self.meet()
+        return bool(self._has_ended.value)
+
+    def leave(self) -> None:
+        """Stop the others from waiting for this rank."""
+        if not self.is_alone:
+            self._barrier.abort()
+
+
+Step = Callable[[Any], object]
+"""A training step, called with a minibatch."""
+
+
+MakeDataset = Callable[..., CellDataset]
+"""Makes the dataset to measure; called as `CellDataset` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingSettings:
+    """What to time, and for how long; see `measure` and `autotune` for the rest.
+
+    Parameters
+    ----------
+    given
+        Another obs column, within whose values the entropy of the first label is also computed.
+    least_rounds, most_rounds, seconds
+        Counted rounds. Measuring stops when they took so many seconds, if it has the least. One
+        round is always read.
+    number
+        The number of this replicate. Each replicate reads other rows, as epochs of a training do.
+    step_seconds, step
+        How long a training loop sleeps on each minibatch; or a function to call with each instead.
+    prefetch, n_requests
+        Fetches to read ahead, and the first number of concurrent requests to a server; None and 0
+        leave them to the dataset.
+    ranks, rank, pace
+        How many ranks are timed side by side, which of them this is, and how they keep in step.
+    """
+
+    configuration: Configuration
+    batch_size: int
+    labels: Sequence[str]
+    cache: CacheState
+    seed: int
+    least_rounds: int
+    most_rounds: int = MOST_ROUNDS_OF_REPLICATE
+    seconds: float = REPLICATE_SECONDS
+    number: int = 0
+    given: str | None = None
+    step_seconds: float = 0.0
+    step: Step | None = None
+    strategy: SamplingStrategy | None = None
+    make_dataset: MakeDataset = CellDataset
+    prefetch: int | None = None
+    n_requests: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+    rank: int = 0
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels, and ``given``."""
+        return (*self.labels, *([] if self.given is None else [self.given]))
+
+    @property
+    def cells_per_round(self) -> int:
+        """Cells of a whole fetch of each worker of each rank of this machine."""
+        minibatches = self.configuration.minibatches_per_round
+        return minibatches * self.batch_size * self.ranks.n_local
+
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch to read."""
+        return EPOCHS_APART * self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first minibatch has come, ``first_minibatch_seconds`` after the workers started.
+
+    Minibatches that wait for a training loop slower than the workers take ``waiting_bytes``. Each
+    process reads with ``n_threads``, and the user's functions have ``n_function_threads``.
+    """
+
+    worker_seconds: float
+    first_minibatch_seconds: float
+    waiting_bytes: int
+    n_threads: int = 1
+    n_function_threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """The configuration cannot be timed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One timed round, and what the dataset counted in it, if it counts.
+
+    It ``counts`` if it is free of start-up. The training loop waited ``waiting_seconds`` for its
+    minibatches. ``read`` is None where the bytes differ from what was delivered, because more or
+    less was read ahead, and for servers. Measuring does not end after a round unless it
+    ``may_end``. ``processor`` is the processor time of all threads; None if unknown.
+    """
+
+    seconds: float
+    counts: bool
+    waiting_seconds: float
+    read: BytesRead | None
+    may_end: bool = True
+    statistics: Statistics | None = None
+    processor: ProcessorTime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Findings:
+    """What is known at the end.
+
+    Parameters
+    ----------
+    fault
+        The first minibatch whose rows or labels differ from the plan; empty if none does.
+    n_requests
+        Concurrent requests to a server; 0 if this process sent none.
+    cells
+        Some cells of the last minibatch.
+    entropies
+        Mean entropy of each label, and of one within another, in each round, shape (n_rounds,).
+    """
+
+    fault: str = ""
+    n_requests: int = 0
+    cells: tuple[DeliveredCell, ...] = ()
+    entropies: Mapping[str | LabelWithin, NDArray[np.float64]] = field(default_factory=dict)
+
+
 # An epoch is long if it has this many times the rounds at its start, which are requested from a
 # server or go into new memory. Chosen.
 LONG_EPOCH = 3
@@ -93,7 +303,7 @@ class Session:
         self._loader: Any = tunable.open(request.configuration)
         self._n_minibatches = self._length()
         self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
-        if (needed := cells_needed(request.configuration, 1)) > self._n_minibatches:
+        if (needed := request.configuration.cells_to_time(1)) > self._n_minibatches:
             n = needed // request.configuration.minibatches_per_round
             msg = (
                 f"an epoch has {self._n_minibatches} minibatches, but {request.configuration} "
@@ -271,93 +481,6 @@ def _seed(words: tuple[int, ...]) -> None:
 
 
 # Dropping pages of files from the page cache after a loader has used them.
-
-
-def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
-    """Return after how many further rounds a loader has used everything it has read by now.
-
-    Workers of a `torch.utils.data.DataLoader` hold minibatches.
-    """
-    held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
-    return max(FETCHES_AHEAD + -(-held // minibatches_per_round), least)
-
-
-class Dropping:
-    """Drops pages of files after they were used, where ``cache`` is "cold".
-
-    A cold measurement stands for files larger than memory: a page that a fetch has used is gone
-    when a later fetch needs it again, which may be one of the same epoch if chunks are larger than
-    blocks. Pages that were read ahead stay, since they would otherwise be read twice.
-
-    Pages are told apart by age, for any loader and in all of its processes: pages that are cached
-    at the end of a round are used by the end of the rounds that are read ahead, and dropped then.
-    They stay if newer pages lie beside them: those belong to a running fetch, which may use a chunk
-    that begins on an older page. If the kernel does not report cached pages, they are dropped
-    before each epoch only.
-
-    Parameters
-    ----------
-    mapped
-        Whether this process may have mapped the files; cellfeed never maps those of a collection.
-    looking_share
-        Share of the time that listing cached pages may take; large files are listed less often.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[Path],
-        cache: CacheState,
-        *,
-        mapped: bool = False,
-        looking_share: float = LOOKING_SHARE,
-    ) -> None:
-        self._paths = files if cache == "cold" else ()
-        self._mapped = mapped
-        self._looking_share = looking_share
-        # Rounds, and the pages of each file that were cached at their ends.
-        self._listed = deque[tuple[int, Sequence[PageRuns]]]()
-        self._round = 0
-        self._next = 0.0
-
-    def before_epoch(self) -> None:
-        """Drop all pages, since nothing has been read ahead."""
-        drop_clean_pages(self._paths, mapped=self._mapped)
-        self._listed.clear()
-        self._round = 0
-
-    def after_round(self, rounds_ahead: int) -> None:
-        """Drop pages that were cached so many rounds ago; see `rounds_ahead`."""
-        self._round += 1
-        if not self._paths or time.perf_counter() < self._next:
-            return
-        begin = time.thread_time()
-        runs = [resident_runs(path) for path in self._paths]
-        known = [each for each in runs if each is not None]
-        if len(known) == len(runs):
-            used = self._used(rounds_ahead)
-            if used is not None:
-                covered = [_covered(*each) for each in zip(known, used, strict=True)]
-                drop_clean_pages(self._paths, covered, mapped=self._mapped)
-            self._listed.append((self._round, known))
-        taken = time.thread_time() - begin
-        self._next = time.perf_counter() + taken / self._looking_share
-
-    def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
-        """Return the latest listed pages that have been used since, and forget them."""
-        used = None
-        while self._listed and self._listed[0][0] + rounds_ahead <= self._round:
-            _, used = self._listed.popleft()
-        return used
-
-
-def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
-    """Return the runs that lie within one of the others."""
-    if not len(others):
-        return others
-    number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1
-    covered: PageRuns = runs[(number >= 0) & (runs[:, 1] <= others[number, 1])]
-    return covered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from cellfeed_tuner._constants import (
 )
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
 from cellfeed_tuner._measuring._timing import CountedRounds
-from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._posterior import Posterior
+from cellfeed_tuner._searching._replicates import Measurements
 
 # Shares of the budget until which new configurations are measured, and until which turns run if a
 # training step is measured afterwards. Chosen.

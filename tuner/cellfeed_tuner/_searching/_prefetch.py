@@ -9,9 +9,9 @@ import numpy as np
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_LIMIT_LEFT, LEAST_TURNS
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
-from cellfeed_tuner._planning._posterior import TurnsOf
 from cellfeed_tuner._results import SAME_SPEED_SHARE, PrefetchResult
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._posterior import TurnsOf
+from cellfeed_tuner._searching._replicates import Measurements
 
 # Prefetch depths, in fetches, to measure for files on servers. Chosen.
 PREFETCHES = (1, 2, 4, 8, 16)

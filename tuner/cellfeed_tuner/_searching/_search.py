@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cellfeed_tuner._choose import (
+    SHARE_PER_DOUBLING,
+    Choice,
+    Ordering,
+    Requirements,
+    choose,
+    predicted,
+)
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
@@ -19,19 +27,11 @@ from cellfeed_tuner._constants import (
 )
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Space
-from cellfeed_tuner._planning._posterior import Posterior, TurnsOf
-from cellfeed_tuner._planning._recommend import (
-    Choice,
-    MeasuredOrdering,
-    choose,
-    predicted,
-    rival_of,
-)
 from cellfeed_tuner._results import ConfigurationResult, Status
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Space
 from cellfeed_tuner._searching._durations import SUSTAINED_LEFT, Durations
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import SHARE_PER_DOUBLING, Requirements
+from cellfeed_tuner._searching._posterior import Posterior, TurnsOf
+from cellfeed_tuner._searching._replicates import Measurements
 
 if TYPE_CHECKING:  # they load Optuna
     from optuna.samplers import BaseSampler
@@ -95,7 +95,7 @@ class Search:
     sampler: "str | BaseSampler" = DEFAULT_SAMPLER
     model: type[CostModel] = CostModel
     turns: TurnsOf[Configuration] = field(default_factory=TurnsOf[Configuration], init=False)
-    ordering: MeasuredOrdering = field(init=False)
+    ordering: Ordering = field(init=False)
     slowed: dict[Configuration, str] = field(default_factory=dict, init=False)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _posterior: Posterior = field(init=False)
@@ -279,7 +279,7 @@ class Search:
             seed=self.measurements.seed,
             model=self.model,
         )
-        self.ordering = MeasuredOrdering(self._posterior, self.turns)
+        self.ordering = Ordering(self._posterior.ratio, self.turns.count_together)
         if not candidates and self.space is not None:
             most = [each for each in self.space.best_mixed() if not requirements.obstacle(each)]
             self._add(most[:MOST_REPLAYED])
@@ -301,7 +301,7 @@ class Search:
                 [*self._not_timed, *self.measurements, *(self.space.ends() if self.space else ())],
                 sampler=self.sampler,
                 posterior=self._posterior,
-                ordering=self.ordering,
+                turns=self.turns,
                 seed=self.measurements.seed,
             )
         return self._study
@@ -484,7 +484,7 @@ class Search:
             return False
         likely = [each for each, chance in chances.items() if chance >= LEAST_CHANCE]
         likely += self._runner_up(best)
-        rival = partial(rival_of, self.ordering, best)
+        rival = partial(self.ordering.rival, best)
         rivals = [rival(each) for each in likely if each != best]
         others = [rival(each) for each in self.turns.finalists() if each != best]
         known = [each for each in (*rivals, *others) if each is not None]

@@ -13,12 +13,12 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from cellfeed import ParameterError
+from cellfeed_tuner._choose import Ordering
 from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._constants import FIRST_TRIALS
-from cellfeed_tuner._planning._cost_model import are_sizes
-from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._planning._recommend import MeasuredOrdering
-from cellfeed_tuner._study import quiet
+from cellfeed_tuner._history import quiet
+from cellfeed_tuner._searching._cost_model import are_sizes
+from cellfeed_tuner._searching._posterior import Posterior, TurnsOf
 
 # Random trials of samplers other than the cost model before they use measurements. Chosen.
 RANDOM_TRIALS = 4
@@ -154,13 +154,19 @@ def sampler_of(
 class RacePruner(BasePruner):
     """Prunes a configuration that was clearly slower than the fastest candidate in turns."""
 
-    def __init__(self, ordering: MeasuredOrdering) -> None:
-        self._ordering = ordering
+    def __init__(self, posterior: Posterior, turns: TurnsOf[Configuration]) -> None:
+        self._posterior, self._turns = posterior, turns
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Return whether the trial has lost the race."""
         del study
-        return self._ordering.has_lost(Configuration(**trial.params))
+        configuration, candidates = Configuration(**trial.params), set(self._posterior.candidates)
+        finalists = [each for each in self._turns.finalists() if each in candidates]
+        costs = self._posterior.seconds_per_cell()
+        best = min(finalists, key=costs.__getitem__, default=configuration)
+        ordering = Ordering(self._posterior.ratio, self._turns.count_together)
+        rival = None if best == configuration else ordering.rival(configuration, best)
+        return rival is not None and rival.ratio.high < 1
 
 
 class Trials:
@@ -175,7 +181,7 @@ class Trials:
         Configurations whose settings span the search space.
     sampler
         A name in `SAMPLERS`, or a sampler of Optuna.
-    posterior, ordering
+    posterior, turns
         What the cost model's sampler and the pruner go by.
     """
 
@@ -185,12 +191,14 @@ class Trials:
         *,
         sampler: str | BaseSampler,
         posterior: Posterior,
-        ordering: MeasuredOrdering,
+        turns: TurnsOf[Configuration],
         seed: int,
     ) -> None:
         with quiet():
             self._sampler = sampler_of(sampler, _distributions(known), posterior, seed)
-            self._study = optuna.create_study(sampler=self._sampler, pruner=RacePruner(ordering))
+            self._study = optuna.create_study(
+                sampler=self._sampler, pruner=RacePruner(posterior, turns)
+            )
         self._trials: dict[Configuration, Trial] = {}
         self._n_reported: dict[Configuration, int] = {}
         self._n_replicates = 0

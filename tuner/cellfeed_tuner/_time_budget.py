@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 # A run ends within this many seconds after its budget, or within this share of it, whichever is
 # more. Chosen: half of it is for a first measurement if the start took the budget, the rest for
@@ -65,3 +66,15 @@ class TimeBudget:
     def left_until(self, share: float) -> float:
         """Return the seconds left until a share of the budget is spent."""
         return share * self.seconds - self.spent
+
+
+class Progress(Protocol):
+    """Called with the progress of a stage."""
+
+    def __call__(self, stage: str, done: float, total: float) -> object:
+        """Report that ``done`` of ``total`` of a stage is done."""
+
+
+def silent(stage: str, done: float, total: float) -> None:
+    """Report nothing."""
+    del stage, done, total

@@ -19,15 +19,12 @@ from cellfeed_tuner._constants import (
     REPLICATE_SECONDS,
 )
 from cellfeed_tuner._interval import Estimate, Spread, seen_spread
-from cellfeed_tuner._machine import CacheState, OtherPrograms
-from cellfeed_tuner._measuring._comparison import compare_with_files
-from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._events import MakeDataset, Step
+from cellfeed_tuner._machine import OtherPrograms
+from cellfeed_tuner._measuring._delivery import DeliveredCell, compare_with_files
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, measure_with, pooled
-from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._timing import TimingRequest
-from cellfeed_tuner._planning._posterior import Replicate
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import Runs
+from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import (
     ConfigurationResult,
@@ -35,8 +32,9 @@ from cellfeed_tuner._results import (
     LabelResult,
     Status,
 )
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._searching._posterior import Replicate
 from cellfeed_tuner._subject import LabelWithin
+from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 # Fewest pairs of adjacent replicates for estimating what replicates of the same time have in
 # common. Chosen.

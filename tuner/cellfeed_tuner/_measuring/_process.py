@@ -12,6 +12,7 @@ import errno
 import multiprocessing
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -27,18 +28,11 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
+import psutil
+
 from cellfeed import CellfeedError, ParameterError
 from cellfeed_tuner._constants import LOOKING_SHARE
-from cellfeed_tuner._machine import (
-    OtherPrograms,
-    ProcessorClock,
-    Progressed,
-    end_of,
-    kill_tree,
-    reap,
-    tree_cpu_seconds,
-    tree_memory_bytes,
-)
+from cellfeed_tuner._machine import OtherPrograms, ProcessorClock
 
 # Seconds between two checks of a process's memory: initially, and at most if checking takes more
 # than its share. Chosen: short compared with a fetch, and with a replicate.
@@ -459,3 +453,103 @@ def _offer_to_oom_killer(score: int) -> None:
     """
     with contextlib.suppress(OSError):  # other systems have no such file
         Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
+_SIGNALS = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "aborted",
+    signal.SIGBUS: "bus error",
+}
+
+
+_REAP_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """What requests that deliver minibatches report: so many have come by now.
+
+    This is written to shared memory, which takes a microsecond, and is no event.
+    """
+
+    n_minibatches: int
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process, its descendants and the process groups that these lead.
+
+    Each is stopped before its children are listed, so that it starts no more of them meanwhile.
+    Descendants whose parent has ended are found by their group.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process, members = psutil.Process(pid), set[psutil.Process]()
+        new = {process}
+        while new:
+            for each in new:
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    each.suspend()
+            members |= new
+            new = {*process.children(recursive=True)} - members
+        for each in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it leads no group
+                os.killpg(each.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                each.kill()
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Return the memory of a process and its descendants now; 0 if the process is gone.
+
+    The resident memory of the process, plus the unshared memory of each descendant: a forked worker
+    shares most of its memory until it writes to it.
+    """
+    try:
+        process = psutil.Process(pid)
+        total = int(process.memory_info().rss)
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += int(child.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0
+    return total
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its descendants, with ended ones; 0 if gone."""
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+        # User and system time, of itself and of its ended children.
+        return float(sum(sum(each.cpu_times()[:4]) for each in tree))
+    except psutil.Error:
+        return 0.0
+
+
+def end_of(pid: int) -> tuple[str, bool] | None:
+    """Return how a child ended, in words, and whether it was killed; None if it still runs.
+
+    Its status is kept for `reap`.
+    """
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it was reaped
+        return "ended", False
+    if found is None:
+        return None
+    if found.si_code == os.CLD_EXITED:
+        return f"exited with status {found.si_status}", False
+    if found.si_status == signal.SIGKILL:
+        return "was killed, perhaps for want of memory", True
+    name = _SIGNALS.get(signal.Signals(found.si_status), signal.Signals(found.si_status).name)
+    return f"crashed ({name})", False
+
+
+def reap(pid: int, *, limit_seconds: float) -> None:
+    """Wait for the end of a killed child; not for one that the kernel does not let end."""
+    deadline = time.monotonic() + limit_seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                time.sleep(_REAP_SECONDS)
+                continue
+        return

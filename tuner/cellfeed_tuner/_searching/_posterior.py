@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from cellfeed_tuner._choose import Goal
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_CHANCE
 from cellfeed_tuner._interval import CONFIDENCE, USUAL_FREEDOM, Estimate, positive_estimate
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observations, draws_of
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations, draws_of
 
 # Draws of all costs for computing probabilities, and the number of most promising configurations
 # for which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
@@ -238,41 +239,6 @@ class Replicate(NamedTuple):
 
     seconds_per_cell: float
     turn: int
-
-
-Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From logarithms of cells per second, shape (..., n_candidates), to the value to maximize."""
-
-
-def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Value a configuration by its throughput; gains are relative."""
-    return log_speeds
-
-
-def best_mixed(need: float, shares: Sequence[float]) -> Goal:
-    """Value configurations that have the needed throughput by how well they mix.
-
-    Parameters
-    ----------
-    need
-        Cells per second.
-    shares
-        Entropy of each candidate as a share of true random sampling's, shape (n_candidates,).
-
-    Examples
-    --------
-    >>> goal = best_mixed(100.0, [0.9, 1.0])
-    >>> goal(np.log([200.0, 100.0])).tolist(), goal(np.log([200.0, 50.0])).round(2).tolist()
-    ([0.9, 1.0], [0.9, -0.69])
-    """
-    mixing = np.asarray(shares, dtype=np.float64)
-
-    def value(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
-        lacking = log_speeds - log(need)
-        # Any that is too slow is worse than all that are not, and worse the slower it is.
-        return np.where(lacking >= 0, mixing, lacking)
-
-    return value
 
 
 class Posterior:
