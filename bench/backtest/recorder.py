@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import numpy as np
 from bench.backtest.files import RecordingFiles, Row, Sitting
 
-from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import CacheState
@@ -74,7 +73,7 @@ class Recorder:
         A clock, in seconds.
     """
 
-    process: MeasuringProcess[Collection]
+    process: MeasuringProcess
     files: RecordingFiles
     entropies: Mapping[tuple[int, int], float]
     request: Request

@@ -189,7 +189,7 @@ def tuned(
     subject: Collection | Tunable,
     *,
     budget: TimeBudget,
-    process: MeasuringProcess[Any] | None = None,
+    process: MeasuringProcess | None = None,
     **given: Any,
 ) -> AutotuneResult:
     """Do what `autotune` does, within a budget, and in a process, that may have begun before."""
@@ -204,7 +204,7 @@ def tuned(
         request = loader_request(subject, **common)
     else:
         request = collection_request(subject, **of_collection, **common)
-    with MeasuringProcess[Any]() if process is None else nullcontext(process) as measuring:
+    with MeasuringProcess() if process is None else nullcontext(process) as measuring:
         measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(
             request=request, process=measuring, budget=budget, on_progress=settings["on_progress"]

@@ -26,7 +26,7 @@ from cellfeed_tuner._bottleneck import (
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringProcess, Request
 from cellfeed_tuner._searching._cost_model import distinct
 from cellfeed_tuner._subject import Selected
 
@@ -297,7 +297,7 @@ class Explained:
 
 
 def explain_throughput(
-    process: MeasuringProcess[Collection] | MeasuringProcess[Selected],
+    process: MeasuringProcess,
     measured: Measurement,
     layout: StorageLayout,
     *,
@@ -343,7 +343,7 @@ def explain_throughput(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreRequest:
+class StoreRequest(Request):
     """A request to encode a sample of cells."""
 
     configuration: Configuration

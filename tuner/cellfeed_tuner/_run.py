@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Run:
     """
 
     request: Request
-    process: MeasuringProcess[Any]
+    process: MeasuringProcess
     budget: TimeBudget
     on_progress: Progress
     interrupted: bool = field(default=False, init=False)

@@ -207,13 +207,13 @@ def _age() -> float:
 
 def _measuring_process(
     ranks: int | None,
-) -> "AbstractContextManager[MeasuringProcess[Any] | None]":
+) -> "AbstractContextManager[MeasuringProcess | None]":
     """Start the process that measures, unless that is for another rank to do."""
     from cellfeed_tuner._measuring._process import MeasuringProcess  # noqa: PLC0415
 
     if ranks is None and os.environ.get("RANK", "0") != "0":
         return nullcontext()
-    return MeasuringProcess[Any]()
+    return MeasuringProcess()
 
 
 def _require_writable(folder: Path) -> None:

@@ -54,7 +54,7 @@ def run(
     output: Path,
     as_json: bool,
     budget: TimeBudget,
-    process: MeasuringProcess[Any] | None,
+    process: MeasuringProcess | None,
     with_aligned: bool,
     ranks: int | None,
     **settings: Any,

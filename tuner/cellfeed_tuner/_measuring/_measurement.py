@@ -28,7 +28,6 @@ from cellfeed_tuner._measuring._timing import (
     Round,
     Started,
     TimingRequest,
-    TimingSettings,
 )
 from cellfeed_tuner._subject import LabelWithin, Tunable, label_codes, names_of
 
@@ -253,7 +252,7 @@ class Measurement:
         }
 
 
-def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
+def measured(request: TimingRequest, outcome: Outcome) -> Measurement:
     """Return the measurement that the children of the measuring process reported."""
     of_ranks = [outcome.events, *outcome.events_of_others]
     started = [each for events in of_ranks for each in _all(Started, events)]
@@ -451,7 +450,7 @@ def measure(
         make_dataset=make_dataset,
     )
     found_cache = prepare_cache(files, cache)
-    with MeasuringProcess[Any](subject) as process:
+    with MeasuringProcess(subject) as process:
         process.start()
         found = measure_with(process, request, limit_seconds=limit_seconds(seconds))
     if found.is_infeasible:
@@ -468,8 +467,6 @@ def limit_seconds(seconds: float) -> float:
     return max(LIMIT_TIMES * seconds, LEAST_LIMIT_SECONDS)
 
 
-def measure_with(
-    process: Runs[TimingRequest], request: TimingRequest, *, limit_seconds: float
-) -> Measurement:
+def measure_with(process: Runs, request: TimingRequest, *, limit_seconds: float) -> Measurement:
     """Measure in a process that is already running; see `measure`."""
     return measured(request, process.run(request, limit_seconds=limit_seconds))

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -26,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self
 
 import psutil
 
@@ -51,34 +52,23 @@ _PROGRESS = struct.Struct("q")
 _ENDING_SECONDS = 0.01
 _NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
 
-Subject = TypeVar("Subject")
-Subject_contra = TypeVar("Subject_contra", contravariant=True)
 
-
-class Request(Protocol[Subject_contra]):
+class Request(ABC):
     """A child's task. It is pickled to be sent to the process."""
 
-    def run(self, subject: Subject_contra, report: Callable[[object], None]) -> None:
-        """Do the task, and report each event as it happens."""
-        ...
+    @abstractmethod
+    def run(self, subject: Any, report: Callable[[object], None]) -> None:
+        """Do the task; report each event as it happens, and how many minibatches have come."""
+
+    def parts(self) -> "Sequence[Request]":
+        """Return the request of each child, which run at the same time."""
+        return [self]
 
 
-@runtime_checkable
-class SideBySide(Protocol):
-    """A request for several children at the same time."""
+class Runs(Protocol):
+    """Runs requests: a `MeasuringProcess`, or a stand-in for one."""
 
-    def parts(self) -> Sequence[Request[Any]]:
-        """Return the request of each child."""
-        ...
-
-
-Request_contra = TypeVar("Request_contra", contravariant=True)
-
-
-class Runs(Protocol[Request_contra]):
-    """Runs requests of a kind: a `MeasuringProcess`, or a stand-in for one."""
-
-    def run(self, request: Request_contra, *, limit_seconds: float) -> "Outcome":
+    def run(self, request: Any, *, limit_seconds: float) -> "Outcome":
         """Run a request for at most ``limit_seconds``."""
         ...
 
@@ -103,13 +93,13 @@ class MeasuringError(CellfeedError, RuntimeError):
     """The process in which configurations are timed has died, or does not answer."""
 
 
-class MeasuringProcess(Generic[Subject]):
+class MeasuringProcess:
     """The process, as its parent sees it; a context manager.
 
     ``subject`` is needed by `start`.
     """
 
-    def __init__(self, subject: Subject | None = None) -> None:
+    def __init__(self, subject: Any = None) -> None:
         self.subject = subject
         self._is_lost = False
 
@@ -174,7 +164,7 @@ class MeasuringProcess(Generic[Subject]):
             msg = "the measuring process died, perhaps for want of memory; free some and try again"
             raise MeasuringError(msg) from error
 
-    def run(self, request: Request[Subject], *, limit_seconds: float) -> Outcome:
+    def run(self, request: Request, *, limit_seconds: float) -> Outcome:
         """Run a request in children, which are killed after ``limit_seconds``.
 
         If one of them or of their workers is killed by something else, other children try once
@@ -239,10 +229,7 @@ def serve(fd: int, path: Sequence[str]) -> None:
 
 
 def _run_twice_if_killed(
-    subject: Subject,
-    request: Request[Subject],
-    limit_seconds: float,
-    abandoned: Callable[[], bool],
+    subject: Any, request: Request, limit_seconds: float, abandoned: Callable[[], bool]
 ) -> Outcome | CellfeedError:
     start = time.monotonic()
     first = _run_in_children(subject, request, limit_seconds, abandoned)
@@ -267,17 +254,14 @@ class _Ended:
 
 
 def _run_in_children(
-    subject: Subject,
-    request: Request[Subject],
-    limit_seconds: float,
-    abandoned: Callable[[], bool],
+    subject: Any, request: Request, limit_seconds: float, abandoned: Callable[[], bool]
 ) -> Outcome | CellfeedError:
     """Run a request until all children have ended, one has failed, or the time is up."""
     clock, deadline = ProcessorClock(), time.monotonic() + limit_seconds
     children: dict[Connection[Any, Any], int] = {}
     events = list[list[object]]()
     end = _Ended()
-    parts = request.parts() if isinstance(request, SideBySide) else [request]
+    parts = request.parts()
     progress = mmap(-1, _PROGRESS.size * len(parts))
     try:
         for rank, part in enumerate(parts):
@@ -394,32 +378,31 @@ def _next_event(receiver: "Connection[Any, Any]", pid: int, of_rank: str) -> obj
     if receiver.poll():
         with contextlib.suppress(EOFError):
             return receiver.recv()
-    how, was_killed = _awaited_end(pid)
+    deadline = time.monotonic() + ANSWER_SECONDS / 2
+    while (found := end_of(pid)) is None and time.monotonic() < deadline:
+        time.sleep(_ENDING_SECONDS)  # its connection is closed, but it may still be ending
+    how, was_killed = found or ("closed its connection", False)
     return _Ended(f"the process{of_rank} {how}", was_killed=was_killed)
 
 
-def _awaited_end(pid: int) -> tuple[str, bool]:
-    """Return how a child ended whose connection is closed; it may still be ending."""
-    deadline = time.monotonic() + ANSWER_SECONDS / 2
-    while (found := end_of(pid)) is None and time.monotonic() < deadline:
-        time.sleep(_ENDING_SECONDS)
-    return found or ("closed its connection", False)
-
-
 class _Report:
-    """What a child calls to report: sends events, and writes progress to shared memory."""
+    """What a child calls to report: sends events, and writes progress to shared memory.
+
+    Progress is an integer, the number of minibatches that have come by now. Writing it takes a
+    microsecond.
+    """
 
     def __init__(self, sender: "Connection[Any, Any]", progress: mmap, rank: int) -> None:
         self._sender, self._progress, self._place = sender, progress, _PROGRESS.size * rank
 
     def __call__(self, event: object) -> None:
-        if isinstance(event, Progressed):
-            _PROGRESS.pack_into(self._progress, self._place, event.n_minibatches)
+        if isinstance(event, int):
+            _PROGRESS.pack_into(self._progress, self._place, event)
         else:
             self._sender.send(event)
 
 
-def _child(subject: Subject, request: Request[Subject], report: _Report) -> None:
+def _child(subject: Any, request: Request, report: _Report) -> None:
     """Run a request, report and end, without waiting for workers that still read."""
     _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -463,16 +446,6 @@ _SIGNALS = {
 
 
 _REAP_SECONDS = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """What requests that deliver minibatches report: so many have come by now.
-
-    This is written to shared memory, which takes a microsecond, and is no event.
-    """
-
-    n_minibatches: int
 
 
 def kill_tree(pid: int) -> None:

@@ -54,7 +54,7 @@ from cellfeed_tuner._measuring._page_cache import (
     Dropping,
     rounds_ahead,
 )
-from cellfeed_tuner._measuring._process import Progressed
+from cellfeed_tuner._measuring._process import Request
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
 
@@ -149,7 +149,7 @@ MakeDataset = Callable[..., CellDataset]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimingSettings:
+class TimingRequest(Request):
     """What to time, and for how long; see `measure` and `autotune` for the rest.
 
     Parameters
@@ -205,6 +205,44 @@ class TimingSettings:
     def first_epoch(self) -> int:
         """The first epoch to read."""
         return EPOCHS_APART * self.number
+
+    def parts(self) -> "Sequence[TimingRequest]":
+        """Return the request of each rank."""
+        n = self.ranks.n_local
+        if n == 1:
+            return [self]
+        return [replace(self, rank=rank, pace=each) for rank, each in enumerate(Pace.of_ranks(n))]
+
+    def run(
+        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
+    ) -> None:
+        """Report `Started` once, then each `Round` as it happens, and `Findings` at the end."""
+        try:
+            with self.pace:
+                self._run(subject, report)
+        except EpochTooShortError as error:
+            report(Infeasible(str(error)))
+        except threading.BrokenBarrierError:
+            pass  # another rank has failed, and says why
+
+    def _run(
+        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
+    ) -> None:
+        if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
+            self.ranks.become(self.rank)
+        if isinstance(subject, Tunable):
+            session = Session(subject, self)
+        else:
+            session = DatasetSession(Selected.of(subject), self)
+        counted_seconds, n_counted = 0.0, 0
+        for each in _rounds(session, self, report):
+            report(each)
+            n_counted += each.counts
+            counted_seconds += each.seconds if each.counts else 0.0
+            enough = counted_seconds >= self.seconds and n_counted >= self.least_rounds
+            if self.pace.agreed(ended=each.may_end and (enough or n_counted >= self.most_rounds)):
+                break
+        report(session.findings())
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +334,7 @@ class Session:
     n_asked = 0
     n_threads, n_function_threads = 1, 0
 
-    def __init__(self, tunable: Tunable, request: TimingSettings) -> None:
+    def __init__(self, tunable: Tunable, request: TimingRequest) -> None:
         self._tunable, self._request = tunable, request
         self.files = tunable.paths
         _seed((request.seed, request.number, *([request.rank] if request.rank else [])))
@@ -385,7 +423,7 @@ class DatasetSession(Session):
 
     is_mapped = False
 
-    def __init__(self, selected: Selected, request: TimingSettings) -> None:
+    def __init__(self, selected: Selected, request: TimingRequest) -> None:
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
         wanted = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
@@ -483,51 +521,8 @@ def _seed(words: tuple[int, ...]) -> None:
 # Dropping pages of files from the page cache after a loader has used them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingRequest(TimingSettings):
-    """A configuration to time; see `TimingSettings`."""
-
-    def parts(self) -> "list[TimingRequest]":
-        """Return the request of each rank."""
-        n = self.ranks.n_local
-        if n == 1:
-            return [self]
-        return [replace(self, rank=rank, pace=each) for rank, each in enumerate(Pace.of_ranks(n))]
-
-    def run(
-        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
-    ) -> None:
-        """Report `Started` once, then each `Round` as it happens, and `Findings` at the end."""
-        try:
-            with self.pace:
-                self._run(subject, report)
-        except EpochTooShortError as error:
-            report(Infeasible(str(error)))
-        except threading.BrokenBarrierError:
-            pass  # another rank has failed, and says why
-
-    def _run(
-        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
-    ) -> None:
-        if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
-            self.ranks.become(self.rank)
-        if isinstance(subject, Tunable):
-            session = Session(subject, self)
-        else:
-            session = DatasetSession(Selected.of(subject), self)
-        counted_seconds, n_counted = 0.0, 0
-        for each in _rounds(session, self, report):
-            report(each)
-            n_counted += each.counts
-            counted_seconds += each.seconds if each.counts else 0.0
-            enough = counted_seconds >= self.seconds and n_counted >= self.least_rounds
-            if self.pace.agreed(ended=each.may_end and (enough or n_counted >= self.most_rounds)):
-                break
-        report(session.findings())
-
-
 def _rounds(
-    session: Session, request: TimingSettings, report: Callable[[object], None]
+    session: Session, request: TimingRequest, report: Callable[[object], None]
 ) -> Iterator[Round]:
     """Yield one round after the other, epoch after epoch."""
     configuration, n_rounds, pace = request.configuration, session.n_rounds, request.pace
@@ -566,7 +561,7 @@ def _rounds(
                         pace.leave()
                         return
                     n_minibatches += 1
-                    report(Progressed(n_minibatches))
+                    report(n_minibatches)
                     if not has_started:
                         has_started = True
                         size = session.size_of(minibatch)

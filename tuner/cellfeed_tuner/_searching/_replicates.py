@@ -60,7 +60,7 @@ class Measurements:
         Replicates of all configurations.
     """
 
-    process: Runs[TimingRequest]
+    process: Runs
     labels: Sequence[str]
     batch_size: int
     cache: CacheState
