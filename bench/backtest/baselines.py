@@ -113,7 +113,7 @@ class WithoutTerms(CostModel):
     """A cost model that only knows how costs change with each doubling of a setting."""
 
     @staticmethod
-    def worlds(
+    def samples(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
         """Return the logarithms of costs for slopes drawn at random, shape (n_worlds, n)."""

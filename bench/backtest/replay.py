@@ -149,7 +149,7 @@ class Remembered(CostModel):
     """Draws the worlds of a grid once, since every search on it has the same."""
 
     @staticmethod
-    def worlds(
+    def samples(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
         """Return the worlds drawn before, or draw them."""
@@ -160,7 +160,7 @@ class Remembered(CostModel):
 def _worlds(
     configurations: tuple[Configuration, ...], batch_size: int, geometry: Geometry
 ) -> NDArray[np.float64]:
-    return CostModel.worlds(configurations, batch_size, geometry)
+    return CostModel.samples(configurations, batch_size, geometry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def in_turns(**speeds_by_block):
     rng, turns = np.random.default_rng(0), TurnsOf[Configuration]()
     for _ in range(6):
         moment = np.exp(0.3 * rng.standard_normal())
-        turns.note(
+        turns.add(
             {
                 Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
                 * moment

@@ -83,7 +83,7 @@ def test_the_study_says_what_became_of_each_configuration():
         of_slow.append(2.0 - 0.01 * number)
         trials.report(fast, of_fast)
         trials.report(slow, of_slow)
-        turns.note({fast: 1 / of_fast[-1], slow: 1 / of_slow[-1]})
+        turns.add({fast: 1 / of_fast[-1], slow: 1 / of_slow[-1]})
         posterior.tell(fast, [Replicate(*each[::-1]) for each in enumerate(of_fast)])
         posterior.tell(slow, [Replicate(*each[::-1]) for each in enumerate(of_slow)])
     trials.report(big, [1.5])
@@ -133,7 +133,7 @@ def test_what_is_no_candidate_any_more_wins_no_race():
     turns = TurnsOf[Configuration]()
     trials, posterior = trials_of(COST_MODEL, turns=turns)
     for number in range(4):
-        turns.note({fast: 2.0 + 0.01 * number, slow: 1.0 - 0.01 * number})
+        turns.add({fast: 2.0 + 0.01 * number, slow: 1.0 - 0.01 * number})
     posterior.tell(fast, [Replicate(0.5, number) for number in range(4)])
     posterior.tell(slow, [Replicate(1.0, number) for number in range(4)])
     trials.report(fast, [0.5])

@@ -17,7 +17,7 @@ def turns_of(n, *, noise=0.02, moment=0.3, left=None, seed=0):
     for number in range(n):
         common = np.exp(moment * rng.standard_normal())
         there = [each for each in SPEEDS if each != left or number < n // 3]
-        turns.note(
+        turns.add(
             {each: SPEEDS[each] * common * np.exp(noise * rng.standard_normal()) for each in there}
         )
     return turns

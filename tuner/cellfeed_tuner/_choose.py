@@ -17,7 +17,6 @@ from cellfeed_tuner._interval import (
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
     SAME_ENTROPY_SHARE,
-    SAME_SPEED_SHARE,
     Basis,
     ConfigurationResult,
     Constraints,
@@ -25,6 +24,7 @@ from cellfeed_tuner._results import (
     Nearest,
     Rival,
     Status,
+    is_as_fast,
     is_undecided,
     least_share,
 )
@@ -213,7 +213,7 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> 
 
     fastest, *slower = order(feasible, feasible[0])
     ratios = [(each, ordering.of_timed(each, fastest)) for each in slower]
-    alike = [e for e, r in ratios if r.value >= 1 - SAME_SPEED_SHARE and r.high >= 1]
+    alike = [each for each, ratio in ratios if is_as_fast(ratio)]
     cheapest = _cheapest([fastest, *alike])
     chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
     others = order([each for each in feasible if each is not chosen], chosen)

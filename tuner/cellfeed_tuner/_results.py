@@ -568,6 +568,11 @@ def is_undecided(ratio: Estimate) -> bool:
     return ratio.low <= 1 <= ratio.high and not same
 
 
+def is_as_fast(ratio: Estimate) -> bool:
+    """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
+    return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+
+
 def least_share(entropy_floor: float) -> float:
     """Return the lowest share of random sampling's entropy that counts as reaching the floor."""
     return entropy_floor - SAME_ENTROPY_SHARE

@@ -16,6 +16,7 @@ from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._explain import Explained, StorageLayout, explain_throughput
 from cellfeed_tuner._interval import Estimate, quotient, scaled
 from cellfeed_tuner._machine import Busy, Machine, describe_machine
+from cellfeed_tuner._measuring._delivery import compare_with_files
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
@@ -406,12 +407,15 @@ class Run:
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
 
     def _compare_with_files(self) -> None:
-        left = self.budget.left_to_measure
-        if (selected := self.request.selected) is not None and left > 0:
-            compared = self._search.measurements.compare_with_files(
-                selected.collection, most_seconds=min(COMPARING_SECONDS, left)
-            )
-            self._n_cells_compared = compared
+        left, measured = self.budget.left_to_measure, self._search.measurements
+        if (selected := self.request.selected) is None or left <= 0:
+            return
+        found = compare_with_files(
+            selected.collection, measured.sampled, most_seconds=min(COMPARING_SECONDS, left)
+        )
+        for configuration, fault in found.faults.items():
+            measured.faults.setdefault(configuration, fault)
+        self._n_cells_compared = found.n_cells
 
     def _explain(self) -> None:
         """Find the bottleneck and, for shuffled blocks, whether other storage would be faster."""
@@ -428,7 +432,7 @@ class Run:
         already_shuffled = self._order is not None and self._order.already_shuffled
         self._explained = explain_throughput(
             self.process,
-            self._search.measurements.fair(recommended.configuration),
+            self._search.measurements.published(recommended.configuration),
             StorageLayout(
                 n_cells=len(selected),
                 rows_per_chunk=selected.rows_per_chunk,

@@ -229,7 +229,7 @@ class TimingRequest(Request):
         self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
     ) -> None:
         if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
-            self.ranks.become(self.rank)
+            self.ranks.set_environment(self.rank)
         if isinstance(subject, Tunable):
             session = Session(subject, self)
         else:

@@ -24,7 +24,7 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results import SAME_SPEED_SHARE, STATUS_WORDS, ConfigurationResult
+from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult, is_as_fast
 
 
 def in_words(what: str, *about: object) -> list[str]:
@@ -80,9 +80,9 @@ _TEMPLATES.globals.update(
     MUCH_SPREAD=MUCH_SPREAD,
     MUCH_START=MUCH_START,
     REMOTE_PREFETCH=REMOTE_PREFETCH,
-    SAME_SPEED_SHARE=SAME_SPEED_SHARE,
     STATUS_WORDS=STATUS_WORDS,
     bytes=format_bytes,
+    is_as_fast=is_as_fast,
     in_words=in_words,
     interval=interval,
     megabytes=megabytes,

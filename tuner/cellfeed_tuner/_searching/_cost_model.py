@@ -46,7 +46,7 @@ ANY_SCALE = 3.0
 # number; and the share of the likeliest draw's weight that counts as none. Chosen: with a single
 # normal distribution instead, choices on recorded grids are as good, but worse in ranges of
 # settings.
-N_WORLDS, ENOUGH_WORLDS, HALVINGS, NO_WEIGHT = 4000, 200, 8, 1e-6
+N_SAMPLES, ENOUGH_SAMPLES, HALVINGS, NO_WEIGHT = 4000, 200, 8, 1e-6
 # Smallest and largest relative spread of replicates, and how many values in between are tried.
 # Chosen: from a quiet machine to one that is hardly usable.
 NOISES = (0.01, 0.4, 8)
@@ -341,10 +341,10 @@ class CostModel:
     ``1 + (b - 1) / c`` chunks of c rows); blocks, each a seek; and cells. Workers divide a part of
     the sum; transfer between processes costs a price per cell, and so does each worker.
 
-    Prices are drawn many times. Each draw is a world, and replicates weight the worlds by their
-    likelihood. If too few worlds would be left, a power of the likelihood that leaves enough
-    weights them, and the rest of it conditions the normal distribution with their mean and
-    covariance. Deviations from the sum are a Gaussian process over the logarithms of the settings.
+    Prices are drawn many times, and replicates weight these samples by their likelihood. If too few
+    samples would be left, a power of the likelihood that leaves enough weights them, and the rest
+    of it conditions the normal distribution with their mean and covariance. Deviations from the sum
+    are a Gaussian process over the logarithms of the settings.
 
     Parameters
     ----------
@@ -360,19 +360,44 @@ class CostModel:
         self, configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> None:
         self._place = {each: number for number, each in enumerate(configurations)}
-        self._worlds = self.worlds(configurations, batch_size, geometry)
+        self._samples = self.samples(configurations, batch_size, geometry)
         self._deviations = _deviations(configurations) + ANY_SCALE**2
 
     @staticmethod
-    def worlds(
+    def samples(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
-        """Return logarithms of costs at prices drawn at random, shape (n_worlds, n)."""
-        return _worlds(configurations, batch_size, geometry)
+        """Return logarithms of costs at prices drawn at random, shape (n_samples, n)."""
+        rng = np.random.default_rng(_SEED)
+        prices = {name: _decades(rng, ends) for name, ends in PRICES.items()}
+        block = np.array([each.block_size for each in configurations], dtype=np.float64)
+        workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
+        cells = batch_size * np.array(
+            [each.fetch_factor for each in configurations], dtype=np.float64
+        )
+        blocks = np.maximum(1.0, cells / block)
+        fetch = prices["fetch"] + prices["block"] * blocks + cells
+        if geometry.n_files is not None and geometry.n_files > 1:
+            fetch = fetch + prices["file"] * distinct(geometry.n_files, blocks)
+        if geometry.rows_per_chunk is not None and geometry.n_cells is not None:
+            rows = geometry.rows_per_chunk
+            chunks = max(1.0, geometry.n_cells / rows)
+            touched = 1 + (np.minimum(block, cells) - 1) / rows
+            fetch = fetch + prices["chunk"] * max(1.0, rows) * distinct(chunks, blocks, touched)
+        serial = _decades(rng, SERIAL)
+        divided = serial + (1 - serial) / np.maximum(1.0, workers)
+        by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
+        logs = np.log(fetch / cells * divided + by_workers)
+        if geometry.n_cells is not None:
+            n_fetches = np.maximum(1.0, geometry.n_cells // geometry.n_ranks // cells)
+            logs = logs + NOT_AHEAD * rng.random((N_SAMPLES, 1)) / n_fetches
+        by_size = BY_SIZE * rng.standard_normal((N_SAMPLES, 1)) * np.log2(cells)
+        found: NDArray[np.float64] = logs + by_size
+        return found
 
     def mean(self) -> NDArray[np.float64]:
         """Return the prior mean of the logarithms of costs, up to a constant."""
-        mean: NDArray[np.float64] = self._worlds.mean(axis=0)
+        mean: NDArray[np.float64] = self._samples.mean(axis=0)
         return mean
 
     def posterior(
@@ -393,11 +418,13 @@ class CostModel:
         rows = np.array([self._place[each] for each in found], dtype=np.int64)
         seen, apart = observations.logs, self._deviations[:, rows]
         known = apart[rows] + observations.covariance + JITTER * np.eye(len(rows))
-        misfit = _misfit(known, seen - self._worlds[:, rows])
+        # Squared Mahalanobis distances of the samples from what was measured.
+        apart_from_seen = (seen - self._samples[:, rows]).T
+        misfit = (np.linalg.solve(np.linalg.cholesky(known), apart_from_seen) ** 2).sum(axis=0)
         share, weights = _weights(misfit)
         kept = weights > NO_WEIGHT * weights.max()
-        mean = weights[kept] @ self._worlds[kept]
-        roots = np.sqrt(weights[kept])[:, None] * (self._worlds[kept] - mean)
+        mean = weights[kept] @ self._samples[kept]
+        roots = np.sqrt(weights[kept])[:, None] * (self._samples[kept] - mean)
         covariance: NDArray[np.float64] = roots.T @ roots
         if share < 1:
             rest = covariance[np.ix_(rows, rows)] + known / (1 - share)
@@ -420,7 +447,7 @@ class CostModel:
         numbers = np.array([each.size for each in logs])
         within = float(sum(((each - each.mean()) ** 2).sum() for each in logs))
         freedom = int((numbers - 1).sum())
-        apart = np.array([each.mean() for each in logs]) - self._worlds[:, rows]
+        apart = np.array([each.mean() for each in logs]) - self._samples[:, rows]
         near = self._deviations[np.ix_(rows, rows)]
         noises = np.geomspace(*NOISES)
         # Weighted by the number of replicates, one basis makes every noise's covariance diagonal.
@@ -441,16 +468,8 @@ class CostModel:
         return float(np.sqrt(weights @ noises**2 / weights.sum()))
 
 
-def _misfit(known: NDArray[np.float64], apart: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return squared Mahalanobis distances of deviations of shape (n_worlds, n)."""
-    if not apart.shape[1]:
-        return np.zeros(len(apart))
-    found: NDArray[np.float64] = (np.linalg.solve(np.linalg.cholesky(known), apart.T) ** 2).sum(0)
-    return found
-
-
 def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Return the largest power of the likelihood that leaves enough worlds, and their weights."""
+    """Return the largest power of the likelihood that leaves enough samples, and their weights."""
 
     def weights_at(share: float) -> NDArray[np.float64]:
         weights = np.exp(-0.5 * share * (misfit - misfit.min()))
@@ -458,11 +477,11 @@ def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         return found
 
     least, most = 0.0, 1.0
-    if 1 / (weights_at(most) ** 2).sum() >= ENOUGH_WORLDS:
+    if 1 / (weights_at(most) ** 2).sum() >= ENOUGH_SAMPLES:
         return most, weights_at(most)
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        is_enough = 1 / (weights_at(middle) ** 2).sum() >= ENOUGH_WORLDS
+        is_enough = 1 / (weights_at(middle) ** 2).sum() >= ENOUGH_SAMPLES
         least, most = (middle, most) if is_enough else (least, middle)
     return least, weights_at(least)
 
@@ -480,39 +499,8 @@ def draws_of(
     return draws
 
 
-def _worlds(
-    configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
-) -> NDArray[np.float64]:
-    """Return logarithms of costs at prices drawn at random, shape (n_worlds, n_configurations)."""
-    rng = np.random.default_rng(_SEED)
-    prices = {name: _decades(rng, ends) for name, ends in PRICES.items()}
-    block = np.array([each.block_size for each in configurations], dtype=np.float64)
-    workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
-    cells = batch_size * np.array([each.fetch_factor for each in configurations], dtype=np.float64)
-    blocks = np.maximum(1.0, cells / block)
-    fetch = prices["fetch"] + prices["block"] * blocks + cells
-    if geometry.n_files is not None and geometry.n_files > 1:
-        fetch = fetch + prices["file"] * distinct(geometry.n_files, blocks)
-    if geometry.rows_per_chunk is not None and geometry.n_cells is not None:
-        rows = geometry.rows_per_chunk
-        chunks = max(1.0, geometry.n_cells / rows)
-        touched = 1 + (np.minimum(block, cells) - 1) / rows
-        fetch = fetch + prices["chunk"] * max(1.0, rows) * distinct(chunks, blocks, touched)
-    serial = _decades(rng, SERIAL)
-    divided = serial + (1 - serial) / np.maximum(1.0, workers)
-    by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
-    logs = np.log(fetch / cells * divided + by_workers)
-    if geometry.n_cells is not None:
-        n_fetches = np.maximum(1.0, geometry.n_cells // geometry.n_ranks // cells)
-        logs = logs + NOT_AHEAD * rng.random((N_WORLDS, 1)) / n_fetches
-    found: NDArray[np.float64] = logs + BY_SIZE * rng.standard_normal((N_WORLDS, 1)) * np.log2(
-        cells
-    )
-    return found
-
-
 def _decades(rng: np.random.Generator, ends: tuple[float, float]) -> NDArray[np.float64]:
-    draws: NDArray[np.float64] = 10 ** rng.uniform(*ends, (N_WORLDS, 1))
+    draws: NDArray[np.float64] = 10 ** rng.uniform(*ends, (N_SAMPLES, 1))
     return draws
 
 

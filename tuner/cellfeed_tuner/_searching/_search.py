@@ -437,8 +437,8 @@ class Search:
         if is_first:
             self._first_speeds |= speeds
             return
-        self.turns.note(self._first_speeds)
-        self.turns.note(speeds)
+        self.turns.add(self._first_speeds)
+        self.turns.add(speeds)
         self._first_speeds = {}
 
     def _measure(
