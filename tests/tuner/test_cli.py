@@ -35,7 +35,7 @@ def run(*arguments: object):
 
 
 @pytest.fixture(scope="module")
-def tuned(small_collection, tmp_path_factory):
+def tuned(short_replicates, small_collection, tmp_path_factory):
     """What the command printed and wrote for the small collection."""
     output = tmp_path_factory.mktemp("tuned")
     settings = ["--label", "plate", "--output", output, "--entropy-floor", "0.9", *SMALL_GRID]

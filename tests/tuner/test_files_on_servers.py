@@ -85,7 +85,7 @@ def everything(folder):
 
 
 @pytest.fixture(scope="module")
-def tuned(folder, tmp_path_factory):
+def tuned(short_replicates, folder, tmp_path_factory):
     """What the command printed, wrote and kept, and where."""
     output, cache = tmp_path_factory.mktemp("tuned"), tmp_path_factory.mktemp("kept")
     options = tmp_path_factory.mktemp("secret") / "options.json"

@@ -167,7 +167,7 @@ def rows(collection):
 
 
 @pytest.fixture(scope="module")
-def balanced(collection, rows):
+def balanced(short_replicates, collection, rows):
     strategy = ClassBalancedSampling("cell_type", total_size=4_000)
     return autotune(collection, label="cell_type", strategy=strategy, indices=rows, **SMALL)
 
