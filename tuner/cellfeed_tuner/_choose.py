@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import (
-    Estimate,
-    quotient,
-)
+from cellfeed_tuner._interval import Estimate, quotient
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
     SAME_ENTROPY_SHARE,

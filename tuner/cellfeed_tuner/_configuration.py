@@ -49,12 +49,7 @@ class Configuration(Mapping[str, Setting]):
     __slots__ = ("_key", "_settings")
 
     def __init__(
-        self,
-        *,
-        block_size: int = 1,
-        fetch_factor: int = 1,
-        num_workers: int = 0,
-        **others: Setting,
+        self, *, block_size: int = 1, fetch_factor: int = 1, num_workers: int = 0, **others: Setting
     ) -> None:
         values = (block_size, fetch_factor, num_workers)
         common = dict(zip(SIZES, values, strict=True))

@@ -127,9 +127,7 @@ class Judge:
             fetches_per_block=-(-block_size // fetch_size),
         )
         return verdict(
-            bits,
-            standard_error=error,
-            deviations=self._deviations(block_size, fetch_factor),
+            bits, standard_error=error, deviations=self._deviations(block_size, fetch_factor)
         )
 
 
@@ -245,10 +243,7 @@ def standard_error_of(
 
 
 def verdict(
-    bits: EntropyBits,
-    *,
-    standard_error: float,
-    deviations: Sequence[Deviation],
+    bits: EntropyBits, *, standard_error: float, deviations: Sequence[Deviation]
 ) -> Verdict | None:
     """Compare the measured entropy of a loader that delivered its plan with the theory.
 

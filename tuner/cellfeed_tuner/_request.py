@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import (
-    BlockShuffling,
-    Collection,
-    ParameterError,
-    SamplingStrategy,
-)
+from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting

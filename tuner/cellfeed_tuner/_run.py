@@ -104,9 +104,7 @@ class Run:
             entropy_floor=request.constraints.entropy_floor,
         )
         self._mixing.replay(
-            request.grid,
-            self.on_progress,
-            is_late=lambda: self.budget.left_until(REPLAY_SHARE) < 0,
+            request.grid, self.on_progress, is_late=lambda: self.budget.left_until(REPLAY_SHARE) < 0
         )
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()

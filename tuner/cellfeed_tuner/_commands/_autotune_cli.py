@@ -205,9 +205,7 @@ def _age() -> float:
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
-def _measuring_process(
-    ranks: int | None,
-) -> "AbstractContextManager[MeasuringProcess | None]":
+def _measuring_process(ranks: int | None) -> "AbstractContextManager[MeasuringProcess | None]":
     """Start the process that measures, unless that is for another rank to do."""
     from cellfeed_tuner._measuring._process import MeasuringProcess  # noqa: PLC0415
 

@@ -15,13 +15,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import (
-    CategoricalColumn,
-    Collection,
-    EpochPlan,
-    Minibatch,
-    NumericColumn,
-)
+from cellfeed import CategoricalColumn, Collection, EpochPlan, Minibatch, NumericColumn
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._subject import codes_of, label_name, label_text
 
@@ -198,7 +192,6 @@ def sampled_cells(
         }
         cells.append(DeliveredCell(int(rows[place]), columns, values, X.shape[1:].numel(), of_cell))
     return tuple(cells)
-
 
 
 # Whether delivered cells equal those in the files, value by value.

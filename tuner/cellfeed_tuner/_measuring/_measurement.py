@@ -15,11 +15,7 @@ from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine import BytesRead, OtherPrograms, ProcessorTime, undisturbed_share
 from cellfeed_tuner._measuring._delivery import DeliveredCell, compare_with_files
-from cellfeed_tuner._measuring._page_cache import (
-    CacheState,
-    cache_state,
-    prepare_cache,
-)
+from cellfeed_tuner._measuring._page_cache import CacheState, cache_state, prepare_cache
 from cellfeed_tuner._measuring._process import MeasuringProcess, Outcome, Runs
 from cellfeed_tuner._measuring._timing import (
     Findings,

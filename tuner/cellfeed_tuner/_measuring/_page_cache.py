@@ -13,10 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import (
-    Collection,
-    ParameterError,
-)
+from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._constants import LOOKING_SHARE
 

@@ -43,17 +43,8 @@ from cellfeed_tuner._machine import (
     processor_time_between,
     thread_times,
 )
-from cellfeed_tuner._measuring._delivery import (
-    Delivered,
-    DeliveredCell,
-    sampled_cells,
-)
-from cellfeed_tuner._measuring._page_cache import (
-    FETCHES_AHEAD,
-    CacheState,
-    Dropping,
-    rounds_ahead,
-)
+from cellfeed_tuner._measuring._delivery import Delivered, DeliveredCell, sampled_cells
+from cellfeed_tuner._measuring._page_cache import FETCHES_AHEAD, CacheState, Dropping, rounds_ahead
 from cellfeed_tuner._measuring._process import Request
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable

@@ -27,12 +27,7 @@ from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import Runs
 from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._results import (
-    ConfigurationResult,
-    EntropyBits,
-    LabelResult,
-    Status,
-)
+from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResult, Status
 from cellfeed_tuner._searching._posterior import Replicate
 from cellfeed_tuner._subject import LabelWithin
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent

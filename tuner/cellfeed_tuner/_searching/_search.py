@@ -285,10 +285,7 @@ class Search:
             self._add(most[:MOST_REPLAYED])
         is_stepped = requirements.constraints.step_seconds is not None
         self._durations = Durations(
-            self._posterior,
-            self.measurements,
-            n_cells=requirements.n_cells,
-            is_stepped=is_stepped,
+            self._posterior, self.measurements, n_cells=requirements.n_cells, is_stepped=is_stepped
         )
 
     @property
