@@ -288,14 +288,6 @@ _MOST_BYTES = 16 << 20
 _REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """Where the time per cell goes, and what other storage would give."""
-
-    bottleneck: Bottleneck | None = None
-    storage_advice: tuple[StorageAdvice, ...] = ()
-
-
 def explain_throughput(
     process: MeasuringProcess,
     measured: Measurement,
@@ -308,7 +300,7 @@ def explain_throughput(
     block_sizes: Sequence[int],
     seconds: float,
     seed: int,
-) -> Explained:
+) -> tuple[Bottleneck | None, tuple[StorageAdvice, ...]]:
     """Return where the time of a configuration goes, and storage advice.
 
     There is no advice without ``block_sizes`` to read a shuffled copy with, or if a sample of cells
@@ -328,7 +320,7 @@ def explain_throughput(
         seed=seed,
     )
     if found is None:
-        return Explained()
+        return None, ()
     advice = tuple[StorageAdvice, ...]()
     if block_sizes and seconds > 0:
         request = StoreRequest(configuration=configuration, batch_size=layout.batch_size, seed=seed)
@@ -339,7 +331,7 @@ def explain_throughput(
     if step_seconds is not None:
         share = None if waiting is None else waiting.value
         found = with_training_step(found, step_seconds / layout.batch_size, share)
-    return Explained(bottleneck=found, storage_advice=advice)
+    return found, advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,12 @@ def data_fingerprint(
     """
     selected: dict[str, Any] = {} if indices is None else {"rows": _digest_of_numbers(indices)}
     if strategy is not None:
-        selected["strategy"] = _strategy_facts(strategy)
+        known = SearchedStrategy.of(strategy)
+        selected["strategy"] = {"name": known.name, **known.parameters}
+        for name in known.arrays:
+            values = np.asarray(getattr(strategy, name))
+            content = np.ascontiguousarray(values.astype(str) if values.dtype == object else values)
+            selected["strategy"][name] = digest(content.tobytes() + str(values.dtype).encode())
     if collection.direct_io:
         selected["direct_io"] = True
     if collection.is_remote:
@@ -136,13 +141,6 @@ def data_fingerprint(
     )
 
 
-def _strategy_facts(strategy: SamplingStrategy) -> dict[str, Any]:
-    known = SearchedStrategy.of(strategy)
-    arrays = {name: np.asarray(getattr(strategy, name)) for name in known.arrays}
-    digests = {name: _digest_of_array(each) for name, each in arrays.items()}
-    return {"name": known.name, **known.parameters, **digests}
-
-
 def versions_fingerprint() -> Fingerprint:
     """Return the versions that bear on speed, to the first two numbers of each."""
     versions = {name: package_version(name) for name in _PACKAGES}
@@ -150,11 +148,6 @@ def versions_fingerprint() -> Fingerprint:
     return fingerprint(
         {name: version and ".".join(version.split(".")[:2]) for name, version in versions.items()}
     )
-
-
-def _digest_of_array(values: NDArray[Any]) -> str:
-    content = values.astype(str) if values.dtype == object else values
-    return digest(np.ascontiguousarray(content).tobytes() + str(values.dtype).encode())
 
 
 def _digest_of_numbers(*arrays: NDArray[np.integer]) -> str:

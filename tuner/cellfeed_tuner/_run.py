@@ -10,10 +10,11 @@ import numpy as np
 from cellfeed import CellDataset, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
+from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._choose import Choice, nearest
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import StorageOrder
-from cellfeed_tuner._explain import Explained, StorageLayout, explain_throughput
+from cellfeed_tuner._explain import StorageAdvice, StorageLayout, explain_throughput
 from cellfeed_tuner._interval import Estimate, quotient, scaled
 from cellfeed_tuner._machine import Busy, Machine, describe_machine
 from cellfeed_tuner._measuring._delivery import compare_with_files
@@ -87,7 +88,8 @@ class Run:
     _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
-    _explained: Explained = field(default_factory=Explained, init=False)
+    _bottleneck: Bottleneck | None = field(default=None, init=False)
+    _storage_advice: tuple[StorageAdvice, ...] = field(default=(), init=False)
     _prefetch_results: tuple[PrefetchResult, ...] = field(default=(), init=False)
     _n_cells_compared: int = field(default=0, init=False)
     _lost: str = field(default="", init=False)
@@ -278,8 +280,8 @@ class Run:
             date=self._date,
             storage_order=self._order,
             earlier=self._earlier,
-            bottleneck=self._explained.bottleneck,
-            storage_advice=self._explained.storage_advice,
+            bottleneck=self._bottleneck,
+            storage_advice=self._storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
             busy=Busy.of(measured.others),
             replicate_spread=measured.replicate_spread,
@@ -428,7 +430,7 @@ class Run:
         # How other strategies, or servers, would read another layout is not known.
         is_known = selected.strategy is None and self._found_cache != "remote"
         already_shuffled = self._order is not None and self._order.already_shuffled
-        self._explained = explain_throughput(
+        self._bottleneck, self._storage_advice = explain_throughput(
             self.process,
             self._search.measurements.published(recommended.configuration),
             StorageLayout(

@@ -159,7 +159,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         about=about,
         is_chosen=is_chosen,
         speed_ratio=None if ratio is None else ratio.value,
-        predicted=Predictions(result, meant).speed(meant),
+        predicted=predicted_speed(result, meant),
         homogeneous_bits=homogeneous,
         reasons=tuple(reasons),
     )
@@ -217,53 +217,37 @@ def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None)
 _HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
-class Predictions:
-    """Throughputs by the cost model, fitted to all that were measured; empty if none were.
+def predicted_speed(result: AutotuneResult, configuration: Configuration) -> Estimate | None:
+    """Return cells per second of any configuration, with their 95 % interval.
 
-    Parameters
-    ----------
-    result
-        The measurements.
-    others
-        Configurations to predict in addition to those of the result.
+    By the cost model, fitted to all that were measured; None if none were.
     """
-
-    def __init__(self, result: AutotuneResult, *others: Configuration) -> None:
-        seen = {
-            each.configuration: speed
-            for each in result.configurations
-            if (speed := each.cells_per_second) is not None
-        }
-        dataset = result.dataset
-        known = dict.fromkeys([*(each.configuration for each in result.configurations), *others])
-        self._place = {each: number for number, each in enumerate(known)} if seen else {}
-        if seen:
-            geometry = Geometry(
-                n_cells=dataset.n_visited,
-                rows_per_chunk=dataset.visited_per_chunk,
-                n_files=len(dataset.paths),
-                n_ranks=result.ranks.n_total,
-            )
-            model = CostModel(list(known), dataset.batch_size, geometry)
-            errors = np.array([_relative_error(each) for each in seen.values()])
-            self._mean, self._covariance = model.posterior(
-                Observations(
-                    list(seen),
-                    np.array([-log(each.value) for each in seen.values()]),
-                    np.diag(errors**2),
-                )
-            )
-
-    def speed(self, configuration: Configuration) -> Estimate | None:
-        """Return cells per second with their 95 % interval; None if unknown."""
-        place = self._place.get(configuration)
-        if place is None:
-            return None
-        logarithm, variance = -self._mean[place], max(0.0, self._covariance[place, place])
-        low, high = (exp(logarithm + sign * _HALF_WIDTH * variance**0.5) for sign in (-1, 1))
-        return Estimate(exp(logarithm), low, high)
-
-
-def _relative_error(speed: Estimate) -> float:
-    """Return the standard error that an interval stands for, or a larger one: it is Student's."""
-    return log(speed.high / speed.low) / (2 * _HALF_WIDTH) if isfinite(speed.high) else 1.0
+    seen = {
+        each.configuration: speed
+        for each in result.configurations
+        if (speed := each.cells_per_second) is not None
+    }
+    if not seen:
+        return None
+    dataset = result.dataset
+    known = dict.fromkeys([*(each.configuration for each in result.configurations), configuration])
+    geometry = Geometry(
+        n_cells=dataset.n_visited,
+        rows_per_chunk=dataset.visited_per_chunk,
+        n_files=len(dataset.paths),
+        n_ranks=result.ranks.n_total,
+    )
+    # The standard errors that intervals stand for, or larger ones: they are Student's.
+    errors = np.array(
+        [
+            log(each.high / each.low) / (2 * _HALF_WIDTH) if isfinite(each.high) else 1.0
+            for each in seen.values()
+        ]
+    )
+    logs = np.array([-log(each.value) for each in seen.values()])
+    mean, covariance = CostModel(list(known), dataset.batch_size, geometry).posterior(
+        Observations(list(seen), logs, np.diag(errors**2))
+    )
+    place = list(known).index(configuration)
+    half = _HALF_WIDTH * max(0.0, covariance[place, place]) ** 0.5
+    return Estimate(*(exp(-mean[place] + shift) for shift in (0.0, -half, half)))

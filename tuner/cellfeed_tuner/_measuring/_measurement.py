@@ -156,7 +156,10 @@ class Measurement:
         """
         seconds = np.array(self.replicate_seconds)
         if seconds.size <= 1:
-            seconds = np.array(_batch_means(self.round_seconds))
+            n_rounds = len(self.round_seconds)
+            n_batches = MANY_BATCHES if n_rounds >= 2 * MANY_BATCHES else FEW_BATCHES
+            batches = np.array_split(self.round_seconds, min(n_batches, max(1, n_rounds)))
+            seconds = np.array([each.mean() for each in batches if each.size])
         if len(self.round_seconds) < FEWEST_ROUNDS or seconds.size <= 1:
             return None
         error = float(seconds.std(ddof=1) / seconds.mean() / seconds.size**0.5)
@@ -321,13 +324,6 @@ def _entropies(findings: Sequence[Findings]) -> dict[str | LabelWithin, tuple[fl
         for label in (findings[0].entropies if findings else ())
         if all(label in each.entropies for each in findings)
     }
-
-
-def _batch_means(round_seconds: Sequence[float]) -> list[float]:
-    """Return means of batches of neighbouring rounds, of two rounds or more where possible."""
-    n_batches = MANY_BATCHES if len(round_seconds) >= 2 * MANY_BATCHES else FEW_BATCHES
-    batches = np.array_split(round_seconds, min(n_batches, max(1, len(round_seconds))))
-    return [float(each.mean()) for each in batches if each.size]
 
 
 def pooled(measurements: Sequence[Measurement]) -> Measurement:

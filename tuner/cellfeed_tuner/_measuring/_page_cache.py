@@ -243,14 +243,15 @@ FETCHES_AHEAD = 2
 LEAST_MINIBATCHES_AHEAD = 8
 
 
-def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
-    """Return after how many further rounds a loader has used everything it has read by now.
+def held_by_workers(loader: object) -> int:
+    """Return how many minibatches workers of a `torch.utils.data.DataLoader` hold."""
+    return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
 
-    Workers of a `torch.utils.data.DataLoader` hold minibatches.
-    """
-    held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+
+def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
+    """Return after how many further rounds a loader has used everything it has read by now."""
     least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
-    return max(FETCHES_AHEAD + -(-held // minibatches_per_round), least)
+    return max(FETCHES_AHEAD + -(-held_by_workers(loader) // minibatches_per_round), least)
 
 
 class Dropping:

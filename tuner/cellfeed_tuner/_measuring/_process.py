@@ -415,18 +415,14 @@ def _child(subject: Any, request: Request, report: _Report) -> None:
     except CellfeedError as error:
         report(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
-        failure = _without_traceback(str(error)) or repr(error)
+        failure = str(error) or repr(error)
+        if "Original Traceback (most recent call last):" in failure:  # a DataLoader quotes it
+            failure = f"in a worker: {failure.rstrip().rpartition(chr(10))[2]}"
         report(_Ended(failure, was_killed=bool(_WORKER_ENDED.match(failure))))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:
         os._exit(status)
-
-
-def _without_traceback(message: str) -> str:
-    """Return the last line of a message in which a DataLoader quotes its worker's traceback."""
-    has_traceback = "Original Traceback (most recent call last):" in message
-    return f"in a worker: {message.rstrip().rpartition(chr(10))[2]}" if has_traceback else message
 
 
 def _offer_to_oom_killer(score: int) -> None:

@@ -44,7 +44,13 @@ from cellfeed_tuner._machine import (
     thread_times,
 )
 from cellfeed_tuner._measuring._delivery import Delivered, DeliveredCell, sampled_cells
-from cellfeed_tuner._measuring._page_cache import FETCHES_AHEAD, CacheState, Dropping, rounds_ahead
+from cellfeed_tuner._measuring._page_cache import (
+    FETCHES_AHEAD,
+    CacheState,
+    Dropping,
+    held_by_workers,
+    rounds_ahead,
+)
 from cellfeed_tuner._measuring._process import Request
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
@@ -555,9 +561,15 @@ def _rounds(
                     report(n_minibatches)
                     if not has_started:
                         has_started = True
-                        size = session.size_of(minibatch)
-                        seconds = workers_there - start, came - workers_there
-                        report(_started(session, loader, size, *seconds))
+                        report(
+                            Started(
+                                workers_there - start,
+                                came - workers_there,
+                                held_by_workers(loader) * session.size_of(minibatch),
+                                session.n_threads,
+                                session.n_function_threads,
+                            )
+                        )
                     if request.step is not None:
                         request.step(minibatch)
                     elif request.step_seconds:
@@ -581,19 +593,6 @@ def _rounds(
                 begin, read_before, counted_before = end, read_so_far, counted_so_far
                 times_before = times_so_far
         del minibatches
-
-
-def _started(
-    session: Session, loader: Any, minibatch_bytes: int, worker_seconds: float, first: float
-) -> Started:
-    waiting = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    return Started(
-        worker_seconds,
-        first,
-        waiting * minibatch_bytes,
-        session.n_threads,
-        session.n_function_threads,
-    )
 
 
 _Counted = TypeVar("_Counted", BytesRead, Statistics)

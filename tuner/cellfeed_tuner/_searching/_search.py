@@ -267,7 +267,11 @@ class Search:
         candidates = [each for each in runnable if requirements.mixes(each)]
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
         if self.sampler == RACE:
-            raced = _largest(candidates)
+            # The largest blocks in the largest fetches, without workers if possible.
+            candidates.sort(
+                key=lambda e: (-e.num_workers, e.fetch_factor * e.block_size, e.fetch_factor)
+            )
+            raced = candidates[-RACE_SIZE:]
             self._not_timed |= dict.fromkeys(set(candidates) - set(raced), _NOT_RACED)
             candidates = raced
         self._posterior = Posterior(
@@ -549,16 +553,3 @@ class Search:
         self.measurements.keep_only(later)
         self.turns.forget(best)
         self._posterior.tell(best, self.measurements.replicates(best))
-
-
-def _largest(candidates: Iterable[Configuration]) -> list[Configuration]:
-    """Return the largest blocks in the largest fetches, without workers if possible."""
-    by_size = sorted(
-        candidates,
-        key=lambda each: (
-            -each.num_workers,
-            each.fetch_factor * each.block_size,
-            each.fetch_factor,
-        ),
-    )
-    return by_size[-RACE_SIZE:]
