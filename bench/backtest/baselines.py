@@ -84,7 +84,7 @@ def halving(
     racing = racing[: max(2, n_looks // 2)]
     _measure(measurements, racing[1:])
     while measurements.budget.left > 0:
-        costs = measurements.seconds_per_cell()
+        costs = _costs(measurements)
         racing = sorted((each for each in racing if each in costs), key=costs.__getitem__)
         racing = racing[: (len(racing) + 1) // 2]
         _measure(measurements, racing)
@@ -164,5 +164,14 @@ def _proposed(trial: "optuna.Trial", name: str, values: Sequence[int]) -> int:
 def _fastest(
     measurements: Measurements, among: Sequence[Configuration] | None = None
 ) -> Configuration:
-    costs = measurements.seconds_per_cell()
+    costs = _costs(measurements)
     return min(costs if among is None else among, key=costs.__getitem__)
+
+
+def _costs(measurements: Measurements) -> dict[Configuration, float]:
+    """Return mean seconds per cell of each configuration that did not fail."""
+    return {
+        each: float(np.mean([one.seconds_per_cell for one in found]))
+        for each in measurements
+        if (found := measurements.replicates(each))
+    }

@@ -221,10 +221,11 @@ def _least_squares(
 
 
 class Replicate(NamedTuple):
-    """Seconds per cell in one replicate, and the number of the turn in which it was measured."""
+    """Seconds per cell in one replicate, the turn in which it was measured, and its own number."""
 
     seconds_per_cell: float
     turn: int
+    number: int = 0
 
 
 class Posterior:

@@ -355,22 +355,18 @@ class Measurements:
         # If no round ended in time, a round takes at least as long as the limit.
         limit_seconds = self._taken[configuration][-1].limit_seconds
         seconds = first.found.first_round_seconds or limit_seconds
-        return [Replicate(seconds / self.slowdown / first.found.cells_per_round, first.turn)]
+        cost = seconds / self.slowdown / first.found.cells_per_round
+        return [Replicate(cost, first.turn, first.number)]
 
     def timed_replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate that has a counted round."""
-        taken = self._taken[configuration]
-        return [Replicate(self.cost(e.found), e.turn) for e in taken if e.found.round_seconds]
+        return [
+            Replicate(self.cost(each.found), each.turn, each.number)
+            for each in self._taken[configuration]
+            if each.found.round_seconds
+        ]
 
     def cost(self, found: Measurement) -> float:
         """Return seconds per cell, without the delay by other programs unless ``by_clock``."""
         share = 1.0 if self.by_clock else found.undisturbed_share
         return share * float(np.mean(found.round_seconds)) / found.cells_per_round
-
-    def seconds_per_cell(self) -> Mapping[Configuration, float]:
-        """Return the mean of the replicates of each configuration that did not fail."""
-        return {
-            each: float(np.mean([one.seconds_per_cell for one in found]))
-            for each in self
-            if (found := self.replicates(each))
-        }

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # they load Optuna
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-    from cellfeed_tuner._searching._trials import Trials
+    from cellfeed_tuner._searching._trials import OptunaProposals
 
 # Most configurations from an earlier run that are measured first. Chosen.
 MOST_FIRST = 2
@@ -100,7 +100,7 @@ class Search:
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
-    _study: "Trials | None" = field(default=None, init=False)
+    _proposals: "OptunaProposals | None" = field(default=None, init=False)
     # Cells per second of the first trials, which together make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
 
@@ -141,21 +141,25 @@ class Search:
                 self._not_timed[each] = "mixes less" if keeps_up else "too slow", ""
 
     def ended_trials(self) -> "list[FrozenTrial]":
-        """End the study, and return its trials."""
+        """Return what was measured as the trials of a study that has ended."""
+        from cellfeed_tuner._searching import _trials  # noqa: PLC0415 - loads Optuna
+
         measured = {each: self.measurements[each] for each in self.measurements}
-        return self._trials.end(
-            self.measurements.seconds_per_cell(),
-            {
+        return _trials.ended_trials(
+            {each: self.measurements.replicates(each) for each in measured},
+            known=self._spanning,
+            facts={
                 each: {
                     "share_of_random_entropy": self.requirements.share(each),
                     "peak_memory_bytes": one.peak_memory_bytes,
                 }
                 for each, one in measured.items()
             },
-            {
+            excesses={
                 each: self.requirements.excesses(each, one.peak_memory_bytes)
                 for each, one in measured.items()
             },
+            lost={each for each in measured if self._has_lost(each)},
         )
 
     @property
@@ -293,19 +297,44 @@ class Search:
         )
 
     @property
-    def _trials(self) -> "Trials":
-        """The trials of the study, which begins with the first use."""
-        if self._study is None:
-            from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - loads Optuna
+    def _spanning(self) -> list[Configuration]:
+        """Configurations whose settings span the search space."""
+        ends = self.space.ends() if self.space else ()
+        return [*self._not_timed, *self.measurements, *ends]
 
-            self._study = Trials(
-                [*self._not_timed, *self.measurements, *(self.space.ends() if self.space else ())],
-                sampler=self.sampler,
-                posterior=self._posterior,
-                turns=self.turns,
-                seed=self.measurements.seed,
-            )
-        return self._study
+    def _propose(self, candidates: Sequence[Configuration]) -> Configuration:
+        """Return the candidate to try next, of at least one.
+
+        By the cost model, the first ones are those that it expects to be the fastest on any
+        machine, and later ones those that may surpass the leader by most.
+        """
+        if len(candidates) == 1:
+            return candidates[0]
+        posterior = self._posterior
+        if self._has_own_order:
+            if self._proposals is None:
+                from cellfeed_tuner._searching._trials import (  # noqa: PLC0415 - loads Optuna
+                    OptunaProposals,
+                )
+
+                self._proposals = OptunaProposals(
+                    self.sampler, self._spanning, seed=self.measurements.seed
+                )
+            timed = {e: self.measurements.timed_replicates(e) for e in self.measurements}
+            return self._proposals.propose(candidates, timed)
+        chosen = None
+        if len(self.measurements) >= FIRST_TRIALS:
+            leader = posterior.leader(posterior.candidates)
+            chosen = leader and posterior.challenger(leader, candidates)
+        return chosen or posterior.most_promising(candidates) or candidates[0]
+
+    def _has_lost(self, configuration: Configuration) -> bool:
+        """Return whether one was clearly slower, in turns, than the fastest candidate."""
+        candidates, costs = {*self._posterior.candidates}, self._posterior.seconds_per_cell()
+        finalists = [each for each in self.turns.finalists() if each in candidates]
+        best = min(finalists, key=costs.__getitem__, default=configuration)
+        rival = None if best == configuration else self.ordering.rival(configuration, best)
+        return rival is not None and rival.ratio.high < 1
 
     def _add(self, configurations: Iterable[Configuration]) -> None:
         """Add new configurations; those that can run and mix well enough become candidates."""
@@ -371,7 +400,7 @@ class Search:
         others = [each for each in new if is_last and bool(each.num_workers) == other_way]
         known = [each for each in self.known if each in self._posterior.candidates][:MOST_FIRST]
         new = [each for each in known if each in new][:1] or others or new
-        return self._trials.propose(new) if new else None
+        return self._propose(new) if new else None
 
     def _pair(self) -> list[Configuration]:
         """Return the leader and its challenger, as far as there is time for them."""
@@ -381,7 +410,7 @@ class Search:
         if leader is None or not time.is_time_for([leader]):
             return []
         rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
-        rest = self._trials.racing(rest)
+        rest = [each for each in rest if not self._has_lost(each)]
         new = [each for each in rest if each not in self.measurements]
         if self._has_own_order:
             known = [each for each in rest if each in self.measurements]
@@ -391,7 +420,7 @@ class Search:
             return [leader]
         is_known = self._posterior.error(leader) < KNOWN * self._posterior.error(other)
         if other not in self.measurements:
-            other = self._trials.propose(new)
+            other = self._propose(new)
         # A well-known leader need not be measured again beside one that is hardly known.
         is_alone = (
             is_known and leader in self.measurements and self.turns.count(other) < LEAST_TURNS
@@ -412,7 +441,7 @@ class Search:
         gains = {each: gain for each, gain in gains.items() if gain >= least}
         new = [each for each in gains if each not in self.measurements]
         if new and self._has_own_order:
-            return [self._trials.propose(new)]
+            return [self._propose(new)]
         return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
 
     def _affords(self, configuration: Configuration) -> bool:
@@ -451,7 +480,7 @@ class Search:
         limit_seconds: float | None = None,
         sustained_seconds: float | None = None,
     ) -> Measurement:
-        """Measure one replicate of a configuration, and report it to the study."""
+        """Measure one replicate of a configuration, and update what is known."""
         found = self.measurements.take(
             configuration,
             least_rounds,
@@ -461,8 +490,6 @@ class Search:
         )
         self._not_timed.pop(configuration, None)
         self._posterior.tell(configuration, self.measurements.replicates(configuration))
-        timed = self.measurements.timed_replicates(configuration)
-        self._trials.report(configuration, [each.seconds_per_cell for each in timed])
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)
@@ -496,7 +523,8 @@ class Search:
         costs = self._posterior.seconds_per_cell()
         others = [each for each in self._posterior.candidates if each in self.measurements]
         others = [each for each in others if each != best and self._affords(each)]
-        return sorted(self._trials.racing(others), key=costs.__getitem__)[:1]
+        racing = [each for each in others if not self._has_lost(each)]
+        return sorted(racing, key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
         """Add the neighbours of the likeliest best, in a space that is not listed."""
