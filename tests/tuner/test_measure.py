@@ -35,7 +35,7 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, measure_with
 from cellfeed_tuner._measuring._page_cache import (
-    FETCHES_AHEAD,
+    FETCHES_PREFETCHED,
     drop_pages,
     prepare_cache,
     resident_fraction,
@@ -297,7 +297,7 @@ def test_a_label_is_measured_within_another(small_collection):
     joint = 1000 * label.astype(np.int64) + given
     by_chain_rule = minibatch_entropies(joint, plan) - minibatch_entropies(given, plan)
     seen = measured.round_entropy_bits[LabelWithin("cell_type", "plate")]
-    assert len(seen) == FETCHES_AHEAD + LEAST_ROUNDS  # the first go into new memory
+    assert len(seen) == FETCHES_PREFETCHED + LEAST_ROUNDS  # the first go into new memory
     first = by_chain_rule[: 8 * plan.n_whole_fetches].reshape(-1, 8).mean(axis=1)[: len(seen)]
     assert np.array(seen[: first.size]) == pytest.approx(first)
 

@@ -78,7 +78,7 @@ def searched(sampler, *, seed=0, memory=10**6, budget=60.0, known=(), **machine)
             constraints=Constraints(
                 entropy_floor=0.5, memory_bytes=memory, need_cells_per_second=None
             ),
-            entropies=dict.fromkeys(settings, {"plate": MIXED}),
+            entropies={each: {"plate": MIXED} for each in settings},
         ),
         geometry=Geometry(),
         known=known,

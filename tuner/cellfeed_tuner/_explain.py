@@ -278,8 +278,8 @@ def _least_speedup(
     }
     after = {name: each * factors.get(name, 1.0) for name, each in before.items()} | instead
     explained = found.model.seconds_per_cell(before)
-    rest = max(0.0, found.measured_seconds_per_cell - explained)
-    return (explained + rest) / (found.model.seconds_per_cell(after) + rest)
+    unexplained = max(0.0, found.measured_seconds_per_cell - explained)
+    return (explained + unexplained) / (found.model.seconds_per_cell(after) + unexplained)
 
 
 # Where the time per cell goes in the recommended configuration, and what storage would give.

@@ -391,7 +391,7 @@ class Mixing:
         return self._replayed(self._plans.differing(configuration.plan_settings)) is not None
 
     def learn(self, found: Measurement) -> bool:
-        """Note measured entropies; return whether there is no plan for them."""
+        """Record measured entropies; return whether there is no plan for them."""
         if self.is_planned(found.configuration):
             return False
         settings = found.configuration.plan_settings

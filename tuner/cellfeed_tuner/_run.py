@@ -225,7 +225,7 @@ class Run:
                 self._measure()
             self._compare_with_plans()
             self._choose()
-            self._read_ahead()
+            self._choose_prefetch()
             self._compare_with_files()
             self._explain()
             self._keep()
@@ -379,15 +379,15 @@ class Run:
             expected_share=max(0.0, 1 - choice.speed.value / asked.need_cells_per_second),
         )
 
-    def _read_ahead(self) -> None:
-        """Choose how many fetches to read ahead from a server."""
+    def _choose_prefetch(self) -> None:
+        """Choose how many fetches to prefetch from a server."""
         request, recommended = self.request, self._recommended
         if recommended is None or request.cache != "remote" or recommended.basis == "predicted":
             return
         configuration = recommended.configuration
         fetch_size = request.batch_size * configuration.fetch_factor
         memory_bytes = request.constraints.memory_bytes
-        ahead = PrefetchSearch(
+        depth_search = PrefetchSearch(
             measurements=self._search.measurements,
             configuration=configuration,
             memory_bytes=memory_bytes,
@@ -400,10 +400,10 @@ class Run:
         )
         # A `make_dataset` with a depth of its own has chosen it.
         if "prefetch" not in getattr(self._search.measurements.make_dataset, "keywords", {}):
-            ahead.run(depths)
-        self._prefetch_results, best = ahead.results(), ahead.best()
+            depth_search.run(depths)
+        self._prefetch_results, best = depth_search.results(), depth_search.best()
         if best is not None:
-            memory = max(recommended.peak_memory_bytes or 0, ahead.memory_of(best))
+            memory = max(recommended.peak_memory_bytes or 0, depth_search.memory_of(best))
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
 
     def _compare_with_files(self) -> None:

@@ -235,12 +235,12 @@ def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Lite
 
 
 # Fetches that are read or planned while one is delivered. Source: `cellfeed.CellDataset`.
-FETCHES_AHEAD = 2
+FETCHES_PREFETCHED = 2
 
 
 # Fewest minibatches ahead whose pages are kept when caches are dropped. Chosen: more than the
 # kernel reads ahead in a sequentially read file.
-LEAST_MINIBATCHES_AHEAD = 8
+LEAST_MINIBATCHES_PREFETCHED = 8
 
 
 def held_by_workers(loader: object) -> int:
@@ -248,10 +248,10 @@ def held_by_workers(loader: object) -> int:
     return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
 
 
-def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
+def rounds_prefetched(loader: object, minibatches_per_round: int) -> int:
     """Return after how many further rounds a loader has used everything it has read by now."""
-    least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
-    return max(FETCHES_AHEAD + -(-held_by_workers(loader) // minibatches_per_round), least)
+    least = -(-LEAST_MINIBATCHES_PREFETCHED // minibatches_per_round)
+    return max(FETCHES_PREFETCHED + -(-held_by_workers(loader) // minibatches_per_round), least)
 
 
 class Dropping:
@@ -259,10 +259,10 @@ class Dropping:
 
     A cold measurement stands for files larger than memory: a page that a fetch has used is gone
     when a later fetch needs it again, which may be one of the same epoch if chunks are larger than
-    blocks. Pages that were read ahead stay, since they would otherwise be read twice.
+    blocks. Pages that were prefetched stay, since they would otherwise be read twice.
 
     Pages are told apart by age, for any loader and in all of its processes: pages that are cached
-    at the end of a round are used by the end of the rounds that are read ahead, and dropped then.
+    at the end of a round are used by the end of the rounds that are prefetched, and dropped then.
     They stay if newer pages lie beside them: those belong to a running fetch, which may use a chunk
     that begins on an older page. If the kernel does not report cached pages, they are dropped
     before each epoch only.
@@ -297,8 +297,8 @@ class Dropping:
         self._listed.clear()
         self._round = 0
 
-    def after_round(self, rounds_ahead: int) -> None:
-        """Drop pages that were cached so many rounds ago; see `rounds_ahead`."""
+    def after_round(self, rounds_prefetched: int) -> None:
+        """Drop pages that were cached so many rounds ago; see `rounds_prefetched`."""
         self._round += 1
         if not self._paths or time.perf_counter() < self._next:
             return
@@ -306,7 +306,7 @@ class Dropping:
         runs = [resident_runs(path) for path in self._paths]
         known = [each for each in runs if each is not None]
         if len(known) == len(runs):
-            used = self._used(rounds_ahead)
+            used = self._used(rounds_prefetched)
             if used is not None:
                 covered = [_covered(*each) for each in zip(known, used, strict=True)]
                 drop_clean_pages(self._paths, covered, mapped=self._mapped)
@@ -314,10 +314,10 @@ class Dropping:
         taken = time.thread_time() - begin
         self._next = time.perf_counter() + taken / self._looking_share
 
-    def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
+    def _used(self, rounds_prefetched: int) -> Sequence[PageRuns] | None:
         """Return the latest listed pages that have been used since, and forget them."""
         used = None
-        while self._listed and self._listed[0][0] + rounds_ahead <= self._round:
+        while self._listed and self._listed[0][0] + rounds_prefetched <= self._round:
             _, used = self._listed.popleft()
         return used
 

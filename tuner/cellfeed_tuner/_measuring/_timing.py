@@ -4,7 +4,7 @@ A *round* is as many minibatches as it takes for every worker to deliver one who
 are timed. The first round contains the start-up, and with workers the first round of every epoch
 does, so these are reported separately, as are further ones of a server (see `CountedRounds`).
 Since the next fetch is read while one is delivered, rounds follow each other without a gap: a
-pause in the clock would be unpaid time to read ahead.
+pause in the clock would be unpaid time to prefetch.
 """
 
 import multiprocessing
@@ -45,11 +45,11 @@ from cellfeed_tuner._machine import (
 )
 from cellfeed_tuner._measuring._delivery import Delivered, DeliveredCell, sampled_cells
 from cellfeed_tuner._measuring._page_cache import (
-    FETCHES_AHEAD,
+    FETCHES_PREFETCHED,
     CacheState,
     Dropping,
     held_by_workers,
-    rounds_ahead,
+    rounds_prefetched,
 )
 from cellfeed_tuner._measuring._process import Request
 from cellfeed_tuner._ranks import Ranks
@@ -270,7 +270,7 @@ class Round:
 
     It ``counts`` if it is free of start-up. The training loop waited ``waiting_seconds`` for its
     minibatches. ``read`` is None where the bytes differ from what was delivered, because more or
-    less was read ahead, and for servers. Measuring does not end after a round unless it
+    less was prefetched, and for servers. Measuring does not end after a round unless it
     ``may_end``. ``processor`` is the processor time of all threads; None if unknown.
     """
 
@@ -362,7 +362,7 @@ class Session:
         if not self._labels:
             return
         found = self._tunable.labels_of(minibatch)
-        for name, kept in self._labels.items():
+        for name, delivered in self._labels.items():
             values = np.asarray(found[name]) if name in found else np.empty(0)
             if values.shape != (self._request.batch_size,):
                 msg = (
@@ -371,7 +371,7 @@ class Session:
                     "and open the loader with whole minibatches only"
                 )
                 raise ParameterError(msg)
-            kept.append(values)
+            delivered.append(values)
 
     def size_of(self, minibatch: Any) -> int:  # noqa: ARG002 - of a minibatch of any kind
         """Return the bytes of a minibatch; 0 if unknown."""
@@ -384,9 +384,9 @@ class Session:
     def findings(self) -> Findings:
         """Return the entropies of all rounds."""
         codes = {}
-        for name, kept in self._labels.items():
-            found, _ = pd.factorize(np.ravel(kept))  # missing values become -1
-            codes[name] = found.reshape(len(kept), -1)
+        for name, delivered in self._labels.items():
+            found, _ = pd.factorize(np.ravel(delivered))  # missing values become -1
+            codes[name] = found.reshape(len(delivered), -1)
         return Findings(entropies=self._entropies(codes))
 
     def _entropies(
@@ -538,8 +538,8 @@ def _rounds(
         loader = session.begin_epoch()
         minibatches = iter(loader)
         workers_there = time.perf_counter()
-        n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
-        n_ahead += not pace.is_alone  # others may have begun with the next one
+        n_prefetched = rounds_prefetched(loader, configuration.minibatches_per_round)
+        n_prefetched += not pace.is_alone  # others may have begun with the next one
         read_before: BytesRead | None = None
         counted_before, times_before = session.statistics(), thread_times()
         # If it were dropped, cellfeed's iterator would end in a thread while the next epoch is
@@ -574,13 +574,13 @@ def _rounds(
                         request.step(minibatch)
                     elif request.step_seconds:
                         time.sleep(request.step_seconds)
-                make_cold.after_round(n_ahead)
+                make_cold.after_round(n_prefetched)
                 waiting_seconds += pace.meet()
                 end = time.perf_counter()
                 read_so_far, counted_so_far = bytes_read(), session.statistics()
                 times_so_far = thread_times()
-                # At the end of an epoch, nothing is left to be read ahead.
-                is_known = request.cache != "remote" and number < n_rounds - n_ahead
+                # At the end of an epoch, nothing is left to be prefetched.
+                is_known = request.cache != "remote" and number < n_rounds - n_prefetched
                 yield Round(
                     end - begin,
                     counted.counts(number, end - begin),
@@ -643,7 +643,7 @@ class CountedRounds:
     def n_new(n_rounds: int, *, has_workers: bool) -> int:
         """Return how many first rounds do not count for files on this machine."""
         long = LONG_EPOCH_OF_WORKERS if has_workers else LONG_EPOCH
-        return FETCHES_AHEAD if n_rounds >= long * FETCHES_AHEAD else 1
+        return FETCHES_PREFETCHED if n_rounds >= long * FETCHES_PREFETCHED else 1
 
     def counts(self, number: int, seconds: float) -> bool:
         """Return whether a round counts; called once for each round, in order."""

@@ -28,8 +28,8 @@ PRICES = {
 # any to all.
 SERIAL = (-2.0, 0.0)
 # Largest addition to the logarithm of a cost, divided by the fetches of an epoch, because the
-# first fetch is not read ahead. Chosen.
-NOT_AHEAD = 0.5
+# first fetch is not prefetched. Chosen.
+NOT_PREFETCHED = 0.5
 # Standard deviation of a cost from the sum for each doubling of the fetch. Chosen: buffers outgrow
 # caches, and allocating memory is slow.
 BY_SIZE = 0.1
@@ -390,7 +390,7 @@ class CostModel:
         logs = np.log(fetch / cells * divided + by_workers)
         if geometry.n_cells is not None:
             n_fetches = np.maximum(1.0, geometry.n_cells // geometry.n_ranks // cells)
-            logs = logs + NOT_AHEAD * rng.random((N_SAMPLES, 1)) / n_fetches
+            logs = logs + NOT_PREFETCHED * rng.random((N_SAMPLES, 1)) / n_fetches
         by_size = BY_SIZE * rng.standard_normal((N_SAMPLES, 1)) * np.log2(cells)
         found: NDArray[np.float64] = logs + by_size
         return found
@@ -422,13 +422,13 @@ class CostModel:
         apart_from_seen = (seen - self._samples[:, rows]).T
         misfit = (np.linalg.solve(np.linalg.cholesky(known), apart_from_seen) ** 2).sum(axis=0)
         share, weights = _weights(misfit)
-        kept = weights > NO_WEIGHT * weights.max()
-        mean = weights[kept] @ self._samples[kept]
-        roots = np.sqrt(weights[kept])[:, None] * (self._samples[kept] - mean)
+        weighty = weights > NO_WEIGHT * weights.max()
+        mean = weights[weighty] @ self._samples[weighty]
+        roots = np.sqrt(weights[weighty])[:, None] * (self._samples[weighty] - mean)
         covariance: NDArray[np.float64] = roots.T @ roots
         if share < 1:
-            rest = covariance[np.ix_(rows, rows)] + known / (1 - share)
-            gain = np.linalg.solve(rest, covariance[rows]).T
+            remaining = covariance[np.ix_(rows, rows)] + known / (1 - share)
+            gain = np.linalg.solve(remaining, covariance[rows]).T
             mean = mean + gain @ (seen - mean[rows])
             covariance = covariance - gain @ covariance[rows]
         gain = np.linalg.solve(known, apart.T).T

@@ -93,8 +93,8 @@ class TurnsOf(Generic[Setting]):
             return []
         place, fit = self._fit()
         least = FINALIST_SHARE * max(counts.values())
-        kept = [each for each, count in counts.items() if count >= least]
-        return sorted(kept, key=lambda each: -fit.effects[place[each]])
+        often = [each for each, count in counts.items() if count >= least]
+        return sorted(often, key=lambda each: -fit.effects[place[each]])
 
     def ratio(self, one: Setting, other: Setting) -> Estimate | None:
         """Return the ratio of two throughputs, with its 95 % interval.
@@ -357,8 +357,8 @@ class Posterior:
     ) -> Configuration | None:
         """Return the one that may surpass the leader by most, at one standard deviation."""
         values = self._drawn()
-        ahead = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
-        return max(among, key=lambda each: ahead[self._place[each]], default=None)
+        leads = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
+        return max(among, key=lambda each: leads[self._place[each]], default=None)
 
     def gains(self, least: float, among: Iterable[Configuration]) -> dict[Configuration, float]:
         """Return the expected improvement of each over a value."""

@@ -1,4 +1,4 @@
-"""How many fetches to read ahead from a server, for the chosen configuration."""
+"""How many fetches to prefetch from a server, for the chosen configuration."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ PREFETCHES = (1, 2, 4, 8, 16)
 # Chosen.
 DEPTH_ROUNDS, FEWEST_DEPTH_TURNS, MOST_DEPTH_TURNS = 2, 2, 16
 # Most bytes in flight from a server. Source: `cellfeed.CellDataset`.
-MOST_BYTES_AHEAD = 256 << 20
+MOST_BYTES_PREFETCHED = 256 << 20
 
 
 def depths_to_measure(
@@ -32,7 +32,7 @@ def depths_to_measure(
     n_fetches, fetch_bytes
         Fetches that one process reads in an epoch, and the stored bytes of one.
     memory_bytes
-        Most bytes to read ahead.
+        Most bytes to prefetch.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def depths_to_measure(
         if less == 0
         or (
             less < n_fetches - 1
-            and less * fetch_bytes < MOST_BYTES_AHEAD
+            and less * fetch_bytes < MOST_BYTES_PREFETCHED
             and depth * fetch_bytes <= memory_bytes
         )
     ]

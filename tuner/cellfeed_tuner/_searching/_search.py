@@ -126,7 +126,7 @@ class Search:
                 if is_late and best is not None and self.turns.count(best) >= EARLY_TURNS:
                     n_early += 1
                     self._sustain()
-            self._settle()
+            self._measure_finally()
             best = self._likeliest
             self._sustain()
             if self._likeliest == best:
@@ -185,10 +185,10 @@ class Search:
         """If nothing is feasible, measure what comes closest, the cheapest first."""
         if self.measurements.with_throughput():
             return
-        rest = [each for each, (status, _) in self._not_timed.items() if status in _MAY_RUN]
-        rest += [each for each in self.measurements if not self.measurements[each].failure]
+        untimed = [each for each, (status, _) in self._not_timed.items() if status in _MAY_RUN]
+        untimed += [each for each in self.measurements if not self.measurements[each].failure]
         mixes = self.requirements.mixes
-        for each in sorted(rest, key=lambda each: (not mixes(each), self._durations.of(each))):
+        for each in sorted(untimed, key=lambda each: (not mixes(each), self._durations.of(each))):
             is_first = not len(self.measurements)  # however little time there is
             if is_first or self._durations.of(each) <= self.measurements.budget.left_until(
                 SURVEY_UNTIL
@@ -409,13 +409,13 @@ class Search:
         leader = self._posterior.leader(possible)
         if leader is None or not time.is_time_for([leader]):
             return []
-        rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
-        rest = [each for each in rest if not self._has_lost(each)]
-        new = [each for each in rest if each not in self.measurements]
+        others = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
+        others = [each for each in others if not self._has_lost(each)]
+        new = [each for each in others if each not in self.measurements]
         if self._has_own_order:
-            known = [each for each in rest if each in self.measurements]
-            rest = new if new and time.is_time_to_propose else known
-        other = self._posterior.challenger(leader, rest)
+            known = [each for each in others if each in self.measurements]
+            others = new if new and time.is_time_to_propose else known
+        other = self._posterior.challenger(leader, others)
         if other is None:
             return [leader]
         is_known = self._posterior.error(leader) < KNOWN * self._posterior.error(other)
@@ -534,7 +534,7 @@ class Search:
         if likeliest is not None:
             self._add(self.space.around(likeliest))
 
-    def _settle(self) -> None:
+    def _measure_finally(self) -> None:
         """Measure the likeliest best for long enough to have a throughput, if it has none."""
         time, budget = self._durations, self.measurements.budget
         best = self._likeliest
