@@ -1,9 +1,12 @@
-"""Which configuration to recommend, and why: the ordering of all, and the rule."""
+"""Which configurations meet the constraints, which one to recommend, and why.
 
-import math
+One ordering of all (`Ordering`), and one rule (`choose`): during a search, in a result and where it
+is explained.
+"""
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, log2
+from math import inf, log, log2
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -29,6 +32,12 @@ from cellfeed_tuner._results import (
 # Memory sizes that differ by less count as equal. Chosen: memory of one configuration varies by
 # this much between runs.
 SAME_MEMORY_SHARE = 0.05
+# Factor by which the search aims above the needed throughput. Chosen: the lower end of its
+# interval must be sufficient.
+NEED_MARGIN = 1.05
+# Value of twice the memory, as a share of random sampling's entropy. Chosen: of configurations
+# that mix alike, the smaller one is proposed.
+SHARE_PER_DOUBLING = 2e-5
 
 FEWEST_TURNS = 2
 
@@ -155,7 +164,7 @@ def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) ->
     missed = [(each, by) for each, by in missed if any(by.values())]
     if not missed:
         below = [each for each in results if each.status == "below entropy floor"]
-        timed = [_Timed(each, Estimate(math.inf, math.inf, math.inf), 0) for each in below]
+        timed = [_Timed(each, Estimate(inf, inf, inf), 0) for each in below]
         missed = [(each, _shortfalls(each, constraints)) for each in timed]
     if not missed:
         return None
@@ -193,7 +202,7 @@ def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
 def _log_ratio(wanted: float, given: float) -> float:
     if wanted <= given:
         return 0.0
-    return math.log(wanted / given) if given > 0 else math.inf
+    return log(wanted / given) if given > 0 else inf
 
 
 def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
@@ -288,16 +297,6 @@ def best_mixed(need: float, shares: Sequence[float]) -> Goal:
         return np.where(lacking >= 0, mixing, lacking)
 
     return value
-
-
-# Factor by which the search aims above the needed throughput. Chosen: the lower end of its
-# interval must be sufficient.
-NEED_MARGIN = 1.05
-
-
-# Value of twice the memory, as a share of random sampling's entropy. Chosen: of configurations
-# that mix alike, the smaller one is proposed.
-SHARE_PER_DOUBLING = 2e-5
 
 
 class Entropies(Protocol):
