@@ -192,12 +192,10 @@ def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[n
 
 # Label counts, and the label entropy of known minibatches and of blocks.
 #
-# The mixing of one label within another, such as the plate within the cell line, is
-# ``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug-
-# in
-# estimate has a bias, larger than that of H(a), since a minibatch has fewer cells of each b:
-# compare
-# it with the same estimate for random sampling, never with H(a | b) of the collection.
+# The mixing of one label within another, such as the plate within the cell line, is ``H(a | b) =
+# H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug- in estimate
+# has a bias, larger than that of H(a), since a minibatch has fewer cells of each b: compare it
+# with the same estimate for random sampling, never with H(a | b) of the collection.
 
 # Rows of blocks whose entropies are computed together.
 # Rows that are counted at a time; NumPy needs 8 bytes for each.

@@ -47,8 +47,7 @@ CELLS_PER_STORE_CHUNK = 64
 #
 # Both estimates apply the `StageModel` to the changed stages and subtract the difference from the
 # measured time. They are lower bounds: changed stages count with the low end of their interval,
-# and
-# all others with the high end.
+# and all others with the high end.
 
 
 def epochs_until_paid(

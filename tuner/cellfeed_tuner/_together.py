@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 # Connections between ranks: each is connected to the first, which sends the same to all.
 #
 # A connection ends with its process, so that nobody waits for a dead rank. Ranks of one machine
-# meet
-# at a Unix socket in a folder that only the user can write to. Ranks of several machines get a
-# port
-# and a token through the store of torch.distributed or torchrun. Only JSON is received.
+# meet at a Unix socket in a folder that only the user can write to. Ranks of several machines get
+# a port and a token through the store of torch.distributed or torchrun. Only JSON is received.
 
 JOIN_SECONDS = 300.0
 """How long ranks wait for each other to begin."""
