@@ -51,6 +51,8 @@ IMPORTED = (
 )
 MOST_BYTES, MOST_FILES = 1 << 20, 64
 ADDRESS = "CELLFEED_TESTS_WARM_PYTHON"
+# Set where autotune is to search as `tests.short_replicates` says.
+SHORT_REPLICATES = "CELLFEED_TESTS_SHORT_REPLICATES"
 NUMBER = struct.Struct("i")
 
 
@@ -130,6 +132,10 @@ def take_over(request: dict[str, Any], files: list[int]) -> None:
     np.random.seed()  # noqa: NPY002 - what the script may draw from, which was seeded at import
     if ADDRESS in os.environ:
         use_for_measuring()
+    if SHORT_REPLICATES in os.environ:
+        from tests.short_replicates import shorten  # noqa: PLC0415 - where the tuner is
+
+        shorten()
 
 
 def use_for_measuring() -> None:
