@@ -48,8 +48,7 @@ class OptunaProposals:
     def __init__(
         self, sampler: str | BaseSampler, known: Sequence[Configuration], *, seed: int
     ) -> None:
-        is_ours = isinstance(sampler, str)
-        self._sampler = _OF_OPTUNA[sampler](seed) if is_ours else sampler
+        self._sampler = _OF_OPTUNA[sampler](seed) if isinstance(sampler, str) else sampler
         self._space = _distributions(known)
 
     def propose(
