@@ -29,8 +29,6 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._ranks import Ranks
 
-# What one run of ``autotune`` leaves for later ones, and the fingerprints it is kept under.
-
 _DIGEST_BYTES = 4
 
 
@@ -140,9 +138,6 @@ class EarlierRun:
         )
 
 
-# Which earlier run bears on this one: its configurations are measured first.
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep Optuna from logging every study that it makes or finds."""
@@ -161,17 +156,9 @@ _logger = logging.getLogger(__name__)
 
 
 _SUFFIX = ".journal"
-
-
 _FACTS = ("data", "machine", "versions")
-
-
 _RUN = "run"
-
-
 _MEASURED = (TrialState.COMPLETE, TrialState.PRUNED)
-
-
 # Raised for a full disk, a folder of somebody else, or a damaged file.
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OptunaError)
 

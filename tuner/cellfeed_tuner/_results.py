@@ -736,6 +736,4 @@ class Earlier:
 
 
 NOTHING_KNOWN = Earlier(use="none", sentence="There is no earlier result for these files.")
-
-
 IGNORED = Earlier(use="none", sentence="Earlier results were ignored, as requested.")

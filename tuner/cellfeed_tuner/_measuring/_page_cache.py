@@ -27,11 +27,7 @@ PageRuns = NDArray[np.int64]
 
 
 _LINUX = sys.platform.startswith("linux")
-
-
 _READ_BYTES = 8 << 20
-
-
 _WINDOW_BYTES = 1 << 30  # mincore fills one byte per page: 256 KiB for each window of 4 KiB pages
 
 
@@ -236,8 +232,6 @@ def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Lite
 
 # Fetches that are read or planned while one is delivered. Source: `cellfeed.CellDataset`.
 FETCHES_PREFETCHED = 2
-
-
 # Fewest minibatches ahead whose pages are kept when caches are dropped. Chosen: more than the
 # kernel reads ahead in a sequentially read file.
 LEAST_MINIBATCHES_PREFETCHED = 8

@@ -60,9 +60,7 @@ class OptunaProposals:
             for each, found in replicates.items():
                 if found:
                     mean = float(np.mean([one.seconds_per_cell for one in found]))
-                    trial = create_trial(
-                        params=dict(each), distributions=self._space, value=mean
-                    )
+                    trial = create_trial(params=dict(each), distributions=self._space, value=mean)
                     study.add_trial(trial)
             proposed = study.ask(self._space).params
         return min(candidates, key=lambda each: self._distance(each, proposed))
