@@ -21,6 +21,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from math import inf
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
@@ -48,6 +49,7 @@ HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
 
 # PyTorch's message in the process whose worker was killed, or ended without a word.
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
+_OF_REQUESTS = "cellfeed_tuner._measuring._timing"  # which imports this module
 _PROGRESS = struct.Struct("q")
 _ENDING_SECONDS = 0.01
 _NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
@@ -200,7 +202,7 @@ def serve(fd: int, path: Sequence[str]) -> None:
     _offer_to_oom_killer(500)
     sys.path += [each for each in path if each not in sys.path]
     # Imports that requests need: while the first one is awaited, and once for all children.
-    import cellfeed_tuner._measuring._timing  # noqa: F401, PLC0415
+    import_module(_OF_REQUESTS)
 
     connection: Connection[Any, Any] = Connection(fd)
     # If the parent was interrupted while it received, the connection is reset.

@@ -149,9 +149,11 @@ class Space:
         """Whether there are too many to list."""
         return self.size > MOST_LISTED
 
-    def __contains__(self, configuration: Configuration) -> bool:
-        return configuration.keys() == self.domains.keys() and all(
-            configuration[name] in values for name, values in self.domains.items()
+    def __contains__(self, configuration: object) -> bool:
+        return (
+            isinstance(configuration, Configuration)
+            and configuration.keys() == self.domains.keys()
+            and all(configuration[name] in values for name, values in self.domains.items())
         )
 
     def grid(self) -> list[Configuration]:
