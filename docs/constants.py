@@ -1,14 +1,14 @@
-"""Write the page of the tuner's constants from their docstrings: `python docs/constants.py`."""
+"""Write the page of the tuner's constants from their comments: `python docs/constants.py`."""
 
 import ast
 import re
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TUNER = ROOT / "tuner" / "cellfeed_tuner"
 PAGE = ROOT / "docs" / "reference" / "constants.md"
-MODULES = [TUNER / "_constants.py"]
+SHARED = TUNER / "_constants.py"
 ORIGIN = re.compile(r"(.*) (Chosen|Measured|Source)(?::\s*(.*?))?\.?", re.DOTALL)
 HEAD = """# Constants of the tuner
 
@@ -24,23 +24,27 @@ A *replicate* is one measurement of a configuration; it consists of *rounds* of 
 
 
 def documented(path):
-    """Yield the names, the value and the docstring of each constant of a module."""
+    """Yield the names, the value and the comment of each public constant of a module."""
     source = path.read_text()
-    body = ast.parse(source).body
-    for node, text in pairwise(body):
-        if not isinstance(node, ast.Assign) or "__all__" in ast.unparse(node.targets[0]):
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign):
             continue
-        said = text.value.value if isinstance(text, ast.Expr) else ""
         names = [each.id for each in ast.walk(node.targets[0]) if isinstance(each, ast.Name)]
-        yield names, ast.unparse(node.value), " ".join(str(said).split())
+        above = list(takewhile(lambda line: line.startswith("# "), lines[node.lineno - 2 :: -1]))
+        said = " ".join(line.removeprefix("# ") for line in reversed(above))
+        if all(re.fullmatch("[A-Z][A-Z_]*", name) for name in names):
+            yield names, ast.unparse(node.value), said
 
 
-def row(names, value, said):
-    """Return a row of the table."""
+def row(names, value, said, *, is_shared):
+    """Return a row of the table; None if the comment does not say where the value comes from."""
     found = ORIGIN.fullmatch(said)
-    if found is None:
+    if found is None and is_shared:
         msg = f"{', '.join(names)}: say what it is, and then `Chosen:`, `Measured:` or `Source:`"
         raise ValueError(msg)
+    if found is None:
+        return None
     what, origin, why = found.groups()
     cells = [
         ", ".join(f"`{name}`" for name in names),
@@ -52,8 +56,10 @@ def row(names, value, said):
 
 
 def page():
-    """Return the page."""
-    return HEAD + "".join(row(*each) for path in MODULES for each in documented(path))
+    """Return the page: the shared constants, and then those of each module."""
+    paths = [SHARED, *(each for each in sorted(TUNER.rglob("*.py")) if each != SHARED)]
+    rows = [row(*each, is_shared=path == SHARED) for path in paths for each in documented(path)]
+    return HEAD + "".join(filter(None, rows))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import made
 
 from cellfeed_tuner import AutotuneResult
-from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._reports._text import print_report
 from cellfeed_tuner.plots import autotune_figure
 
 ROOT = Path(__file__).parents[1]

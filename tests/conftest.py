@@ -68,7 +68,7 @@ def measuring_processes_find_imports_done():
         return
     with pytest.MonkeyPatch.context() as patch:
         warm_subprocess = types.SimpleNamespace(Popen=warm.Popen, DEVNULL=subprocess.DEVNULL)
-        patch.setattr("cellfeed_tuner._measuring._measuring_process.subprocess", warm_subprocess)
+        patch.setattr("cellfeed_tuner._measuring._process.subprocess", warm_subprocess)
         yield
 
 

@@ -8,8 +8,8 @@ from bench.backtest.oracle import oracle
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 
 if TYPE_CHECKING:
     import optuna
@@ -46,7 +46,7 @@ def tpe(
     # Imported here, since only this function needs Optuna.
     import optuna  # noqa: PLC0415
 
-    from cellfeed_tuner._study import quiet  # noqa: PLC0415
+    from cellfeed_tuner._history import quiet  # noqa: PLC0415
 
     place = {each: number for number, each in enumerate(candidates)}
     sizes = {
@@ -84,7 +84,7 @@ def halving(
     racing = racing[: max(2, n_looks // 2)]
     _measure(measurements, racing[1:])
     while measurements.budget.left > 0:
-        costs = measurements.seconds_per_cell()
+        costs = _costs(measurements)
         racing = sorted((each for each in racing if each in costs), key=costs.__getitem__)
         racing = racing[: (len(racing) + 1) // 2]
         _measure(measurements, racing)
@@ -113,7 +113,7 @@ class WithoutTerms(CostModel):
     """A cost model that only knows how costs change with each doubling of a setting."""
 
     @staticmethod
-    def worlds(
+    def samples(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
         """Return the logarithms of costs for slopes drawn at random, shape (n_worlds, n)."""
@@ -164,5 +164,14 @@ def _proposed(trial: "optuna.Trial", name: str, values: Sequence[int]) -> int:
 def _fastest(
     measurements: Measurements, among: Sequence[Configuration] | None = None
 ) -> Configuration:
-    costs = measurements.seconds_per_cell()
+    costs = _costs(measurements)
     return min(costs if among is None else among, key=costs.__getitem__)
+
+
+def _costs(measurements: Measurements) -> dict[Configuration, float]:
+    """Return mean seconds per cell of each configuration that did not fail."""
+    return {
+        each: float(np.mean([one.seconds_per_cell for one in found]))
+        for each in measurements
+        if (found := measurements.replicates(each))
+    }

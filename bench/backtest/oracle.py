@@ -7,7 +7,7 @@ import numpy as np
 from bench.backtest.recorded_process import RecordedProcess
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._replicates import Measurements
 
 __all__ = ["GOOD_REGRET", "oracle"]
 

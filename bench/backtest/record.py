@@ -12,30 +12,29 @@ from bench.backtest.recorder import Recorder, Request
 
 from cellfeed import Collection, ParameterError
 from cellfeed.machine import usable_memory_bytes
+from cellfeed_tuner._choose import obstacle
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
-    MOST_LISTED,
 )
-from cellfeed_tuner._fingerprint import data_fingerprint, machine_fingerprint, versions_fingerprint
-from cellfeed_tuner._machine import CacheState, describe_machine
-from cellfeed_tuner._measuring._delivery import (
+from cellfeed_tuner._machine import describe_machine
+from cellfeed_tuner._measuring._page_cache import (
+    CacheState,
     cache_state,
     check_cache,
-    check_size,
-    default_workers,
-    obstacle,
+    prepare_cache,
 )
-from cellfeed_tuner._measuring._measurement import prepare_cache
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._planning._cost_model import Space
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._recall import data_fingerprint, machine_fingerprint, versions_fingerprint
+from cellfeed_tuner._request import check_size, default_workers
 from cellfeed_tuner._result import to_plain
 from cellfeed_tuner._results import describe_dataset
+from cellfeed_tuner._searching._cost_model import MOST_LISTED, Space
 from cellfeed_tuner._subject import BlockPlans, Label, Selected
+from cellfeed_tuner._time_budget import Progress, silent
 
 __all__ = ["Recording", "record"]
 

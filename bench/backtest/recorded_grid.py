@@ -15,8 +15,8 @@ from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import seen_spread
-from cellfeed_tuner._planning._cost_model import Geometry
 from cellfeed_tuner._results import least_share
+from cellfeed_tuner._searching._cost_model import Geometry
 
 __all__ = ["RecordedGrid", "read_grid"]
 

@@ -6,9 +6,8 @@ import numpy as np
 from bench.backtest.recorded_grid import RecordedGrid
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._measuring._process import Outcome
+from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 
 __all__ = ["LOOK_SECONDS", "RecordedProcess"]
 

@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 import numpy as np
 from bench.backtest.files import RecordingFiles, Row, Sitting
 
-from cellfeed import Collection
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._machine import CacheState
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._time_budget import Progress, silent
 
 __all__ = ["Recorder", "Request"]
 
@@ -74,7 +73,7 @@ class Recorder:
         A clock, in seconds.
     """
 
-    process: MeasuringProcess[Collection]
+    process: MeasuringProcess
     files: RecordingFiles
     entropies: Mapping[tuple[int, int], float]
     request: Request

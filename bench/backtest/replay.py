@@ -13,14 +13,14 @@ from bench.backtest.recorded_process import LOOK_SECONDS, RecordedProcess
 from numpy.typing import NDArray
 
 from cellfeed import ParameterError
+from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry
 from cellfeed_tuner._results import Constraints, EntropyBits
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 __all__ = ["DEFAULT_LOOKS", "Remembered", "Replay", "replay"]
 
@@ -149,7 +149,7 @@ class Remembered(CostModel):
     """Draws the worlds of a grid once, since every search on it has the same."""
 
     @staticmethod
-    def worlds(
+    def samples(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
         """Return the worlds drawn before, or draw them."""
@@ -160,7 +160,7 @@ class Remembered(CostModel):
 def _worlds(
     configurations: tuple[Configuration, ...], batch_size: int, geometry: Geometry
 ) -> NDArray[np.float64]:
-    return CostModel.worlds(configurations, batch_size, geometry)
+    return CostModel.samples(configurations, batch_size, geometry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
-from cellfeed_tuner._machine import drop_pages, resident_fraction
+from cellfeed_tuner._measuring._page_cache import drop_pages, resident_fraction
 
 NAMES = {False: "buffered", True: "direct"}
 

@@ -16,7 +16,7 @@ from anndata.experimental import AnnCollection
 
 from cellfeed import Collection
 from cellfeed_tuner import Configuration, Measurement, Tunable, measure
-from cellfeed_tuner._machine import CacheState
+from cellfeed_tuner._measuring._page_cache import CacheState
 
 __all__ = ["measure_annloader", "open_annloader"]
 

@@ -19,15 +19,14 @@ from cellfeed import (
     Streaming,
 )
 from cellfeed_tuner import Configuration, Tunable
-from cellfeed_tuner._machine import CacheState
 from cellfeed_tuner._measuring._measurement import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     limit_seconds,
     measure_with,
-    prepare_cache,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._page_cache import CacheState, prepare_cache
+from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 
 __all__ = ["storage_throughputs"]

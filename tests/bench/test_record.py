@@ -15,9 +15,8 @@ from click.testing import CliRunner
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._measuring._process import Outcome
+from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in (1, 4)]
 BATCH_SIZE, LEAST_ROUNDS = 64, 3

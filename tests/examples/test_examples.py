@@ -48,7 +48,8 @@ def test_pytorch(plates):
     assert re.search(r"accuracy \d+% on 400 cells", printed)
 
 
-def test_tune_dataloader(plates):
+def test_tune_dataloader(plates, monkeypatch):
+    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
     printed = run(EXAMPLES / "tune_dataloader.py", plates, 60)
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     (share,) = re.findall(r"(\d+)% of random sampling's entropy", printed)
@@ -74,7 +75,8 @@ def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
     assert "3 ranks, 8 steps each: 2,000 of 2,000 cells" in torchrun(3, *command)
 
 
-def test_processes_that_are_tuned_together(plates):
+def test_processes_that_are_tuned_together(plates, monkeypatch):
+    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
     printed = torchrun(2, EXAMPLES / "tune_ddp.py", plates, 60)
     assert "cells/s of 2 ranks together" in printed
     (n_cells,) = re.findall(r"2 ranks trained on ([\d,]+) cells", printed)

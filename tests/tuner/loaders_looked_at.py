@@ -3,7 +3,7 @@
 import math
 
 from cellfeed import CellDataset
-from cellfeed_tuner._measuring._timing import Dropping
+from cellfeed_tuner._measuring._page_cache import Dropping
 
 
 class LookedAt(CellDataset):

@@ -12,7 +12,7 @@ from tests.tuner.other_loaders import Opened
 from cellfeed_tuner import Busy, Configuration
 from cellfeed_tuner._machine import OtherPrograms, ProcessorClock
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 
 # Expressions that take some processor time, however long that is, and give a loader.

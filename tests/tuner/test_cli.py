@@ -20,9 +20,9 @@ from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult, Estimate, autotune
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._interval import interval
-from cellfeed_tuner._measuring import _measuring_process
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._measuring import _process
+from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._reports._text import print_report
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -35,7 +35,7 @@ def run(*arguments: object):
 
 
 @pytest.fixture(scope="module")
-def tuned(small_collection, tmp_path_factory):
+def tuned(short_replicates, small_collection, tmp_path_factory):
     """What the command printed and wrote for the small collection."""
     output = tmp_path_factory.mktemp("tuned")
     settings = ["--label", "plate", "--output", output, "--entropy-floor", "0.9", *SMALL_GRID]
@@ -331,7 +331,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collect
 def test_a_module_in_the_current_folder_is_not_taken_for_ours(
     small_collection, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(_measuring_process, "subprocess", subprocess)  # which imports by itself
+    monkeypatch.setattr(_process, "subprocess", subprocess)  # which imports by itself
     (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
     monkeypatch.chdir(tmp_path)
     collection = open_collection(small_collection, obs=["plate"])
@@ -392,7 +392,7 @@ def test_where_nothing_can_be_kept_the_search_goes_on(
     monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
     printed = run(small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID)
     assert printed.exit_code in {0, 1}
-    assert [each.name for each in caplog.records] == ["cellfeed_tuner._study"]
+    assert [each.name for each in caplog.records] == ["cellfeed_tuner._history"]
 
 
 def test_the_help_of_autotune_names_its_subcommands():

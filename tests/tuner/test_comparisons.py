@@ -6,8 +6,8 @@ from typing import TypeVar
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate
-from cellfeed_tuner._comparisons import FloorCost, Predictions, floor_cost
-from cellfeed_tuner._reports._words import in_words
+from cellfeed_tuner._commands._explain_report import predicted_speed
+from cellfeed_tuner._reports._text import FloorCost, floor_cost, in_words
 
 _T = TypeVar("_T")
 FASTEST = Configuration(block_size=1024, fetch_factor=4)
@@ -52,7 +52,7 @@ def test_what_was_not_timed_is_predicted(result_of):
 def test_beyond_the_grid_the_cost_model_predicts(result_of):
     result = result_of("recommended")
     outside = Configuration(block_size=16, fetch_factor=16)
-    speed = known(Predictions(result, outside).speed(outside))
+    speed = known(predicted_speed(result, outside))
     assert 1_500 < speed.value < 12_000
     assert speed.low < speed.value < speed.high
 
@@ -63,7 +63,7 @@ def test_the_cost_of_the_floor_is_not_always_known(result_of):
     result = result_of("recommended")
     needed = replace(result.constraints, need_cells_per_second=1_000.0)
     assert floor_cost(replace(result, constraints=needed)) is None
-    assert Predictions(result_of("not enough samples")).speed(FASTEST) is None
+    assert predicted_speed(result_of("not enough samples"), FASTEST) is None
 
 
 @pytest.mark.parametrize(

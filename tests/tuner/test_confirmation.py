@@ -6,13 +6,13 @@ from math import ceil
 import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._choose import Requirements
+from cellfeed_tuner._measuring._process import Outcome
 from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 BATCH_SIZE, BUDGET = 64, 600.0
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (4, 16, 64) for f in (16, 64)]

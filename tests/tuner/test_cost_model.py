@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._planning._cost_model import (
+from cellfeed_tuner._searching._cost_model import (
     CostModel,
     Geometry,
     Observations,

@@ -8,8 +8,7 @@ import pytest
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, open_collection
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._measuring._delivery import delivery_fault, planned_round
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, TimingRequest
 
 BATCH_SIZE = 32
 

@@ -10,10 +10,9 @@ from tests.tuner.conftest import RECOMMENDED
 from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
-from cellfeed_tuner._fingerprint import data_fingerprint
-from cellfeed_tuner._machine import resident_fraction
-from cellfeed_tuner._reports._terminal import code_to_paste
-from cellfeed_tuner._reports._words import in_words
+from cellfeed_tuner._measuring._page_cache import resident_fraction
+from cellfeed_tuner._recall import data_fingerprint
+from cellfeed_tuner._reports._text import code_to_paste, in_words
 
 CONFIGURATION = Configuration(block_size=4, fetch_factor=2)
 

@@ -14,8 +14,13 @@ import scipy.sparse as sp
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed_tuner import Configuration, measure
-from cellfeed_tuner._machine import drop_pages, resident_fraction, resident_runs
-from cellfeed_tuner._measuring._timing import Dropping, rounds_ahead
+from cellfeed_tuner._measuring._page_cache import (
+    Dropping,
+    drop_pages,
+    resident_fraction,
+    resident_runs,
+    rounds_prefetched,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the page cache can be inspected on Linux only"
@@ -119,8 +124,8 @@ def test_how_far_loaders_read_ahead(small_collection, num_workers, fetch_factor,
     collection = open_collection(small_collection)
     dataset = CellDataset(collection, BlockShuffling(4), 32, fetch_factor=fetch_factor)
     minibatches = fetch_factor * max(1, num_workers)
-    assert rounds_ahead(dataset.loader(num_workers), minibatches) == expected
-    assert rounds_ahead(dataset, minibatches) <= expected
+    assert rounds_prefetched(dataset.loader(num_workers), minibatches) == expected
+    assert rounds_prefetched(dataset, minibatches) <= expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

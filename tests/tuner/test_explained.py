@@ -10,14 +10,13 @@ import scipy.sparse as sp
 from cellfeed import CellDataset, Cells, open_collection
 from cellfeed_tuner import Configuration, _explain, autotune, measure
 from cellfeed_tuner._explain import (
-    Explained,
     StorageLayout,
     StoreRequest,
     StoreSample,
     explain_throughput,
     sample_store,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringProcess
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -106,15 +105,15 @@ def test_a_sample_is_taken_in_the_process(small_collection):
 
 def test_what_was_counted_is_explained(small_collection, measured):
     collection = open_collection(small_collection)
-    found = explained(collection, measured).bottleneck
+    found, _ = explained(collection, measured)
     assert found is not None
     assert found.measured_seconds_per_cell == pytest.approx(1e-4)
     assert found.model.n_workers == 0
-    slow = explained(collection, measured, step_seconds=10.0, seconds=0.0)
-    assert slow.bottleneck is not None
-    assert (slow.bottleneck.kind, slow.storage_advice) == ("training", ())
+    slow, advice = explained(collection, measured, step_seconds=10.0, seconds=0.0)
+    assert slow is not None
+    assert (slow.kind, advice) == ("training", ())
     uncounted = replace(measured, round_statistics=())
-    assert explained(collection, uncounted) == Explained()
+    assert explained(collection, uncounted) == (None, ())
 
 
 def test_autotune_explains_its_choice(small_collection):

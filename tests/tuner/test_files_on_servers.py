@@ -18,7 +18,7 @@ from tests.servers.web import WebServer
 from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._fingerprint import data_fingerprint
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._subject import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
@@ -85,7 +85,7 @@ def everything(folder):
 
 
 @pytest.fixture(scope="module")
-def tuned(folder, tmp_path_factory):
+def tuned(short_replicates, folder, tmp_path_factory):
     """What the command printed, wrote and kept, and where."""
     output, cache = tmp_path_factory.mktemp("tuned"), tmp_path_factory.mktemp("kept")
     options = tmp_path_factory.mktemp("secret") / "options.json"

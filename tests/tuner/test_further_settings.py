@@ -14,7 +14,7 @@ BATCH_SIZE = 32
 
 
 @pytest.fixture(scope="module")
-def tuned(small_collection):
+def tuned(short_replicates, small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     return autotune(
         collection, label="plate", batch_size=BATCH_SIZE, block_sizes=[16], fetch_factors=[4],

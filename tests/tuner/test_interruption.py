@@ -19,8 +19,7 @@ from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, a
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._commands._autotune_run import LiveDisplay
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._reports._words import html_summary
+from cellfeed_tuner._reports._text import html_summary, print_report
 
 GRID: dict[str, Any] = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
 OPTIONS = ["--block-sizes", "4,16", "--fetch-factors", "2,8", "--workers", "0"]

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from cellfeed_tuner._machine import kill_tree
+from cellfeed_tuner._measuring._process import kill_tree
 
 N_MOST = 200  # of one started by another, so that a kill that fails ends all the same
 

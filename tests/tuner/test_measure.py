@@ -33,14 +33,14 @@ from cellfeed_tuner import (
     measure,
     minibatch_entropies,
 )
-from cellfeed_tuner._constants import FETCHES_AHEAD
-from cellfeed_tuner._machine import drop_pages, resident_fraction
-from cellfeed_tuner._measuring._measurement import (
-    LEAST_ROUNDS,
-    measure_with,
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, measure_with
+from cellfeed_tuner._measuring._page_cache import (
+    FETCHES_PREFETCHED,
+    drop_pages,
     prepare_cache,
+    resident_fraction,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
 from cellfeed_tuner._subject import LabelWithin, label_codes
 
@@ -297,7 +297,7 @@ def test_a_label_is_measured_within_another(small_collection):
     joint = 1000 * label.astype(np.int64) + given
     by_chain_rule = minibatch_entropies(joint, plan) - minibatch_entropies(given, plan)
     seen = measured.round_entropy_bits[LabelWithin("cell_type", "plate")]
-    assert len(seen) == FETCHES_AHEAD + LEAST_ROUNDS  # the first go into new memory
+    assert len(seen) == FETCHES_PREFETCHED + LEAST_ROUNDS  # the first go into new memory
     first = by_chain_rule[: 8 * plan.n_whole_fetches].reshape(-1, 8).mean(axis=1)[: len(seen)]
     assert np.array(seen[: first.size]) == pytest.approx(first)
 
@@ -387,7 +387,7 @@ def test_the_measuring_process_ends_with_its_parent(small_collection):
     script = (
         "import os, time\n"
         "from cellfeed import open_collection\n"
-        "from cellfeed_tuner._measuring._measuring_process import MeasuringProcess\n"
+        "from cellfeed_tuner._measuring._process import MeasuringProcess\n"
         f"process = MeasuringProcess(open_collection({str(small_collection)!r})).__enter__()\n"
         "process.start()\n"
         "print(process._process.pid, flush=True)\n"

@@ -17,7 +17,7 @@ from torch import distributed
 
 from cellfeed import ParameterError
 from cellfeed_tuner import _together
-from cellfeed_tuner._measuring._measuring_process import MeasuringError
+from cellfeed_tuner._measuring._process import MeasuringError
 from cellfeed_tuner._ranks import Ranks, World
 from cellfeed_tuner._together import Meeting, message_from_first
 

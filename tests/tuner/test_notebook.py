@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, FormatError
-from cellfeed_tuner._reports._words import html_summary
+from cellfeed_tuner._reports._text import html_summary
 
 MOST_CHARACTERS = 3_000
 

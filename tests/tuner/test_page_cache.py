@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cellfeed_tuner._machine import (
+from cellfeed_tuner._measuring._page_cache import (
     drop_clean_pages,
     drop_pages,
     load_pages,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._posterior import Posterior, Replicate, best_mixed, fastest
+from cellfeed_tuner._choose import best_mixed, fastest
+from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner._searching._posterior import Posterior, Replicate
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)

@@ -11,13 +11,12 @@ from cellfeed._dataset import _cell_dataset
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._constants import REMOTE_PREFETCH
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import CountedRounds, Round, Started, TimingRequest
-from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._measuring._process import Outcome
+from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
+from cellfeed_tuner._reports._text import print_report
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._searching._replicates import Measurements
+from cellfeed_tuner._time_budget import TimeBudget
 
 CHOSEN = Configuration(block_size=16, fetch_factor=4)
 NEVER = float("inf")

@@ -10,8 +10,7 @@ from cellfeed_tuner import Tunable, theory
 from cellfeed_tuner._entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._terminal import print_report
-from cellfeed_tuner._reports._words import html_summary
+from cellfeed_tuner._reports._text import html_summary, print_report
 from cellfeed_tuner._subject import BlockPlans, Label, LoaderPlans
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10

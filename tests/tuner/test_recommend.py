@@ -13,8 +13,8 @@ from cellfeed_tuner import (
     Estimate,
     LabelResult,
 )
-from cellfeed_tuner._planning._posterior import TurnsOf
-from cellfeed_tuner._planning._recommend import StoredOrdering, choose, nearest, predicted
+from cellfeed_tuner._choose import Ordering, choose, nearest, predicted
+from cellfeed_tuner._searching._posterior import TurnsOf
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 
@@ -36,7 +36,7 @@ def result(block_size, speed, *, share=1.0, memory=100, workers=0, spread=1.0):
     )
 
 
-ALONE = StoredOrdering({})
+ALONE = Ordering.of([])
 """Nothing was compared with anything."""
 
 
@@ -144,33 +144,30 @@ def test_with_a_need_the_best_mixed_is_so_by_its_least_mixed_label():
     assert chosen_block(grid, needy) == 2
 
 
-class InTurns:
+def in_turns(**speeds_by_block):
     """Six turns of configurations with these block sizes; the moment is off by 30 %."""
+    rng, turns = np.random.default_rng(0), TurnsOf[Configuration]()
+    for _ in range(6):
+        moment = np.exp(0.3 * rng.standard_normal())
+        turns.add(
+            {
+                Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
+                * moment
+                * np.exp(0.01 * rng.standard_normal())
+                for block, speed in speeds_by_block.items()
+            }
+        )
 
-    def __init__(self, **speeds_by_block):
-        rng, self._turns = np.random.default_rng(0), TurnsOf[Configuration]()
-        for _ in range(6):
-            moment = np.exp(0.3 * rng.standard_normal())
-            self._turns.note(
-                {
-                    Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
-                    * moment
-                    * np.exp(0.01 * rng.standard_normal())
-                    for block, speed in speeds_by_block.items()
-                }
-            )
+    def ratio(one, other):
+        return Estimate(1.0, 1.0, 1.0) if one == other else turns.ratio(one, other)
 
-    def ratio(self, one, other):
-        return Estimate(1.0, 1.0, 1.0) if one == other else self._turns.ratio(one, other)
-
-    def n_turns(self, one, other):
-        return self._turns.count_together(one, other)
+    return Ordering(ratio, turns.count_together)
 
 
 class TestOrdering:
     def test_what_was_lucky_alone_is_not_chosen(self):
         grid = [result(1, 90), result(2, 50), result(3, 55)]
-        choice = choose(grid, CONSTRAINTS, InTurns(b1=45, b2=60, b3=50))
+        choice = choose(grid, CONSTRAINTS, in_turns(b1=45, b2=60, b3=50))
         assert choice is not None
         assert choice.configuration.block_size == 2
         assert choice.basis == "compared"
@@ -180,7 +177,7 @@ class TestOrdering:
 
     def test_what_had_no_turn_is_chosen_if_it_is_the_fastest(self):
         grid = [result(1, 50), result(2, 40), result(3, 120)]
-        choice = choose(grid, CONSTRAINTS, InTurns(b1=50, b2=40))
+        choice = choose(grid, CONSTRAINTS, in_turns(b1=50, b2=40))
         assert choice is not None
         assert choice.configuration.block_size == 3
         assert (choice.basis, choice.rivals) == ("measured", ())
@@ -188,14 +185,14 @@ class TestOrdering:
     def test_a_ratio_tells_apart_what_intervals_do_not(self):
         grid = [result(1, 50, spread=20, memory=50), result(2, 50, spread=20)]
         assert chosen_block(grid) == 1
-        choice = choose(grid, CONSTRAINTS, InTurns(b1=50, b2=60))
+        choice = choose(grid, CONSTRAINTS, in_turns(b1=50, b2=60))
         assert choice is not None
         assert choice.configuration.block_size == 2
         assert not choice.rivals[0].is_undecided
 
     def test_what_is_not_feasible_is_no_rival(self):
         grid = [result(1, 50, memory=2000), result(2, 40), result(3, 30)]
-        choice = choose(grid, CONSTRAINTS, InTurns(b1=50, b2=40, b3=30))
+        choice = choose(grid, CONSTRAINTS, in_turns(b1=50, b2=40, b3=30))
         assert choice is not None
         assert choice.configuration.block_size == 2
         assert [each.configuration.block_size for each in choice.rivals] == [3]
@@ -205,8 +202,9 @@ class TestOrdering:
         """Also if that was never in a turn with it."""
         results = [result(1, 55), result(2, 50)]
         own, other = (each.configuration for each in results)
-        ordering = StoredOrdering(
-            {own: Estimate(1.0, 1.0, 1.0), other: Estimate(0.9, 0.8, 0.9 * high)}
+        relative = {own: Estimate(1.0, 1.0, 1.0), other: Estimate(0.9, 0.8, 0.9 * high)}
+        ordering = Ordering.of(
+            replace(each, relative=relative[each.configuration]) for each in results
         )
         choice = choose(results, CONSTRAINTS, ordering)
         assert choice is not None

@@ -1,15 +1,23 @@
-"""What samplers propose, and the study that their trials make."""
+"""What samplers propose, and the study that a search makes."""
+
+from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from cellfeed_tuner import Configuration
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._planning._posterior import Posterior, Replicate, TurnsOf, fastest
-from cellfeed_tuner._planning._recommend import MeasuredOrdering
-from cellfeed_tuner._searching._trials import Trials
+from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
+from cellfeed_tuner._choose import Requirements
+from cellfeed_tuner._measuring._process import Outcome
+from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
+from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner._searching._posterior import Replicate
+from cellfeed_tuner._searching._replicates import Measurements
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._trials import ended_trials
+from cellfeed_tuner._time_budget import TimeBudget
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)
@@ -18,6 +26,7 @@ GRID = [
     for w in (0, 2)
 ]
 COST_MODEL, TPE = "cost-model", "tpe"
+MIXED = EntropyBits(expected=Estimate(1.0, 1.0, 1.0), random=1.0)
 
 
 def cost(each):
@@ -26,41 +35,67 @@ def cost(each):
     return 1e-5 * (1 + 0.2 * apart + 0.3 * each.num_workers)
 
 
-def trials_of(sampler, *, turns=None, seed=0):
-    posterior = Posterior(
-        GRID, GRID, batch_size=64, geometry=Geometry(), goal_of=lambda _: fastest, seed=seed
-    )
-    trials = Trials(
-        GRID,
+@dataclass
+class Machine:
+    """Answers as a measuring process would; a slow machine, on which few are measured."""
+
+    now: float = 0.0
+    most_bytes: int = 100
+    broken: Configuration | None = None
+
+    def clock(self):
+        return self.now
+
+    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+        seconds = request.cells_per_round * cost(request.configuration)
+        n_rounds = max(request.least_rounds, min(30, ceil(request.seconds / seconds)))
+        self.now += 2.0 + n_rounds * seconds
+        if request.configuration == self.broken:
+            return Outcome(events=(), peak_memory_bytes=0, failure="no workers here")
+        rounds = [Round(seconds, True, 0.0, None) for _ in range(n_rounds)]
+        memory = 10 * request.configuration.fetch_factor
+        return Outcome(
+            events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=memory, failure=None
+        )
+
+
+def searched(sampler, *, seed=0, memory=10**6, budget=60.0, known=(), **machine):
+    process = Machine(**machine)
+    settings = (each.plan_settings for each in GRID)
+    search = Search(
+        measurements=Measurements(
+            process=process,
+            labels=["plate"],
+            batch_size=64,
+            cache="cold",
+            seed=seed,
+            budget=TimeBudget(budget, process.clock),
+        ),
+        requirements=Requirements(
+            n_cells=10**6,
+            row_bytes=1e-6,
+            batch_size=64,
+            constraints=Constraints(
+                entropy_floor=0.5, memory_bytes=memory, need_cells_per_second=None
+            ),
+            entropies={each: {"plate": MIXED} for each in settings},
+        ),
+        geometry=Geometry(),
+        known=known,
         sampler=sampler,
-        posterior=posterior,
-        ordering=MeasuredOrdering(posterior, TurnsOf() if turns is None else turns),
-        seed=seed,
     )
-    return trials, posterior
-
-
-def searched(sampler, n=14, seed=0):
-    """Propose so many, one after the other, and report two replicates of each."""
-    trials, posterior = trials_of(sampler, seed=seed)
-    proposed = list[Configuration]()
-    for _ in range(n):
-        each = trials.propose([one for one in GRID if one not in proposed])
-        trials.report(each, [cost(each)] * 2)
-        posterior.tell(each, [Replicate(cost(each), 0), Replicate(cost(each), 1)])
-        proposed.append(each)
-    return proposed
+    search.run(GRID)
+    return search
 
 
 @pytest.mark.parametrize(
     "sampler", [COST_MODEL, "gp", "random", TPE, optuna.samplers.RandomSampler(seed=0)]
 )
-def test_all_propose_nothing_but_candidates_and_each_once(sampler):
+def test_all_propose_nothing_but_candidates(sampler):
     # The Gaussian process takes a second for each.
-    n = 6 if sampler == "gp" else len(GRID)
-    proposed = searched(sampler, n)
-    assert len(proposed) == n
-    assert set(proposed) <= set(GRID)
+    measured = list(searched(sampler, budget=20.0 if sampler == "gp" else 60.0).measurements)
+    assert len(measured) > 4
+    assert set(measured) <= set(GRID)
 
 
 @pytest.mark.parametrize(("sampler", "least"), [(TPE, 0.55), (COST_MODEL, 0.8)])
@@ -68,31 +103,42 @@ def test_proposals_follow_what_is_still_racing(sampler, least):
     """No trial has ended, but the better half comes first all the same."""
     better = sorted(GRID, key=cost)[: len(GRID) // 2]
     shares = [
-        np.mean([each in better for each in searched(sampler, 12, seed)[4:]]) for seed in range(4)
+        np.mean([each in better for each in [*searched(sampler, seed=seed).measurements][4:12]])
+        for seed in range(4)
     ]
     assert np.mean(shares) > least
 
 
-def test_the_study_says_what_became_of_each_configuration():
-    fast, slow, big, broken = GRID[:4]
-    turns = TurnsOf[Configuration]()
-    trials, posterior = trials_of(COST_MODEL, turns=turns)
-    of_fast, of_slow = list[float](), list[float]()
-    for number in range(4):
-        of_fast.append(1.0 + 0.01 * number)
-        of_slow.append(2.0 - 0.01 * number)
-        trials.report(fast, of_fast)
-        trials.report(slow, of_slow)
-        turns.note({fast: 1 / of_fast[-1], slow: 1 / of_slow[-1]})
-        posterior.tell(fast, [Replicate(*each[::-1]) for each in enumerate(of_fast)])
-        posterior.tell(slow, [Replicate(*each[::-1]) for each in enumerate(of_slow)])
-    trials.report(big, [1.5])
-    trials.report(broken, [])
-    assert trials.racing([fast, slow, big, GRID[5]]) == [fast, big, GRID[5]]
+def test_a_study_has_a_trial_for_each_configuration_that_was_measured():
+    broken = GRID[0]
+    search = searched(COST_MODEL, memory=300, known=[broken], broken=broken)
+    ended = search.ended_trials()
+    found = {Configuration(**each.params): each for each in ended}
+    assert list(found) == list(search.measurements)
+    states = {each: trial.state for each, trial in found.items()}
+    assert states[broken] == TrialState.FAIL
+    large = [each for each in states if 10 * each.fetch_factor > 300]
+    assert large
+    assert {states[each] for each in large} == {TrialState.PRUNED}
+    fastest = min({*states} - {*large, broken}, key=cost)
+    assert states[fastest] == TrialState.COMPLETE
+    assert found[fastest].value == pytest.approx(cost(fastest))
+    assert found[fastest].user_attrs["peak_memory_bytes"] == 10 * fastest.fetch_factor
+    numbers = sorted(n for each in ended for n in each.intermediate_values)
+    assert numbers == sorted({*numbers})  # each replicate has its own
 
-    facts = {each: {"peak_memory_bytes": 10.0} for each in (fast, slow)}
-    values = {fast: 1.015, slow: 1.985, big: 1.5}
-    ended = trials.end(values, facts, {big: {"memory": 5.0}, fast: {"memory": -5.0}})
+
+def test_the_study_says_how_each_configuration_ended():
+    fast, slow, big, broken = GRID[:4]
+    of_fast = [Replicate(1.0 + 0.01 * number, number, 2 * number) for number in range(4)]
+    of_slow = [Replicate(2.0 - 0.01 * number, number, 2 * number + 1) for number in range(4)]
+    ended = ended_trials(
+        {fast: of_fast, slow: of_slow, big: [Replicate(1.5, 5, 9)], broken: []},
+        known=GRID,
+        facts={each: {"peak_memory_bytes": 10.0} for each in (fast, slow)},
+        excesses={big: {"memory": 5.0}, fast: {"memory": -5.0}},
+        lost={slow},
+    )
     found = {Configuration(**each.params): each for each in ended}
     assert {each: found[each].state for each in found} == {
         fast: TrialState.COMPLETE,
@@ -100,51 +146,8 @@ def test_the_study_says_what_became_of_each_configuration():
         big: TrialState.PRUNED,  # it takes too much memory
         broken: TrialState.FAIL,
     }
-    assert found[fast].value == 1.015
+    assert found[fast].value == pytest.approx(1.015)
     assert list(found[fast].intermediate_values.values()) == [1.0, 1.01, 1.02, 1.03]
     assert found[slow].user_attrs == {"peak_memory_bytes": 10.0}
     if hasattr(found[big], "constraints"):  # since Optuna 5
         assert found[big].constraints == {"memory": 5.0}
-
-
-def test_a_configuration_that_was_only_proposed_is_no_trial():
-    trials, _ = trials_of(COST_MODEL)
-    measured, proposed = trials.propose(GRID[:1]), trials.propose(GRID[1:2])
-    trials.report(measured, [1.0])
-    (ended,) = trials.end({measured: 1.0}, {}, {})
-    assert ended.params == dict(measured)
-    assert proposed == GRID[1]
-
-
-def test_a_stopped_replicate_gives_way_to_one_with_rounds():
-    first, second = GRID[:2]
-    trials, _ = trials_of(COST_MODEL)
-    for each in (first, second):
-        trials.report(each, [])
-    trials.report(first, [0.1])
-    trials.report(first, [0.1, 0.11])
-    ended = trials.end({first: 0.105, second: 5.0}, {}, {})
-    assert [list(each.intermediate_values.values()) for each in ended] == [[0.1, 0.11], [5.0]]
-    assert [each.value for each in ended] == [0.105, 5.0]
-
-
-def test_what_is_no_candidate_any_more_wins_no_race():
-    fast, slow = GRID[:2]
-    turns = TurnsOf[Configuration]()
-    trials, posterior = trials_of(COST_MODEL, turns=turns)
-    for number in range(4):
-        turns.note({fast: 2.0 + 0.01 * number, slow: 1.0 - 0.01 * number})
-    posterior.tell(fast, [Replicate(0.5, number) for number in range(4)])
-    posterior.tell(slow, [Replicate(1.0, number) for number in range(4)])
-    trials.report(fast, [0.5])
-    trials.report(slow, [1.0])
-    assert trials.racing([slow]) == []
-    posterior.withdraw(fast)
-    assert trials.racing([slow]) == [slow]
-
-
-def test_a_sampler_refuses_what_is_not_a_setting():
-    trials, _ = trials_of(COST_MODEL)
-    trials._sampler.candidates = GRID
-    with pytest.raises(ValueError, match="'depth' is not one of the settings block_size, "):
-        trials._study.ask().suggest_int("depth", 1, 4)

@@ -6,17 +6,16 @@ from math import ceil
 import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
+from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_TURNS
-from cellfeed_tuner._measuring._events import Findings
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
-from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import CountedRounds, Round, Started, TimingRequest
-from cellfeed_tuner._planning._cost_model import Geometry
+from cellfeed_tuner._measuring._process import Outcome
+from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
 from cellfeed_tuner._results import STATUS_WORDS
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 BATCH_SIZE, N_CELLS = 64, 80_000
 BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)

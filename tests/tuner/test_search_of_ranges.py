@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._choose import Requirements
+from cellfeed_tuner._measuring._process import Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Round, Started, TimingRequest
-from cellfeed_tuner._planning._cost_model import Geometry, Space
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import Geometry, Space
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 BATCH_SIZE, N_CELLS, ROW_BYTES, MEMORY = 64, 10_000_000, 10_000.0, 4 * 10**9
 BITS = 3.6

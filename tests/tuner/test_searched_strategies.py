@@ -33,8 +33,8 @@ from cellfeed_tuner import (
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import count_labels
-from cellfeed_tuner._fingerprint import data_fingerprint
 from cellfeed_tuner._mixing import Mixing
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._results import SearchedStrategy
 from cellfeed_tuner._subject import BlockPlans, Label, Selected, label_codes
 
@@ -167,7 +167,7 @@ def rows(collection):
 
 
 @pytest.fixture(scope="module")
-def balanced(collection, rows):
+def balanced(short_replicates, collection, rows):
     strategy = ClassBalancedSampling("cell_type", total_size=4_000)
     return autotune(collection, label="cell_type", strategy=strategy, indices=rows, **SMALL)
 

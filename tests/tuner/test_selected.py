@@ -21,9 +21,8 @@ from cellfeed import (
 from cellfeed_tuner import autotune
 from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._fingerprint import data_fingerprint
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._measuring._timing import Findings, TimingRequest
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._subject import Selected, label_codes
 
@@ -69,7 +68,7 @@ def test_entropy_is_that_of_the_plan_over_these_rows(data):
 
 
 @pytest.fixture(scope="module")
-def tuned(collection, rows):
+def tuned(short_replicates, collection, rows):
     return autotune(collection, label="plate", indices=rows, entropy_floor=0.5, **SMALL)
 
 
@@ -169,7 +168,7 @@ class TestMistakes:
 
 
 @pytest.fixture(scope="module")
-def ran(small_collection, tmp_path_factory):
+def ran(short_replicates, small_collection, tmp_path_factory):
     output = tmp_path_factory.mktemp("selected")
     settings = ["--where", QUERY, "--entropy-floor", "0.5", "--output", output, "--label", "plate"]
     grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]

@@ -67,7 +67,7 @@ def file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tuned(file, tmp_path_factory):
+def tuned(short_replicates, file, tmp_path_factory):
     """What the command printed, and the JSON that it wrote."""
     output = tmp_path_factory.mktemp("tuned")
     grid = ["--block-sizes", "4,32", "--fetch-factors", "2,8", "--workers", "0"]

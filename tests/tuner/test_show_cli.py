@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._study import cache_folder, record
+from cellfeed_tuner._history import cache_folder, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 

@@ -14,7 +14,7 @@ from cellfeed import BlockShuffling, EpochPlan, ParameterError, open_collection
 from cellfeed.machine import usable_cpu_count
 from cellfeed_tuner import Configuration, minibatch_entropies
 from cellfeed_tuner._measuring._measurement import measure_with
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 

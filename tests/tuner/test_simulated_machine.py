@@ -9,13 +9,13 @@ import pytest
 from bench.backtest.replay import Remembered
 
 from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
-from cellfeed_tuner._measuring._measuring_process import Outcome
+from cellfeed_tuner._choose import Requirements
+from cellfeed_tuner._measuring._process import Outcome
 from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
-from cellfeed_tuner._planning._cost_model import Geometry
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 BATCH_SIZE, N_CELLS, FLOOR = 64, 1_000_000, 0.95
 N_RUNS, NOISE, BUDGET = 200, 0.05, 60.0

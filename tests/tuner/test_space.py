@@ -4,7 +4,7 @@ import pytest
 
 from cellfeed import ParameterError
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._planning._cost_model import Space
+from cellfeed_tuner._searching._cost_model import Space
 
 LARGE = Space.of(range(1, 4097), range(1, 101), range(17))
 

@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._study import cache_folder, read_runs, record
+from cellfeed_tuner._history import cache_folder, read_runs, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 SLOW = Configuration(block_size=1, fetch_factor=4, num_workers=2)
@@ -151,7 +151,7 @@ def test_processes_may_write_at_the_same_time(earlier_run, kept, tmp_path):
         "import sys\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from cellfeed_tuner._study import read_runs, record\n"
+        "from cellfeed_tuner._history import read_runs, record\n"
         "from optuna.trial import create_trial\n"
         "folder = Path(sys.argv[1])\n"
         "(run, *_) = read_runs(folder)\n"

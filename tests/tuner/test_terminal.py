@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cellfeed_tuner._reports._terminal import print_report
+from cellfeed_tuner._reports._text import print_report
 
 MOST_LINES = 24
 

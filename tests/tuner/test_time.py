@@ -9,14 +9,12 @@ import pytest
 
 from cellfeed import open_collection
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._measuring_process import MeasuringError, Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
-from cellfeed_tuner._progress import silent
+from cellfeed_tuner._measuring._process import MeasuringError, Outcome
+from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request
 from cellfeed_tuner._run import Run
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget, silent
 
 BUDGET = 60.0
 SLACK = 15.0

@@ -12,8 +12,7 @@ from tests.tuner.other_loaders import BATCH_SIZE, N_ROWS, PLATES, Blocks, Planne
 from cellfeed import CellDataset, FormatError, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, Tunable, autotune, measure, theory
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._terminal import code_to_paste, print_report
-from cellfeed_tuner._reports._words import in_words
+from cellfeed_tuner._reports._text import code_to_paste, in_words, print_report
 
 RANDOM = theory.random_entropy_bits(np.full(4, N_ROWS // 4), BATCH_SIZE)
 

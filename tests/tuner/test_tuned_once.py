@@ -13,7 +13,7 @@ from tests.warm import python as warm
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._terminal import code_to_paste, print_report
+from cellfeed_tuner._reports._text import code_to_paste, print_report
 
 ROOT = str(Path(__file__).parents[2])
 SCRIPT = """

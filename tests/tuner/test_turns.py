@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellfeed_tuner import Configuration, Estimate, Rival
-from cellfeed_tuner._planning._posterior import TurnsOf
+from cellfeed_tuner._searching._posterior import TurnsOf
 
 A, B, C = (Configuration(block_size=size, fetch_factor=16) for size in (1, 4, 16))
 SPEEDS = {A: 1000.0, B: 1100.0, C: 1600.0}
@@ -17,7 +17,7 @@ def turns_of(n, *, noise=0.02, moment=0.3, left=None, seed=0):
     for number in range(n):
         common = np.exp(moment * rng.standard_normal())
         there = [each for each in SPEEDS if each != left or number < n // 3]
-        turns.note(
+        turns.add(
             {each: SPEEDS[each] * common * np.exp(noise * rng.standard_normal()) for each in there}
         )
     return turns

@@ -8,16 +8,17 @@ import pytest
 from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner import (
     Configuration,
+    ConfigurationResult,
     EntropyBits,
     Estimate,
     Verdict,
-    label_entropy,
     minibatch_entropies,
     theory,
 )
 from cellfeed_tuner._entropy import FetchSpread, count_labels
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner._mixing import Judge, deviations, standard_error_of, verdict, wrong_data
+from cellfeed_tuner._mixing import Mixing, deviations, standard_error_of, verdict, wrong_data
+from cellfeed_tuner._subject import BlockPlans, Label
 
 BATCH_SIZE = 64
 
@@ -47,24 +48,18 @@ def judged(
     n_rounds: int = 40,
 ) -> Verdict:
     """The verdict on a loader that delivers its plan."""
-    (planned,) = label_entropy(
-        codes, batch_size=BATCH_SIZE, block_sizes=[block_size], fetch_factors=[fetch_factor],
-        n_rows=200_000,
-    )  # fmt: skip
-    counted = count_labels(codes)
-    judge = Judge(codes, counted, BATCH_SIZE)
+    label = Label("plate", codes, count_labels(codes))
+    plans = BlockPlans(codes.size, batch_size=BATCH_SIZE, seed=0)
     rounds = measured_rounds(codes, block_size, fetch_factor, n_rounds)
-    configuration = Configuration(block_size=block_size, fetch_factor=fetch_factor)
-    counts = counted.counts
-    bits = EntropyBits(
-        measured=mean_with_interval(rounds),
-        expected=planned.bits,
-        homogeneous=theory.expected_entropy_bits(counts, BATCH_SIZE, block_size, fetch_factor),
-        lower_bound=theory.lower_bound_bits(counts, BATCH_SIZE, block_size),
-        upper_bound=theory.upper_bound_bits(counts, BATCH_SIZE),
-        random=counted.random_entropy_bits(BATCH_SIZE),
+    bits = mean_with_interval(rounds)
+    result = ConfigurationResult(
+        configuration=Configuration(block_size=block_size, fetch_factor=fetch_factor),
+        status="measured",
+        cells_per_second=Estimate(1.0, 1.0, 1.0),
+        n_rounds=len(rounds) - 1,  # the first of a measurement is counted for its entropy only
+        entropy_bits=EntropyBits(expected=bits, random=0.0, measured=bits),
     )
-    found = judge.verdict(configuration, planned, bits, len(rounds))
+    found = Mixing([label], None, plans, entropy_floor=0.0).judged(result, None, None).verdict
     assert found is not None
     return found
 

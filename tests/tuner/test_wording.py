@@ -6,7 +6,7 @@ import pytest
 
 from cellfeed_tuner import Estimate
 from cellfeed_tuner._machine import BytesRead
-from cellfeed_tuner._reports._words import in_words
+from cellfeed_tuner._reports._text import in_words
 from cellfeed_tuner._results import Waiting
 
 

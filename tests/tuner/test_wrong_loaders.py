@@ -27,10 +27,9 @@ from cellfeed import (
 from cellfeed.transforms import Log1p, NormalizeTotal
 from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, measure
 from cellfeed_tuner._commands._autotune_cli import main
-from cellfeed_tuner._measuring._comparison import compare_with_files
-from cellfeed_tuner._measuring._delivery import sampled_cells
+from cellfeed_tuner._measuring._delivery import compare_with_files, sampled_cells
 from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._words import html_summary
+from cellfeed_tuner._reports._text import html_summary
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 

@@ -20,9 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm.server import ADDRESS, NUMBER
+from tests.warm.server import ADDRESS, NUMBER, SHORT_REPLICATES
 
-__all__ = ["ADDRESS", "OF_SESSION", "FinalizedPopen", "Popen", "address", "run", "torchrun"]
+__all__ = [
+    "ADDRESS", "OF_SESSION", "SHORT_REPLICATES", "FinalizedPopen", "Popen", "address", "run",
+    "torchrun",
+]  # fmt: skip
 
 OF_SESSION = "CELLFEED_TESTS_WARM_PYTHON_OF_SESSION"
 _SERVER = Path(__file__).with_name("server.py")

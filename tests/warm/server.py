@@ -41,7 +41,7 @@ IMPORTED = (
     "cellfeed_tuner._measuring._timing",
     "cellfeed_tuner._reports._page",
     "cellfeed_tuner._run",
-    "cellfeed_tuner._study",
+    "cellfeed_tuner._history",
     "cellfeed_tuner.plots",
     "pandas",
     "scipy.sparse",
@@ -51,6 +51,8 @@ IMPORTED = (
 )
 MOST_BYTES, MOST_FILES = 1 << 20, 64
 ADDRESS = "CELLFEED_TESTS_WARM_PYTHON"
+# Set where autotune is to search as `tests.short_replicates` says.
+SHORT_REPLICATES = "CELLFEED_TESTS_SHORT_REPLICATES"
 NUMBER = struct.Struct("i")
 
 
@@ -130,16 +132,20 @@ def take_over(request: dict[str, Any], files: list[int]) -> None:
     np.random.seed()  # noqa: NPY002 - what the script may draw from, which was seeded at import
     if ADDRESS in os.environ:
         use_for_measuring()
+    if SHORT_REPLICATES in os.environ:
+        from tests.short_replicates import shorten  # noqa: PLC0415 - where the tuner is
+
+        shorten()
 
 
 def use_for_measuring() -> None:
     """Let the processes in which autotune measures be forked where the imports are done."""
     from tests.warm.python import Popen  # noqa: PLC0415 - which imports this
 
-    from cellfeed_tuner._measuring import _measuring_process  # noqa: PLC0415 - where the tuner is
+    from cellfeed_tuner._measuring import _process  # noqa: PLC0415 - where the tuner is
 
     forking = types.SimpleNamespace(Popen=Popen, DEVNULL=subprocess.DEVNULL)
-    setattr(_measuring_process, "subprocess", forking)  # noqa: B010 - of another type
+    setattr(_process, "subprocess", forking)  # noqa: B010 - of another type
 
 
 def run_main(arguments: list[str]) -> None:

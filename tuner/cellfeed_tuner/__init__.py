@@ -22,7 +22,6 @@ if typing.TYPE_CHECKING:
         strategy_entropy,
     )
     from cellfeed_tuner._explain import StorageAdvice, epochs_until_paid
-    from cellfeed_tuner._history import Earlier
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine import Busy, Machine, describe_machine
     from cellfeed_tuner._measuring._measurement import Measurement, measure
@@ -33,6 +32,7 @@ if typing.TYPE_CHECKING:
         ConfigurationResult,
         Constraints,
         Dataset,
+        Earlier,
         EntropyBits,
         LabelCensus,
         LabelResult,
@@ -54,14 +54,13 @@ _MODULE_OF = {
         "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
         "_explain": "StorageAdvice epochs_until_paid",
-        "_history": "Earlier",
         "_interval": "Estimate",
         "_machine": "Busy Machine describe_machine",
         "_measuring._measurement": "Measurement measure",
         "_ranks": "Ranks",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
-        "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset EntropyBits "
-        "LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
+        "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset Earlier "
+        "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
         "_subject": "Tunable",
     }.items()
     for name in names.split()
@@ -107,4 +106,4 @@ if not typing.TYPE_CHECKING:
         return sorted({*globals(), *__all__})
 
     def _shown(result: typing.Any) -> str:
-        return _imported("cellfeed_tuner._reports._words").html_summary(result)
+        return _imported("cellfeed_tuner._reports._text").html_summary(result)

@@ -15,16 +15,15 @@ from cellfeed_tuner._constants import (
     DEFAULT_FETCH_FACTORS,
     DEFAULT_SAMPLER,
 )
-from cellfeed_tuner._machine import CacheState
-from cellfeed_tuner._measuring._events import MakeDataset, Step
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request, loader_request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
-from cellfeed_tuner._searching._time_budget import TimeBudget
 from cellfeed_tuner._subject import Tunable
+from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 from cellfeed_tuner._together import tuned_once
 
 if TYPE_CHECKING:  # it loads Optuna
@@ -190,7 +189,7 @@ def tuned(
     subject: Collection | Tunable,
     *,
     budget: TimeBudget,
-    process: MeasuringProcess[Any] | None = None,
+    process: MeasuringProcess | None = None,
     **given: Any,
 ) -> AutotuneResult:
     """Do what `autotune` does, within a budget, and in a process, that may have begun before."""
@@ -205,7 +204,7 @@ def tuned(
         request = loader_request(subject, **common)
     else:
         request = collection_request(subject, **of_collection, **common)
-    with MeasuringProcess[Any]() if process is None else nullcontext(process) as measuring:
+    with MeasuringProcess() if process is None else nullcontext(process) as measuring:
         measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(
             request=request, process=measuring, budget=budget, on_progress=settings["on_progress"]

@@ -9,17 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import Statistics
-from cellfeed_tuner._constants import (
-    LEAST_ACCOUNTED,
-    LEAST_SAVING,
-    LIKELY,
-    MOST_ACCOUNTED,
-    MUCH_WAITING,
-    N_RESAMPLES,
-    SURE,
-    VAGUE_SHARE,
-)
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+# Smallest share of the time for a stage to be called the bottleneck. Chosen.
+LEAST_SAVING = 0.15
+# Shares of bootstrap resamples that name the same bottleneck for "clearly" and "probably". Chosen.
+SURE, LIKELY = 0.95, 0.75
+# A stage is only "possibly" the bottleneck if its interval begins below this share of its mean.
+# Chosen.
+VAGUE_SHARE = 0.5
+# Share of its time that training may wait for a loader that is called fast enough. Chosen.
+MUCH_WAITING = 0.01
+# Number of bootstrap resamples of rounds for this. Chosen: the share is then known to 1 %.
+N_RESAMPLES = 1000
+# If the stages explain less or more than these shares of the time, they explain it badly. Chosen.
+LEAST_ACCOUNTED, MOST_ACCOUNTED = 0.7, 1.4
 
 # Stages of `cellfeed.Statistics`, which documents them, and the training step.
 StageName = Literal[

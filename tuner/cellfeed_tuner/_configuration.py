@@ -49,12 +49,7 @@ class Configuration(Mapping[str, Setting]):
     __slots__ = ("_key", "_settings")
 
     def __init__(
-        self,
-        *,
-        block_size: int = 1,
-        fetch_factor: int = 1,
-        num_workers: int = 0,
-        **others: Setting,
+        self, *, block_size: int = 1, fetch_factor: int = 1, num_workers: int = 0, **others: Setting
     ) -> None:
         values = (block_size, fetch_factor, num_workers)
         common = dict(zip(SIZES, values, strict=True))
@@ -138,6 +133,13 @@ class Configuration(Mapping[str, Setting]):
         While one fetch is delivered, the next is read; of those of workers, one more may wait.
         """
         return self.minibatches_per_round * (3 if self.num_workers else 2)
+
+    def cells_to_time(self, batch_size: int) -> int:
+        """Return how many cells an epoch needs for whole fetches of it to be timed.
+
+        With workers, these are two of each: the first contains their start.
+        """
+        return (2 if self.num_workers else 1) * self.minibatches_per_round * batch_size
 
     def rounds_per_epoch(self, plan: "EpochPlan") -> int:
         """Return how many rounds of whole fetches an epoch has."""

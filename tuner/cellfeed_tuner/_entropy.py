@@ -18,8 +18,15 @@ from cellfeed import (
     SamplingStrategy,
 )
 from cellfeed_tuner import theory
-from cellfeed_tuner._constants import BEYOND_CHANCE, EPOCHS_OF_ENDS, LEAST_FETCHES, MOST_EPOCHS
+from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+# Fewest fetches for the interval of an entropy. Chosen: minibatches of one fetch resemble each
+# other.
+LEAST_FETCHES = 16
+# Epochs whose two ends are replayed for a large collection, and most epochs that are replayed for
+# a small one. Chosen.
+EPOCHS_OF_ENDS, MOST_EPOCHS = 16, 256
 
 # Replaying a plan: the rows of its minibatches, without reading data.
 
@@ -185,12 +192,10 @@ def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[n
 
 # Label counts, and the label entropy of known minibatches and of blocks.
 #
-# The mixing of one label within another, such as the plate within the cell line, is
-# ``H(a | b) = H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug-
-# in
-# estimate has a bias, larger than that of H(a), since a minibatch has fewer cells of each b:
-# compare
-# it with the same estimate for random sampling, never with H(a | b) of the collection.
+# The mixing of one label within another, such as the plate within the cell line, is ``H(a | b) =
+# H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug- in estimate
+# has a bias, larger than that of H(a), since a minibatch has fewer cells of each b: compare it
+# with the same estimate for random sampling, never with H(a | b) of the collection.
 
 # Rows of blocks whose entropies are computed together.
 # Rows that are counted at a time; NumPy needs 8 bytes for each.

@@ -24,25 +24,30 @@ from cellfeed_tuner._bottleneck import (
     with_training_step,
 )
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    CELLS_PER_STORE_CHUNK,
-    CHUNKS_PER_BLOCK,
-    LEAST_CHUNK_BYTES,
-    LEAST_SPEEDUP,
-    PRESHUFFLE_OVERHEAD,
-)
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
-from cellfeed_tuner._planning._cost_model import distinct
+from cellfeed_tuner._measuring._process import MeasuringProcess, Request
+from cellfeed_tuner._searching._cost_model import distinct
 from cellfeed_tuner._subject import Selected
+
+# Smallest speedup from other storage that is worth mentioning. Chosen.
+LEAST_SPEEDUP = 1.2
+# Chunks per block in rewritten files. Chosen: smaller chunks cost little outside the block.
+CHUNKS_PER_BLOCK = 4
+# Time of `preshuffle`, as a multiple of reading and encoding each cell once. Chosen: above the
+# conversions that `bench/advice` compares it with.
+PRESHUFFLE_OVERHEAD = 3.0
+# Smallest chunk size, in bytes, that is advised. Chosen: smaller chunks cost more to find than
+# they save.
+LEAST_CHUNK_BYTES = 16_384
+# Cells per chunk of a shuffled copy. Source: `cellfeed.preshuffle`.
+CELLS_PER_STORE_CHUNK = 64
 
 # What another layout of the files would give.
 #
 # Both estimates apply the `StageModel` to the changed stages and subtract the difference from the
 # measured time. They are lower bounds: changed stages count with the low end of their interval,
-# and
-# all others with the high end.
+# and all others with the high end.
 
 
 def epochs_until_paid(
@@ -272,8 +277,8 @@ def _least_speedup(
     }
     after = {name: each * factors.get(name, 1.0) for name, each in before.items()} | instead
     explained = found.model.seconds_per_cell(before)
-    rest = max(0.0, found.measured_seconds_per_cell - explained)
-    return (explained + rest) / (found.model.seconds_per_cell(after) + rest)
+    unexplained = max(0.0, found.measured_seconds_per_cell - explained)
+    return (explained + unexplained) / (found.model.seconds_per_cell(after) + unexplained)
 
 
 # Where the time per cell goes in the recommended configuration, and what storage would give.
@@ -282,16 +287,8 @@ _MOST_BYTES = 16 << 20
 _REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """Where the time per cell goes, and what other storage would give."""
-
-    bottleneck: Bottleneck | None = None
-    storage_advice: tuple[StorageAdvice, ...] = ()
-
-
 def explain_throughput(
-    process: MeasuringProcess[Collection] | MeasuringProcess[Selected],
+    process: MeasuringProcess,
     measured: Measurement,
     layout: StorageLayout,
     *,
@@ -302,7 +299,7 @@ def explain_throughput(
     block_sizes: Sequence[int],
     seconds: float,
     seed: int,
-) -> Explained:
+) -> tuple[Bottleneck | None, tuple[StorageAdvice, ...]]:
     """Return where the time of a configuration goes, and storage advice.
 
     There is no advice without ``block_sizes`` to read a shuffled copy with, or if a sample of cells
@@ -322,7 +319,7 @@ def explain_throughput(
         seed=seed,
     )
     if found is None:
-        return Explained()
+        return None, ()
     advice = tuple[StorageAdvice, ...]()
     if block_sizes and seconds > 0:
         request = StoreRequest(configuration=configuration, batch_size=layout.batch_size, seed=seed)
@@ -333,11 +330,11 @@ def explain_throughput(
     if step_seconds is not None:
         share = None if waiting is None else waiting.value
         found = with_training_step(found, step_seconds / layout.batch_size, share)
-    return Explained(bottleneck=found, storage_advice=advice)
+    return found, advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreRequest:
+class StoreRequest(Request):
     """A request to encode a sample of cells."""
 
     configuration: Configuration

@@ -1,19 +1,33 @@
-"""What earlier runs found, kept by fingerprints, and what it is worth today."""
+"""Earlier runs: a journal for each dataset, machine and versions, with an Optuna study per run.
+
+A study is written when its run is over, so that no disk is written to while it is measured.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
-import numpy as np
+with warnings.catch_warnings():
+    # Optuna imports tqdm, which misses widgets in a notebook, where no bar is to be shown.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    import optuna
 
+from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._planning._cost_model import Space
 from cellfeed_tuner._ranks import Ranks
-
-# What one run of ``autotune`` leaves for later ones, and the fingerprints it is kept under.
 
 _DIGEST_BYTES = 4
 
@@ -124,57 +138,103 @@ class EarlierRun:
         )
 
 
-# Which earlier run bears on this one: its configurations are measured first.
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Optuna from logging every study that it makes or finds."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            # Before version 5, it warns about samplers that our tests cover.
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """Whether an earlier run was used.
+_logger = logging.getLogger(__name__)
 
-    Parameters
-    ----------
-    use
-        "order" if it decided what was measured first; "none" if there was none, or it was ignored.
-    sentence
-        The same in words.
+
+_SUFFIX = ".journal"
+_FACTS = ("data", "machine", "versions")
+_RUN = "run"
+_MEASURED = (TrialState.COMPLETE, TrialState.PRUNED)
+# Raised for a full disk, a folder of somebody else, or a damaged file.
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OptunaError)
+
+
+def cache_folder() -> Path:
+    """Return the folder in which results are kept, which need not be there."""
+    return machine.cache_folder("autotune")
+
+
+def read_runs(folder: Path, data: str = "*") -> list[EarlierRun]:
+    """Return earlier runs, the last one last; an unreadable file is skipped with a warning."""
+    runs = list[EarlierRun]()
+    for path in sorted(folder.glob(f"{data}-*{_SUFFIX}")):
+        try:
+            runs += _read(path)
+        except _UNUSABLE as error:
+            _logger.warning("%s: cannot be read and is skipped (%r)", path, error)
+    return sorted(runs, key=lambda run: run.began)
+
+
+def record(folder: Path, run: EarlierRun, trials: Sequence[FrozenTrial]) -> None:
+    """Keep a run and the trials of its study, or warn that this failed.
+
+    Several processes may do so at the same time.
     """
-
-    use: Literal["none", "order"]
-    sentence: str
-
-
-NOTHING_KNOWN = Earlier(use="none", sentence="There is no earlier result for these files.")
-IGNORED = Earlier(use="none", sentence="Earlier results were ignored, as requested.")
-
-
-def recall(
-    runs: Sequence[EarlierRun], key: Key, asked: Asked, space: Space
-) -> tuple[list[Configuration], Earlier]:
-    """Return the configurations of a space that an earlier run measured, and which run that was.
-
-    The last run of the same machine and versions counts, or else the last of any. Its choice comes
-    first, then the fastest.
-    """
-    alike = [
-        run
-        for run in runs
-        if run.key.data == key.data
-        and run.asked.is_like(asked)
-        and any(each in space for each in run.trials)
-    ]
-    if not alike:
-        return [], NOTHING_KNOWN
-    run = max(alike, key=lambda each: (each.key == key, each.began))
-    costs = {each: np.mean(found) for each, found in run.trials.items() if each in space}
-    return sorted(costs, key=lambda each: (each != run.choice, costs[each])), _used(run, key)
+    path = folder / f"{run.key.name}{_SUFFIX}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _append(path, run, trials)
+    except OSError as error:
+        _logger.warning("%s: cannot be written (%s), so this run is not kept", folder, error)
+    except _UNUSABLE as error:  # such as the rest of a run that a full disk cut short
+        _logger.warning("%s: damaged (%r), so this run is not kept; delete it", path, error)
 
 
-def _used(run: EarlierRun, key: Key) -> Earlier:
-    if run.key.machine != key.machine:
-        whose = f"another machine's result ({run.key.machine.facts.get('cpu') or 'unknown'})"
-    elif run.key.versions != key.versions:
-        whose = "a result of this machine with other versions"
-    else:
-        whose = "a result of this machine"
-    sentence = f"The order of the first measurements follows {whose} of {run.date}."
-    return Earlier(use="order", sentence=sentence)
+def _read(path: Path) -> list[EarlierRun]:
+    digests = zip(_FACTS, path.stem.split("-"), strict=True)
+    with quiet():
+        storage = _storage(path)
+        studies = [
+            optuna.load_study(study_name=name, storage=storage)
+            for name in optuna.get_all_study_names(storage)
+        ]
+        finished = [each for each in studies if _RUN in each.user_attrs]
+        if not finished:
+            return []  # another process is about to write the first
+        facts = finished[0].user_attrs
+        key = Key(**{name: Fingerprint(digest, facts[name]) for name, digest in digests})
+        runs = list[EarlierRun]()
+        for each in finished:
+            try:
+                runs.append(_run(each, key))
+            except _UNUSABLE as error:
+                _logger.warning("%s: a study is skipped (%r)", path, error)
+        return runs
+
+
+def _run(study: optuna.Study, key: Key) -> EarlierRun:
+    trials = {
+        Configuration(**each.params): tuple(each.intermediate_values.values())
+        for each in study.get_trials(deepcopy=False, states=_MEASURED)
+    }
+    return EarlierRun.from_json(study.user_attrs[_RUN], key=key, trials=trials)
+
+
+def _append(path: Path, run: EarlierRun, trials: Sequence[FrozenTrial]) -> None:
+    """Write a study, and at the end the facts of its run: without these it does not count."""
+    with quiet():
+        kept = optuna.create_study(
+            study_name=f"{run.began} {uuid4().hex[:8]}", storage=_storage(path)
+        )
+        for fact in _FACTS:
+            kept.set_user_attr(fact, dict(getattr(run.key, fact).facts))
+        kept.add_trials(trials)
+        kept.set_user_attr(_RUN, run.to_json())
+
+
+def _storage(path: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(path)))

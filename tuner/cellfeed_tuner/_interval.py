@@ -7,7 +7,11 @@ from math import exp, hypot, inf, log
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cellfeed_tuner._constants import CONFIDENCE, USUAL_FREEDOM, USUAL_SPREAD
+# Confidence level of intervals. Chosen: the field's convention.
+CONFIDENCE = 0.95
+# Prior spread of replicates on a machine that does little else, and its weight in degrees of
+# freedom. Chosen: replicates of one configuration soon outweigh it.
+USUAL_SPREAD, USUAL_FREEDOM = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import copysign, inf, isfinite, log, log2, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    BEYOND_CHANCE,
-    LATE_MIXING_ROWS,
-    MIXING_ROWS,
-    MIXING_ROWS_OF_SETS,
-    MOST_MIXING_ROWS,
-    WRONG_SHARE,
-)
+from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._entropy import (
     Conditional,
     FetchSpread,
@@ -35,97 +26,39 @@ from cellfeed_tuner._entropy import (
 )
 from cellfeed_tuner._interval import CONFIDENCE, Estimate, mean_with_interval
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._results import (
     Assumption,
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
+    LabelResult,
     Verdict,
     least_share,
 )
 from cellfeed_tuner._subject import Label, Plans, Settings
+from cellfeed_tuner._time_budget import Progress
+
+# Rows of a plan for computing its entropy: initially, and at most. The number is quadrupled as
+# long as the interval contains the floor. Chosen: configurations near the floor deserve more time.
+MIXING_ROWS, MOST_MIXING_ROWS = 1 << 18, 1 << 22
+# Rows of a plan of random sets, with which others are compared. Chosen: between the two above.
+MIXING_ROWS_OF_SETS = 1 << 20
+# Share of random sampling's entropy by which another loader may differ from its plan beyond
+# chance. Chosen: it may leave out the end of an epoch, which the plan contains.
+WRONG_SHARE = 0.02
+# Rows of each plan for computing its entropy if time is short. Chosen: intervals are then wider,
+# but throughput can be measured.
+LATE_MIXING_ROWS = 1 << 15
 
 # Whether a loader delivers its plan, and whether the theory explains the resulting entropy.
 #
 # The theory (`theory.expected_entropy_bits` and the paper's bounds) assumes that each block holds
-# one
-# label, drawn independently of all others; that blocks and fetches are whole; and that all rows
-# have
-# a label. No collection meets all of this, so each deviation is expressed in bits and compared
-# with
-# the sampling error of the measurement.
+# one label, drawn independently of all others; that blocks and fetches are whole; and that all
+# rows have a label. No collection meets all of this, so each deviation is expressed in bits and
+# compared with the sampling error of the measurement.
 
 # Rounding error of sums of many logarithms.
 _ROUNDING = 1e-9
-
-
-class Judge:
-    """Compares the measured entropy of one label with the plan and the theory.
-
-    Parameters
-    ----------
-    codes
-        Label code of each row in storage order, -1 where missing, shape (n_rows,).
-    counted
-        Counts of the labels.
-    batch_size
-        Rows of a minibatch.
-    rows_in_blocks
-        Returns the rows of all blocks of a given size; in storage order if None.
-    """
-
-    def __init__(
-        self,
-        codes: NDArray[np.integer],
-        counted: LabelCounts,
-        batch_size: int,
-        rows_in_blocks: Callable[[int], NDArray[np.int64]] | None = None,
-    ) -> None:
-        self._counted, self._batch_size = counted, batch_size
-
-        @cache
-        def within(block_size: int) -> float:
-            in_order = codes if rows_in_blocks is None else codes[rows_in_blocks(block_size)]
-            return within_block_bits(in_order, block_size)
-
-        @cache
-        def deviations_of(block_size: int, fetch_factor: int) -> list[Deviation]:
-            return deviations(
-                counted,
-                within(block_size),
-                batch_size=batch_size,
-                block_size=block_size,
-                fetch_factor=fetch_factor,
-            )
-
-        self._deviations = deviations_of
-
-    def verdict(
-        self, configuration: Configuration, planned: LabelEntropy, bits: EntropyBits, n_rounds: int
-    ) -> Verdict | None:
-        """Return the verdict on an entropy measured over at least ``n_rounds`` rounds.
-
-        None if nothing was measured, if there is no theory for the strategy, or if the plan has
-        too few whole fetches.
-        """
-        if planned.whole_fetches is None or bits.measured is None:
-            return None
-        block_size, fetch_factor = configuration.block_size, configuration.fetch_factor
-        fetch_size = self._batch_size * fetch_factor
-        error = standard_error_of(
-            bits.measured,
-            n_rounds,
-            planned.whole_fetches,
-            fetches_per_round=configuration.fetches_per_round,
-            fetches_per_epoch=self._counted.n_rows // fetch_size,
-            fetches_per_block=-(-block_size // fetch_size),
-        )
-        return verdict(
-            bits,
-            standard_error=error,
-            deviations=self._deviations(block_size, fetch_factor),
-        )
 
 
 def wrong_data(fault: str) -> Verdict:
@@ -240,10 +173,7 @@ def standard_error_of(
 
 
 def verdict(
-    bits: EntropyBits,
-    *,
-    standard_error: float,
-    deviations: Sequence[Deviation],
+    bits: EntropyBits, *, standard_error: float, deviations: Sequence[Deviation]
 ) -> Verdict | None:
     """Compare the measured entropy of a loader that delivered its plan with the theory.
 
@@ -360,7 +290,8 @@ class Mixing:
             self._statistics[None], _ = statistic_of(Conditional(labels[0].codes, given.codes))
         self._random, self._random_within = self._random_bits()
         self._replayed = cache(self._replayed_until_clear)
-        self._planned, self._judges = cache(self._planned_entropies), cache(self._judges_of)
+        self._planned = cache(self._planned_entropies)
+        self._deviations, self._within = cache(self._deviations_of), cache(self._within_blocks)
         self._is_late: Callable[[], bool] = lambda: False
         self._measured = dict[Configuration, Measurement]()
         self._delivered = dict[Settings, _Estimates]()
@@ -391,7 +322,7 @@ class Mixing:
         return self._replayed(self._plans.differing(configuration.plan_settings)) is not None
 
     def learn(self, found: Measurement) -> bool:
-        """Note measured entropies; return whether there is no plan for them."""
+        """Record measured entropies; return whether there is no plan for them."""
         if self.is_planned(found.configuration):
             return False
         settings = found.configuration.plan_settings
@@ -435,14 +366,15 @@ class Mixing:
                 {name: Estimate(0.0, 0.0, most) for name, most in self._random.items()}
             )
 
-        def judged(name: str, measured: Estimate | None) -> tuple[EntropyBits, Verdict | None]:
-            bits = replace(found[name], measured=measured)
-            return bits, self._verdict(name, bits, result, fault)
+        def judged(label: Label, measured: Estimate | None) -> LabelResult:
+            bits = replace(found[label.name], measured=measured)
+            return LabelResult(entropy_bits=bits, verdict=self._verdict(label, bits, result, fault))
 
-        bits, verdict = judged(self._labels[0].name, result.entropy_bits.measured)
+        first, *others = self._labels
+        of_first = judged(first, result.entropy_bits.measured)
         further = {
-            name: judged(name, each.entropy_bits.measured)
-            for name, each in result.further_labels.items()
+            each.name: judged(each, result.further_labels[each.name].entropy_bits.measured)
+            for each in others
         }
         conditional, replayed = None, self._replayed(settings)
         if self._given is not None and replayed is not None:
@@ -454,12 +386,9 @@ class Mixing:
             )
         return replace(
             result,
-            entropy_bits=bits,
-            verdict=verdict,
-            further_labels={
-                name: replace(each, entropy_bits=further[name][0], verdict=further[name][1])
-                for name, each in result.further_labels.items()
-            },
+            entropy_bits=of_first.entropy_bits,
+            verdict=of_first.verdict,
+            further_labels=further,
             conditional_entropy_bits=conditional,
         )
 
@@ -599,8 +528,13 @@ class Mixing:
         return {name: Estimate(bits, 0.0, bits) for name, bits in most.items()}
 
     def _verdict(
-        self, name: str, bits: EntropyBits, result: ConfigurationResult, fault: str | None
+        self, label: Label, bits: EntropyBits, result: ConfigurationResult, fault: str | None
     ) -> Verdict | None:
+        """Return the verdict on a measured entropy of a label.
+
+        None if nothing was measured, if there is no theory for the strategy, or if the plan has
+        too few whole fetches.
+        """
         if fault is not None:
             return wrong_data(fault)
         configuration = result.configuration
@@ -608,16 +542,34 @@ class Mixing:
         replayed = self._replayed(settings) if self._plans.has_theory else None
         if replayed is None or result.cells_per_second is None or bits.measured is None:
             return None
-        judge = self._judges(settings[2:])[name]
-        # The first round counts here too.
-        return judge.verdict(configuration, replayed[name], bits, result.n_rounds + 1)
+        planned = replayed[label.name].whole_fetches
+        if planned is None:
+            return None
+        fetch_size = self._plans.batch_size * configuration.fetch_factor
+        error = standard_error_of(
+            bits.measured,
+            result.n_rounds + 1,  # the first round counts here too
+            planned,
+            fetches_per_round=configuration.fetches_per_round,
+            fetches_per_epoch=label.target.n_rows // fetch_size,
+            fetches_per_block=-(-configuration.block_size // fetch_size),
+        )
+        return verdict(bits, standard_error=error, deviations=self._deviations(label, settings))
 
-    def _judges_of(self, others: Settings) -> dict[str, Judge]:
+    def _deviations_of(self, label: Label, settings: Settings) -> "list[Deviation]":
+        block_size, fetch_factor, *others = settings
+        return deviations(
+            label.target,
+            self._within(label, block_size, *others),
+            batch_size=self._plans.batch_size,
+            block_size=block_size,
+            fetch_factor=fetch_factor,
+        )
+
+    def _within_blocks(self, label: Label, block_size: int, *others: Any) -> float:
         in_blocks = self._plans.rows_in_blocks((1, 1, *others))
-        return {
-            each.name: Judge(each.codes, each.target, self._plans.batch_size, in_blocks)
-            for each in self._labels
-        }
+        codes = label.codes if in_blocks is None else label.codes[in_blocks(block_size)]
+        return within_block_bits(codes, block_size)
 
     def _order(self, label: Label, block_size: int) -> StorageOrder:
         in_blocks, single_rows = (self._replayed((size, 1)) or {} for size in (block_size, 1))

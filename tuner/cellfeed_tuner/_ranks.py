@@ -111,7 +111,7 @@ class Ranks:
             return cls()
         return cls(n_local=world.local_world_size, n_total=world.world_size)
 
-    def become(self, rank: int) -> None:
+    def set_environment(self, rank: int) -> None:
         """Set this process's environment to that of a local rank, with its share of cores."""
         os.environ |= {
             "RANK": f"{rank}",

@@ -10,24 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
-from cellfeed.machine import usable_memory_bytes
+from cellfeed.machine import usable_cpu_count, usable_memory_bytes
+from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
 from cellfeed_tuner._constants import SAMPLERS
-from cellfeed_tuner._history import Asked
-from cellfeed_tuner._machine import CacheState
-from cellfeed_tuner._measuring._delivery import (
+from cellfeed_tuner._measuring._page_cache import (
+    CacheState,
     cache_state,
     check_cache,
-    check_size,
-    default_workers,
+    prepare_cache,
 )
-from cellfeed_tuner._measuring._events import MakeDataset, Step
-from cellfeed_tuner._measuring._measurement import prepare_cache
+from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._planning._cost_model import Geometry, Space
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import Constraints, Dataset, dataset_of_loader, describe_dataset
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import Geometry, Space
 from cellfeed_tuner._subject import (
     BlockPlans,
     Label,
@@ -113,15 +110,6 @@ class Request:
         if self.selected is None and not self.files:
             return self.cache
         return prepare_cache(self.files, self.cache)
-
-    def asked(self, found_cache: str) -> Asked:
-        """Return what later runs need to know of the request."""
-        return Asked(
-            labels=[each.name for each in self.labels],
-            batch_size=self.batch_size,
-            cache=found_cache,
-            ranks=self.ranks,
-        )
 
 
 def collection_request(
@@ -296,3 +284,31 @@ def _further_settings(
         raise ParameterError(msg)
     asked: dict[str, Sequence[Setting]] = {"num_threads": num_threads, "align": align}
     return {name: values for name, values in asked.items() if len(values)}
+
+
+_MOST_WORKERS = 16
+
+
+def check_size(
+    what: str, n_cells: int, grid: Sequence[Configuration], batch_size: int, n_ranks: int = 1
+) -> None:
+    """Raise `ParameterError` if there are too few cells for every configuration of a grid."""
+    needed = n_ranks * min(configuration.cells_to_time(batch_size) for configuration in grid)
+    if needed > n_cells:
+        msg = (
+            f"{what} has {n_cells:,} cells, but even the smallest configuration "
+            f"needs {needed:,} to be timed{f' on {n_ranks} ranks' if n_ranks > 1 else ''}; give "
+            "smaller batch, fetch or worker numbers"
+        )
+        raise ParameterError(msg)
+
+
+def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]:
+    """Return 0 and the powers of two up to a rank's share of the usable cores.
+
+    For files on servers, only 0: one process sends many concurrent requests to hide latency.
+    """
+    if collection.is_remote:
+        return (0,)
+    most = min(_MOST_WORKERS, max(1, usable_cpu_count() // n_ranks))
+    return (0, *(1 << power for power in range(most.bit_length())))

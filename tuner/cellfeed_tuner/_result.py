@@ -18,14 +18,15 @@ from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._explain import StorageAdvice
-from cellfeed_tuner._history import Earlier
 from cellfeed_tuner._interval import Estimate, interval, scaled
-from cellfeed_tuner._machine import Busy, CacheState, Machine
+from cellfeed_tuner._machine import Busy, Machine
+from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import (
     ConfigurationResult,
     Constraints,
     Dataset,
+    Earlier,
     EntropyBits,
     Nearest,
     PrefetchResult,

@@ -10,7 +10,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import LabelCounts
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import BytesRead
-from cellfeed_tuner._measuring._delivery import bytes_on_disk
+from cellfeed_tuner._measuring._page_cache import bytes_on_disk
 from cellfeed_tuner._subject import Selected, Tunable
 
 # What is known of one configuration.
@@ -568,6 +568,11 @@ def is_undecided(ratio: Estimate) -> bool:
     return ratio.low <= 1 <= ratio.high and not same
 
 
+def is_as_fast(ratio: Estimate) -> bool:
+    """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
+    return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+
+
 def least_share(entropy_floor: float) -> float:
     """Return the lowest share of random sampling's entropy that counts as reaching the floor."""
     return entropy_floor - SAME_ENTROPY_SHARE
@@ -712,3 +717,23 @@ class Nearest:
 
     configuration: Configuration
     problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """Whether an earlier run was used.
+
+    Parameters
+    ----------
+    use
+        "order" if it decided what was measured first; "none" if there was none, or it was ignored.
+    sentence
+        The same in words.
+    """
+
+    use: Literal["none", "order"]
+    sentence: str
+
+
+NOTHING_KNOWN = Earlier(use="none", sentence="There is no earlier result for these files.")
+IGNORED = Earlier(use="none", sentence="Earlier results were ignored, as requested.")

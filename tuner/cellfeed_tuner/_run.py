@@ -3,50 +3,61 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from cellfeed import CellDataset, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
+from cellfeed_tuner._bottleneck import Bottleneck
+from cellfeed_tuner._choose import Choice, nearest
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    COMPARING_SECONDS,
-    EXPLAIN_SHARE,
-    LEAST_SEARCH_SECONDS,
-    PREFETCH_SHARE,
-    REPLAY_SHARE,
-    SLOW_START_SHARE,
-    STEP_LEAST_ROUNDS,
-    STEP_SECONDS,
-)
 from cellfeed_tuner._entropy import StorageOrder
-from cellfeed_tuner._explain import Explained, StorageLayout, explain_throughput
-from cellfeed_tuner._fingerprint import key_of
-from cellfeed_tuner._history import IGNORED, Earlier, EarlierRun, Key, recall
+from cellfeed_tuner._explain import StorageAdvice, StorageLayout, explain_throughput
 from cellfeed_tuner._interval import Estimate, quotient, scaled
-from cellfeed_tuner._machine import Busy, CacheState, Machine, describe_machine
+from cellfeed_tuner._machine import Busy, Machine, describe_machine
+from cellfeed_tuner._measuring._delivery import compare_with_files
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
-from cellfeed_tuner._measuring._measuring_process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._planning._recommend import Choice, nearest
-from cellfeed_tuner._progress import Progress
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results import (
+    IGNORED,
     ConfigurationResult,
+    Earlier,
     Nearest,
     PrefetchResult,
     Recommended,
     SearchedStrategy,
     Waiting,
 )
-from cellfeed_tuner._searching._measurements import Measurements
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
+from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._subject import Selected
+from cellfeed_tuner._time_budget import Progress, TimeBudget
+
+if TYPE_CHECKING:  # they load Optuna
+    from cellfeed_tuner._history import Asked, Key
+
+# Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
+STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
+# Shares of the budget: for finding the bottleneck, and for choosing the prefetch depth of a
+# server. Chosen.
+EXPLAIN_SHARE, PREFETCH_SHARE = 0.1, 0.35
+# Most seconds for reading delivered cells again from their files. Chosen.
+COMPARING_SECONDS = 2.0
+# If less is left of the budget for measuring, half of the overtime is used too. Chosen: less
+# measures nothing.
+LEAST_SEARCH_SECONDS = 3.0
+# Share of the budget after which entropies are computed over fewer rows. Chosen.
+REPLAY_SHARE = 0.25
+# If the start took more than this share of the budget, the search has all the rest. Chosen.
+SLOW_START_SHARE = 0.4
 
 # A step that does nothing still has a time.
 _LEAST_STEP_SECONDS = 1e-6
@@ -61,7 +72,7 @@ class Run:
     """
 
     request: Request
-    process: MeasuringProcess[Any]
+    process: MeasuringProcess
     budget: TimeBudget
     on_progress: Progress
     interrupted: bool = field(default=False, init=False)
@@ -70,13 +81,15 @@ class Run:
     _mixing: Mixing = field(init=False)
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
-    _key: Key | None = field(default=None, init=False)
+    _key: "Key | None" = field(default=None, init=False)
+    _asked: "Asked" = field(init=False)
     _known: list[Configuration] = field(default_factory=list, init=False)
     _earlier: Earlier | None = field(default=None, init=False)
     _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
-    _explained: Explained = field(default_factory=Explained, init=False)
+    _bottleneck: Bottleneck | None = field(default=None, init=False)
+    _storage_advice: tuple[StorageAdvice, ...] = field(default=(), init=False)
     _prefetch_results: tuple[PrefetchResult, ...] = field(default=(), init=False)
     _n_cells_compared: int = field(default=0, init=False)
     _lost: str = field(default="", init=False)
@@ -93,27 +106,32 @@ class Run:
             entropy_floor=request.constraints.entropy_floor,
         )
         self._mixing.replay(
-            request.grid,
-            self.on_progress,
-            is_late=lambda: self.budget.left_until(REPLAY_SHARE) < 0,
+            request.grid, self.on_progress, is_late=lambda: self.budget.left_until(REPLAY_SHARE) < 0
         )
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
-            self._key = key_of(request.selected, request.labels[0].name, self._machine)
-            self._known, self._earlier = self._recalled(self._key)
+            self._known, self._earlier = self._recalled(request.selected)
         self._grid = list(dict.fromkeys([*request.grid, *self._known]))
         self._search = self._new_search()
 
-    def _recalled(self, key: Key) -> tuple[list[Configuration], Earlier]:
+    def _recalled(self, selected: Selected) -> tuple[list[Configuration], Earlier]:
         """Return the configurations to measure first, from an earlier run."""
-        from cellfeed_tuner._study import cache_folder, read_runs  # noqa: PLC0415 - Optuna
+        from cellfeed_tuner import _history, _recall  # noqa: PLC0415 - Optuna
 
-        folder = cache_folder()  # if there is none, fail before anything is measured
-        if self.request.fresh:
+        request = self.request
+        self._key = _recall.key_of(selected, request.labels[0].name, self._machine)
+        self._asked = _history.Asked(
+            labels=[each.name for each in request.labels],
+            batch_size=request.batch_size,
+            cache=self._found_cache,
+            ranks=request.ranks,
+        )
+        folder = _history.cache_folder()  # if there is none, fail before anything is measured
+        if request.fresh:
             return [], IGNORED
-        runs = read_runs(folder, key.data.digest)
-        return recall(runs, key, self.request.asked(self._found_cache), self.request.space)
+        runs = _history.read_runs(folder, self._key.data.digest)
+        return _recall.recall(runs, self._key, self._asked, request.space)
 
     def start(self) -> None:
         """Start the measuring process, and time the training step if there is one.
@@ -207,7 +225,7 @@ class Run:
                 self._measure()
             self._compare_with_plans()
             self._choose()
-            self._read_ahead()
+            self._choose_prefetch()
             self._compare_with_files()
             self._explain()
             self._keep()
@@ -262,8 +280,8 @@ class Run:
             date=self._date,
             storage_order=self._order,
             earlier=self._earlier,
-            bottleneck=self._explained.bottleneck,
-            storage_advice=self._explained.storage_advice,
+            bottleneck=self._bottleneck,
+            storage_advice=self._storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
             busy=Busy.of(measured.others),
             replicate_spread=measured.replicate_spread,
@@ -361,15 +379,15 @@ class Run:
             expected_share=max(0.0, 1 - choice.speed.value / asked.need_cells_per_second),
         )
 
-    def _read_ahead(self) -> None:
-        """Choose how many fetches to read ahead from a server."""
+    def _choose_prefetch(self) -> None:
+        """Choose how many fetches to prefetch from a server."""
         request, recommended = self.request, self._recommended
         if recommended is None or request.cache != "remote" or recommended.basis == "predicted":
             return
         configuration = recommended.configuration
         fetch_size = request.batch_size * configuration.fetch_factor
         memory_bytes = request.constraints.memory_bytes
-        ahead = PrefetchSearch(
+        depth_search = PrefetchSearch(
             measurements=self._search.measurements,
             configuration=configuration,
             memory_bytes=memory_bytes,
@@ -382,19 +400,22 @@ class Run:
         )
         # A `make_dataset` with a depth of its own has chosen it.
         if "prefetch" not in getattr(self._search.measurements.make_dataset, "keywords", {}):
-            ahead.run(depths)
-        self._prefetch_results, best = ahead.results(), ahead.best()
+            depth_search.run(depths)
+        self._prefetch_results, best = depth_search.results(), depth_search.best()
         if best is not None:
-            memory = max(recommended.peak_memory_bytes or 0, ahead.memory_of(best))
+            memory = max(recommended.peak_memory_bytes or 0, depth_search.memory_of(best))
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
 
     def _compare_with_files(self) -> None:
-        left = self.budget.left_to_measure
-        if (selected := self.request.selected) is not None and left > 0:
-            compared = self._search.measurements.compare_with_files(
-                selected.collection, most_seconds=min(COMPARING_SECONDS, left)
-            )
-            self._n_cells_compared = compared
+        left, measured = self.budget.left_to_measure, self._search.measurements
+        if (selected := self.request.selected) is None or left <= 0:
+            return
+        found = compare_with_files(
+            selected.collection, measured.sampled, most_seconds=min(COMPARING_SECONDS, left)
+        )
+        for configuration, fault in found.faults.items():
+            measured.faults.setdefault(configuration, fault)
+        self._n_cells_compared = found.n_cells
 
     def _explain(self) -> None:
         """Find the bottleneck and, for shuffled blocks, whether other storage would be faster."""
@@ -409,9 +430,9 @@ class Run:
         # How other strategies, or servers, would read another layout is not known.
         is_known = selected.strategy is None and self._found_cache != "remote"
         already_shuffled = self._order is not None and self._order.already_shuffled
-        self._explained = explain_throughput(
+        self._bottleneck, self._storage_advice = explain_throughput(
             self.process,
-            self._search.measurements.fair(recommended.configuration),
+            self._search.measurements.published(recommended.configuration),
             StorageLayout(
                 n_cells=len(selected),
                 rows_per_chunk=selected.rows_per_chunk,
@@ -431,21 +452,21 @@ class Run:
 
     def _keep(self) -> None:
         """Keep what was found for later runs."""
-        from cellfeed_tuner._study import cache_folder, record  # noqa: PLC0415 - Optuna
-
         search, recommended = self._search, self._recommended
         if self._key is None or search.measurements.faults or not len(search.measurements):
             return
-        run = EarlierRun(
+        from cellfeed_tuner import _history  # noqa: PLC0415 - Optuna
+
+        run = _history.EarlierRun(
             key=self._key,
-            asked=self.request.asked(self._found_cache),
+            asked=self._asked,
             began=self._date.astimezone(UTC).isoformat(timespec="milliseconds"),
             path=self.request.dataset.paths[0],
             choice=None if recommended is None else recommended.configuration,
             cells_per_second=None if recommended is None else recommended.cells_per_second,
         )
         with interrupts_held():
-            record(cache_folder(), run, search.ended_trials())
+            _history.record(_history.cache_folder(), run, search.ended_trials())
 
     @property
     def _ends(self) -> float:

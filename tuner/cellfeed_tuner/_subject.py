@@ -24,12 +24,6 @@ from cellfeed import (
     SamplingStrategy,
 )
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
-from cellfeed_tuner._constants import (
-    LEAST_CELLS_PER_FRACTION,
-    LEAST_CELLS_PER_LABEL,
-    MOST_DRAWS,
-    MOST_IN_BLOCKS,
-)
 from cellfeed_tuner._entropy import (
     LabelCounts,
     PlanReplay,
@@ -39,6 +33,15 @@ from cellfeed_tuner._entropy import (
     has_random_blocks,
     replay_plan,
 )
+
+# Draws of an epoch that represent all of them. Chosen: frequencies are then known to 0.05 %.
+MOST_DRAWS = 1 << 22
+# Rows of an epoch that show how labels are distributed over its blocks. Chosen: thousands of
+# typical blocks.
+MOST_IN_BLOCKS = 1 << 18
+# Fewest cells per value, on average, for values to be labels and not identifiers; and, for
+# fractions, to be labels and not a quantity. Chosen.
+LEAST_CELLS_PER_LABEL, LEAST_CELLS_PER_FRACTION = 2, 10
 
 # The description of any loader, from which the tuner chooses its settings.
 

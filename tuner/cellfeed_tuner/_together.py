@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, cast
 
 from cellfeed import CellfeedError, ParameterError
-from cellfeed_tuner._measuring._measuring_process import MeasuringError
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._measuring._process import MeasuringError
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, from_plain, to_plain
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 # Connections between ranks: each is connected to the first, which sends the same to all.
 #
 # A connection ends with its process, so that nobody waits for a dead rank. Ranks of one machine
-# meet
-# at a Unix socket in a folder that only the user can write to. Ranks of several machines get a
-# port
-# and a token through the store of torch.distributed or torchrun. Only JSON is received.
+# meet at a Unix socket in a folder that only the user can write to. Ranks of several machines get
+# a port and a token through the store of torch.distributed or torchrun. Only JSON is received.
 
 JOIN_SECONDS = 300.0
 """How long ranks wait for each other to begin."""

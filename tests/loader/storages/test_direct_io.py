@@ -29,7 +29,7 @@ from cellfeed._bytes import ByteStore, DirectFiles, Location, check_direct
 from cellfeed._decode import FolderFiles
 from cellfeed._storages._base import FileNames
 from cellfeed.sources import Source
-from cellfeed_tuner._machine import drop_pages, resident_fraction
+from cellfeed_tuner._measuring._page_cache import drop_pages, resident_fraction
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:zarr v3 autosharding will be the default",

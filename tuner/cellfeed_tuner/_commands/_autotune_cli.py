@@ -26,10 +26,10 @@ from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
     SAMPLERS,
 )
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget
 
 if TYPE_CHECKING:
-    from cellfeed_tuner._measuring._measuring_process import MeasuringProcess
+    from cellfeed_tuner._measuring._process import MeasuringProcess
 
     SizesParameter = click.ParamType[Sequence[int]]
 else:  # older versions are not generic
@@ -205,15 +205,13 @@ def _age() -> float:
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
-def _measuring_process(
-    ranks: int | None,
-) -> "AbstractContextManager[MeasuringProcess[Any] | None]":
+def _measuring_process(ranks: int | None) -> "AbstractContextManager[MeasuringProcess | None]":
     """Start the process that measures, unless that is for another rank to do."""
-    from cellfeed_tuner._measuring._measuring_process import MeasuringProcess  # noqa: PLC0415
+    from cellfeed_tuner._measuring._process import MeasuringProcess  # noqa: PLC0415
 
     if ranks is None and os.environ.get("RANK", "0") != "0":
         return nullcontext()
-    return MeasuringProcess[Any]()
+    return MeasuringProcess()
 
 
 def _require_writable(folder: Path) -> None:

@@ -3,25 +3,26 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import exp, isfinite, log, log2
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import click
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from cellfeed_tuner import theory
 from cellfeed_tuner._bottleneck import Bottleneck, microseconds, with_training_step
-from cellfeed_tuner._comparisons import Predictions, floor_cost
+from cellfeed_tuner._choose import Ordering, choose
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate, interval, times
-from cellfeed_tuner._planning._recommend import StoredOrdering, choose
+from cellfeed_tuner._interval import CONFIDENCE, Estimate, interval, times
 from cellfeed_tuner._reports import report_console, say
-from cellfeed_tuner._reports._terminal import say_choice
-from cellfeed_tuner._reports._words import in_words, megabytes
+from cellfeed_tuner._reports._text import floor_cost, in_words, megabytes, say_choice
 from cellfeed_tuner._result import AutotuneResult, to_plain
 from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations
 
 _BAR_WIDTH = 24
 
@@ -133,7 +134,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         each for each in result.configurations if named.items() <= each.configuration.items()
     ]
     if matching:
-        choice = choose(matching, result.constraints, StoredOrdering.of(result.configurations))
+        choice = choose(matching, result.constraints, Ordering.of(result.configurations))
         about = choice.result if choice else max(matching, key=lambda each: _rank(each, result))
     else:
         whole: dict[str, Any] = {
@@ -158,7 +159,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         about=about,
         is_chosen=is_chosen,
         speed_ratio=None if ratio is None else ratio.value,
-        predicted=Predictions(result, meant).speed(meant),
+        predicted=predicted_speed(result, meant),
         homogeneous_bits=homogeneous,
         reasons=tuple(reasons),
     )
@@ -210,3 +211,43 @@ def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None)
         ],
         "answer": answer and to_plain(answer),
     }
+
+
+# Standard errors on either side of a mean that its interval covers.
+_HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+def predicted_speed(result: AutotuneResult, configuration: Configuration) -> Estimate | None:
+    """Return cells per second of any configuration, with their 95 % interval.
+
+    By the cost model, fitted to all that were measured; None if none were.
+    """
+    seen = {
+        each.configuration: speed
+        for each in result.configurations
+        if (speed := each.cells_per_second) is not None
+    }
+    if not seen:
+        return None
+    dataset = result.dataset
+    known = dict.fromkeys([*(each.configuration for each in result.configurations), configuration])
+    geometry = Geometry(
+        n_cells=dataset.n_visited,
+        rows_per_chunk=dataset.visited_per_chunk,
+        n_files=len(dataset.paths),
+        n_ranks=result.ranks.n_total,
+    )
+    # The standard errors that intervals stand for, or larger ones: they are Student's.
+    errors = np.array(
+        [
+            log(each.high / each.low) / (2 * _HALF_WIDTH) if isfinite(each.high) else 1.0
+            for each in seen.values()
+        ]
+    )
+    logs = np.array([-log(each.value) for each in seen.values()])
+    mean, covariance = CostModel(list(known), dataset.batch_size, geometry).posterior(
+        Observations(list(seen), logs, np.diag(errors**2))
+    )
+    place = list(known).index(configuration)
+    half = _HALF_WIDTH * max(0.0, covariance[place, place]) ** 0.5
+    return Estimate(*(exp(-mean[place] + shift) for shift in (0.0, -half, half)))

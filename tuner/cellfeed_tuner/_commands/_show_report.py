@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cellfeed.console import format_bytes
-from cellfeed_tuner._history import EarlierRun
+from cellfeed_tuner._history import EarlierRun, cache_folder, read_runs
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._reports import report_console
-from cellfeed_tuner._study import cache_folder, read_runs
 
 
 def show(*, as_json: bool) -> None:

@@ -1,25 +1,22 @@
-"""Whether a loader delivers the rows of its plan, with the labels of these rows."""
+"""Whether a loader delivers the rows of its plan, with the labels and values of these rows."""
 
+import time
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import (
-    CategoricalColumn,
-    Collection,
-    EpochPlan,
-    Minibatch,
-    NumericColumn,
-    ParameterError,
-)
-from cellfeed.machine import usable_cpu_count, usable_memory_bytes
+from cellfeed import CategoricalColumn, Collection, EpochPlan, Minibatch, NumericColumn
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import WARM_SHARE_OF_MEMORY
-from cellfeed_tuner._machine import CacheState
 from cellfeed_tuner._subject import codes_of, label_name, label_text
 
 # Limits of sampled cells, which are sent to another process.
@@ -128,7 +125,7 @@ def _wrong_label(
     """Return the first label that differs from its row's, in words; empty if none does."""
     if came is None:
         return "for no cell: the column is absent"
-    values, expected = np.asarray(came), column.values[rows]
+    values, expected = np.asarray(came), column.values[rows]  # noqa: PD011 - not of pandas
     if values.shape != expected.shape:
         return f"for {values.size} cells in place of {rows.size}"
     # A missing number is NaN, which is not equal to itself.
@@ -197,105 +194,188 @@ def sampled_cells(
     return tuple(cells)
 
 
-# Whether a collection can be measured as requested, checked before any time is spent.
+# Whether delivered cells equal those in the files, value by value.
+#
+# The files are read through h5py, zarr and anndata, and through nothing of cellfeed's, so that both
+# readers cannot make the same mistake. Of matrices, single rows are read; of obs, whole columns.
+# These libraries are imported when something is compared, since that takes seconds.
 
-_ROUNDS_PER_EPOCH_WITH_WORKERS = 2
-_MOST_WORKERS = 16
-
-
-def check_size(
-    what: str, n_cells: int, grid: Sequence[Configuration], batch_size: int, n_ranks: int = 1
-) -> None:
-    """Raise `ParameterError` if there are too few cells for every configuration of a grid."""
-    needed = n_ranks * min(cells_needed(configuration, batch_size) for configuration in grid)
-    if needed > n_cells:
-        msg = (
-            f"{what} has {n_cells:,} cells, but even the smallest configuration "
-            f"needs {needed:,} to be timed{f' on {n_ranks} ranks' if n_ranks > 1 else ''}; give "
-            "smaller batch, fetch or worker numbers"
-        )
-        raise ParameterError(msg)
+# At most so many cells are compared, however slow the storage is.
+_MOST_COMPARED = 128
 
 
-def check_cache(collection: Collection, cache: CacheState) -> None:
-    """Raise `ParameterError` if the cache is to be warm but the files do not fit in memory."""
-    size, available = bytes_on_disk(collection), usable_memory_bytes()
-    if cache == "warm" and size > WARM_SHARE_OF_MEMORY * available:
-        msg = (
-            f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
-            f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"
-        )
-        raise ParameterError(msg)
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many cells were compared, and, by configuration, how one differs from its file."""
+
+    n_cells: int = 0
+    faults: Mapping[Configuration, str] = field(default_factory=dict)
 
 
-def bytes_on_disk(collection: Collection) -> int:
-    """Return the size of all files of a collection, on this machine or on servers."""
-    return sum(source.file_bytes() for source in collection.sources)
-
-
-def cache_state(collection: Collection, requested: CacheState | None) -> CacheState:
-    """Return the cache state to measure in: as requested, or else cold, or remote on servers.
-
-    Caches of servers cannot be dropped or filled from here, so there is nothing to choose. An
-    impossible state is a `ParameterError`.
-    """
-    if not collection.is_remote:
-        if requested == "remote":
-            msg = (
-                f"cache='remote' is for files on servers, but {collection.locations[0]} is on this "
-                "machine; give 'cold' or 'warm'"
-            )
-            raise ParameterError(msg)
-        if requested == "warm" and collection.direct_io:
-            msg = f"cache='warm', but {collection.locations[0]} is read past the page cache"
-            raise ParameterError(f"{msg}; leave `cache` out, or open it without `direct_io`")
-        return requested or "cold"
-    if requested in {"cold", "warm"}:
-        first = next(each for each in collection.locations if each.is_remote)
-        msg = (
-            f"cache={requested!r} is for files of this machine, but {first} is read from a server, "
-            "whose caches are not under control; leave `cache` out"
-        )
-        raise ParameterError(msg)
-    return "remote"
-
-
-def cells_needed(configuration: Configuration, batch_size: int) -> int:
-    """Return how many cells are needed to time whole fetches."""
-    rounds = _ROUNDS_PER_EPOCH_WITH_WORKERS if configuration.num_workers else 1
-    return rounds * configuration.minibatches_per_round * batch_size
-
-
-def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]:
-    """Return 0 and the powers of two up to a rank's share of the usable cores.
-
-    For files on servers, only 0: one process sends many concurrent requests to hide latency.
-    """
-    if collection.is_remote:
-        return (0,)
-    most = min(_MOST_WORKERS, max(1, usable_cpu_count() // n_ranks))
-    return (0, *(1 << power for power in range(most.bit_length())))
-
-
-def obstacle(
-    configuration: Configuration,
+def compare_with_files(
+    collection: Collection,
+    sampled: Mapping[Configuration, Sequence[DeliveredCell]],
     *,
-    n_cells: int,
-    batch_size: int,
-    row_bytes: float,
-    memory_bytes: int,
-) -> tuple[Literal["too few cells", "over memory"], str] | None:
-    """Return why a configuration cannot run, as a status and a note; None if it can.
+    most_seconds: float = 2.0,
+) -> Comparison:
+    """Read some delivered cells again, without cellfeed, and compare their values and labels.
 
-    The buffers of all fetches in memory, with rows of ``row_bytes`` on average, may take
-    ``memory_bytes``.
+    One cell of each configuration, then the rest of the last configuration's, then the others',
+    for as long as ``most_seconds`` allow. The first cell is always compared.
     """
-    if configuration.block_size > n_cells:
-        return "too few cells", f"a block has more than the {n_cells:,} cells there are"
-    needed = cells_needed(configuration, batch_size)
-    if needed > n_cells:
-        return "too few cells", f"whole fetches need {needed:,} cells"
-    buffers = configuration.minibatches_in_memory * batch_size * row_bytes
-    if buffers > memory_bytes:
-        return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
-    return None
+    n_cells, faults = 0, dict[Configuration, str]()
+    deadline = time.perf_counter() + most_seconds
+    ends = np.cumsum(collection.cells_per_location)
+    with ExitStack() as opened:
+        files = cache(lambda number: _StoredFile(collection, number, opened))
+        for configuration, cell in _in_order(sampled):
+            if n_cells == _MOST_COMPARED or (n_cells and time.perf_counter() > deadline):
+                break
+            if configuration in faults:
+                continue
+            number = int(np.searchsorted(ends, cell.row, side="right"))
+            row_in_file = cell.row - int(ends[number - 1]) * (number > 0)
+            try:
+                fault = _fault(collection, files(number), row_in_file, cell)
+            except (OSError, KeyError, ValueError, RuntimeError, TypeError):
+                continue  # h5py may lack a filter, which is no fault of the loader
+            n_cells += 1
+            if fault:
+                faults[configuration] = fault
+    return Comparison(n_cells, faults)
+
+
+def _in_order(
+    sampled: Mapping[Configuration, Sequence[DeliveredCell]],
+) -> list[tuple[Configuration, DeliveredCell]]:
+    """Return one cell of each configuration, the rest of the last one's, and then the others'."""
+    lists = [[(each, cell) for cell in cells] for each, cells in sampled.items()][::-1]
+    first = [cells[0] for cells in lists if cells]
+    more_of_last = [cell for cells in lists[:1] for cell in cells[1:]]
+    in_turns = zip_longest(*(cells[1:] for cells in lists[1:]))
+    more_of_others = [cell for turn in in_turns for cell in turn if cell is not None]
+    return first + more_of_last + more_of_others
+
+
+class _StoredFile:
+    """One location of a collection; groups and arrays of h5py and zarr have the same form."""
+
+    def __init__(self, collection: Collection, number: int, opened: ExitStack) -> None:
+        self._path = Path(collection.locations[number])
+        import h5py  # noqa: PLC0415
+        import zarr  # noqa: PLC0415
+
+        is_zarr = self._path.is_dir()
+        self._library = "zarr" if is_zarr else "h5py"
+        self._root: Any = (
+            zarr.open_group(self._path, mode="r")
+            if is_zarr
+            else opened.enter_context(h5py.File(self._path, "r"))
+        )
+        element = next(iter(collection.elements.values()))
+        self._name, self._n_vars = element.stored_as[number], collection.n_vars
+        self._map = element.column_maps[number].columns if element.column_maps else None
+        self._column, self._old_obs = cache(self._read_column), cache(self._read_old_obs)
+
+    def __str__(self) -> str:
+        return f"{self._path}, read through {self._library},"
+
+    def expression(self, row: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the value of each gene, shape (n_vars,), values of the same column summed."""
+        if self._name.startswith("mod/"):
+            row = self._row_in(self._name.split("/")[1], row)
+        if self._map is None:
+            return self._values(row, self._n_vars, dtype)
+        joined = np.zeros(self._n_vars, dtype)
+        is_kept = self._map >= 0
+        joined[self._map[is_kept]] = self._values(row, len(self._map), dtype)[is_kept]
+        return joined
+
+    def label(self, row: int, name: str) -> Any:
+        """Return the value of an obs column, None if it is missing."""
+        modality, _, own_name = name.partition(":")
+        group, obs = "obs", self._root["obs"]
+        if f"mod/{modality}/obs" in self._root and name not in obs:
+            group, name, row = f"mod/{modality}/obs", own_name, self._row_in(modality, row)
+        elif obs.attrs.get("encoding-version") != "0.2.0":
+            group = ""
+        value = None if row < 0 else self._column(group, name).iloc[row]
+        return None if pd.isna(value) else value
+
+    def _values(self, row: int, n_columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return one row of the matrix, dense, flattened if it is an image."""
+        stored = self._root[self._name]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if hasattr(stored, "dtype"):
+                values: NDArray[Any] = np.asarray(stored[row : row + 1]).reshape(-1).astype(dtype)
+                return values
+            if "column-order" in stored.attrs:
+                names = stored.attrs["column-order"]
+                found = [self._column(self._name, each).iloc[row] for each in names]
+                return np.array([np.nan if pd.isna(each) else each for each in found]).astype(dtype)
+            start, stop = np.asarray(stored["indptr"][row : row + 2]).tolist()
+            dense = np.zeros(n_columns, dtype)
+            columns = np.asarray(stored["indices"][start:stop]).astype(np.int64)
+            np.add.at(dense, columns, np.asarray(stored["data"][start:stop]).astype(dtype))
+        return dense
+
+    def _row_in(self, modality: str, row: int) -> int:
+        """Return the row of a cell in a modality of MuData, -1 if it has none."""
+        return int(self._root[f"obsmap/{modality}"][row : row + 1][0]) - 1
+
+    def _read_column(self, group: str, name: str) -> "pd.Series[Any]":
+        from anndata.io import read_elem  # noqa: PLC0415
+
+        if not group:
+            return self._old_obs()[name]
+        return pd.Series(read_elem(self._root[group][name]))
+
+    def _read_old_obs(self) -> pd.DataFrame:
+        """Return obs in a form that anndata no longer writes."""
+        import anndata as ad  # noqa: PLC0415
+        from anndata.io import read_elem  # noqa: PLC0415
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old files
+            if self._library == "zarr":
+                frame: pd.DataFrame = read_elem(self._root["obs"])
+            else:
+                adata = ad.read_h5ad(self._path, backed="r")
+                frame = adata.obs
+                adata.file.close()
+        return frame
+
+
+def _fault(collection: Collection, file: _StoredFile, row_in_file: int, cell: DeliveredCell) -> str:
+    """Return how a cell differs from the file, in words; empty if it does not."""
+    for name, value in cell.labels.items():
+        column = collection.obs[name]
+        found, expected = label_name(column, value), file.label(row_in_file, name)
+        if expected is not None and isinstance(column, NumericColumn):
+            expected = column.values.dtype.type(expected)  # noqa: PD011 - not of pandas
+        if found != expected:
+            return (
+                f"cell {cell.row} has {name} {label_text(found)} where {file} has "
+                f"{label_text(expected)}"
+            )
+    if cell.n_vars != collection.n_vars:
+        return f"cell {cell.row} has {cell.n_vars} genes in place of {collection.n_vars}"
+    columns = cell.columns
+    if columns is not None and not np.all((columns >= 0) & (columns < cell.n_vars)):
+        return f"cell {cell.row} has values of genes beyond the {cell.n_vars} that there are"
+    delivered = cell.expression
+    stored = file.expression(row_in_file, delivered.dtype)
+    wrong = np.flatnonzero(delivered != stored)
+    if stored.dtype.kind == "f":  # but for the rounding of sums
+        rounding = 4 * float(np.finfo(stored.dtype).eps)
+        alike = np.isclose(delivered, stored, rtol=rounding, atol=0, equal_nan=True)
+        wrong = np.flatnonzero(~alike)
+    if not wrong.size:
+        return ""
+    gene = int(wrong[0])
+    names = collection.var_names  # images have none for each value
+    what = f"gene {names[gene]!r}" if len(names) == cell.n_vars else f"value {gene}"
+    others = f" (and {wrong.size - 1:,} other genes differ)" if wrong.size > 1 else ""
+    return (
+        f"cell {cell.row} has {delivered[gene]} of {what} where {file} has {stored[gene]}{others}"
+    )

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -12,40 +11,31 @@ import numpy as np
 from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy, Statistics
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    FEW_BATCHES,
-    FEWEST_ROUNDS,
-    LEAST_LIMIT_SECONDS,
-    LEAST_ROUNDS,
-    LIMIT_TIMES,
-    MANY_BATCHES,
-    MOST_ROUNDS,
-    STRAY_PAGES,
-)
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
-from cellfeed_tuner._machine import (
-    BytesRead,
-    CacheState,
-    OtherPrograms,
-    ProcessorTime,
-    drop_pages,
-    load_pages,
-    resident_fraction,
-    undisturbed_share,
-)
-from cellfeed_tuner._measuring._comparison import compare_with_files
-from cellfeed_tuner._measuring._delivery import DeliveredCell, cache_state, cells_needed
-from cellfeed_tuner._measuring._events import (
+from cellfeed_tuner._machine import BytesRead, OtherPrograms, ProcessorTime, undisturbed_share
+from cellfeed_tuner._measuring._delivery import DeliveredCell, compare_with_files
+from cellfeed_tuner._measuring._page_cache import CacheState, cache_state, prepare_cache
+from cellfeed_tuner._measuring._process import MeasuringProcess, Outcome, Runs
+from cellfeed_tuner._measuring._timing import (
     Findings,
     Infeasible,
     MakeDataset,
     Round,
     Started,
-    TimingSettings,
+    TimingRequest,
 )
-from cellfeed_tuner._measuring._measuring_process import MeasuringProcess, Outcome, Runs
-from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._subject import LabelWithin, Tunable, label_codes, names_of
+
+# Rounds after which a standalone measurement ends. Chosen: more rounds do not narrow an interval
+# that drifts with the machine.
+MOST_ROUNDS = 200
+# A standalone measurement is stopped after this many times its given time, but not before this
+# many seconds. Chosen: even a slow machine should reach the fewest rounds.
+LIMIT_TIMES, LEAST_LIMIT_SECONDS = 20, 60.0
+# Batches of adjacent rounds for the interval of one process: with few rounds, and with many.
+# Chosen: adjacent rounds are not independent, but batch means nearly are.
+FEW_BATCHES, MANY_BATCHES = 4, 8
 
 _JOINED = (
     "round_seconds", "round_waiting_seconds", "round_processor", "round_reads", "round_statistics",
@@ -166,7 +156,10 @@ class Measurement:
         """
         seconds = np.array(self.replicate_seconds)
         if seconds.size <= 1:
-            seconds = np.array(_batch_means(self.round_seconds))
+            n_rounds = len(self.round_seconds)
+            n_batches = MANY_BATCHES if n_rounds >= 2 * MANY_BATCHES else FEW_BATCHES
+            batches = np.array_split(self.round_seconds, min(n_batches, max(1, n_rounds)))
+            seconds = np.array([each.mean() for each in batches if each.size])
         if len(self.round_seconds) < FEWEST_ROUNDS or seconds.size <= 1:
             return None
         error = float(seconds.std(ddof=1) / seconds.mean() / seconds.size**0.5)
@@ -258,7 +251,7 @@ class Measurement:
         }
 
 
-def measured(request: TimingSettings, outcome: Outcome) -> Measurement:
+def measured(request: TimingRequest, outcome: Outcome) -> Measurement:
     """Return the measurement that the children of the measuring process reported."""
     of_ranks = [outcome.events, *outcome.events_of_others]
     started = [each for events in of_ranks for each in _all(Started, events)]
@@ -331,13 +324,6 @@ def _entropies(findings: Sequence[Findings]) -> dict[str | LabelWithin, tuple[fl
         for label in (findings[0].entropies if findings else ())
         if all(label in each.entropies for each in findings)
     }
-
-
-def _batch_means(round_seconds: Sequence[float]) -> list[float]:
-    """Return means of batches of neighbouring rounds, of two rounds or more where possible."""
-    n_batches = MANY_BATCHES if len(round_seconds) >= 2 * MANY_BATCHES else FEW_BATCHES
-    batches = np.array_split(round_seconds, min(n_batches, max(1, len(round_seconds))))
-    return [float(each.mean()) for each in batches if each.size]
 
 
 def pooled(measurements: Sequence[Measurement]) -> Measurement:
@@ -433,7 +419,7 @@ def measure(
         cache = cache or ("cold" if files else "warm")
     else:
         needed, files, labels = (
-            cells_needed(configuration, batch_size),
+            configuration.cells_to_time(batch_size),
             subject.files,
             names_of(label),
         )
@@ -456,7 +442,7 @@ def measure(
         make_dataset=make_dataset,
     )
     found_cache = prepare_cache(files, cache)
-    with MeasuringProcess[Any](subject) as process:
+    with MeasuringProcess(subject) as process:
         process.start()
         found = measure_with(process, request, limit_seconds=limit_seconds(seconds))
     if found.is_infeasible:
@@ -473,23 +459,6 @@ def limit_seconds(seconds: float) -> float:
     return max(LIMIT_TIMES * seconds, LEAST_LIMIT_SECONDS)
 
 
-def prepare_cache(files: Sequence[Path], cache: CacheState) -> CacheState | Literal["unknown"]:
-    """Bring the files' pages into a cache state, and return it.
-
-    "unknown" if pages stayed, or the kernel does not report them.
-    """
-    if cache == "remote":
-        return cache
-    (drop_pages if cache == "cold" else load_pages)(files)
-    resident = resident_fraction(files)
-    if resident is None:
-        return "unknown"
-    as_wanted = resident <= STRAY_PAGES if cache == "cold" else resident >= 1 - STRAY_PAGES
-    return cache if as_wanted else "unknown"
-
-
-def measure_with(
-    process: Runs[TimingRequest], request: TimingRequest, *, limit_seconds: float
-) -> Measurement:
+def measure_with(process: Runs, request: TimingRequest, *, limit_seconds: float) -> Measurement:
     """Measure in a process that is already running; see `measure`."""
     return measured(request, process.run(request, limit_seconds=limit_seconds))

@@ -4,18 +4,18 @@ A *round* is as many minibatches as it takes for every worker to deliver one who
 are timed. The first round contains the start-up, and with workers the first round of every epoch
 does, so these are reported separately, as are further ones of a server (see `CountedRounds`).
 Since the next fetch is read while one is delivered, rounds follow each other without a gap: a
-pause in the clock would be unpaid time to read ahead.
+pause in the clock would be unpaid time to prefetch.
 """
 
+import multiprocessing
 import os
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,44 +23,294 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import Collection, Minibatch, ParameterError, Statistics
+from cellfeed import (
+    CellDataset,
+    Collection,
+    Minibatch,
+    ParameterError,
+    SamplingStrategy,
+    Statistics,
+)
 from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, requests_under_way
-from cellfeed_tuner._constants import (
-    FETCHES_AHEAD,
-    LEAST_MINIBATCHES_AHEAD,
-    LONG_EPOCH,
-    LONG_EPOCH_OF_WORKERS,
-    LOOKING_SHARE,
-    REMOTE_PREFETCH,
-)
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REMOTE_PREFETCH, REPLICATE_SECONDS
 from cellfeed_tuner._entropy import by_round, conditional_entropies_of, entropies_of
 from cellfeed_tuner._machine import (
     BytesRead,
-    CacheState,
-    PageRuns,
-    Progressed,
+    ProcessorTime,
     bytes_read,
-    drop_clean_pages,
     processor_time_between,
-    resident_runs,
     thread_times,
 )
-from cellfeed_tuner._measuring._delivery import (
-    Delivered,
-    DeliveredCell,
-    cells_needed,
-    sampled_cells,
+from cellfeed_tuner._measuring._delivery import Delivered, DeliveredCell, sampled_cells
+from cellfeed_tuner._measuring._page_cache import (
+    FETCHES_PREFETCHED,
+    CacheState,
+    Dropping,
+    held_by_workers,
+    rounds_prefetched,
 )
-from cellfeed_tuner._measuring._events import (
-    Findings,
-    Infeasible,
-    Pace,
-    Round,
-    Started,
-    TimingSettings,
-)
+from cellfeed_tuner._measuring._process import Request
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
+
+# Distance between the first epochs of two measurements. Chosen: no measurement runs through as
+# many, so each reads different rows.
+EPOCHS_APART = 1000
+
+
+class Pace:
+    """One rank's place in step with the others; the only rank if there is no ``barrier``.
+
+    A context manager: the others stop waiting if this rank fails. All methods that wait raise
+    `threading.BrokenBarrierError` if another rank has failed.
+
+    Parameters
+    ----------
+    rank
+        The local rank.
+    barrier, has_ended, n_rounds
+        Memory shared with the other ranks, which are forked after it is made.
+    """
+
+    def __init__(
+        self, rank: int = 0, barrier: Any = None, has_ended: Any = None, n_rounds: Any = None
+    ) -> None:
+        self._rank, self._barrier = rank, barrier
+        self._has_ended, self._n_rounds = has_ended, n_rounds
+        self.is_first, self.is_alone = rank == 0, barrier is None
+
+    @classmethod
+    def of_ranks(cls, n: int) -> "list[Pace]":
+        """Return one for each of ``n`` ranks."""
+        context = multiprocessing.get_context("fork")
+        shared = context.Barrier(n), context.RawValue("b", 0), context.RawArray("q", n)
+        return [cls(rank, *shared) for rank in range(n)]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.leave()
+
+    def require_equal_epochs(self, n_rounds: int) -> None:
+        """Refuse epochs of different lengths, in which ranks would wait for each other forever."""
+        if self.is_alone:
+            return
+        self._n_rounds[self._rank] = n_rounds
+        self.meet()
+        found = list(self._n_rounds)
+        if len(set(found)) > 1:
+            msg = (
+                f"an epoch has {found} rounds of whole fetches on ranks 0 to {len(found) - 1}, "
+                "which would wait for each other for ever; give each rank as many minibatches"
+            )
+            raise ParameterError(msg)
+
+    def meet(self) -> float:
+        """Wait for all ranks, and return for how many seconds."""
+        if self.is_alone:
+            return 0.0
+        began = time.perf_counter()
+        self._barrier.wait()
+        return time.perf_counter() - began
+
+    def agreed(self, *, ended: bool) -> bool:
+        """Wait for all ranks, and return what the first one passed."""
+        if self.is_alone:
+            return ended
+        if self.is_first:
+            self._has_ended.value = ended
+        self.meet()
+        return bool(self._has_ended.value)
+
+    def leave(self) -> None:
+        """Stop the others from waiting for this rank."""
+        if not self.is_alone:
+            self._barrier.abort()
+
+
+Step = Callable[[Any], object]
+"""A training step, called with a minibatch."""
+
+
+MakeDataset = Callable[..., CellDataset]
+"""Makes the dataset to measure; called as `CellDataset` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRequest(Request):
+    """What to time, and for how long; see `measure` and `autotune` for the rest.
+
+    Parameters
+    ----------
+    given
+        Another obs column, within whose values the entropy of the first label is also computed.
+    least_rounds, most_rounds, seconds
+        Counted rounds. Measuring stops when they took so many seconds, if it has the least. One
+        round is always read.
+    number
+        The number of this replicate. Each replicate reads other rows, as epochs of a training do.
+    step_seconds, step
+        How long a training loop sleeps on each minibatch; or a function to call with each instead.
+    prefetch, n_requests
+        Fetches to read ahead, and the first number of concurrent requests to a server; None and 0
+        leave them to the dataset.
+    ranks, rank, pace
+        How many ranks are timed side by side, which of them this is, and how they keep in step.
+    """
+
+    configuration: Configuration
+    batch_size: int
+    labels: Sequence[str]
+    cache: CacheState
+    seed: int
+    least_rounds: int
+    most_rounds: int = MOST_ROUNDS_OF_REPLICATE
+    seconds: float = REPLICATE_SECONDS
+    number: int = 0
+    given: str | None = None
+    step_seconds: float = 0.0
+    step: Step | None = None
+    strategy: SamplingStrategy | None = None
+    make_dataset: MakeDataset = CellDataset
+    prefetch: int | None = None
+    n_requests: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
+    rank: int = 0
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels, and ``given``."""
+        return (*self.labels, *([] if self.given is None else [self.given]))
+
+    @property
+    def cells_per_round(self) -> int:
+        """Cells of a whole fetch of each worker of each rank of this machine."""
+        minibatches = self.configuration.minibatches_per_round
+        return minibatches * self.batch_size * self.ranks.n_local
+
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch to read."""
+        return EPOCHS_APART * self.number
+
+    def parts(self) -> "Sequence[TimingRequest]":
+        """Return the request of each rank."""
+        n = self.ranks.n_local
+        if n == 1:
+            return [self]
+        return [replace(self, rank=rank, pace=each) for rank, each in enumerate(Pace.of_ranks(n))]
+
+    def run(
+        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
+    ) -> None:
+        """Report `Started` once, then each `Round` as it happens, and `Findings` at the end."""
+        try:
+            with self.pace:
+                self._run(subject, report)
+        except EpochTooShortError as error:
+            report(Infeasible(str(error)))
+        except threading.BrokenBarrierError:
+            pass  # another rank has failed, and says why
+
+    def _run(
+        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
+    ) -> None:
+        if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
+            self.ranks.set_environment(self.rank)
+        if isinstance(subject, Tunable):
+            session = Session(subject, self)
+        else:
+            session = DatasetSession(Selected.of(subject), self)
+        counted_seconds, n_counted = 0.0, 0
+        for each in _rounds(session, self, report):
+            report(each)
+            n_counted += each.counts
+            counted_seconds += each.seconds if each.counts else 0.0
+            enough = counted_seconds >= self.seconds and n_counted >= self.least_rounds
+            if self.pace.agreed(ended=each.may_end and (enough or n_counted >= self.most_rounds)):
+                break
+        report(session.findings())
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first minibatch has come, ``first_minibatch_seconds`` after the workers started.
+
+    Minibatches that wait for a training loop slower than the workers take ``waiting_bytes``. Each
+    process reads with ``n_threads``, and the user's functions have ``n_function_threads``.
+    """
+
+    worker_seconds: float
+    first_minibatch_seconds: float
+    waiting_bytes: int
+    n_threads: int = 1
+    n_function_threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """The configuration cannot be timed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One timed round, and what the dataset counted in it, if it counts.
+
+    It ``counts`` if it is free of start-up. The training loop waited ``waiting_seconds`` for its
+    minibatches. ``read`` is None where the bytes differ from what was delivered, because more or
+    less was prefetched, and for servers. Measuring does not end after a round unless it
+    ``may_end``. ``processor`` is the processor time of all threads; None if unknown.
+    """
+
+    seconds: float
+    counts: bool
+    waiting_seconds: float
+    read: BytesRead | None
+    may_end: bool = True
+    statistics: Statistics | None = None
+    processor: ProcessorTime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Findings:
+    """What is known at the end.
+
+    Parameters
+    ----------
+    fault
+        The first minibatch whose rows or labels differ from the plan; empty if none does.
+    n_requests
+        Concurrent requests to a server; 0 if this process sent none.
+    cells
+        Some cells of the last minibatch.
+    entropies
+        Mean entropy of each label, and of one within another, in each round, shape (n_rounds,).
+    """
+
+    fault: str = ""
+    n_requests: int = 0
+    cells: tuple[DeliveredCell, ...] = ()
+    entropies: Mapping[str | LabelWithin, NDArray[np.float64]] = field(default_factory=dict)
+
+
+# An epoch is long if it has this many times the rounds at its start, which are requested from a
+# server or go into new memory. Chosen.
+LONG_EPOCH = 3
+# The same for epochs read by worker processes, which are restarted in each epoch. Chosen: what is
+# left out would change throughput by a few percent.
+LONG_EPOCH_OF_WORKERS = 10
 
 # A loader opened in the measuring process, and the rows and labels that it delivers.
 
@@ -81,14 +331,14 @@ class Session:
     n_asked = 0
     n_threads, n_function_threads = 1, 0
 
-    def __init__(self, tunable: Tunable, request: TimingSettings) -> None:
+    def __init__(self, tunable: Tunable, request: TimingRequest) -> None:
         self._tunable, self._request = tunable, request
         self.files = tunable.paths
         _seed((request.seed, request.number, *([request.rank] if request.rank else [])))
         self._loader: Any = tunable.open(request.configuration)
         self._n_minibatches = self._length()
         self.n_rounds = self._n_minibatches // request.configuration.minibatches_per_round
-        if (needed := cells_needed(request.configuration, 1)) > self._n_minibatches:
+        if (needed := request.configuration.cells_to_time(1)) > self._n_minibatches:
             n = needed // request.configuration.minibatches_per_round
             msg = (
                 f"an epoch has {self._n_minibatches} minibatches, but {request.configuration} "
@@ -112,7 +362,7 @@ class Session:
         if not self._labels:
             return
         found = self._tunable.labels_of(minibatch)
-        for name, kept in self._labels.items():
+        for name, delivered in self._labels.items():
             values = np.asarray(found[name]) if name in found else np.empty(0)
             if values.shape != (self._request.batch_size,):
                 msg = (
@@ -121,7 +371,7 @@ class Session:
                     "and open the loader with whole minibatches only"
                 )
                 raise ParameterError(msg)
-            kept.append(values)
+            delivered.append(values)
 
     def size_of(self, minibatch: Any) -> int:  # noqa: ARG002 - of a minibatch of any kind
         """Return the bytes of a minibatch; 0 if unknown."""
@@ -134,9 +384,9 @@ class Session:
     def findings(self) -> Findings:
         """Return the entropies of all rounds."""
         codes = {}
-        for name, kept in self._labels.items():
-            found, _ = pd.factorize(np.ravel(kept))  # missing values become -1
-            codes[name] = found.reshape(len(kept), -1)
+        for name, delivered in self._labels.items():
+            found, _ = pd.factorize(np.ravel(delivered))  # missing values become -1
+            codes[name] = found.reshape(len(delivered), -1)
         return Findings(entropies=self._entropies(codes))
 
     def _entropies(
@@ -170,7 +420,7 @@ class DatasetSession(Session):
 
     is_mapped = False
 
-    def __init__(self, selected: Selected, request: TimingSettings) -> None:
+    def __init__(self, selected: Selected, request: TimingRequest) -> None:
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
         wanted = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
@@ -268,138 +518,8 @@ def _seed(words: tuple[int, ...]) -> None:
 # Dropping pages of files from the page cache after a loader has used them.
 
 
-def rounds_ahead(loader: object, minibatches_per_round: int) -> int:
-    """Return after how many further rounds a loader has used everything it has read by now.
-
-    Workers of a `torch.utils.data.DataLoader` hold minibatches.
-    """
-    held = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    least = -(-LEAST_MINIBATCHES_AHEAD // minibatches_per_round)
-    return max(FETCHES_AHEAD + -(-held // minibatches_per_round), least)
-
-
-class Dropping:
-    """Drops pages of files after they were used, where ``cache`` is "cold".
-
-    A cold measurement stands for files larger than memory: a page that a fetch has used is gone
-    when a later fetch needs it again, which may be one of the same epoch if chunks are larger than
-    blocks. Pages that were read ahead stay, since they would otherwise be read twice.
-
-    Pages are told apart by age, for any loader and in all of its processes: pages that are cached
-    at the end of a round are used by the end of the rounds that are read ahead, and dropped then.
-    They stay if newer pages lie beside them: those belong to a running fetch, which may use a chunk
-    that begins on an older page. If the kernel does not report cached pages, they are dropped
-    before each epoch only.
-
-    Parameters
-    ----------
-    mapped
-        Whether this process may have mapped the files; cellfeed never maps those of a collection.
-    looking_share
-        Share of the time that listing cached pages may take; large files are listed less often.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[Path],
-        cache: CacheState,
-        *,
-        mapped: bool = False,
-        looking_share: float = LOOKING_SHARE,
-    ) -> None:
-        self._paths = files if cache == "cold" else ()
-        self._mapped = mapped
-        self._looking_share = looking_share
-        # Rounds, and the pages of each file that were cached at their ends.
-        self._listed = deque[tuple[int, Sequence[PageRuns]]]()
-        self._round = 0
-        self._next = 0.0
-
-    def before_epoch(self) -> None:
-        """Drop all pages, since nothing has been read ahead."""
-        drop_clean_pages(self._paths, mapped=self._mapped)
-        self._listed.clear()
-        self._round = 0
-
-    def after_round(self, rounds_ahead: int) -> None:
-        """Drop pages that were cached so many rounds ago; see `rounds_ahead`."""
-        self._round += 1
-        if not self._paths or time.perf_counter() < self._next:
-            return
-        begin = time.thread_time()
-        runs = [resident_runs(path) for path in self._paths]
-        known = [each for each in runs if each is not None]
-        if len(known) == len(runs):
-            used = self._used(rounds_ahead)
-            if used is not None:
-                covered = [_covered(*each) for each in zip(known, used, strict=True)]
-                drop_clean_pages(self._paths, covered, mapped=self._mapped)
-            self._listed.append((self._round, known))
-        taken = time.thread_time() - begin
-        self._next = time.perf_counter() + taken / self._looking_share
-
-    def _used(self, rounds_ahead: int) -> Sequence[PageRuns] | None:
-        """Return the latest listed pages that have been used since, and forget them."""
-        used = None
-        while self._listed and self._listed[0][0] + rounds_ahead <= self._round:
-            _, used = self._listed.popleft()
-        return used
-
-
-def _covered(runs: PageRuns, others: PageRuns) -> PageRuns:
-    """Return the runs that lie within one of the others."""
-    if not len(others):
-        return others
-    number = np.searchsorted(others[:, 0], runs[:, 0], side="right") - 1
-    covered: PageRuns = runs[(number >= 0) & (runs[:, 1] <= others[number, 1])]
-    return covered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingRequest(TimingSettings):
-    """A configuration to time; see `TimingSettings`."""
-
-    def parts(self) -> "list[TimingRequest]":
-        """Return the request of each rank."""
-        n = self.ranks.n_local
-        if n == 1:
-            return [self]
-        return [replace(self, rank=rank, pace=each) for rank, each in enumerate(Pace.of_ranks(n))]
-
-    def run(
-        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
-    ) -> None:
-        """Report `Started` once, then each `Round` as it happens, and `Findings` at the end."""
-        try:
-            with self.pace:
-                self._run(subject, report)
-        except EpochTooShortError as error:
-            report(Infeasible(str(error)))
-        except threading.BrokenBarrierError:
-            pass  # another rank has failed, and says why
-
-    def _run(
-        self, subject: Collection | Selected | Tunable, report: Callable[[object], None]
-    ) -> None:
-        if self.ranks.n_total > 1 or {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys():
-            self.ranks.become(self.rank)
-        if isinstance(subject, Tunable):
-            session = Session(subject, self)
-        else:
-            session = DatasetSession(Selected.of(subject), self)
-        counted_seconds, n_counted = 0.0, 0
-        for each in _rounds(session, self, report):
-            report(each)
-            n_counted += each.counts
-            counted_seconds += each.seconds if each.counts else 0.0
-            enough = counted_seconds >= self.seconds and n_counted >= self.least_rounds
-            if self.pace.agreed(ended=each.may_end and (enough or n_counted >= self.most_rounds)):
-                break
-        report(session.findings())
-
-
 def _rounds(
-    session: Session, request: TimingSettings, report: Callable[[object], None]
+    session: Session, request: TimingRequest, report: Callable[[object], None]
 ) -> Iterator[Round]:
     """Yield one round after the other, epoch after epoch."""
     configuration, n_rounds, pace = request.configuration, session.n_rounds, request.pace
@@ -418,8 +538,8 @@ def _rounds(
         loader = session.begin_epoch()
         minibatches = iter(loader)
         workers_there = time.perf_counter()
-        n_ahead = rounds_ahead(loader, configuration.minibatches_per_round)
-        n_ahead += not pace.is_alone  # others may have begun with the next one
+        n_prefetched = rounds_prefetched(loader, configuration.minibatches_per_round)
+        n_prefetched += not pace.is_alone  # others may have begun with the next one
         read_before: BytesRead | None = None
         counted_before, times_before = session.statistics(), thread_times()
         # If it were dropped, cellfeed's iterator would end in a thread while the next epoch is
@@ -438,23 +558,29 @@ def _rounds(
                         pace.leave()
                         return
                     n_minibatches += 1
-                    report(Progressed(n_minibatches))
+                    report(n_minibatches)
                     if not has_started:
                         has_started = True
-                        size = session.size_of(minibatch)
-                        seconds = workers_there - start, came - workers_there
-                        report(_started(session, loader, size, *seconds))
+                        report(
+                            Started(
+                                workers_there - start,
+                                came - workers_there,
+                                held_by_workers(loader) * session.size_of(minibatch),
+                                session.n_threads,
+                                session.n_function_threads,
+                            )
+                        )
                     if request.step is not None:
                         request.step(minibatch)
                     elif request.step_seconds:
                         time.sleep(request.step_seconds)
-                make_cold.after_round(n_ahead)
+                make_cold.after_round(n_prefetched)
                 waiting_seconds += pace.meet()
                 end = time.perf_counter()
                 read_so_far, counted_so_far = bytes_read(), session.statistics()
                 times_so_far = thread_times()
-                # At the end of an epoch, nothing is left to be read ahead.
-                is_known = request.cache != "remote" and number < n_rounds - n_ahead
+                # At the end of an epoch, nothing is left to be prefetched.
+                is_known = request.cache != "remote" and number < n_rounds - n_prefetched
                 yield Round(
                     end - begin,
                     counted.counts(number, end - begin),
@@ -467,19 +593,6 @@ def _rounds(
                 begin, read_before, counted_before = end, read_so_far, counted_so_far
                 times_before = times_so_far
         del minibatches
-
-
-def _started(
-    session: Session, loader: Any, minibatch_bytes: int, worker_seconds: float, first: float
-) -> Started:
-    waiting = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    return Started(
-        worker_seconds,
-        first,
-        waiting * minibatch_bytes,
-        session.n_threads,
-        session.n_function_threads,
-    )
 
 
 _Counted = TypeVar("_Counted", BytesRead, Statistics)
@@ -530,7 +643,7 @@ class CountedRounds:
     def n_new(n_rounds: int, *, has_workers: bool) -> int:
         """Return how many first rounds do not count for files on this machine."""
         long = LONG_EPOCH_OF_WORKERS if has_workers else LONG_EPOCH
-        return FETCHES_AHEAD if n_rounds >= long * FETCHES_AHEAD else 1
+        return FETCHES_PREFETCHED if n_rounds >= long * FETCHES_PREFETCHED else 1
 
     def counts(self, number: int, seconds: float) -> bool:
         """Return whether a round counts; called once for each round, in order."""

@@ -9,9 +9,8 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cellfeed_tuner._comparisons import floor_cost
 from cellfeed_tuner._interval import Estimate, interval, times
-from cellfeed_tuner._reports._words import in_words, megabytes, rendered
+from cellfeed_tuner._reports._text import floor_cost, in_words, megabytes, rendered
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import (
     MEANINGS,

@@ -5,21 +5,29 @@ from collections.abc import Sequence
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     FEWEST_ROUNDS,
-    FIRST_LIMIT_SHARE,
-    LEAST_FIRST_LIMIT_SECONDS,
     LEAST_SUSTAINED_SECONDS,
-    LONG_BUDGETS,
-    PROPOSE_UNTIL,
     REPLICATE_SECONDS,
-    SUSTAINED_SHARE,
     TURN_ROUNDS,
-    TURNS_UNTIL_WITH_STEP,
-    UNKNOWN_CELLS_PER_SECOND,
 )
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
 from cellfeed_tuner._measuring._timing import CountedRounds
-from cellfeed_tuner._planning._posterior import Posterior
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._searching._posterior import Posterior
+from cellfeed_tuner._searching._replicates import Measurements
+
+# Shares of the budget until which new configurations are measured, and until which turns run if a
+# training step is measured afterwards. Chosen.
+PROPOSE_UNTIL, TURNS_UNTIL_WITH_STEP = 0.6, 0.75
+# Share of the budget for measuring the choice without a break. Chosen: as LEAST_SUSTAINED_SECONDS.
+SUSTAINED_SHARE = 0.08
+# Time is reserved for that if the search has this many times as much; it is measured with the
+# second share of it at least. Chosen.
+LONG_BUDGETS, SUSTAINED_LEFT = 4.0, 0.6
+# The same for first replicates until one has succeeded. Chosen: the speed of the disk is unknown
+# then, and starting the process takes part of the time.
+FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
+# Expected throughput of a configuration before anything is measured. Chosen: what a slow disk
+# gives with large fetches, so that no replicate starts that would take too long there.
+UNKNOWN_CELLS_PER_SECOND = 5000.0
 
 
 class Durations:

@@ -1,4 +1,4 @@
-"""How many fetches to read ahead from a server, for the chosen configuration."""
+"""How many fetches to prefetch from a server, for the chosen configuration."""
 
 import time
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    DEPTH_ROUNDS,
-    FEWEST_DEPTH_TURNS,
-    LEAST_LIMIT_LEFT,
-    LEAST_TURNS,
-    MOST_BYTES_AHEAD,
-    MOST_DEPTH_TURNS,
-    PREFETCHES,
-)
+from cellfeed_tuner._constants import LEAST_LIMIT_LEFT, LEAST_TURNS
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
-from cellfeed_tuner._planning._posterior import TurnsOf
-from cellfeed_tuner._results import SAME_SPEED_SHARE, PrefetchResult
-from cellfeed_tuner._searching._measurements import Measurements
+from cellfeed_tuner._results import SAME_SPEED_SHARE, PrefetchResult, is_as_fast
+from cellfeed_tuner._searching._posterior import TurnsOf
+from cellfeed_tuner._searching._replicates import Measurements
+
+# Prefetch depths, in fetches, to measure for files on servers. Chosen.
+PREFETCHES = (1, 2, 4, 8, 16)
+# Rounds in a replicate of a prefetch depth, fewest turns for comparing depths, and most turns.
+# Chosen.
+DEPTH_ROUNDS, FEWEST_DEPTH_TURNS, MOST_DEPTH_TURNS = 2, 2, 16
+# Most bytes in flight from a server. Source: `cellfeed.CellDataset`.
+MOST_BYTES_PREFETCHED = 256 << 20
 
 
 def depths_to_measure(
@@ -32,7 +32,7 @@ def depths_to_measure(
     n_fetches, fetch_bytes
         Fetches that one process reads in an epoch, and the stored bytes of one.
     memory_bytes
-        Most bytes to read ahead.
+        Most bytes to prefetch.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def depths_to_measure(
         if less == 0
         or (
             less < n_fetches - 1
-            and less * fetch_bytes < MOST_BYTES_AHEAD
+            and less * fetch_bytes < MOST_BYTES_PREFETCHED
             and depth * fetch_bytes <= memory_bytes
         )
     ]
@@ -83,18 +83,19 @@ class PrefetchSearch:
                 return
             speeds = dict[int, float]()
             for depth in rng.permutation(racing).tolist():
-                found = self.measurements.at_depth(
+                found = self.measurements.timed(
                     self.configuration,
-                    depth,
+                    prefetch=depth,
                     least_rounds=DEPTH_ROUNDS,
                     limit_seconds=max(LEAST_LIMIT_LEFT, self.ends - time.monotonic()),
                 )
+                self.measurements.n_replicates += 1
                 self._measured.setdefault(depth, []).append(found)
                 if found.round_seconds:
                     speeds[depth] = found.rough_cells_per_second
             if not speeds:
                 return
-            self._turns.note(speeds)
+            self._turns.add(speeds)
             longest = max(longest, time.monotonic() - begin)
             if len(self._turns) >= FEWEST_DEPTH_TURNS:
                 racing = self._racing(racing)
@@ -110,7 +111,8 @@ class PrefetchSearch:
         if not fitting or len(self._turns) < FEWEST_DEPTH_TURNS:
             return None
         fastest, *others = fitting
-        alike = [each for each in others if self._is_as_fast(each, fastest)]
+        ratios = {each: self._turns.ratio(each, fastest) for each in others}
+        alike = [depth for depth, ratio in ratios.items() if ratio and is_as_fast(ratio)]
         return min([fastest, *alike])
 
     def results(self) -> tuple[PrefetchResult, ...]:
@@ -137,16 +139,9 @@ class PrefetchSearch:
     def _racing(self, depths: Sequence[int]) -> list[int]:
         """Return the depths that may still be the fastest."""
         fitting = [each for each in self._turns.finalists() if each in depths and self._fits(each)]
-        slower = [each for each in fitting[1:] if self._is_clearly_slower(each, fitting[0])]
+        ratios = {each: self._turns.ratio(each, fitting[0]) for each in fitting[1:]}
+        slower = {d for d, ratio in ratios.items() if ratio and ratio.high < 1 - SAME_SPEED_SHARE}
         return [each for each in fitting if each not in slower]
-
-    def _is_clearly_slower(self, depth: int, fastest: int) -> bool:
-        ratio = self._turns.ratio(depth, fastest)
-        return ratio is not None and ratio.high < 1 - SAME_SPEED_SHARE
-
-    def _is_as_fast(self, depth: int, fastest: int) -> bool:
-        ratio = self._turns.ratio(depth, fastest)
-        return ratio is not None and ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
 
     def _is_decided(self, depths: Sequence[int]) -> bool:
         """Return whether all depths in the race are known to be equally fast."""

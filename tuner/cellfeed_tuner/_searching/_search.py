@@ -7,48 +7,62 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cellfeed_tuner._choose import (
+    SHARE_PER_DOUBLING,
+    Choice,
+    Ordering,
+    Requirements,
+    choose,
+    predicted,
+)
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     DEFAULT_SAMPLER,
-    EARLY_TURNS,
     FEWEST_ROUNDS,
     FIRST_TRIALS,
-    KNOWN,
     LEAST_CHANCE,
     LEAST_TURNS,
-    MOST_FIRST,
-    MOST_REPLAYED,
-    PREDICTED_GAIN,
     RACE,
-    RACE_SIZE,
-    SHARE_PER_DOUBLING,
-    SLACK_SECONDS,
-    SLOWED_SHARE,
-    SURVEY_UNTIL,
-    SUSTAINED_LEFT,
     TURN_ROUNDS,
 )
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Space
-from cellfeed_tuner._planning._posterior import Posterior, TurnsOf
-from cellfeed_tuner._planning._recommend import (
-    Choice,
-    MeasuredOrdering,
-    choose,
-    predicted,
-    rival_of,
-)
 from cellfeed_tuner._results import ConfigurationResult, Status
-from cellfeed_tuner._searching._durations import Durations
-from cellfeed_tuner._searching._measurements import Measurements
-from cellfeed_tuner._searching._requirements import Requirements
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Space
+from cellfeed_tuner._searching._durations import SUSTAINED_LEFT, Durations
+from cellfeed_tuner._searching._posterior import Posterior, TurnsOf
+from cellfeed_tuner._searching._replicates import Measurements
 
 if TYPE_CHECKING:  # they load Optuna
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-    from cellfeed_tuner._searching._trials import Trials
+    from cellfeed_tuner._searching._trials import OptunaProposals
+
+# Most configurations from an earlier run that are measured first. Chosen.
+MOST_FIRST = 2
+# How many configurations the sampler "race" races. Measured: as good as the default in replays with
+# little noise.
+RACE_SIZE = 6
+# If the leader's error is below this share of the challenger's, only the challenger is measured.
+# Chosen.
+KNOWN = 0.7
+# Expected gain over the best measured configuration at which one that there was no time to measure
+# is recommended. Chosen: as the next.
+PREDICTED_GAIN = 0.05
+# Pairs of sizes replayed from a large space if no known pair mixes well enough. Chosen.
+MOST_REPLAYED = 6
+# Share of the budget until which nearly feasible configurations are measured if none is feasible.
+# Chosen.
+SURVEY_UNTIL = 0.8
+# Seconds beyond the expected time after which a loop with a training step is stopped. Chosen.
+SLACK_SECONDS = 5.0
+# Turns after which the likeliest may be measured for that long before the end. Chosen: it is then
+# likely to stay so.
+EARLY_TURNS = 2
+# A loader has slowed down if the second half of that has less than this share of the throughput
+# that was expected. Chosen: beyond the noise of a busy machine.
+SLOWED_SHARE = 0.7
 
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _MAY_RUN = {"too slow", "mixes less", "not raced", "below entropy floor", "out of budget"}
@@ -81,12 +95,12 @@ class Search:
     sampler: "str | BaseSampler" = DEFAULT_SAMPLER
     model: type[CostModel] = CostModel
     turns: TurnsOf[Configuration] = field(default_factory=TurnsOf[Configuration], init=False)
-    ordering: MeasuredOrdering = field(init=False)
+    ordering: Ordering = field(init=False)
     slowed: dict[Configuration, str] = field(default_factory=dict, init=False)
     _not_timed: dict[Configuration, tuple[Status, str]] = field(default_factory=dict, init=False)
     _posterior: Posterior = field(init=False)
     _durations: Durations = field(init=False)
-    _study: "Trials | None" = field(default=None, init=False)
+    _proposals: "OptunaProposals | None" = field(default=None, init=False)
     # Cells per second of the first trials, which together make a turn.
     _first_speeds: dict[Configuration, float] = field(default_factory=dict, init=False)
 
@@ -112,7 +126,7 @@ class Search:
                 if is_late and best is not None and self.turns.count(best) >= EARLY_TURNS:
                     n_early += 1
                     self._sustain()
-            self._settle()
+            self._measure_finally()
             best = self._likeliest
             self._sustain()
             if self._likeliest == best:
@@ -127,21 +141,25 @@ class Search:
                 self._not_timed[each] = "mixes less" if keeps_up else "too slow", ""
 
     def ended_trials(self) -> "list[FrozenTrial]":
-        """End the study, and return its trials."""
+        """Return what was measured as the trials of a study that has ended."""
+        from cellfeed_tuner._searching import _trials  # noqa: PLC0415 - loads Optuna
+
         measured = {each: self.measurements[each] for each in self.measurements}
-        return self._trials.end(
-            self.measurements.seconds_per_cell(),
-            {
+        return _trials.ended_trials(
+            {each: self.measurements.replicates(each) for each in measured},
+            known=self._spanning,
+            facts={
                 each: {
                     "share_of_random_entropy": self.requirements.share(each),
                     "peak_memory_bytes": one.peak_memory_bytes,
                 }
                 for each, one in measured.items()
             },
-            {
+            excesses={
                 each: self.requirements.excesses(each, one.peak_memory_bytes)
                 for each, one in measured.items()
             },
+            lost={each for each in measured if self._has_lost(each)},
         )
 
     @property
@@ -167,10 +185,10 @@ class Search:
         """If nothing is feasible, measure what comes closest, the cheapest first."""
         if self.measurements.with_throughput():
             return
-        rest = [each for each, (status, _) in self._not_timed.items() if status in _MAY_RUN]
-        rest += [each for each in self.measurements if not self.measurements[each].failure]
+        untimed = [each for each, (status, _) in self._not_timed.items() if status in _MAY_RUN]
+        untimed += [each for each in self.measurements if not self.measurements[each].failure]
         mixes = self.requirements.mixes
-        for each in sorted(rest, key=lambda each: (not mixes(each), self._durations.of(each))):
+        for each in sorted(untimed, key=lambda each: (not mixes(each), self._durations.of(each))):
             is_first = not len(self.measurements)  # however little time there is
             if is_first or self._durations.of(each) <= self.measurements.budget.left_until(
                 SURVEY_UNTIL
@@ -253,7 +271,11 @@ class Search:
         candidates = [each for each in runnable if requirements.mixes(each)]
         self._not_timed |= dict.fromkeys(set(runnable) - set(candidates), _BELOW_FLOOR)
         if self.sampler == RACE:
-            raced = _largest(candidates)
+            # The largest blocks in the largest fetches, without workers if possible.
+            candidates.sort(
+                key=lambda e: (-e.num_workers, e.fetch_factor * e.block_size, e.fetch_factor)
+            )
+            raced = candidates[-RACE_SIZE:]
             self._not_timed |= dict.fromkeys(set(candidates) - set(raced), _NOT_RACED)
             candidates = raced
         self._posterior = Posterior(
@@ -265,32 +287,54 @@ class Search:
             seed=self.measurements.seed,
             model=self.model,
         )
-        self.ordering = MeasuredOrdering(self._posterior, self.turns)
+        self.ordering = Ordering(self._posterior.ratio, self.turns.count_together)
         if not candidates and self.space is not None:
             most = [each for each in self.space.best_mixed() if not requirements.obstacle(each)]
             self._add(most[:MOST_REPLAYED])
         is_stepped = requirements.constraints.step_seconds is not None
         self._durations = Durations(
-            self._posterior,
-            self.measurements,
-            n_cells=requirements.n_cells,
-            is_stepped=is_stepped,
+            self._posterior, self.measurements, n_cells=requirements.n_cells, is_stepped=is_stepped
         )
 
     @property
-    def _trials(self) -> "Trials":
-        """The trials of the study, which begins with the first use."""
-        if self._study is None:
-            from cellfeed_tuner._searching._trials import Trials  # noqa: PLC0415 - loads Optuna
+    def _spanning(self) -> list[Configuration]:
+        """Configurations whose settings span the search space."""
+        ends = self.space.ends() if self.space else ()
+        return [*self._not_timed, *self.measurements, *ends]
 
-            self._study = Trials(
-                [*self._not_timed, *self.measurements, *(self.space.ends() if self.space else ())],
-                sampler=self.sampler,
-                posterior=self._posterior,
-                ordering=self.ordering,
-                seed=self.measurements.seed,
-            )
-        return self._study
+    def _propose(self, candidates: Sequence[Configuration]) -> Configuration:
+        """Return the candidate to try next, of at least one.
+
+        By the cost model, the first ones are those that it expects to be the fastest on any
+        machine, and later ones those that may surpass the leader by most.
+        """
+        if len(candidates) == 1:
+            return candidates[0]
+        posterior = self._posterior
+        if self._has_own_order:
+            if self._proposals is None:
+                from cellfeed_tuner._searching._trials import (  # noqa: PLC0415 - loads Optuna
+                    OptunaProposals,
+                )
+
+                self._proposals = OptunaProposals(
+                    self.sampler, self._spanning, seed=self.measurements.seed
+                )
+            timed = {e: self.measurements.timed_replicates(e) for e in self.measurements}
+            return self._proposals.propose(candidates, timed)
+        chosen = None
+        if len(self.measurements) >= FIRST_TRIALS:
+            leader = posterior.leader(posterior.candidates)
+            chosen = leader and posterior.challenger(leader, candidates)
+        return chosen or posterior.most_promising(candidates) or candidates[0]
+
+    def _has_lost(self, configuration: Configuration) -> bool:
+        """Return whether one was clearly slower, in turns, than the fastest candidate."""
+        candidates, costs = {*self._posterior.candidates}, self._posterior.seconds_per_cell()
+        finalists = [each for each in self.turns.finalists() if each in candidates]
+        best = min(finalists, key=costs.__getitem__, default=configuration)
+        rival = None if best == configuration else self.ordering.rival(configuration, best)
+        return rival is not None and rival.ratio.high < 1
 
     def _add(self, configurations: Iterable[Configuration]) -> None:
         """Add new configurations; those that can run and mix well enough become candidates."""
@@ -356,7 +400,7 @@ class Search:
         others = [each for each in new if is_last and bool(each.num_workers) == other_way]
         known = [each for each in self.known if each in self._posterior.candidates][:MOST_FIRST]
         new = [each for each in known if each in new][:1] or others or new
-        return self._trials.propose(new) if new else None
+        return self._propose(new) if new else None
 
     def _pair(self) -> list[Configuration]:
         """Return the leader and its challenger, as far as there is time for them."""
@@ -365,18 +409,18 @@ class Search:
         leader = self._posterior.leader(possible)
         if leader is None or not time.is_time_for([leader]):
             return []
-        rest = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
-        rest = self._trials.racing(rest)
-        new = [each for each in rest if each not in self.measurements]
+        others = [each for each in possible if time.is_time_for([leader, each]) and each != leader]
+        others = [each for each in others if not self._has_lost(each)]
+        new = [each for each in others if each not in self.measurements]
         if self._has_own_order:
-            known = [each for each in rest if each in self.measurements]
-            rest = new if new and time.is_time_to_propose else known
-        other = self._posterior.challenger(leader, rest)
+            known = [each for each in others if each in self.measurements]
+            others = new if new and time.is_time_to_propose else known
+        other = self._posterior.challenger(leader, others)
         if other is None:
             return [leader]
         is_known = self._posterior.error(leader) < KNOWN * self._posterior.error(other)
         if other not in self.measurements:
-            other = self._trials.propose(new)
+            other = self._propose(new)
         # A well-known leader need not be measured again beside one that is hardly known.
         is_alone = (
             is_known and leader in self.measurements and self.turns.count(other) < LEAST_TURNS
@@ -397,7 +441,7 @@ class Search:
         gains = {each: gain for each, gain in gains.items() if gain >= least}
         new = [each for each in gains if each not in self.measurements]
         if new and self._has_own_order:
-            return [self._trials.propose(new)]
+            return [self._propose(new)]
         return sorted(gains, key=lambda each: -gains[each] / time.of(each))[:1]
 
     def _affords(self, configuration: Configuration) -> bool:
@@ -423,8 +467,8 @@ class Search:
         if is_first:
             self._first_speeds |= speeds
             return
-        self.turns.note(self._first_speeds)
-        self.turns.note(speeds)
+        self.turns.add(self._first_speeds)
+        self.turns.add(speeds)
         self._first_speeds = {}
 
     def _measure(
@@ -436,7 +480,7 @@ class Search:
         limit_seconds: float | None = None,
         sustained_seconds: float | None = None,
     ) -> Measurement:
-        """Measure one replicate of a configuration, and report it to the study."""
+        """Measure one replicate of a configuration, and update what is known."""
         found = self.measurements.take(
             configuration,
             least_rounds,
@@ -446,8 +490,6 @@ class Search:
         )
         self._not_timed.pop(configuration, None)
         self._posterior.tell(configuration, self.measurements.replicates(configuration))
-        timed = self.measurements.timed_replicates(configuration)
-        self._trials.report(configuration, [each.seconds_per_cell for each in timed])
         memory_bytes = self.requirements.constraints.memory_bytes
         if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)
@@ -470,7 +512,7 @@ class Search:
             return False
         likely = [each for each, chance in chances.items() if chance >= LEAST_CHANCE]
         likely += self._runner_up(best)
-        rival = partial(rival_of, self.ordering, best)
+        rival = partial(self.ordering.rival, best)
         rivals = [rival(each) for each in likely if each != best]
         others = [rival(each) for each in self.turns.finalists() if each != best]
         known = [each for each in (*rivals, *others) if each is not None]
@@ -481,7 +523,8 @@ class Search:
         costs = self._posterior.seconds_per_cell()
         others = [each for each in self._posterior.candidates if each in self.measurements]
         others = [each for each in others if each != best and self._affords(each)]
-        return sorted(self._trials.racing(others), key=costs.__getitem__)[:1]
+        racing = [each for each in others if not self._has_lost(each)]
+        return sorted(racing, key=costs.__getitem__)[:1]
 
     def _widen(self) -> None:
         """Add the neighbours of the likeliest best, in a space that is not listed."""
@@ -491,7 +534,7 @@ class Search:
         if likeliest is not None:
             self._add(self.space.around(likeliest))
 
-    def _settle(self) -> None:
+    def _measure_finally(self) -> None:
         """Measure the likeliest best for long enough to have a throughput, if it has none."""
         time, budget = self._durations, self.measurements.budget
         best = self._likeliest
@@ -538,16 +581,3 @@ class Search:
         self.measurements.keep_only(later)
         self.turns.forget(best)
         self._posterior.tell(best, self.measurements.replicates(best))
-
-
-def _largest(candidates: Iterable[Configuration]) -> list[Configuration]:
-    """Return the largest blocks in the largest fetches, without workers if possible."""
-    by_size = sorted(
-        candidates,
-        key=lambda each: (
-            -each.num_workers,
-            each.fetch_factor * each.block_size,
-            each.fetch_factor,
-        ),
-    )
-    return by_size[-RACE_SIZE:]

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from cellfeed_tuner._constants import (
-    LEAST_OVERTIME_SECONDS,
-    LEAST_REPLICATE_LIMIT_SECONDS,
-    LIMIT_SHARE,
-    OVERTIME_SHARE,
-)
+# A run ends within this many seconds after its budget, or within this share of it, whichever is
+# more. Chosen: half of it is for a first measurement if the start took the budget, the rest for
+# writing.
+LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 15.0, 0.15
+# A replicate is stopped after this share of the budget, but not before this many seconds. Chosen.
+LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 
 
 @dataclass(slots=True)
@@ -65,3 +66,15 @@ class TimeBudget:
     def left_until(self, share: float) -> float:
         """Return the seconds left until a share of the budget is spent."""
         return share * self.seconds - self.spent
+
+
+class Progress(Protocol):
+    """Called with the progress of a stage."""
+
+    def __call__(self, stage: str, done: float, total: float) -> object:
+        """Report that ``done`` of ``total`` of a stage is done."""
+
+
+def silent(stage: str, done: float, total: float) -> None:
+    """Report nothing."""
+    del stage, done, total

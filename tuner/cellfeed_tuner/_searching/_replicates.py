@@ -1,43 +1,51 @@
 """All that a search measures, replicate by replicate."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import sqrt
+from math import log, sqrt
 from statistics import median
 from sys import maxsize
+from typing import NamedTuple
 
 import numpy as np
 
-from cellfeed import CellDataset, Collection
+from cellfeed import CellDataset
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
-    FEWEST_PRODUCTS,
     FEWEST_ROUNDS,
     LEAST_LIMIT_LEFT,
     MOST_ROUNDS_OF_REPLICATE,
     REPLICATE_SECONDS,
 )
 from cellfeed_tuner._interval import Estimate, Spread, seen_spread
-from cellfeed_tuner._machine import CacheState, OtherPrograms
-from cellfeed_tuner._measuring._comparison import compare_with_files
+from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._events import MakeDataset, Step
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, measure_with, pooled
-from cellfeed_tuner._measuring._measuring_process import Runs
-from cellfeed_tuner._measuring._timing import TimingRequest
-from cellfeed_tuner._planning._posterior import Replicate
-from cellfeed_tuner._progress import Progress, silent
+from cellfeed_tuner._measuring._page_cache import CacheState
+from cellfeed_tuner._measuring._process import Runs
+from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._results import (
-    ConfigurationResult,
-    EntropyBits,
-    LabelResult,
-    Status,
-)
-from cellfeed_tuner._searching._time_budget import TimeBudget
+from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResult, Status
+from cellfeed_tuner._searching._posterior import Replicate
 from cellfeed_tuner._subject import LabelWithin
+from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
+
+# Fewest pairs of adjacent replicates for estimating what replicates of the same time have in
+# common. Chosen.
+FEWEST_PRODUCTS = 4
+
+
+class _Taken(NamedTuple):
+    """One replicate: in which turn it was measured, and whether in turn with others."""
+
+    found: Measurement
+    number: int  # in the order of time
+    turn: int
+    in_turn: bool
+    is_first_trial: bool
+    limit_seconds: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +67,7 @@ class Measurements:
         Replicates of all configurations.
     """
 
-    process: Runs[TimingRequest]
+    process: Runs
     labels: Sequence[str]
     batch_size: int
     cache: CacheState
@@ -73,41 +81,31 @@ class Measurements:
     by_clock: bool = False
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
-    _overheads: list[float] = field(default_factory=list, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
     sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
         default_factory=dict, init=False
     )
+    _overheads: list[float] = field(default_factory=list, init=False)
     # Concurrent requests that a server was found to sustain.
     _n_requests: int = field(default=0, init=False)
-    _replicates: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
-    # In which turn each of them was measured.
-    _turns: dict[Configuration, list[int]] = field(default_factory=dict, init=False)
+    _taken: dict[Configuration, list[_Taken]] = field(default_factory=dict, init=False)
     _turn: int = field(default=0, init=False)
-    # The logarithm of the throughput of each replicate in turns, in the order of time.
-    _logs: list[tuple[Configuration, float]] = field(default_factory=list, init=False)
-    # The time limit of the last replicate of each.
-    _waited: dict[Configuration, float] = field(default_factory=dict, init=False)
     # The last replicates of any.
     _last: deque[Measurement] = field(default_factory=lambda: deque(maxlen=4), init=False)
-    # Configurations whose first replicate was that of a first trial.
-    _first_trials: set[Configuration] = field(default_factory=set, init=False)
-    # Replicates that were measured in turns with others.
-    _in_turns: dict[Configuration, list[Measurement]] = field(default_factory=dict, init=False)
 
     def __contains__(self, configuration: Configuration) -> bool:
-        return configuration in self._replicates
+        return configuration in self._taken
 
     def __iter__(self) -> Iterator[Configuration]:
         """Iterate over what was measured, in the order of first replicates."""
-        return iter(self._replicates)
+        return iter(self._taken)
 
     def __len__(self) -> int:
-        return len(self._replicates)
+        return len(self._taken)
 
     def __getitem__(self, configuration: Configuration) -> Measurement:
         """Return all replicates of a configuration as one measurement."""
-        return pooled(self._replicates[configuration])
+        return pooled([each.found for each in self._taken[configuration]])
 
     def with_throughput(self) -> dict[Configuration, Measurement]:
         """Return what was measured of each configuration that has a throughput."""
@@ -138,51 +136,39 @@ class Measurements:
         It is that of a first trial if it is the first one, and not ``in_turn``. It takes
         ``sustained_seconds`` if they are given, and else as long as any.
         """
-        if configuration not in self and not in_turn:
-            self._first_trials.add(configuration)
         limit = min(limit_seconds or self.budget.limit_seconds, self.budget.left)
         limit = max(LEAST_LIMIT_LEFT, limit)
+        is_first_trial = configuration not in self and not in_turn
         new = self.timed(
             configuration,
             least_rounds=least_rounds,
             limit_seconds=limit,
             sustained_seconds=sustained_seconds,
         )
-        self._replicates.setdefault(configuration, []).append(new)
-        self._turns.setdefault(configuration, []).append(self._turn)
-        if in_turn:
-            self._in_turns.setdefault(configuration, []).append(new)
-            if new.round_seconds:
-                self._logs.append((configuration, float(np.log(new.rough_cells_per_second))))
-        self._waited[configuration] = limit
+        taken = _Taken(new, self.n_replicates, self._turn, in_turn, is_first_trial, limit)
+        self._taken.setdefault(configuration, []).append(taken)
         self.n_replicates += 1
         return new
 
     def keep_only(self, found: Measurement) -> None:
         """Replace all replicates of a configuration, which was faster before than it stays."""
-        configuration = found.configuration
-        self._replicates[configuration] = [found]
-        self._turns[configuration] = [self._turn]
-        self._in_turns.pop(configuration, None)
-        self._first_trials.discard(configuration)
-        self._logs = [(one, log) for one, log in self._logs if one != configuration]
+        last = self._taken[found.configuration][-1]
+        self._taken[found.configuration] = [
+            last._replace(found=found, in_turn=False, is_first_trial=False)
+        ]
 
     def longest_seconds(self, configuration: Configuration) -> float:
         """Return how long a configuration was measured without a break, at most."""
-        return max(
-            (
-                each.uncounted_seconds + sum(each.round_seconds)
-                for each in self._replicates.get(configuration, ())
-            ),
-            default=0.0,
-        )
+        found = [each.found for each in self._taken.get(configuration, ())]
+        seconds = [each.uncounted_seconds + sum(each.round_seconds) for each in found]
+        return max(seconds, default=0.0)
 
     def start_seconds(self, configuration: Configuration) -> float:
         """Return how much longer than others the first rounds of the last replicate took.
 
         These do not count: worker processes start, or memory is new to the process.
         """
-        found = self._replicates.get(configuration, ())
+        found = [each.found for each in self._taken.get(configuration, ())]
         timed = [each for each in found if each.first_round_seconds and each.round_seconds]
         if not timed:
             return 0.0
@@ -198,45 +184,22 @@ class Measurements:
         last = [each for each in self._last if each.round_seconds]
         return median(1 / each.undisturbed_share for each in last) if last else 1.0
 
-    def at_depth(
-        self,
-        configuration: Configuration,
-        prefetch: int,
-        *,
-        least_rounds: int,
-        limit_seconds: float,
-    ) -> Measurement:
-        """Measure a configuration with so many fetches read ahead, and return it."""
-        new = self.timed(
-            configuration,
-            least_rounds=least_rounds,
-            prefetch=prefetch,
-            limit_seconds=limit_seconds,
-        )
-        self.n_replicates += 1
-        return new
-
-    def is_from_turns(self, configuration: Configuration) -> bool:
-        """Return whether a configuration was measured in turns with others, and often enough."""
-        found = self._in_turns.get(configuration, [])
-        return sum(len(each.round_seconds) for each in found) >= LEAST_ROUNDS
-
-    def fair(self, configuration: Configuration) -> Measurement:
+    def published(self, configuration: Configuration) -> Measurement:
         """Return the measurement to publish: of turns alone, or without a first trial's replicate.
 
         Earlier replicates are biased: a configuration takes part in turns because it was fast, and
         the replicate of a first trial is short. They count where the others have too few rounds.
         """
-        if self.is_from_turns(configuration):
-            return pooled(self._in_turns[configuration])
-        later = self._after_first_trial(configuration)
-        if sum(len(each.round_seconds) for each in later) >= LEAST_ROUNDS:
-            return pooled(later)
+        taken = self._taken[configuration]
+        in_turns = [each.found for each in taken if each.in_turn]
+        for unbiased in (in_turns, self._after_first_trial(configuration)):
+            if sum(len(each.round_seconds) for each in unbiased) >= LEAST_ROUNDS:
+                return pooled(unbiased)
         return self[configuration]
 
     def cells_per_second(self, configuration: Configuration) -> Estimate | None:
         """Return the throughput to publish; None if it has too few rounds."""
-        return self.fair(configuration).cells_per_second_given(self.spread)
+        return self.published(configuration).cells_per_second_given(self.spread)
 
     @property
     def overhead_seconds(self) -> float:
@@ -248,9 +211,28 @@ class Measurements:
         """How much replicates of one configuration differ, and what those of one time share."""
         return replace(Spread.of(self._comparable()), common=self._drift())
 
+    @property
+    def replicate_spread(self) -> float | None:
+        """The observed part of that alone; None if nothing was measured twice."""
+        return seen_spread(self._comparable())
+
     def _comparable(self) -> list[list[float]]:
-        """Return seconds per cell of each replicate that is as long as the others."""
-        return [self._seconds_per_cell(self._after_first_trial(each)) for each in self]
+        """Return seconds per cell of each replicate that is as long as the others.
+
+        None of those that were stopped.
+        """
+        return [
+            [
+                seconds / found.cells_per_round
+                for found in self._after_first_trial(each)
+                for seconds in found.replicate_seconds
+            ]
+            for each in self
+        ]
+
+    def _after_first_trial(self, configuration: Configuration) -> list[Measurement]:
+        """Return all replicates of a configuration but that of a first trial."""
+        return [each.found for each in self._taken[configuration] if not each.is_first_trial]
 
     def _drift(self) -> float:
         """Return the standard deviation of what replicates of one time have in common.
@@ -259,12 +241,20 @@ class Measurements:
         a machine that does not change. A drift ends twice as far from its mean, as a variance, as
         it is on average.
         """
-        logs = {each: [log for one, log in self._logs if one == each] for each in self}
-        means = {each: np.mean(found) for each, found in logs.items() if len(found) > 1}
+        in_turns = [each for taken in self._taken.values() for each in taken if each.in_turn]
+        in_turns.sort(key=lambda each: each.number)
+        speeds = [
+            (each.found.configuration, log(each.found.rough_cells_per_second))
+            for each in in_turns
+            if each.found.round_seconds
+        ]
+        of_one = defaultdict[Configuration, list[float]](list)
+        for configuration, speed in speeds:
+            of_one[configuration].append(speed)
         off = [
-            (each, (log - means[each]) * (len(logs[each]) / (len(logs[each]) - 1)) ** 0.5)
-            for each, log in self._logs
-            if each in means
+            (each, (speed - np.mean(own)) * (len(own) / (len(own) - 1)) ** 0.5)
+            for each, speed in speeds
+            if len(own := of_one[each]) > 1
         ]
         products = [
             mine * other for (one, mine), (another, other) in pairwise(off) if one != another
@@ -272,11 +262,6 @@ class Measurements:
         if len(products) < FEWEST_PRODUCTS:
             return 0.0
         return sqrt(2 * max(0.0, float(np.mean(products))))
-
-    @property
-    def replicate_spread(self) -> float | None:
-        """The observed part of that alone; None if nothing was measured twice."""
-        return seen_spread(self._comparable())
 
     def timed(
         self,
@@ -336,87 +321,52 @@ class Measurements:
 
         ``not_timed`` says why it was not timed, with a note; None if it was.
         """
-        if not_timed is not None:
-            status, note = not_timed
-            first, further = _by_label(entropies)
-            return ConfigurationResult(
-                configuration=configuration,
-                status=status,
-                note=note,
-                entropy_bits=first,
-                further_labels=further,
-            )
-        measurement = self[configuration]
-        published = self.fair(configuration)
-        measured = measurement.entropy_bits
-        first, further = _by_label(
-            {name: replace(each, measured=measured.get(name)) for name, each in entropies.items()}
-        )
-        return ConfigurationResult(
+        if not_timed is None:
+            measurement = self[configuration]
+            bits = measurement.entropy_bits
+            entropies = {n: replace(each, measured=bits.get(n)) for n, each in entropies.items()}
+        first, *others = entropies
+        result = ConfigurationResult(
             configuration=configuration,
+            status="measured",
+            entropy_bits=entropies[first],
+            further_labels={each: LabelResult(entropy_bits=entropies[each]) for each in others},
+        )
+        if not_timed is not None:
+            return replace(result, status=not_timed[0], note=not_timed[1])
+        published = self.published(configuration)
+        return replace(
+            result,
             status=measurement.status if measurement.failure else published.status,
             note=measurement.note,
             cells_per_second=self.cells_per_second(configuration),
             n_rounds=len(published.round_seconds),
-            entropy_bits=first,
-            further_labels=further,
             peak_memory_bytes=measurement.peak_memory_bytes,
             bytes_read_per_cell=measurement.bytes_read_per_cell,
         )
-
-    def compare_with_files(self, collection: Collection, *, most_seconds: float) -> int:
-        """Compare delivered cells with the files, keep faults, and return their number."""
-        found = compare_with_files(collection, self.sampled, most_seconds=most_seconds)
-        for configuration, fault in found.faults.items():
-            self.faults.setdefault(configuration, fault)
-        return found.n_cells
 
     def replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate; empty if the configuration failed."""
         if found := self.timed_replicates(configuration):
             return found
-        measured = self._replicates[configuration]
-        if measured[0].failure:
+        first = self._taken[configuration][0]
+        if first.found.failure:
             return []
         # If no round ended in time, a round takes at least as long as the limit.
-        seconds = measured[0].first_round_seconds or self._waited[configuration]
-        cost = seconds / self.slowdown / measured[0].cells_per_round
-        return [Replicate(cost, self._turns[configuration][0])]
+        limit_seconds = self._taken[configuration][-1].limit_seconds
+        seconds = first.found.first_round_seconds or limit_seconds
+        cost = seconds / self.slowdown / first.found.cells_per_round
+        return [Replicate(cost, first.turn, first.number)]
 
     def timed_replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate that has a counted round."""
-        numbered = zip(self._replicates[configuration], self._turns[configuration], strict=True)
-        return [Replicate(self.cost(each), turn) for each, turn in numbered if each.round_seconds]
+        return [
+            Replicate(self.cost(each.found), each.turn, each.number)
+            for each in self._taken[configuration]
+            if each.found.round_seconds
+        ]
 
     def cost(self, found: Measurement) -> float:
         """Return seconds per cell, without the delay by other programs unless ``by_clock``."""
         share = 1.0 if self.by_clock else found.undisturbed_share
         return share * float(np.mean(found.round_seconds)) / found.cells_per_round
-
-    def _after_first_trial(self, configuration: Configuration) -> list[Measurement]:
-        """Return all replicates of a configuration but that of a first trial."""
-        return self._replicates[configuration][configuration in self._first_trials :]
-
-    def _seconds_per_cell(self, measured: Iterable[Measurement]) -> list[float]:
-        """Return seconds per cell of each replicate; none of those that were stopped."""
-        return [
-            seconds / each.cells_per_round
-            for each in measured
-            for seconds in each.replicate_seconds
-        ]
-
-    def seconds_per_cell(self) -> Mapping[Configuration, float]:
-        """Return the mean of the replicates of each configuration that did not fail."""
-        return {
-            each: float(np.mean([one.seconds_per_cell for one in found]))
-            for each in self
-            if (found := self.replicates(each))
-        }
-
-
-def _by_label(
-    entropies: Mapping[str, EntropyBits],
-) -> tuple[EntropyBits, dict[str, LabelResult]]:
-    """Return the first label's entropy, and the others' by name."""
-    first, *others = entropies
-    return entropies[first], {name: LabelResult(entropy_bits=entropies[name]) for name in others}

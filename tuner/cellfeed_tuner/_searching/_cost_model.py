@@ -12,33 +12,64 @@ from numpy.typing import NDArray
 
 from cellfeed import ParameterError
 from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._constants import (
-    ALONE,
-    ANY_SCALE,
-    AROUND,
-    AROUND_STEP,
-    BY_OTHERS,
-    BY_SIZE,
-    CLOSE,
-    DEVIATION,
-    ENOUGH_WORLDS,
-    HALVINGS,
-    JITTER,
-    MOST_LISTED,
-    N_WORLDS,
-    NO_WEIGHT,
-    NOISE_WIDTH,
-    NOISES,
-    NOT_AHEAD,
-    OF_SIZES,
-    PRICES,
-    REACH,
-    SERIAL,
-    SIGNIFICANT_BITS,
-    SIZE_STEP,
-    USUAL_NOISE,
-    WORKER_STEP,
-)
+
+# Ranges of prices, as powers of ten, relative to the price of a cell: reading and placing it once
+# its chunk is available. Chosen: wide enough for all recorded grids, to none of which it was
+# fitted.
+PRICES = {
+    "fetch": (0.5, 3.0),
+    "block": (-1.0, 1.7),
+    "file": (0.0, 2.5),
+    "chunk": (-1.0, 1.5),  # a row's share of it
+    "transfer": (-1.0, 1.0),  # from a worker process, per cell
+    "worker": (-2.0, 0.0),  # what each worker adds to each cell, by contention
+}
+# Range, as powers of ten, of the share of reading that workers do not divide. Chosen: from hardly
+# any to all.
+SERIAL = (-2.0, 0.0)
+# Largest addition to the logarithm of a cost, divided by the fetches of an epoch, because the
+# first fetch is not prefetched. Chosen.
+NOT_PREFETCHED = 0.5
+# Standard deviation of a cost from the sum for each doubling of the fetch. Chosen: buffers outgrow
+# caches, and allocating memory is slow.
+BY_SIZE = 0.1
+# Standard deviation of a cost from the sum otherwise; shares of its variance that neighbours do
+# not share, and that do not depend on workers; and doublings over which the rest, and the unshared
+# part, decay. Chosen.
+DEVIATION, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
+# Standard deviation of a cost for each combination of other settings. Chosen: the sum does not
+# model them.
+BY_OTHERS = 0.5
+# Standard deviation of the logarithm of the time unit. Chosen: nothing is known about it.
+ANY_SCALE = 3.0
+# Draws of the prices; how many equally likely draws are enough; the bisection steps to reach that
+# number; and the share of the likeliest draw's weight that counts as none. Chosen: with a single
+# normal distribution instead, choices on recorded grids are as good, but worse in ranges of
+# settings.
+N_SAMPLES, ENOUGH_SAMPLES, HALVINGS, NO_WEIGHT = 4000, 200, 8, 1e-6
+# Smallest and largest relative spread of replicates, and how many values in between are tried.
+# Chosen: from a quiet machine to one that is hardly usable.
+NOISES = (0.01, 0.4, 8)
+# Typical relative spread, and the standard deviation of its logarithm. Measured: half of the grids
+# in `bench/grids` were recorded with spreads of 5 to 20 %.
+USUAL_NOISE, NOISE_WIDTH = 0.08, 0.6
+# Variance added to that of each replicate. Chosen: makes matrices invertible.
+JITTER = 1e-9
+# Most configurations of a space that are all listed; a larger space gets a coarse grid, then the
+# surroundings of the best. Chosen: replaying a pair of sizes takes about 50 ms, and the cost
+# model's covariance grows with the square of their number.
+MOST_LISTED = 2000
+# Factors between neighbours in the coarse grid: for sizes, and for processes and threads. Chosen:
+# the latter span a smaller range.
+SIZE_STEP, WORKER_STEP = 4, 2
+# Proposals are rounded to this many significant bits. Chosen: neither speed nor entropy changes
+# measurably within steps of 6 % to 12 %.
+SIGNIFICANT_BITS = 4
+# Factor between a size and its neighbours around a configuration. Chosen.
+AROUND_STEP = 2**0.5
+# Numbers of these steps in block size and fetch. Chosen: a fetch with as many blocks mixes as
+# well, and one with more blocks mixes better.
+AROUND = ((-2, -2), (-1, -1), (1, 1), (2, 2), (-1, 0), (1, 0), (0, -1), (0, 1))
 
 # The search space: a grid that is listed, or a space too large for that.
 
@@ -118,9 +149,11 @@ class Space:
         """Whether there are too many to list."""
         return self.size > MOST_LISTED
 
-    def __contains__(self, configuration: Configuration) -> bool:
-        return configuration.keys() == self.domains.keys() and all(
-            configuration[name] in values for name, values in self.domains.items()
+    def __contains__(self, configuration: object) -> bool:
+        return (
+            isinstance(configuration, Configuration)
+            and configuration.keys() == self.domains.keys()
+            and all(configuration[name] in values for name, values in self.domains.items())
         )
 
     def grid(self) -> list[Configuration]:
@@ -310,10 +343,10 @@ class CostModel:
     ``1 + (b - 1) / c`` chunks of c rows); blocks, each a seek; and cells. Workers divide a part of
     the sum; transfer between processes costs a price per cell, and so does each worker.
 
-    Prices are drawn many times. Each draw is a world, and replicates weight the worlds by their
-    likelihood. If too few worlds would be left, a power of the likelihood that leaves enough
-    weights them, and the rest of it conditions the normal distribution with their mean and
-    covariance. Deviations from the sum are a Gaussian process over the logarithms of the settings.
+    Prices are drawn many times, and replicates weight these samples by their likelihood. If too few
+    samples would be left, a power of the likelihood that leaves enough weights them, and the rest
+    of it conditions the normal distribution with their mean and covariance. Deviations from the sum
+    are a Gaussian process over the logarithms of the settings.
 
     Parameters
     ----------
@@ -329,19 +362,44 @@ class CostModel:
         self, configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> None:
         self._place = {each: number for number, each in enumerate(configurations)}
-        self._worlds = self.worlds(configurations, batch_size, geometry)
+        self._samples = self.samples(configurations, batch_size, geometry)
         self._deviations = _deviations(configurations) + ANY_SCALE**2
 
     @staticmethod
-    def worlds(
+    def samples(
         configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
     ) -> NDArray[np.float64]:
-        """Return logarithms of costs at prices drawn at random, shape (n_worlds, n)."""
-        return _worlds(configurations, batch_size, geometry)
+        """Return logarithms of costs at prices drawn at random, shape (n_samples, n)."""
+        rng = np.random.default_rng(_SEED)
+        prices = {name: _decades(rng, ends) for name, ends in PRICES.items()}
+        block = np.array([each.block_size for each in configurations], dtype=np.float64)
+        workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
+        cells = batch_size * np.array(
+            [each.fetch_factor for each in configurations], dtype=np.float64
+        )
+        blocks = np.maximum(1.0, cells / block)
+        fetch = prices["fetch"] + prices["block"] * blocks + cells
+        if geometry.n_files is not None and geometry.n_files > 1:
+            fetch = fetch + prices["file"] * distinct(geometry.n_files, blocks)
+        if geometry.rows_per_chunk is not None and geometry.n_cells is not None:
+            rows = geometry.rows_per_chunk
+            chunks = max(1.0, geometry.n_cells / rows)
+            touched = 1 + (np.minimum(block, cells) - 1) / rows
+            fetch = fetch + prices["chunk"] * max(1.0, rows) * distinct(chunks, blocks, touched)
+        serial = _decades(rng, SERIAL)
+        divided = serial + (1 - serial) / np.maximum(1.0, workers)
+        by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
+        logs = np.log(fetch / cells * divided + by_workers)
+        if geometry.n_cells is not None:
+            n_fetches = np.maximum(1.0, geometry.n_cells // geometry.n_ranks // cells)
+            logs = logs + NOT_PREFETCHED * rng.random((N_SAMPLES, 1)) / n_fetches
+        by_size = BY_SIZE * rng.standard_normal((N_SAMPLES, 1)) * np.log2(cells)
+        found: NDArray[np.float64] = logs + by_size
+        return found
 
     def mean(self) -> NDArray[np.float64]:
         """Return the prior mean of the logarithms of costs, up to a constant."""
-        mean: NDArray[np.float64] = self._worlds.mean(axis=0)
+        mean: NDArray[np.float64] = self._samples.mean(axis=0)
         return mean
 
     def posterior(
@@ -362,15 +420,17 @@ class CostModel:
         rows = np.array([self._place[each] for each in found], dtype=np.int64)
         seen, apart = observations.logs, self._deviations[:, rows]
         known = apart[rows] + observations.covariance + JITTER * np.eye(len(rows))
-        misfit = _misfit(known, seen - self._worlds[:, rows])
+        # Squared Mahalanobis distances of the samples from what was measured.
+        apart_from_seen = (seen - self._samples[:, rows]).T
+        misfit = (np.linalg.solve(np.linalg.cholesky(known), apart_from_seen) ** 2).sum(axis=0)
         share, weights = _weights(misfit)
-        kept = weights > NO_WEIGHT * weights.max()
-        mean = weights[kept] @ self._worlds[kept]
-        roots = np.sqrt(weights[kept])[:, None] * (self._worlds[kept] - mean)
+        weighty = weights > NO_WEIGHT * weights.max()
+        mean = weights[weighty] @ self._samples[weighty]
+        roots = np.sqrt(weights[weighty])[:, None] * (self._samples[weighty] - mean)
         covariance: NDArray[np.float64] = roots.T @ roots
         if share < 1:
-            rest = covariance[np.ix_(rows, rows)] + known / (1 - share)
-            gain = np.linalg.solve(rest, covariance[rows]).T
+            remaining = covariance[np.ix_(rows, rows)] + known / (1 - share)
+            gain = np.linalg.solve(remaining, covariance[rows]).T
             mean = mean + gain @ (seen - mean[rows])
             covariance = covariance - gain @ covariance[rows]
         gain = np.linalg.solve(known, apart.T).T
@@ -389,7 +449,7 @@ class CostModel:
         numbers = np.array([each.size for each in logs])
         within = float(sum(((each - each.mean()) ** 2).sum() for each in logs))
         freedom = int((numbers - 1).sum())
-        apart = np.array([each.mean() for each in logs]) - self._worlds[:, rows]
+        apart = np.array([each.mean() for each in logs]) - self._samples[:, rows]
         near = self._deviations[np.ix_(rows, rows)]
         noises = np.geomspace(*NOISES)
         # Weighted by the number of replicates, one basis makes every noise's covariance diagonal.
@@ -410,16 +470,8 @@ class CostModel:
         return float(np.sqrt(weights @ noises**2 / weights.sum()))
 
 
-def _misfit(known: NDArray[np.float64], apart: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return squared Mahalanobis distances of deviations of shape (n_worlds, n)."""
-    if not apart.shape[1]:
-        return np.zeros(len(apart))
-    found: NDArray[np.float64] = (np.linalg.solve(np.linalg.cholesky(known), apart.T) ** 2).sum(0)
-    return found
-
-
 def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Return the largest power of the likelihood that leaves enough worlds, and their weights."""
+    """Return the largest power of the likelihood that leaves enough samples, and their weights."""
 
     def weights_at(share: float) -> NDArray[np.float64]:
         weights = np.exp(-0.5 * share * (misfit - misfit.min()))
@@ -427,11 +479,11 @@ def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         return found
 
     least, most = 0.0, 1.0
-    if 1 / (weights_at(most) ** 2).sum() >= ENOUGH_WORLDS:
+    if 1 / (weights_at(most) ** 2).sum() >= ENOUGH_SAMPLES:
         return most, weights_at(most)
     for _ in range(HALVINGS):
         middle = (least + most) / 2
-        is_enough = 1 / (weights_at(middle) ** 2).sum() >= ENOUGH_WORLDS
+        is_enough = 1 / (weights_at(middle) ** 2).sum() >= ENOUGH_SAMPLES
         least, most = (middle, most) if is_enough else (least, middle)
     return least, weights_at(least)
 
@@ -449,39 +501,8 @@ def draws_of(
     return draws
 
 
-def _worlds(
-    configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
-) -> NDArray[np.float64]:
-    """Return logarithms of costs at prices drawn at random, shape (n_worlds, n_configurations)."""
-    rng = np.random.default_rng(_SEED)
-    prices = {name: _decades(rng, ends) for name, ends in PRICES.items()}
-    block = np.array([each.block_size for each in configurations], dtype=np.float64)
-    workers = np.array([each.num_workers for each in configurations], dtype=np.float64)
-    cells = batch_size * np.array([each.fetch_factor for each in configurations], dtype=np.float64)
-    blocks = np.maximum(1.0, cells / block)
-    fetch = prices["fetch"] + prices["block"] * blocks + cells
-    if geometry.n_files is not None and geometry.n_files > 1:
-        fetch = fetch + prices["file"] * distinct(geometry.n_files, blocks)
-    if geometry.rows_per_chunk is not None and geometry.n_cells is not None:
-        rows = geometry.rows_per_chunk
-        chunks = max(1.0, geometry.n_cells / rows)
-        touched = 1 + (np.minimum(block, cells) - 1) / rows
-        fetch = fetch + prices["chunk"] * max(1.0, rows) * distinct(chunks, blocks, touched)
-    serial = _decades(rng, SERIAL)
-    divided = serial + (1 - serial) / np.maximum(1.0, workers)
-    by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
-    logs = np.log(fetch / cells * divided + by_workers)
-    if geometry.n_cells is not None:
-        n_fetches = np.maximum(1.0, geometry.n_cells // geometry.n_ranks // cells)
-        logs = logs + NOT_AHEAD * rng.random((N_WORLDS, 1)) / n_fetches
-    found: NDArray[np.float64] = logs + BY_SIZE * rng.standard_normal((N_WORLDS, 1)) * np.log2(
-        cells
-    )
-    return found
-
-
 def _decades(rng: np.random.Generator, ends: tuple[float, float]) -> NDArray[np.float64]:
-    draws: NDArray[np.float64] = 10 ** rng.uniform(*ends, (N_WORLDS, 1))
+    draws: NDArray[np.float64] = 10 ** rng.uniform(*ends, (N_SAMPLES, 1))
     return draws
 
 

@@ -12,76 +12,65 @@ import errno
 import multiprocessing
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from math import inf
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self
+
+import psutil
 
 from cellfeed import CellfeedError, ParameterError
-from cellfeed_tuner._constants import (
-    ANSWER_SECONDS,
-    COMPUTING_SHARE,
-    HUNG_SHARE,
-    HUNG_TIMES,
-    LOOKING_SHARE,
-    MEMORY_AT_LEAST_EVERY_SECONDS,
-    MEMORY_EVERY_SECONDS,
-)
-from cellfeed_tuner._machine import (
-    OtherPrograms,
-    ProcessorClock,
-    Progressed,
-    end_of,
-    kill_tree,
-    reap,
-    tree_cpu_seconds,
-    tree_memory_bytes,
-)
+from cellfeed_tuner._constants import LOOKING_SHARE
+from cellfeed_tuner._machine import OtherPrograms, ProcessorClock
+
+# Seconds between two checks of a process's memory: initially, and at most if checking takes more
+# than its share. Chosen: short compared with a fetch, and with a replicate.
+MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
+# Seconds beyond a time limit in which the measuring process must answer, and in which processes
+# that were killed must end. Chosen: short compared with what a run may take beyond its budget.
+ANSWER_SECONDS = 4.0
+# A loader hangs if it delivered before, and then delivered nothing for the first share of its time
+# limit and this many times as long as ever before, while it took less than the last share of a
+# processor. Chosen: slow loaders are regular, or compute.
+HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
 
 # PyTorch's message in the process whose worker was killed, or ended without a word.
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
+_OF_REQUESTS = "cellfeed_tuner._measuring._timing"  # which imports this module
 _PROGRESS = struct.Struct("q")
 _ENDING_SECONDS = 0.01
 _NO_MEMORY_TO_FORK = (errno.ENOMEM, errno.EAGAIN)
 
-Subject = TypeVar("Subject")
-Subject_contra = TypeVar("Subject_contra", contravariant=True)
 
-
-class Request(Protocol[Subject_contra]):
+class Request(ABC):
     """A child's task. It is pickled to be sent to the process."""
 
-    def run(self, subject: Subject_contra, report: Callable[[object], None]) -> None:
-        """Do the task, and report each event as it happens."""
-        ...
+    @abstractmethod
+    def run(self, subject: Any, report: Callable[[object], None]) -> None:
+        """Do the task; report each event as it happens, and how many minibatches have come."""
+
+    def parts(self) -> "Sequence[Request]":
+        """Return the request of each child, which run at the same time."""
+        return [self]
 
 
-@runtime_checkable
-class SideBySide(Protocol):
-    """A request for several children at the same time."""
+class Runs(Protocol):
+    """Runs requests: a `MeasuringProcess`, or a stand-in for one."""
 
-    def parts(self) -> Sequence[Request[Any]]:
-        """Return the request of each child."""
-        ...
-
-
-Request_contra = TypeVar("Request_contra", contravariant=True)
-
-
-class Runs(Protocol[Request_contra]):
-    """Runs requests of a kind: a `MeasuringProcess`, or a stand-in for one."""
-
-    def run(self, request: Request_contra, *, limit_seconds: float) -> "Outcome":
+    def run(self, request: Any, *, limit_seconds: float) -> "Outcome":
         """Run a request for at most ``limit_seconds``."""
         ...
 
@@ -106,13 +95,13 @@ class MeasuringError(CellfeedError, RuntimeError):
     """The process in which configurations are timed has died, or does not answer."""
 
 
-class MeasuringProcess(Generic[Subject]):
+class MeasuringProcess:
     """The process, as its parent sees it; a context manager.
 
     ``subject`` is needed by `start`.
     """
 
-    def __init__(self, subject: Subject | None = None) -> None:
+    def __init__(self, subject: Any = None) -> None:
         self.subject = subject
         self._is_lost = False
 
@@ -177,7 +166,7 @@ class MeasuringProcess(Generic[Subject]):
             msg = "the measuring process died, perhaps for want of memory; free some and try again"
             raise MeasuringError(msg) from error
 
-    def run(self, request: Request[Subject], *, limit_seconds: float) -> Outcome:
+    def run(self, request: Request, *, limit_seconds: float) -> Outcome:
         """Run a request in children, which are killed after ``limit_seconds``.
 
         If one of them or of their workers is killed by something else, other children try once
@@ -213,7 +202,7 @@ def serve(fd: int, path: Sequence[str]) -> None:
     _offer_to_oom_killer(500)
     sys.path += [each for each in path if each not in sys.path]
     # Imports that requests need: while the first one is awaited, and once for all children.
-    import cellfeed_tuner._measuring._timing  # noqa: F401, PLC0415
+    import_module(_OF_REQUESTS)
 
     connection: Connection[Any, Any] = Connection(fd)
     # If the parent was interrupted while it received, the connection is reset.
@@ -242,10 +231,7 @@ def serve(fd: int, path: Sequence[str]) -> None:
 
 
 def _run_twice_if_killed(
-    subject: Subject,
-    request: Request[Subject],
-    limit_seconds: float,
-    abandoned: Callable[[], bool],
+    subject: Any, request: Request, limit_seconds: float, abandoned: Callable[[], bool]
 ) -> Outcome | CellfeedError:
     start = time.monotonic()
     first = _run_in_children(subject, request, limit_seconds, abandoned)
@@ -270,17 +256,14 @@ class _Ended:
 
 
 def _run_in_children(
-    subject: Subject,
-    request: Request[Subject],
-    limit_seconds: float,
-    abandoned: Callable[[], bool],
+    subject: Any, request: Request, limit_seconds: float, abandoned: Callable[[], bool]
 ) -> Outcome | CellfeedError:
     """Run a request until all children have ended, one has failed, or the time is up."""
     clock, deadline = ProcessorClock(), time.monotonic() + limit_seconds
     children: dict[Connection[Any, Any], int] = {}
     events = list[list[object]]()
     end = _Ended()
-    parts = request.parts() if isinstance(request, SideBySide) else [request]
+    parts = request.parts()
     progress = mmap(-1, _PROGRESS.size * len(parts))
     try:
         for rank, part in enumerate(parts):
@@ -397,32 +380,31 @@ def _next_event(receiver: "Connection[Any, Any]", pid: int, of_rank: str) -> obj
     if receiver.poll():
         with contextlib.suppress(EOFError):
             return receiver.recv()
-    how, was_killed = _awaited_end(pid)
+    deadline = time.monotonic() + ANSWER_SECONDS / 2
+    while (found := end_of(pid)) is None and time.monotonic() < deadline:
+        time.sleep(_ENDING_SECONDS)  # its connection is closed, but it may still be ending
+    how, was_killed = found or ("closed its connection", False)
     return _Ended(f"the process{of_rank} {how}", was_killed=was_killed)
 
 
-def _awaited_end(pid: int) -> tuple[str, bool]:
-    """Return how a child ended whose connection is closed; it may still be ending."""
-    deadline = time.monotonic() + ANSWER_SECONDS / 2
-    while (found := end_of(pid)) is None and time.monotonic() < deadline:
-        time.sleep(_ENDING_SECONDS)
-    return found or ("closed its connection", False)
-
-
 class _Report:
-    """What a child calls to report: sends events, and writes progress to shared memory."""
+    """What a child calls to report: sends events, and writes progress to shared memory.
+
+    Progress is an integer, the number of minibatches that have come by now. Writing it takes a
+    microsecond.
+    """
 
     def __init__(self, sender: "Connection[Any, Any]", progress: mmap, rank: int) -> None:
         self._sender, self._progress, self._place = sender, progress, _PROGRESS.size * rank
 
     def __call__(self, event: object) -> None:
-        if isinstance(event, Progressed):
-            _PROGRESS.pack_into(self._progress, self._place, event.n_minibatches)
+        if isinstance(event, int):
+            _PROGRESS.pack_into(self._progress, self._place, event)
         else:
             self._sender.send(event)
 
 
-def _child(subject: Subject, request: Request[Subject], report: _Report) -> None:
+def _child(subject: Any, request: Request, report: _Report) -> None:
     """Run a request, report and end, without waiting for workers that still read."""
     _offer_to_oom_killer(1000)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -435,18 +417,14 @@ def _child(subject: Subject, request: Request[Subject], report: _Report) -> None
     except CellfeedError as error:
         report(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
-        failure = _without_traceback(str(error)) or repr(error)
+        failure = str(error) or repr(error)
+        if "Original Traceback (most recent call last):" in failure:  # a DataLoader quotes it
+            failure = f"in a worker: {failure.rstrip().rpartition(chr(10))[2]}"
         report(_Ended(failure, was_killed=bool(_WORKER_ENDED.match(failure))))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:
         os._exit(status)
-
-
-def _without_traceback(message: str) -> str:
-    """Return the last line of a message in which a DataLoader quotes its worker's traceback."""
-    has_traceback = "Original Traceback (most recent call last):" in message
-    return f"in a worker: {message.rstrip().rpartition(chr(10))[2]}" if has_traceback else message
 
 
 def _offer_to_oom_killer(score: int) -> None:
@@ -456,3 +434,93 @@ def _offer_to_oom_killer(score: int) -> None:
     """
     with contextlib.suppress(OSError):  # other systems have no such file
         Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
+_SIGNALS = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "aborted",
+    signal.SIGBUS: "bus error",
+}
+
+
+_REAP_SECONDS = 0.01
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process, its descendants and the process groups that these lead.
+
+    Each is stopped before its children are listed, so that it starts no more of them meanwhile.
+    Descendants whose parent has ended are found by their group.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process, members = psutil.Process(pid), set[psutil.Process]()
+        new = {process}
+        while new:
+            for each in new:
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    each.suspend()
+            members |= new
+            new = {*process.children(recursive=True)} - members
+        for each in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it leads no group
+                os.killpg(each.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                each.kill()
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Return the memory of a process and its descendants now; 0 if the process is gone.
+
+    The resident memory of the process, plus the unshared memory of each descendant: a forked worker
+    shares most of its memory until it writes to it.
+    """
+    try:
+        process = psutil.Process(pid)
+        total = int(process.memory_info().rss)
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += int(child.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0
+    return total
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its descendants, with ended ones; 0 if gone."""
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+        # User and system time, of itself and of its ended children.
+        return float(sum(sum(each.cpu_times()[:4]) for each in tree))
+    except psutil.Error:
+        return 0.0
+
+
+def end_of(pid: int) -> tuple[str, bool] | None:
+    """Return how a child ended, in words, and whether it was killed; None if it still runs.
+
+    Its status is kept for `reap`.
+    """
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it was reaped
+        return "ended", False
+    if found is None:
+        return None
+    if found.si_code == os.CLD_EXITED:
+        return f"exited with status {found.si_status}", False
+    if found.si_status == signal.SIGKILL:
+        return "was killed, perhaps for want of memory", True
+    name = _SIGNALS.get(signal.Signals(found.si_status), signal.Signals(found.si_status).name)
+    return f"crashed ({name})", False
+
+
+def reap(pid: int, *, limit_seconds: float) -> None:
+    """Wait for the end of a killed child; not for one that the kernel does not let end."""
+    deadline = time.monotonic() + limit_seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                time.sleep(_REAP_SECONDS)
+                continue
+        return

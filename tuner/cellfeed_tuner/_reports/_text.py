@@ -1,16 +1,127 @@
-"""What ``autotune`` prints: the recommendation, why, what was not measured, and code to paste."""
+"""Sentences and HTML about a result, from the templates beside this module."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
+import jinja2
 from rich.console import Console
 from rich.syntax import Syntax
 
-from cellfeed_tuner._comparisons import floor_cost
+from cellfeed.console import format_bytes
+from cellfeed_tuner._bottleneck import microseconds
+from cellfeed_tuner._constants import (
+    FEWEST_ROUNDS,
+    LEAST_ROUNDS,
+    LEAST_SUSTAINED_SECONDS,
+    MUCH_SPREAD,
+    MUCH_START,
+    REMOTE_PREFETCH,
+)
+from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._reports import report_console, say
-from cellfeed_tuner._reports._words import in_words
 from cellfeed_tuner._result import AutotuneResult
+from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult, is_as_fast
+
+
+def in_words(what: str, *about: object) -> list[str]:
+    """Return the sentences of a macro in ``words.jinja``; there may be none."""
+    macro = getattr(_TEMPLATES.get_template("words.jinja").module, what)
+    return [line for line in str(macro(*about)).splitlines() if line]
+
+
+def rendered(template: str, result: AutotuneResult, **values: Any) -> str:
+    """Return the escaped HTML of a template."""
+    made = _TEMPLATES.get_template(template).render(
+        result=result, key_figures=_key_figures(result), **values
+    )
+    return made.encode("utf-8", "replace").decode()  # file names need not be UTF-8
+
+
+def html_summary(result: AutotuneResult) -> str:
+    """Return what a notebook shows: an element that needs no style."""
+    return rendered("notebook.html.jinja", result)
+
+
+def megabytes(n_bytes: int) -> str:
+    """Return the memory of processes, written the same everywhere."""
+    return f"{n_bytes / 1e6:,.0f} MB"
+
+
+def _key_figures(result: AutotuneResult) -> dict[str, str]:
+    chosen, known = result.recommended, result.chosen
+    if chosen is None or known is None:
+        return {}
+    (how,), (mixed,) = in_words("how_measured", result), in_words("share", known.entropy_bits)
+    speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
+    return {
+        f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} cells/s",
+        f"entropy of {result.dataset.label}": mixed,
+        "peak memory": "not measured" if memory is None else megabytes(memory),
+    }
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader(__package__),
+    autoescape=jinja2.select_autoescape(["html.jinja"]),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+
+
+_TEMPLATES.globals.update(
+    FEWEST_ROUNDS=FEWEST_ROUNDS,
+    LEAST_ROUNDS=LEAST_ROUNDS,
+    LEAST_SUSTAINED_SECONDS=LEAST_SUSTAINED_SECONDS,
+    MUCH_SPREAD=MUCH_SPREAD,
+    MUCH_START=MUCH_START,
+    REMOTE_PREFETCH=REMOTE_PREFETCH,
+    STATUS_WORDS=STATUS_WORDS,
+    bytes=format_bytes,
+    is_as_fast=is_as_fast,
+    in_words=in_words,
+    interval=interval,
+    megabytes=megabytes,
+    microseconds=microseconds,
+    times=times,
+)
+
+_TEMPLATES.filters.update(
+    counted=lambda statuses: Counter(
+        STATUS_WORDS[status].listed for status in statuses
+    ).most_common(),
+    ended=lambda text: text if text.endswith((".", "!", "?")) else f"{text}.",
+    reason=lambda each: each.note or STATUS_WORDS[each.status].listed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FloorCost:
+    """The fastest configuration below the entropy floor, relative to the recommended one."""
+
+    result: ConfigurationResult
+    ratio: Estimate
+    is_measured: bool
+
+
+def floor_cost(result: AutotuneResult) -> FloorCost | None:
+    """Return what the entropy floor costs; None if that is unknown or throughput is not sought."""
+    chosen, asked = result.recommended, result.constraints
+    if chosen is None or asked.need_cells_per_second is not None:
+        return None
+    found = [
+        FloorCost(each, each.relative, is_measured=each.cells_per_second is not None)
+        for each in result.configurations
+        if each.relative is not None
+        and not asked.mixes(each.least_mixed.share_of_random)
+        and (each.status == "below entropy floor" or each.cells_per_second is not None)
+        and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+    ]
+    return max(found, key=lambda each: each.ratio.value, default=None)
 
 
 def say_choice(console: Console, result: AutotuneResult) -> None:

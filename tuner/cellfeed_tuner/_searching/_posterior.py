@@ -13,22 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from cellfeed_tuner._choose import Goal
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import (
-    DOUBTED_GAIN,
-    FINALIST_SHARE,
-    LEAST_CHANCE,
-    MOST_DRAWN,
-    N_DRAWS,
-    NEXT_TO_NOTHING,
-    NOTHING,
-    OPTIMISM,
-    TURN_ODDS,
-    TURN_VARIANCES,
-    USUAL_FREEDOM,
-)
-from cellfeed_tuner._interval import CONFIDENCE, Estimate, positive_estimate
-from cellfeed_tuner._planning._cost_model import CostModel, Geometry, Observations, draws_of
+from cellfeed_tuner._constants import LEAST_CHANCE
+from cellfeed_tuner._interval import CONFIDENCE, USUAL_FREEDOM, Estimate, positive_estimate
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations, draws_of
+
+# Draws of all costs for computing probabilities, and the number of most promising configurations
+# for which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
+N_DRAWS, MOST_DRAWN = 512, 128
+# Quantile of the difference from the leader that selects its challenger. Chosen: one standard
+# deviation.
+OPTIMISM = 0.84
+# Expected gain over the best that earns a second replicate for a configuration that leaves the
+# race after one. Chosen: a configuration that close is as good.
+DOUBTED_GAIN = 0.05
+# Logarithm of the odds of each of the following variances against the next larger one, before
+# anything is measured. Chosen: about two to one, since most machines do little else.
+TURN_ODDS = 0.7
+# How much turns may differ: the variance of what affects a whole turn, relative to that of
+# replicates within a turn. Chosen.
+TURN_VARIANCES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4, 1e6)
+# Sum of squares below which nothing differs, and share of the largest that counts as rounding.
+# Chosen.
+NOTHING, NEXT_TO_NOTHING = 1e-15, 1e-10
+# A configuration with fewer turns than this share of the most has left the race. Chosen.
+FINALIST_SHARE = 0.5
 
 # Interleaved measurements, in turns: how fast configurations are relative to each other.
 
@@ -47,13 +57,15 @@ class TurnsOf(Generic[Setting]):
     """
 
     _turns: list[dict[Setting, float]] = field(default_factory=list)
-    # The fit, until there are more turns.
-    _fitted: "_Fit[Setting] | None" = field(default=None, init=False, repr=False, compare=False)
+    # The place of each setting in the fit, and the fit, until there are more turns.
+    _fitted: "tuple[dict[Setting, int], _Fit] | None" = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    def note(self, cells_per_second: Mapping[Setting, float]) -> None:
+    def add(self, cells_per_second: Mapping[Setting, float]) -> None:
         """Add the throughputs of one turn."""
         if cells_per_second:
             self._turns.append(dict(cells_per_second))
@@ -79,10 +91,10 @@ class TurnsOf(Generic[Setting]):
         counts = Counter(each for turn in self._turns for each in turn)
         if not counts:
             return []
-        fit = self._fit()
+        place, fit = self._fit()
         least = FINALIST_SHARE * max(counts.values())
-        kept = [each for each, count in counts.items() if count >= least]
-        return sorted(kept, key=lambda each: -fit.effects[fit.place[each]])
+        often = [each for each, count in counts.items() if count >= least]
+        return sorted(often, key=lambda each: -fit.effects[place[each]])
 
     def ratio(self, one: Setting, other: Setting) -> Estimate | None:
         """Return the ratio of two throughputs, with its 95 % interval.
@@ -91,47 +103,39 @@ class TurnsOf(Generic[Setting]):
         """
         if self.count_together(one, other) <= 1:
             return None
-        fit = self._fit()
+        place, fit = self._fit()
         contrast = np.zeros(fit.effects.size)
-        contrast[fit.place[one]], contrast[fit.place[other]] = 1.0, -1.0
+        contrast[place[one]], contrast[place[other]] = 1.0, -1.0
         difference = float(contrast @ fit.effects)
         error = float(np.sqrt(contrast @ fit.covariance @ contrast))
         half = float(stdtrit(fit.freedom, (1 + CONFIDENCE) / 2)) * error
         return Estimate(exp(difference), exp(difference - half), exp(difference + half))
 
-    def _fit(self) -> "_Fit[Setting]":
+    def _fit(self) -> "tuple[dict[Setting, int], _Fit]":
         if self._fitted is None:
-            self._fitted = self._newly_fitted()
+            measured = dict.fromkeys(each for turn in self._turns for each in turn)
+            place = {each: number for number, each in enumerate(measured)}
+            rows = [
+                (number, place[each], log(speed))
+                for number, turn in enumerate(self._turns)
+                for each, speed in turn.items()
+            ]
+            design = _design(rows, len(place))
+            likeliest = _likeliest(*design)
+            if likeliest.turn_variance == TURN_VARIANCES[-1]:
+                # The level of a turn says nothing about settings.
+                likeliest = _least_squares(*design, inf)
+            self._fitted = place, likeliest
         return self._fitted
 
-    def _newly_fitted(self) -> "_Fit[Setting]":
-        measured = dict.fromkeys(each for turn in self._turns for each in turn)
-        place = {each: number for number, each in enumerate(measured)}
-        rows = [
-            (number, place[each], log(speed))
-            for number, turn in enumerate(self._turns)
-            for each, speed in turn.items()
-        ]
-        design = _design(rows, len(place))
-        likeliest = _likeliest(*design)
-        if likeliest.turn_variance == TURN_VARIANCES[-1]:
-            # The level of a turn says nothing about settings.
-            likeliest = _least_squares(*design, inf)
-        return _Fit(place, likeliest.effects, likeliest.covariance, likeliest.freedom)
 
+def effects(
+    replicates: Sequence[Sequence[tuple[int, float]]],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the means of settings, free of the turns in which they were measured.
 
-class Effects(NamedTuple):
-    """Means of settings that are free of the turns in which they were measured.
-
-    ``covariance`` is theirs if errors, of replicates and their turns together, have variance 1.
-    """
-
-    means: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-
-
-def effects(replicates: Sequence[Sequence[tuple[int, float]]]) -> Effects:
-    """Return the means of settings, each with its replicates: the turn of each, and its value.
+    Of each setting, its replicates: the turn of each, and its value. Also returns the covariance of
+    the means if errors, of replicates and their turns together, have variance 1.
 
     Examples
     --------
@@ -147,7 +151,7 @@ def effects(replicates: Sequence[Sequence[tuple[int, float]]]) -> Effects:
         for turn, value in found
     ]
     fit = _likeliest(*_design(rows, len(replicates)))
-    return Effects(fit.effects, fit.inverse / (1 + fit.turn_variance))
+    return fit.effects, fit.inverse / (1 + fit.turn_variance)
 
 
 def _design(
@@ -161,17 +165,9 @@ def _design(
     return settings, turns, np.array([value for *_, value in rows])
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit(Generic[Setting]):
+class _Fit(NamedTuple):
     """Effects of settings, up to a common constant."""
 
-    place: Mapping[Setting, int]
-    effects: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-    freedom: float
-
-
-class _LeastSquares(NamedTuple):
     effects: NDArray[np.float64]
     covariance: NDArray[np.float64]
     freedom: float
@@ -182,7 +178,7 @@ class _LeastSquares(NamedTuple):
 
 def _likeliest(
     settings: NDArray[np.float64], turns: NDArray[np.float64], logs: NDArray[np.float64]
-) -> _LeastSquares:
+) -> _Fit:
     """Return the fit whose variance of turns is the likeliest; a small one is so beforehand."""
     fits = [_least_squares(settings, turns, logs, share) for share in TURN_VARIANCES]
     place = max(range(len(fits)), key=lambda each: fits[each].log_likelihood - TURN_ODDS * each)
@@ -194,7 +190,7 @@ def _least_squares(
     turns: NDArray[np.float64],
     logs: NDArray[np.float64],
     turn_variance: float,
-) -> _LeastSquares:
+) -> _Fit:
     """Fit effects of settings, given the variance of turns relative to that of errors.
 
     The likelihood is restricted: that of the residuals.
@@ -211,7 +207,7 @@ def _least_squares(
     squares, freedom = float(left @ apart @ left), n - n_settings
     if freedom <= 0 or squares <= NOTHING:
         nothing = np.zeros_like(inverse)
-        return _LeastSquares(effects, nothing, max(1.0, freedom), inf, turn_variance, inverse)
+        return _Fit(effects, nothing, max(1.0, freedom), inf, turn_variance, inverse)
     log_likelihood = -inf
     if turn_variance < inf:
         _, log_of_information = np.linalg.slogdet(information)
@@ -221,49 +217,15 @@ def _least_squares(
     paid = float(shrunk @ n_looks) * (1 - 1 / n_looks.size)
     freedom_left = max(1.0, freedom - min(paid, len(turns.T) - 1))
     covariance = squares / freedom * inverse
-    return _LeastSquares(effects, covariance, freedom_left, log_likelihood, turn_variance, inverse)
+    return _Fit(effects, covariance, freedom_left, log_likelihood, turn_variance, inverse)
 
 
 class Replicate(NamedTuple):
-    """Seconds per cell in one replicate, and the number of the turn in which it was measured."""
+    """Seconds per cell in one replicate, the turn in which it was measured, and its own number."""
 
     seconds_per_cell: float
     turn: int
-
-
-Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From logarithms of cells per second, shape (..., n_candidates), to the value to maximize."""
-
-
-def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Value a configuration by its throughput; gains are relative."""
-    return log_speeds
-
-
-def best_mixed(need: float, shares: Sequence[float]) -> Goal:
-    """Value configurations that have the needed throughput by how well they mix.
-
-    Parameters
-    ----------
-    need
-        Cells per second.
-    shares
-        Entropy of each candidate as a share of true random sampling's, shape (n_candidates,).
-
-    Examples
-    --------
-    >>> goal = best_mixed(100.0, [0.9, 1.0])
-    >>> goal(np.log([200.0, 100.0])).tolist(), goal(np.log([200.0, 50.0])).round(2).tolist()
-    ([0.9, 1.0], [0.9, -0.69])
-    """
-    mixing = np.asarray(shares, dtype=np.float64)
-
-    def value(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
-        lacking = log_speeds - log(need)
-        # Any that is too slow is worse than all that are not, and worse the slower it is.
-        return np.where(lacking >= 0, mixing, lacking)
-
-    return value
+    number: int = 0
 
 
 class Posterior:
@@ -395,8 +357,8 @@ class Posterior:
     ) -> Configuration | None:
         """Return the one that may surpass the leader by most, at one standard deviation."""
         values = self._drawn()
-        ahead = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
-        return max(among, key=lambda each: ahead[self._place[each]], default=None)
+        leads = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
+        return max(among, key=lambda each: leads[self._place[each]], default=None)
 
     def gains(self, least: float, among: Iterable[Configuration]) -> dict[Configuration, float]:
         """Return the expected improvement of each over a value."""

@@ -1,0 +1,396 @@
+"""Which configurations meet the constraints, which one to recommend, and why.
+
+One ordering of all (`Ordering`), and one rule (`choose`): during a search, in a result and where it
+is explained.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log, log2
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import Estimate, quotient
+from cellfeed_tuner._measuring._measurement import Measurement
+from cellfeed_tuner._results import (
+    SAME_ENTROPY_SHARE,
+    Basis,
+    ConfigurationResult,
+    Constraints,
+    EntropyBits,
+    Nearest,
+    Rival,
+    Status,
+    is_as_fast,
+    is_undecided,
+    least_share,
+)
+
+# Memory sizes that differ by less count as equal. Chosen: memory of one configuration varies by
+# this much between runs.
+SAME_MEMORY_SHARE = 0.05
+# Factor by which the search aims above the needed throughput. Chosen: the lower end of its
+# interval must be sufficient.
+NEED_MARGIN = 1.05
+# Value of twice the memory, as a share of random sampling's entropy. Chosen: of configurations
+# that mix alike, the smaller one is proposed.
+SHARE_PER_DOUBLING = 2e-5
+
+FEWEST_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """How fast configurations are, relative to each other, by all that is known.
+
+    Parameters
+    ----------
+    ratio
+        Returns one throughput divided by the other; None if it is unknown.
+    n_turns
+        Returns in how many turns both were measured.
+    """
+
+    ratio: Callable[[Configuration, Configuration], Estimate | None]
+    n_turns: Callable[[Configuration, Configuration], int] = lambda *_: 0
+
+    @classmethod
+    def of(cls, results: Iterable[ConfigurationResult]) -> Self:
+        """Return the ordering in a result, by throughputs relative to the recommended one."""
+        relative = {each.configuration: each.relative for each in results if each.relative}
+
+        def ratio(one: Configuration, other: Configuration) -> Estimate | None:
+            known = {one, other} <= relative.keys()
+            return quotient(relative[one], relative[other]) if known else None
+
+        return cls(ratio)
+
+    def rival(self, configuration: Configuration, other: Configuration) -> Rival | None:
+        """Return the comparison of a configuration with another; None without enough turns."""
+        n_turns, ratio = self.n_turns(configuration, other), self.ratio(configuration, other)
+        if ratio is None or n_turns < FEWEST_TURNS:
+            return None
+        return Rival(configuration=other, ratio=ratio, n_turns=n_turns)
+
+    def of_timed(self, one: "_Timed", other: "_Timed") -> Estimate:
+        """Return one throughput divided by the other, by their own figures if need be."""
+        found = self.ratio(one.configuration, other.configuration)
+        return quotient(one.speed, other.speed) if found is None else found
+
+
+class _Timed(NamedTuple):
+    """A configuration with a throughput."""
+
+    result: ConfigurationResult
+    speed: Estimate
+    memory: int
+
+    @property
+    def configuration(self) -> Configuration:
+        """Its settings."""
+        return self.result.configuration
+
+    @property
+    def mixing(self) -> float:
+        """Entropy as a share of random sampling's, of the label that is mixed least."""
+        return self.result.least_mixed.share_of_random
+
+
+def _share(result: ConfigurationResult) -> str:
+    share = f"{result.least_mixed.share_of_random:.1%} of random sampling's entropy"
+    return f"at least {share} for each label" if result.further_labels else share
+
+
+class Choice(NamedTuple):
+    """A configuration, what its choice rests on, the reason for it, and what it was compared with.
+
+    ``speed`` is None if nothing was measured.
+    """
+
+    result: ConfigurationResult
+    speed: Estimate | None
+    reason: str
+    basis: Basis
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def configuration(self) -> Configuration:
+        """Its settings."""
+        return self.result.configuration
+
+
+def choose(
+    results: Sequence[ConfigurationResult], constraints: Constraints, ordering: Ordering
+) -> Choice | None:
+    """Return the configuration to use of those that were measured, or None if none is feasible.
+
+    Feasible configurations mix well enough and fit in memory. Without a need, the choice is the
+    cheapest (memory, then workers) of those within 2 % of the fastest and not significantly slower;
+    of several that are as cheap (memory within 5 %), the best mixed. With a need, it is the best
+    mixed of those that have the throughput; a need that comes from a training step is dropped if
+    nothing meets it.
+    """
+    timed = _timed(results)
+    feasible = [each for each in timed if not any(_shortfalls(each, constraints).values())]
+    if not feasible and constraints.step_seconds is not None:
+        unmet = replace(constraints, need_cells_per_second=None, step_seconds=None)
+        choice = choose(results, unmet, ordering)
+        return choice and choice._replace(reason=f"None keeps up with training. {choice.reason}")
+    if not feasible:
+        return None
+    if constraints.need_cells_per_second is None:
+        return _cheapest_of_the_fastest(feasible, ordering)
+    return _best_mixed(feasible, constraints.need_cells_per_second)
+
+
+def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_measured: int) -> Choice:
+    """Return the choice of a configuration that there was no time to measure, or hardly any."""
+    why = f"predicted from {n_measured} measured configuration{'s' * (n_measured != 1)}"
+    if not n_measured:
+        why = "predicted from how the data are stored; nothing was measured"
+    reason = f"It is the likeliest to be the fastest ({why}), with {_share(result)}."
+    return Choice(result, speed, reason, "predicted")
+
+
+def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
+    """Return the configuration closest to being feasible; None if none can run.
+
+    If nothing was measured, the best mixed of those that mix too little.
+    """
+    missed = [(each, _shortfalls(each, constraints)) for each in _timed(results)]
+    missed = [(each, by) for each, by in missed if any(by.values())]
+    if not missed:
+        below = [each for each in results if each.status == "below entropy floor"]
+        timed = [_Timed(each, Estimate(inf, inf, inf), 0) for each in below]
+        missed = [(each, _shortfalls(each, constraints)) for each in timed]
+    if not missed:
+        return None
+    closest, shortfalls = min(missed, key=lambda each: sum(each[1].values()))
+    problems = [what for what, by in shortfalls.items() if by > 0]
+    return Nearest(configuration=closest.result.configuration, problem=" and ".join(problems))
+
+
+def _timed(results: Sequence[ConfigurationResult]) -> list[_Timed]:
+    return [
+        _Timed(result, result.cells_per_second, result.peak_memory_bytes or 0)
+        for result in results
+        if result.cells_per_second is not None and result.status != "failed"
+    ]
+
+
+def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
+    """Return by how much each constraint is missed, as the logarithm of a ratio; 0 if met."""
+    floor, label = constraints.entropy_floor, each.result.least_mixed_label
+    missed = {
+        f"its entropy{f' of {label}' if label else ''} is {each.mixing:.3f} of random sampling's, "
+        f"below the floor of {floor:g}": _log_ratio(least_share(floor), each.mixing),
+        f"it takes {each.memory / 1e6:,.0f} MB, more than the {constraints.memory_bytes / 1e6:,.0f}"
+        " MB given": _log_ratio(each.memory, constraints.memory_bytes),
+    }
+    if constraints.need_cells_per_second is not None:
+        need = constraints.need_cells_per_second
+        missed[
+            f"it gives {each.speed.value:,.0f} cells/s (at least {each.speed.low:,.0f}), "
+            f"below the {need:,.0f} needed: training would wait for it"
+        ] = _log_ratio(need, each.speed.low)
+    return missed
+
+
+def _log_ratio(wanted: float, given: float) -> float:
+    if wanted <= given:
+        return 0.0
+    return log(wanted / given) if given > 0 else inf
+
+
+def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
+    """Return those with the fewest workers among those within 5 % of the least memory."""
+    least = min(each.memory for each in alike)
+    lean = [each for each in alike if each.memory <= (1 + SAME_MEMORY_SHARE) * least]
+    fewest = min(each.configuration.num_workers for each in lean)
+    return [each for each in lean if each.configuration.num_workers == fewest]
+
+
+def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> Choice:
+    def order(those: Iterable[_Timed], beside: _Timed) -> list[_Timed]:
+        return sorted(those, key=lambda each: -ordering.of_timed(each, beside).value)
+
+    fastest, *slower = order(feasible, feasible[0])
+    ratios = [(each, ordering.of_timed(each, fastest)) for each in slower]
+    alike = [each for each, ratio in ratios if is_as_fast(ratio)]
+    cheapest = _cheapest([fastest, *alike])
+    chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
+    others = order([each for each in feasible if each is not chosen], chosen)
+    compared = [ordering.rival(chosen.configuration, each.configuration) for each in others]
+    rivals = tuple(each for each in compared if each is not None)
+    undecided = [each for each in others if is_undecided(ordering.of_timed(chosen, each))]
+    those = f"the {len(feasible)} measured configurations that mix well enough and fit in memory"
+    if len(feasible) == 1:
+        reason = (
+            "It is the only measured configuration that mixes well enough and fits in memory, "
+            f"with {_share(chosen.result)}."
+        )
+    elif alike:
+        best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those as cheap"
+        reason = (
+            f"{len(alike) + 1} of {those} are equally fast within sampling noise. It is the "
+            f"cheapest of these in memory and workers{best_mixed}, with {_share(chosen.result)}."
+        )
+    elif undecided:
+        reason = f"It is the fastest of {those}, though not clearly, with {_share(chosen.result)}."
+    else:
+        reason = f"It is the fastest of {those}, with {_share(chosen.result)}."
+    basis: Basis = "compared" if rivals else "measured"
+    return Choice(chosen.result, chosen.speed, reason, basis, rivals)
+
+
+def _mixed_alike(feasible: Sequence[_Timed]) -> list[_Timed]:
+    """Return those that mix as well as the best mixed."""
+    best = max(each.mixing for each in feasible)
+    return [each for each in feasible if each.mixing >= best - SAME_ENTROPY_SHARE]
+
+
+def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
+    alike = _mixed_alike(feasible)
+    chosen = min(_cheapest(alike), key=lambda each: each.memory)
+    those = (
+        "It is the only measured configuration that gives"
+        if len(feasible) == 1
+        else f"It mixes best of the {len(feasible)} measured configurations that give"
+    )
+    reason = f"{those} the {need:,.0f} cells/s needed, with {_share(chosen.result)}."
+    return Choice(chosen.result, chosen.speed, reason, "measured")
+
+
+Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""From logarithms of cells per second, shape (..., n_candidates), to the value to maximize."""
+
+
+def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Value a configuration by its throughput; gains are relative."""
+    return log_speeds
+
+
+def best_mixed(need: float, shares: Sequence[float]) -> Goal:
+    """Value configurations that have the needed throughput by how well they mix.
+
+    Parameters
+    ----------
+    need
+        Cells per second.
+    shares
+        Entropy of each candidate as a share of true random sampling's, shape (n_candidates,).
+
+    Examples
+    --------
+    >>> goal = best_mixed(100.0, [0.9, 1.0])
+    >>> goal(np.log([200.0, 100.0])).tolist(), goal(np.log([200.0, 50.0])).round(2).tolist()
+    ([0.9, 1.0], [0.9, -0.69])
+    """
+    mixing = np.asarray(shares, dtype=np.float64)
+
+    def value(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+        lacking = log_speeds - log(need)
+        # Any that is too slow is worse than all that are not, and worse the slower it is.
+        return np.where(lacking >= 0, mixing, lacking)
+
+    return value
+
+
+class Entropies(Protocol):
+    """Entropy of each label by `Configuration.plan_settings`."""
+
+    def __getitem__(self, settings: tuple[Any, ...], /) -> Mapping[str, EntropyBits]:
+        """Return the entropies of one configuration, the first label first."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Requirements:
+    """Compares configurations with the constraints.
+
+    Parameters
+    ----------
+    n_cells, row_bytes
+        Cells of an epoch of a rank, and the mean size of one in a fetch's buffer.
+    is_planned
+        Whether entropies are known before anything is measured.
+    learn
+        Updates entropies with a measurement; returns whether they were unknown before.
+    """
+
+    n_cells: int
+    row_bytes: float
+    batch_size: int
+    constraints: Constraints
+    entropies: Entropies
+    is_planned: bool = True
+    learn: Callable[[Measurement], bool] = lambda _: False
+
+    def entropies_of(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
+        """Return the entropy of each label, the first label first."""
+        return self.entropies[configuration.plan_settings]
+
+    def mixes(self, configuration: Configuration) -> bool:
+        """Return whether every label reaches the entropy floor."""
+        return self.constraints.mixes(self.share(configuration))
+
+    def share(self, configuration: Configuration) -> float:
+        """Return the entropy of the least mixed label, as a share of random sampling's."""
+        return min(each.share_of_random for each in self.entropies_of(configuration).values())
+
+    def excesses(self, configuration: Configuration, peak_memory_bytes: int) -> dict[str, float]:
+        """Return by how much a configuration misses each constraint; at most 0 if it meets it."""
+        constraints = self.constraints
+        return {
+            "entropy": least_share(constraints.entropy_floor) - self.share(configuration),
+            "memory": float(peak_memory_bytes - constraints.memory_bytes),
+        }
+
+    def obstacle(self, configuration: Configuration) -> tuple[Status, str] | None:
+        """Return why a configuration cannot run at all, if it cannot."""
+        return obstacle(
+            configuration,
+            n_cells=self.n_cells,
+            batch_size=self.batch_size,
+            row_bytes=self.row_bytes,
+            memory_bytes=self.constraints.memory_bytes,
+        )
+
+    def goal(self, candidates: Sequence[Configuration]) -> Goal:
+        """Return the goal of a search among candidates."""
+        need = self.constraints.need_cells_per_second
+        if need is None:
+            return fastest
+        return best_mixed(NEED_MARGIN * need, [self.worth(each) for each in candidates])
+
+    def worth(self, configuration: Configuration) -> float:
+        """Return how well a configuration mixes, slightly less if it takes more memory."""
+        share = round(self.share(configuration) / SAME_ENTROPY_SHARE) * SAME_ENTROPY_SHARE
+        return share - SHARE_PER_DOUBLING * log2(configuration.minibatches_in_memory)
+
+
+def obstacle(
+    configuration: Configuration,
+    *,
+    n_cells: int,
+    batch_size: int,
+    row_bytes: float,
+    memory_bytes: int,
+) -> tuple[Literal["too few cells", "over memory"], str] | None:
+    """Return why a configuration cannot run, as a status and a note; None if it can.
+
+    The buffers of all fetches in memory, with rows of ``row_bytes`` on average, may take
+    ``memory_bytes``.
+    """
+    if configuration.block_size > n_cells:
+        return "too few cells", f"a block has more than the {n_cells:,} cells there are"
+    needed = configuration.cells_to_time(batch_size)
+    if needed > n_cells:
+        return "too few cells", f"whole fetches need {needed:,} cells"
+    buffers = configuration.minibatches_in_memory * batch_size * row_bytes
+    if buffers > memory_bytes:
+        return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
+    return None
