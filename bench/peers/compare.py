@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -21,39 +20,17 @@ import table
 from collection import Collection, CollectionError, open_collection
 from conversions import CONVERSIONS, Stores
 from entries import PROCESSES, Entry, all_entries
-from fingerprint import measuring_code
-from interpreters import DEFAULT_FOLDER, Interpreters
-from rounds import Result, Runner
+from processes import DEFAULT_FOLDER, Interpreters, say
+from rounds import Plan, Result, Runner, measuring_code
 from targets import verdicts
 
 ROOT = Path(__file__).parents[2]
-CONVERSION_SECONDS = 7200
 
 
 class OneLineError(click.ClickException):
     """A user error: one line, and exit code 2."""
 
     exit_code = 2
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The command-line options.
-
-    Attributes
-    ----------
-    output
-        Folder for everything that is written.
-    n_rounds, seconds, n_conversions, timeout, seed
-        As on the command line.
-    """
-
-    output: Path
-    n_rounds: int
-    seconds: float
-    n_conversions: int
-    timeout: float
-    seed: int
 
 
 @click.command()
@@ -129,7 +106,7 @@ def main(
     except (CollectionError, OSError) as error:
         raise OneLineError(str(error)) from error
     plan = Plan(output.resolve(), n_rounds, seconds, n_conversions, timeout, seed)
-    interpreters = Interpreters(environments, {"3.12": python312} if python312 else {}, say)
+    interpreters = Interpreters(environments, {"3.12": python312} if python312 else {})
     stores = convert(plan, collection, entries, interpreters)
     click.echo(compare(plan, collection, entries, interpreters, stores))
 
@@ -164,13 +141,7 @@ def convert(
         order = np.random.default_rng([plan.seed, number]).permutation(len(stores.all))
         for store in (list(stores.all.values())[i] for i in order):
             if len(store.runs) <= number and store.error is None:
-                stores.make(
-                    store,
-                    interpreters,
-                    timeout=CONVERSION_SECONDS,
-                    logs=plan.output / "logs",
-                    say=say,
-                )
+                stores.make(store, interpreters, plan.output / "logs")
     return stores
 
 
@@ -184,16 +155,7 @@ def compare(
     """Check and time every entry, and return the tables; results are written after each round."""
     readable = [entry for entry in entries if entry.storage in {*stores.all, "h5ad", None}]
     results = {entry.name: Result(entry) for entry in readable}
-    runner = Runner(
-        collection=collection,
-        stores=stores,
-        interpreters=interpreters,
-        seconds=plan.seconds,
-        timeout=plan.timeout,
-        seed=plan.seed,
-        output=plan.output,
-        say=say,
-    )
+    runner = Runner(plan, collection, stores, interpreters)
     runner.check(list(results.values()))
     text = ""
     for number in range(1, plan.n_rounds + 1):
@@ -263,11 +225,6 @@ def _draw(path: Path, rows: list[table.Row], run: dict) -> None:
     shown = pd.DataFrame(row for row in rows if row["section"] != PROCESSES)
     if shown.loc[shown["peer"] != "machine", "cells_per_s"].notna().any():
         loaders_figure(shown, caption=table.caption(run)).savefig(path)
-
-
-def say(message: str) -> None:
-    """Print progress on stderr."""
-    click.echo(message, err=True)
 
 
 if __name__ == "__main__":

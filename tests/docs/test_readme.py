@@ -81,7 +81,7 @@ def test_its_figures_are_those_of_the_run(script):
 
 def test_its_figures_are_not_older_than_the_code_that_measured_them(script):
     run = json.loads(script("speed").MEASURED.read_text())["run"]
-    assert run["code"] == script("fingerprint").measuring_code()
+    assert run["code"] == script("rounds").measuring_code()
 
 
 def test_what_autotune_says_is_what_it_says_today(script):
