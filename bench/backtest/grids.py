@@ -10,7 +10,7 @@ from pathlib import Path
 import anndata as ad
 import click
 import numpy as np
-from bench.backtest.record_cli import record_command
+from bench.backtest.record import record_command
 
 from cellfeed._cli import main as cellfeed
 from cellfeed.machine import usable_cpu_count

@@ -5,13 +5,14 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from bench.backtest.__main__ import main
 from bench.backtest.files import SCHEMA, RecordingFiles
+from bench.backtest.record import Recorder
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.recorder import Recorder, Request
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration
@@ -22,6 +23,7 @@ from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in (1, 4)]
 BATCH_SIZE, LEAST_ROUNDS = 64, 3
 SECONDS = (0.1, 0.3)  # of the rounds, in turns: mean 0.2, relative spread 0.1 sqrt(2) / 0.2
+run = partial(commands.run, main, "record")
 FACTS = {"schema": SCHEMA, "label": "plate", "seed": 0}
 
 
@@ -59,11 +61,16 @@ def record_with(tmp_path):
 
     def record(process, *, n_runs=2, facts=FACTS):
         files = RecordingFiles.open(tmp_path / "grid.csv", facts, ["label", "seed"])
+        request = partial(
+            TimingRequest, batch_size=BATCH_SIZE, labels=("plate",), cache="cold", seed=0,
+            least_rounds=LEAST_ROUNDS,
+        )  # fmt: skip
         recorder = Recorder(
             process=process,
             files=files,
             entropies={(each.block_size, each.fetch_factor): each.block_size / 8 for each in GRID},
-            request=Request("plate", BATCH_SIZE, "cold", 0, LEAST_ROUNDS),
+            request=request,
+            seed=0,
             clock=process.clock,
         )
         try:
@@ -166,10 +173,6 @@ def test_a_damaged_recording_is_refused(record_with, tmp_path):
     (tmp_path / "grid.json").write_text("{}")
     with pytest.raises(FormatError, match=f"its schema is not {SCHEMA}"):
         record_with(ModelProcess())
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(main, ["record", *map(str, arguments)])
 
 
 def test_the_command_records_a_collection_that_can_be_replayed(small_collection, tmp_path):
