@@ -102,16 +102,6 @@ def assert_selected(collection, adata, rows):
     assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
 
 
-def delivered_rows(minibatches, adata):
-    """Return the rows of each minibatch, whose values are compared."""
-    found = []
-    for minibatch in minibatches:
-        rows = np.asarray(minibatch.rows)
-        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
-        found.append(rows.tolist())
-    return found
-
-
 def assert_tuned_and_preshuffled(path, collection, adata, folder):
     """Assert that autotune takes a collection, and preshuffle its path; return the result."""
     result = autotune(collection, label="donor", batch_size=16, **SMALL)

@@ -1,6 +1,5 @@
 """Collections in PostgreSQL hold what the h5ad has that they were loaded from."""
 
-import itertools
 import multiprocessing
 import pickle
 import re
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.loader.matrices import rows_of
 from tests.loader.storages.cells import (
     ELEMENTS,
     N_CELLS,
@@ -16,7 +16,6 @@ from tests.loader.storages.cells import (
     assert_same_epochs,
     assert_selected,
     assert_tuned_and_preshuffled,
-    delivered_rows,
     make_adata,
     said_without,
 )
@@ -120,7 +119,7 @@ def test_workers(stored, options, method):
     dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=2, seed=0)
     context = multiprocessing.get_context(method)
     loader = dataset.loader(num_workers=2, multiprocessing_context=context)
-    assert sorted(itertools.chain(*delivered_rows(loader, adata))) == list(range(N_CELLS))
+    assert sorted(rows_of(loader, adata.X.toarray())) == list(range(N_CELLS))
     assert np.array_equal(collection[:5].X.toarray(), adata.X[:5].toarray())
 
 

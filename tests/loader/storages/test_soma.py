@@ -1,6 +1,5 @@
 """Experiments of TileDB-SOMA hold what the h5ad has that they were made from."""
 
-import itertools
 import pickle
 import re
 import shutil
@@ -9,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from tests.loader.matrices import dense
+from tests.loader.matrices import dense, rows_of
 from tests.loader.storages.cells import (
     ELEMENTS,
     N_CELLS,
@@ -17,7 +16,6 @@ from tests.loader.storages.cells import (
     assert_same_epochs,
     assert_selected,
     assert_tuned_and_preshuffled,
-    delivered_rows,
     labels_of,
     make_adata,
     said_without,
@@ -105,7 +103,7 @@ def test_workers(stored):
     dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=2, seed=0)
     loader = dataset.loader(num_workers=2)
     assert loader.multiprocessing_context.get_start_method() == "forkserver"
-    assert sorted(itertools.chain(*delivered_rows(loader, adata))) == list(range(N_CELLS))
+    assert sorted(rows_of(loader, adata.X.toarray())) == list(range(N_CELLS))
 
 
 def test_what_is_written_meanwhile_is_not_seen(tmp_path):
