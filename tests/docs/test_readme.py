@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,10 +60,8 @@ def test_its_code_trains(tmp_path):
     assert code is not None
     in_a_loop = [line for line in code[1].splitlines() if line.startswith("    ")]
     assert len(in_a_loop) == 3
-    command = [sys.executable, "-W", "error", "-c", code[1] + "print(minibatch.X.shape[1])"]
-    ran = warm.run(command, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "50\n"
+    script = code[1] + "print(minibatch.X.shape[1])"
+    assert warm.output_of("-W", "error", "-c", script, cwd=tmp_path) == "50\n"
 
 
 @pytest.fixture

@@ -22,7 +22,16 @@ from typing import Any
 
 from tests.warm.server import ADDRESS, NUMBER
 
-__all__ = ["ADDRESS", "OF_SESSION", "FinalizedPopen", "Popen", "address", "run", "torchrun"]
+__all__ = [
+    "ADDRESS",
+    "OF_SESSION",
+    "FinalizedPopen",
+    "Popen",
+    "address",
+    "output_of",
+    "run",
+    "torchrun",
+]
 
 OF_SESSION = "CELLFEED_TESTS_WARM_PYTHON_OF_SESSION"
 _SERVER = Path(__file__).with_name("server.py")
@@ -68,11 +77,10 @@ def address() -> str:
     return path
 
 
-def torchrun(n: int, *command: object) -> subprocess.CompletedProcess[str]:
+def torchrun(n: int, *command: object) -> str:
     """Run a script as ``torchrun`` does, whose ranks are processes as of `Popen`."""
-    options = ["--standalone", "--nproc-per-node", n]
-    return run(
-        [sys.executable, "-c", _TORCHRUN, *map(str, (*options, *command))],
+    return output_of(
+        *("-c", _TORCHRUN, "--standalone", "--nproc-per-node", n, *command),
         env=os.environ | {ADDRESS: address(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
 
@@ -155,3 +163,14 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def output_of(*arguments: object, **options: Any) -> str:
+    """Run Python to its end, which must be a good one, and return what it prints.
+
+    A crash is told with the last line that was printed before.
+    """
+    ended = run([sys.executable, *map(str, arguments)], **options)
+    last = ended.stdout.splitlines()[-1:]
+    assert ended.returncode == 0, f"exit {ended.returncode} after {last}: {ended.stderr[-5000:]}"
+    return ended.stdout

@@ -1,6 +1,5 @@
 """Cells of many kinds, and what every storage of them is asked for."""
 
-import sys
 from typing import Any
 
 import anndata as ad
@@ -130,6 +129,4 @@ except cellfeed.FormatError as error:
 
 def said_without(package, path):
     """Return what is said of a path where a package is not installed."""
-    ran = warm.run([sys.executable, "-c", WITHOUT, package, str(path)])
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return warm.output_of("-c", WITHOUT, package, path)
