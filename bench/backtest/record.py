@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -190,15 +189,13 @@ def record(
                 sizes: mixing[sizes][label].expected.value
                 for sizes in product(space.block_sizes, space.fetch_factors)
             },
-            request=partial(
-                TimingRequest,
-                batch_size=batch_size,
-                labels=(label,),
-                cache=cache,
-                seed=seed,
-                least_rounds=ceil(_LEAST_ROUNDS / runs),
-            ),
-            seed=seed,
+            common={
+                "batch_size": batch_size,
+                "labels": (label,),
+                "cache": cache,
+                "seed": seed,
+                "least_rounds": ceil(_LEAST_ROUNDS / runs),
+            },
             on_progress=on_progress,
         )
         recorder.measure(grid, runs)
@@ -274,10 +271,8 @@ class Recorder:
         What is recorded already, and where to store the rest.
     entropies
         Label entropy in bits for each (block size, fetch factor).
-    request
-        Makes the request to time a configuration, given it and the number of the measurement.
-    seed
-        Seed of the orders.
+    common
+        What all requests to time a configuration have in common; the seed is of the orders too.
     on_progress
         Called with the progress of each run.
     clock
@@ -287,8 +282,7 @@ class Recorder:
     process: MeasuringProcess[Collection]
     files: RecordingFiles
     entropies: Mapping[tuple[int, int], float]
-    request: Callable[..., TimingRequest]
-    seed: int
+    common: Mapping[str, Any]
     on_progress: Progress = silent
     clock: Callable[[], float] = time.monotonic
 
@@ -311,7 +305,7 @@ class Recorder:
         self, grid: Sequence[Configuration], n_runs: int
     ) -> Iterator[tuple[int, Configuration]]:
         for run in range(n_runs):
-            order = np.random.default_rng((self.seed, run)).permutation(len(grid))
+            order = np.random.default_rng((self.common["seed"], run)).permutation(len(grid))
             for number, place in enumerate(order):
                 self.on_progress(f"Run {run + 1} of {n_runs}", number, len(grid))
                 each = grid[place]
@@ -322,7 +316,7 @@ class Recorder:
         self, run: int, configuration: Configuration, grid: Sequence[Configuration]
     ) -> None:
         number = run * len(grid) + grid.index(configuration)
-        request = self.request(configuration=configuration, number=number)
+        request = TimingRequest(configuration=configuration, number=number, **self.common)
         found = measure_with(self.process, request, limit_seconds=_LIMIT_SECONDS)
         problem = _problem(found, request.least_rounds)
         if problem:

@@ -273,12 +273,16 @@ class RecordedProcess:
         noise = factor * np.exp(_ROUND_SPREAD * self.rng.standard_normal(1 + _N_ROUNDS))
         rounds = (cells * self._costs[configuration] * noise).tolist()
         self.now += LOOK_SECONDS
-        return Outcome(
-            events=(
-                Started(0.0, 0.0, 0),
-                *(Round(each, number > 0, each, None) for number, each in enumerate(rounds)),
-                Findings(),
-            ),
-            peak_memory_bytes=self.grid.memory_bytes(configuration),
-            failure=None,
-        )
+        return answered(rounds, peak_memory_bytes=self.grid.memory_bytes(configuration))
+
+
+def answered(
+    round_seconds: Sequence[float], *, peak_memory_bytes: int, failure: str | None = None
+) -> Outcome:
+    """Return what a process reports of rounds, of which the first is not timed."""
+    rounds = (Round(each, number > 0, each, None) for number, each in enumerate(round_seconds))
+    return Outcome(
+        events=(Started(0.0, 0.0, 0), *rounds, Findings()),
+        peak_memory_bytes=peak_memory_bytes,
+        failure=failure,
+    )

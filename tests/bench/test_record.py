@@ -6,24 +6,29 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 from bench.backtest.__main__ import main
 from bench.backtest.files import SCHEMA, RecordingFiles
 from bench.backtest.record import Recorder
-from bench.backtest.recorded_grid import read_grid
+from bench.backtest.recorded_grid import answered, read_grid
 from tests import commands
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._measuring._events import Findings
-from cellfeed_tuner._measuring._measuring_process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
 
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in (1, 4)]
 BATCH_SIZE, LEAST_ROUNDS = 64, 3
 SECONDS = (0.1, 0.3)  # of the rounds, in turns: mean 0.2, relative spread 0.1 sqrt(2) / 0.2
 run = partial(commands.run, main, "record")
+COMMON = {
+    "batch_size": BATCH_SIZE,
+    "labels": ("plate",),
+    "cache": "cold",
+    "seed": 0,
+    "least_rounds": LEAST_ROUNDS,
+}
 FACTS = {"schema": SCHEMA, "label": "plate", "seed": 0}
 
 
@@ -35,21 +40,20 @@ class ModelProcess:
     failing: Configuration | None = None
     slow: Configuration | None = None
     now: float = 0.0
-    asked: list[TimingRequest] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now
 
-    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+    def run(self, request: Any, *, limit_seconds: float) -> Any:
         if len(self.asked) == self.interrupted_at:
             raise KeyboardInterrupt
         self.asked.append(request)
         configuration = request.configuration
         n_rounds = request.least_rounds + (1 if configuration != self.slow else -1)
         self.now += 1.0
-        rounds = [Round(SECONDS[number % 2], True, 0.0, None) for number in range(n_rounds)]
-        return Outcome(
-            events=(Started(0.0, 0.0, 0), *rounds, Findings()),
+        return answered(
+            [9.0, *(SECONDS[number % 2] for number in range(n_rounds))],
             peak_memory_bytes=configuration.fetch_factor,
             failure="no memory" if configuration == self.failing else None,
         )
@@ -61,16 +65,11 @@ def record_with(tmp_path):
 
     def record(process, *, n_runs=2, facts=FACTS):
         files = RecordingFiles.open(tmp_path / "grid.csv", facts, ["label", "seed"])
-        request = partial(
-            TimingRequest, batch_size=BATCH_SIZE, labels=("plate",), cache="cold", seed=0,
-            least_rounds=LEAST_ROUNDS,
-        )  # fmt: skip
         recorder = Recorder(
             process=process,
             files=files,
             entropies={(each.block_size, each.fetch_factor): each.block_size / 8 for each in GRID},
-            request=request,
-            seed=0,
+            common=COMMON,
             clock=process.clock,
         )
         try:
