@@ -11,29 +11,27 @@ import platform
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import pandas as pd
 import psutil
 import table
-from collection import Collection, CollectionError, open_collection
+from collection import Collection, open_collection
 from conversions import CONVERSIONS, Stores
 from entries import PROCESSES, Entry, all_entries
 from processes import DEFAULT_FOLDER, Interpreters, say
 from rounds import Plan, Result, Runner, measuring_code
 from targets import verdicts
 
+from cellfeed import ParameterError
+from cellfeed.console import OneLineErrorCommand
+
 ROOT = Path(__file__).parents[2]
 
 
-class OneLineError(click.ClickException):
-    """A user error: one line, and exit code 2."""
-
-    exit_code = 2
-
-
-@click.command()
+@click.command(cls=OneLineErrorCommand)
 @click.option(
     "--collection",
     "folder",
@@ -44,7 +42,7 @@ class OneLineError(click.ClickException):
 @click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, resolve_path=True),
     help="Folder for tables, picture, logs and stores.",
 )
 @click.option("--rounds", "n_rounds", default=5, show_default=True, help="Timed rounds.")
@@ -82,30 +80,22 @@ class OneLineError(click.ClickException):
 def main(
     *,
     folder: Path,
-    output: Path,
-    n_rounds: int,
-    seconds: float,
     peers: str | None,
     only: str,
     label: str,
-    n_conversions: int,
-    timeout: float,
-    seed: int,
     environments: Path,
     python312: Path | None,
+    **settings: Any,
 ) -> None:
     """Compare cellfeed with other loaders on the same cells."""
-    entries = choose(peers, only)
-    for name, value in (("rounds", n_rounds), ("seconds", seconds), ("timeout", timeout)):
+    entries, plan = choose(peers, only), Plan(**settings)
+    for name in ("n_rounds", "seconds", "timeout"):
+        value = getattr(plan, name)
         if value <= 0:
-            raise OneLineError(f"`--{name} > 0` must hold, but got {value}")
+            raise ParameterError(f"`--{name.removeprefix('n_')} > 0` must hold, but got {value}")
     say("Reading the collection ...")
-    try:
-        collection = open_collection(folder, label)
-        output.mkdir(parents=True, exist_ok=True)
-    except (CollectionError, OSError) as error:
-        raise OneLineError(str(error)) from error
-    plan = Plan(output.resolve(), n_rounds, seconds, n_conversions, timeout, seed)
+    collection = open_collection(folder, label)
+    plan.output.mkdir(parents=True, exist_ok=True)
     interpreters = Interpreters(environments, {"3.12": python312} if python312 else {})
     stores = convert(plan, collection, entries, interpreters)
     click.echo(compare(plan, collection, entries, interpreters, stores))
@@ -117,14 +107,14 @@ def choose(peers: str | None, only: str) -> list[Entry]:
     known = sorted({entry.peer for entry in entries})
     wanted = set(known if peers is None else peers.split(","))
     if unknown := sorted(wanted - set(known)):
-        raise OneLineError(f"peers are {', '.join(known)}, but got {', '.join(unknown)}")
+        raise ParameterError(f"peers are {', '.join(known)}, but got {', '.join(unknown)}")
     try:
         pattern = re.compile(only)
     except re.error as error:
-        raise OneLineError(f"`--only` must be a regular expression, but {error}") from error
+        raise ParameterError(f"`--only` must be a regular expression, but {error}") from error
     chosen = [entry for entry in entries if entry.peer in wanted and pattern.search(entry.name)]
     if not chosen:
-        raise OneLineError(f"`--only` must match rows, but no name matches `{only}`")
+        raise ParameterError(f"`--only` must match rows, but no name matches `{only}`")
     return chosen
 
 

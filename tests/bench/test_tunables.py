@@ -93,6 +93,7 @@ def test_a_label_that_does_not_exist_is_one_line(plates):
     assert ran.stderr.startswith(f"DataLoader: {plates[0]}: has no obs column 'nope'; it has ")
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
     ran = commands.run(
         *(main, *plates, "--label=plate", "--batch-size=16", "--budget=60"),
