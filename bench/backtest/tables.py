@@ -92,7 +92,6 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
 def replay_command(
     *,
     grids: tuple[Path, ...],
@@ -104,7 +103,6 @@ def replay_command(
     distribution: tuple[float, ...] | None,
     batch_size: int,
     as_json: bool,
-    as_markdown: bool,
 ) -> None:
     """Replay the search on recorded grids, and compare its choices with the best.
 
@@ -132,11 +130,7 @@ def replay_command(
     if as_json:
         click.echo(json.dumps(_json(replays), indent=1, allow_nan=False))
         return
-    rows = replay_rows({path.stem: found for path, found in replays.items()})
-    if as_markdown:
-        click.echo(markdown_table(rows))
-    else:
-        _print(rows)
+    _print(replay_rows({path.stem: found for path, found in replays.items()}))
 
 
 def _json(replays: Mapping[Path, list[Replay]]) -> dict[str, Any]:
