@@ -2,10 +2,8 @@
 
 import click
 from bench.backtest.grids import grids_command
-from bench.backtest.record_cli import record_command
-from bench.backtest.replay_cli import replay_command
-from bench.backtest.table import table_command
-from bench.backtest.times import times_command
+from bench.backtest.record import record_command
+from bench.backtest.tables import replay_command, table_command, times_command
 
 
 @click.group()

@@ -1,10 +1,11 @@
-"""Simpler searches with as many measurements, to compare with the search of ``autotune``."""
+"""Other searches with as many measurements, to compare with the search of ``autotune``."""
 
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from bench.backtest.oracle import oracle
+from bench.backtest.recorded_grid import RecordedProcess
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
@@ -14,8 +15,10 @@ from cellfeed_tuner._searching._replicates import Measurements
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["BASELINES", "SEARCHES", "SIMPLER", "Baseline"]
+GOOD_REGRET = 0.05
+"""A choice that is slower than the best by at most this share is a good one."""
 
+_N_BEST = 6
 _N_LARGEST = 6
 # Standard deviation of the logarithm of a cost with each doubling of a setting.
 _SLOPE, _N_WORLDS = 0.3, 2000
@@ -107,6 +110,37 @@ def largest(
     """Measure nothing: choose the largest fetch, then the largest block, without workers."""
     del measurements, seed
     return max(_alone(candidates), key=lambda each: (each.fetch_factor, each.block_size))
+
+
+def oracle(
+    measurements: Measurements, candidates: Sequence[Configuration], seed: int
+) -> Configuration:
+    """Tell the six fastest apart, given their throughputs and the noise of measurements.
+
+    Only their order is unknown: all permutations are equally likely at first, and each measurement
+    reweights them by its likelihood. Measure next whichever of the two likeliest good choices has
+    fewer measurements; choose the likeliest in the end.
+    """
+    process, rng = measurements.process, np.random.default_rng(seed)
+    assert isinstance(process, RecordedProcess)
+    costs = process.seconds_per_cell()
+    best = sorted(candidates, key=costs.__getitem__)[:_N_BEST]
+    logs = np.log([costs[each] for each in best])
+    orders = np.array(list(permutations(range(len(best)))))
+    is_good = (logs <= logs[0] - np.log(1 - GOOD_REGRET))[orders]
+    log_likelihood, n_looks = np.zeros(len(orders)), np.zeros(len(best))
+    rng.shuffle(best)
+    while True:
+        weights = np.exp(log_likelihood - log_likelihood.max())
+        # Ties come in random order.
+        order: list[int] = np.lexsort((rng.random(len(best)), -(weights @ is_good))).tolist()
+        if measurements.budget.left <= 0:
+            return best[order[0]]
+        place = min(order[:2], key=n_looks.__getitem__)
+        speed = measurements.take(best[place]).rough_cells_per_second
+        n_looks[place] += 1
+        errors = (-np.log(speed) - logs[orders[:, place]]) / max(process.spread, 1e-3)
+        log_likelihood = log_likelihood - errors**2 / 2
 
 
 class WithoutTerms(CostModel):

@@ -7,70 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner._configuration import Configuration
 
-__all__ = ["COLUMNS", "SCHEMA", "RecordingFiles", "Row", "Sitting", "facts_path", "read_facts"]
-
 SCHEMA = "cellfeed.recording/1"
 
+SETTINGS = ("block_size", "fetch_factor", "num_workers")
 COLUMNS = (
-    "run",
-    "block_size",
-    "fetch_factor",
-    "num_workers",
-    "cells_per_second",
-    "entropy_bits",
-    "n_rounds",
-    "round_spread",
-    "peak_memory_bytes",
+    *("run", *SETTINGS, "cells_per_second", "entropy_bits"),
+    *("n_rounds", "round_spread", "peak_memory_bytes"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run of one configuration.
-
-    Parameters
-    ----------
-    run
-        Number of the run, from 0.
-    configuration
-        The settings.
-    cells_per_second
-        Mean throughput of its rounds.
-    entropy_bits
-        Expected label entropy of its minibatches, from the plan over the real labels.
-    n_rounds
-        Number of timed rounds, of whole fetches.
-    round_spread
-        Standard deviation of the rounds' times, relative to their mean.
-    peak_memory_bytes
-        Peak memory of the process and its workers.
-    """
-
-    run: int
-    configuration: Configuration
-    cells_per_second: float
-    entropy_bits: float
-    n_rounds: int
-    round_spread: float
-    peak_memory_bytes: int
-
-    def to_csv(self) -> tuple[object, ...]:
-        """Return its values in column order."""
-        settings = self.configuration
-        return (
-            self.run,
-            settings.block_size,
-            settings.fetch_factor,
-            settings.num_workers,
-            f"{self.cells_per_second:.1f}",
-            f"{self.entropy_bits:.4f}",
-            self.n_rounds,
-            f"{self.round_spread:.4f}",
-            self.peak_memory_bytes,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,11 +146,45 @@ class RecordingFiles:
         """Seconds spent measuring so far."""
         return sum(each.seconds for each in self.sittings)
 
-    def add(self, row: Row) -> None:
-        """Write a row."""
+    def add(
+        self,
+        run: int,
+        configuration: Configuration,
+        *,
+        cells_per_second: float,
+        entropy_bits: float,
+        round_seconds: NDArray[np.float64],
+        peak_memory_bytes: int,
+    ) -> None:
+        """Write the row of one run of one configuration.
+
+        Parameters
+        ----------
+        run
+            Number of the run, from 0.
+        configuration
+            The settings.
+        cells_per_second
+            Mean throughput of its rounds.
+        entropy_bits
+            Expected label entropy of its minibatches, from the plan over the real labels.
+        round_seconds
+            Times of its rounds, of whole fetches; their number and their relative standard
+            deviation are written.
+        peak_memory_bytes
+            Peak memory of the process and its workers.
+        """
+        n_rounds = round_seconds.size
+        spread = round_seconds.std(ddof=1) / round_seconds.mean() if n_rounds > 1 else 0
+        row = (
+            run,
+            *(configuration[name] for name in SETTINGS),
+            *(f"{cells_per_second:.1f}", f"{entropy_bits:.4f}"),
+            *(n_rounds, f"{spread:.4f}", peak_memory_bytes),
+        )
         with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow(row.to_csv())
-        self.done.add((row.run, row.configuration))
+            csv.writer(file).writerow(row)
+        self.done.add((run, configuration))
 
     def save(self) -> None:
         """Write everything but the rows."""
@@ -226,8 +209,4 @@ def _measured(path: Path) -> set[tuple[int, Configuration]]:
 
 
 def _settings(row: Mapping[str, Any]) -> Configuration:
-    return Configuration(
-        block_size=int(row["block_size"]),
-        fetch_factor=int(row["fetch_factor"]),
-        num_workers=int(row["num_workers"]),
-    )
+    return Configuration(**{name: int(row[name]) for name in SETTINGS})

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import click
 import numpy as np
-from bench.backtest.record_cli import record_command
+from bench.backtest.record import record_command
 
 from cellfeed._cli import main as cellfeed
 from cellfeed.machine import usable_cpu_count
@@ -36,37 +37,28 @@ def run(command: click.Command, *arguments: object) -> None:
     command.main([str(each) for each in arguments], standalone_mode=False)
 
 
-def plates(n_cells: int) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = folder / f"plates-{n_cells}"
-        run(cellfeed, "synthesize", path, "--cells", n_cells)
-        return path
-
-    return make
+def plates(folder: Path, n_cells: int) -> Path:
+    path = folder / f"plates-{n_cells}"
+    run(cellfeed, "synthesize", path, "--cells", n_cells)
+    return path
 
 
-def shuffled_store(n_cells: int) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = folder / f"shuffled-{n_cells}.zarr"
-        if not (path / "zarr.json").exists():  # written last
-            run(cellfeed, "preshuffle", plates(n_cells)(folder), path)
-        return path
-
-    return make
+def shuffled_store(folder: Path, n_cells: int) -> Path:
+    path = folder / f"shuffled-{n_cells}.zarr"
+    if not (path / "zarr.json").exists():  # written last
+        run(cellfeed, "preshuffle", plates(folder, n_cells), path)
+    return path
 
 
 def rewritten(
-    kind: str, n_cells: int, rewrite: Callable[[ad.AnnData, Path], None]
-) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = folder / f"{kind}-{n_cells}"
-        path.mkdir(exist_ok=True)
-        for plate in sorted(plates(n_cells)(folder).glob("*.h5ad")):
-            if not (path / plate.name).exists():
-                rewrite(ad.read_h5ad(plate), path / plate.name)
-        return path
-
-    return make
+    folder: Path, kind: str, n_cells: int, rewrite: Callable[[ad.AnnData, Path], None]
+) -> Path:
+    path = folder / f"{kind}-{n_cells}"
+    path.mkdir(exist_ok=True)
+    for plate in sorted(plates(folder, n_cells).glob("*.h5ad")):
+        if not (path / plate.name).exists():
+            rewrite(ad.read_h5ad(plate), path / plate.name)
+    return path
 
 
 def as_lzf(adata: ad.AnnData, path: Path) -> None:
@@ -79,19 +71,13 @@ def as_dense(adata: ad.AnnData, path: Path) -> None:
     few.write_h5ad(path)
 
 
-def every_other_plate(
-    name: str, write: Callable[[ad.AnnData, Path], None]
-) -> Callable[[Path], Path]:
+def every_other_plate(folder: Path, name: str, write: Callable[[ad.AnnData, Path], None]) -> Path:
     """Make a file or store from every second plate."""
-
-    def make(folder: Path) -> Path:
-        path = folder / name
-        if not path.exists():
-            paths = sorted(plates(28_000)(folder).glob("*.h5ad"))[::2]
-            write(ad.concat([ad.read_h5ad(each) for each in paths], merge="same"), path)
-        return path
-
-    return make
+    path = folder / name
+    if not path.exists():
+        paths = sorted(plates(folder, 28_000).glob("*.h5ad"))[::2]
+        write(ad.concat([ad.read_h5ad(each) for each in paths], merge="same"), path)
+    return path
 
 
 def sorted_by_drug(adata: ad.AnnData, path: Path) -> None:
@@ -117,7 +103,8 @@ def scgen(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Grid:
-    make: Callable[[Path], Path]
+    make: Callable[..., Path]
+    arguments: tuple[Any, ...]
     options: tuple[str, ...]
     is_busy: bool = False
 
@@ -126,32 +113,33 @@ PLATES = ("--label", "plate")
 BUSY = (*PLATES, "--note", "Another program kept each core busy.")
 UP_TO_64 = ("--fetch-factors", "1,4,16,64")
 FEW = ("--block-sizes", "4,16,64,256,1024", "--fetch-factors", "4,16,64", "--workers", "0,2")
-PLAIN = every_other_plate("plain.h5ad", sorted_by_drug)
+PLAIN = (every_other_plate, ("plain.h5ad", sorted_by_drug))
 GRIDS = {
-    "gzip-28k": Grid(plates(28_000), PLATES),
-    "gzip-28k-busy": Grid(plates(28_000), BUSY, is_busy=True),
-    "gzip-200k": Grid(plates(200_000), PLATES),
-    "lzf-28k-warm": Grid(rewritten("lzf", 28_000, as_lzf), (*PLATES, "--cache", "warm")),
-    "dense-28k": Grid(rewritten("dense", 28_000, as_dense), PLATES),
-    "zarr-200k": Grid(shuffled_store(200_000), (*PLATES, *UP_TO_64)),
-    "zarr-200k-busy": Grid(shuffled_store(200_000), (*BUSY, *UP_TO_64), is_busy=True),
+    "gzip-28k": Grid(plates, (28_000,), PLATES),
+    "gzip-28k-busy": Grid(plates, (28_000,), BUSY, is_busy=True),
+    "gzip-200k": Grid(plates, (200_000,), PLATES),
+    "lzf-28k-warm": Grid(rewritten, ("lzf", 28_000, as_lzf), (*PLATES, "--cache", "warm")),
+    "dense-28k": Grid(rewritten, ("dense", 28_000, as_dense), PLATES),
+    "zarr-200k": Grid(shuffled_store, (200_000,), (*PLATES, *UP_TO_64)),
+    "zarr-200k-busy": Grid(shuffled_store, (200_000,), (*BUSY, *UP_TO_64), is_busy=True),
     "gzip-28k-cell-line": Grid(
-        plates(28_000),
+        plates,
+        (28_000,),
         (
             *("--label", "cell_line", "--cache", "warm", "--workers", "0,2"),
             *("--block-sizes", "4,16,64,256", "--fetch-factors", "4,16,64,256"),
         ),
     ),
-    "plain-14k-drug": Grid(PLAIN, ("--label", "drug", *FEW)),
+    "plain-14k-drug": Grid(*PLAIN, ("--label", "drug", *FEW)),
     "plain-14k-busy": Grid(
-        PLAIN, ("--label", "drug", "--cache", "warm", *FEW, *BUSY[-2:]), is_busy=True
+        *PLAIN, ("--label", "drug", "--cache", "warm", *FEW, *BUSY[-2:]), is_busy=True
     ),
-    "mixed-14k": Grid(every_other_plate("mixed.h5ad", in_random_order), (*PLATES, *FEW)),
+    "mixed-14k": Grid(every_other_plate, ("mixed.h5ad", in_random_order), (*PLATES, *FEW)),
     "zarr-14k-warm": Grid(
-        every_other_plate("plain.zarr", as_plain_zarr),
+        *(every_other_plate, ("plain.zarr", as_plain_zarr)),
         ("--label", "cell_line", "--cache", "warm", *FEW),
     ),
-    "scgen": Grid(scgen, ("--label", "cell_type", "--fetch-factors", "1,2,4,8,16")),
+    "scgen": Grid(scgen, (), ("--label", "cell_type", "--fetch-factors", "1,2,4,8,16")),
 }
 
 
@@ -165,14 +153,7 @@ def grids_command(*, folder: Path, names: tuple[str, ...]) -> None:
     """
     for name in names or GRIDS:
         grid = GRIDS[name]
-        path = grid.make(folder)
+        path = grid.make(folder, *grid.arguments)
         with busy_cores(usable_cpu_count() if grid.is_busy else 0):
-            run(
-                record_command,
-                path,
-                "--runs",
-                N_RUNS,
-                "--output",
-                FOLDER / f"{name}.csv",
-                *grid.options,
-            )
+            output = FOLDER / f"{name}.csv"
+            run(record_command, path, "--runs", N_RUNS, "--output", output, *grid.options)

@@ -1,18 +1,26 @@
-"""Measure a whole grid, in several interleaved runs."""
+"""Measure a whole grid, in several interleaved runs: as a function, and from the command line."""
 
-from collections.abc import Sequence
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from bench.backtest.files import SCHEMA, RecordingFiles
-from bench.backtest.recorder import Recorder, Request
+import click
+import numpy as np
+from bench.backtest.files import SCHEMA, RecordingFiles, Sitting, facts_path
 
-from cellfeed import Collection, ParameterError
+from cellfeed import Collection, ParameterError, open_collection
+from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._choose import obstacle
+from cellfeed_tuner._commands._autotune_cli import Sizes, listed
+from cellfeed_tuner._commands._autotune_run import LiveDisplay
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
@@ -20,6 +28,7 @@ from cellfeed_tuner._constants import (
     DEFAULT_FETCH_FACTORS,
 )
 from cellfeed_tuner._machine import describe_machine
+from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import (
     CacheState,
     cache_state,
@@ -27,6 +36,7 @@ from cellfeed_tuner._measuring._page_cache import (
     prepare_cache,
 )
 from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._recall import data_fingerprint, machine_fingerprint, versions_fingerprint
 from cellfeed_tuner._request import check_size, default_workers
@@ -36,10 +46,10 @@ from cellfeed_tuner._searching._cost_model import MOST_LISTED, Space
 from cellfeed_tuner._subject import BlockPlans, Label, Selected
 from cellfeed_tuner._time_budget import Progress, silent
 
-__all__ = ["Recording", "record"]
-
 # The least a throughput is computed from, over all runs together.
 _LEAST_ROUNDS = 8
+# A run of a configuration that takes longer is stopped.
+_LIMIT_SECONDS = 120.0
 # Facts that must be equal to continue a recording.
 _SAME = (
     "fingerprints",
@@ -179,7 +189,13 @@ def record(
                 sizes: mixing[sizes][label].expected.value
                 for sizes in product(space.block_sizes, space.fetch_factors)
             },
-            request=Request(label, batch_size, cache, seed, ceil(_LEAST_ROUNDS / runs)),
+            common={
+                "batch_size": batch_size,
+                "labels": (label,),
+                "cache": cache,
+                "seed": seed,
+                "least_rounds": ceil(_LEAST_ROUNDS / runs),
+            },
             on_progress=on_progress,
         )
         recorder.measure(grid, runs)
@@ -241,3 +257,145 @@ def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, A
             "versions": versions.digest,
         },
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder:
+    """Measures what is missing, and stores it.
+
+    Parameters
+    ----------
+    process
+        Where configurations run.
+    files
+        What is recorded already, and where to store the rest.
+    entropies
+        Label entropy in bits for each (block size, fetch factor).
+    common
+        What all requests to time a configuration have in common; the seed is of the orders too.
+    on_progress
+        Called with the progress of each run.
+    clock
+        A clock, in seconds.
+    """
+
+    process: MeasuringProcess
+    files: RecordingFiles
+    entropies: Mapping[tuple[int, int], float]
+    common: Mapping[str, Any]
+    on_progress: Progress = silent
+    clock: Callable[[], float] = time.monotonic
+
+    def measure(self, grid: Sequence[Configuration], n_runs: int) -> None:
+        """Measure the grid this many times, except what was measured already."""
+        sitting = Sitting(
+            began=datetime.now(UTC).isoformat(timespec="seconds"), load=os.getloadavg()[0]
+        )
+        self.files.sittings.append(sitting)
+        start = self.clock()
+        try:
+            for run, configuration in self._missing(grid, n_runs):
+                self._measure(run, configuration, grid)
+                sitting.n_measured += 1
+                sitting.seconds = self.clock() - start
+        finally:
+            self.files.save()
+
+    def _missing(
+        self, grid: Sequence[Configuration], n_runs: int
+    ) -> Iterator[tuple[int, Configuration]]:
+        for run in range(n_runs):
+            order = np.random.default_rng((self.common["seed"], run)).permutation(len(grid))
+            for number, place in enumerate(order):
+                self.on_progress(f"Run {run + 1} of {n_runs}", number, len(grid))
+                each = grid[place]
+                if each not in self.files.left_out and (run, each) not in self.files.done:
+                    yield run, each
+
+    def _measure(
+        self, run: int, configuration: Configuration, grid: Sequence[Configuration]
+    ) -> None:
+        number = run * len(grid) + grid.index(configuration)
+        request = TimingRequest(configuration=configuration, number=number, **self.common)
+        found = measure_with(self.process, request, limit_seconds=_LIMIT_SECONDS)
+        problem = _problem(found, request.least_rounds)
+        if problem:
+            self.files.left_out[configuration] = problem
+            return
+        seconds = np.array(found.round_seconds)
+        self.files.add(
+            run,
+            configuration,
+            cells_per_second=float(found.cells_per_round / seconds.mean()),
+            entropy_bits=self.entropies[configuration.block_size, configuration.fetch_factor],
+            round_seconds=seconds,
+            peak_memory_bytes=found.peak_memory_bytes,
+        )
+
+
+def _problem(found: Measurement, least_rounds: int) -> str:
+    """Return why there is no throughput, or nothing."""
+    if found.failure:
+        return f"failed: {found.failure}"
+    if found.delivery_fault:
+        return f"wrong loader: {found.delivery_fault}"
+    if len(found.round_seconds) < least_rounds:
+        return f"not enough samples in {_LIMIT_SECONDS:.0f} s"
+    return ""
+
+
+@click.command("record", cls=OneLineErrorCommand)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
+@click.option("--output", required=True, metavar="GRID.csv",
+              type=click.Path(dir_okay=False, path_type=Path),
+              help="File to write; an interrupted recording there continues.")  # fmt: skip
+@click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
+              help="How often to measure the grid, each time in another order.")  # fmt: skip
+@click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
+              metavar="NAME",
+              help="Element to read, such as layers/counts; may be repeated.")  # fmt: skip
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
+              help="Cells of a minibatch.")  # fmt: skip
+@click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
+              show_default=listed(DEFAULT_BLOCK_SIZES), help="Block sizes.")  # fmt: skip
+@click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=Sizes(1),
+              show_default=listed(DEFAULT_FETCH_FACTORS), help="Fetch factors.")  # fmt: skip
+@click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
+              help="Numbers of worker processes.")  # fmt: skip
+@click.option("--memory", type=ByteSize(), show_default="what is available",
+              help="Most memory for buffers, such as 8GB.")  # fmt: skip
+@click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
+              help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Seed of the plans and the orders.")
+@click.option("--note", default="", metavar="TEXT",
+              help="A remark on the circumstances to store.")  # fmt: skip
+def record_command(
+    *, paths: tuple[str, ...], label: str, elements: tuple[str, ...], output: Path, **settings: Any
+) -> None:
+    """Measure the whole grid, to replay searches on it; this takes long.
+
+    Each row of GRID.csv is one run of one configuration, written as soon as it is
+    measured. GRID.json describes the circumstances. The same command continues an
+    interrupted recording.
+    """
+    collection = open_collection(paths, obs=[label], elements=elements)
+    try:
+        with LiveDisplay() as display:
+            recording = record(
+                collection, label=label, output=output, on_progress=display.show, **settings
+            )
+    except KeyboardInterrupt:
+        interrupted(
+            f"Interrupted. {output} holds the measurements so far; the same command continues."
+        )
+    click.echo(_summary(recording))
+
+
+def _summary(recording: Recording) -> str:
+    n_measured = recording.n_configurations - len(recording.left_out)
+    measured = f"{n_measured} of {recording.n_configurations} configurations"
+    lines = [f"Measured {measured}, {recording.n_runs} times each, in {recording.seconds:,.0f} s."]
+    reasons = Counter(why.partition(":")[0] for why in recording.left_out.values())
+    lines += [f"Left out: {n} ({why})" for why, n in reasons.most_common()]
+    return "\n".join([*lines, f"Wrote {recording.path}, {facts_path(recording.path)}"])

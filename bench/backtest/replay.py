@@ -6,10 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from bench.backtest.baselines import SEARCHES, SIMPLER
-from bench.backtest.oracle import GOOD_REGRET
-from bench.backtest.recorded_grid import RecordedGrid
-from bench.backtest.recorded_process import LOOK_SECONDS, RecordedProcess
+from bench.backtest.baselines import GOOD_REGRET, SEARCHES, SIMPLER
+from bench.backtest.recorded_grid import LOOK_SECONDS, RecordedGrid, RecordedProcess
 from numpy.typing import NDArray
 
 from cellfeed import ParameterError
@@ -21,8 +19,6 @@ from cellfeed_tuner._searching._cost_model import CostModel, Geometry
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._time_budget import TimeBudget
-
-__all__ = ["DEFAULT_LOOKS", "Remembered", "Replay", "replay"]
 
 # How many measurements a default `autotune` takes, counted on two cores, cold.
 DEFAULT_LOOKS = tuple(range(10, 17))

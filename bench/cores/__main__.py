@@ -10,11 +10,11 @@ with many cores.
 
 import argparse
 import statistics
-import sys
 import threading
 from pathlib import Path
 
 import torch
+from bench._turns import say, spread
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
@@ -56,8 +56,8 @@ def main():
     say(f"{len(collection):,} cells; processor time per cell in us, median [range] of rounds")
     say(f"{'threads':>8}" + "".join(f"{stage:>24}" for stage in (*STAGES, "serial share")))
     for n, measured in rounds.items():
-        figures = [figure([each[stage] for each in measured]) for stage in STAGES]
-        shares = figure([100 * serial(each) / sum(each.values()) for each in measured], "%")
+        figures = [spread([each[stage] for each in measured], ".2f") for stage in STAGES]
+        shares = spread([serial(each) / sum(each.values()) for each in measured], ".2%")
         say(f"{n:>8}" + "".join(f"{each:>24}" for each in (*figures, shares)))
     model(rounds[min(rounds, key=lambda n: abs(n - 2))], options.cores)
 
@@ -105,15 +105,6 @@ def model(measured, cores):
     for n in cores:
         busy = min(n, whole / one)
         say(f"{n:>8}{1e6 * busy / whole:>12,.0f}{busy:>12.1f}")
-
-
-def say(line):
-    sys.stdout.write(f"{line}\n")
-
-
-def figure(values, unit=""):
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):.2f}{unit} [{low:.2f}, {high:.2f}]"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Compare cellfeed with HuggingFace's and BioNeMo's own loading of uncompressed cells, in turns.
 
+Run from the root of the repository, as ``python -m bench.memory_maps.compare PLATES SCRATCH``.
 Takes a folder of .h5ad plates, and writes their cells once as a HuggingFace dataset and once as a
 folder of BioNeMo SCDL. Each loader delivers minibatches of 64 cells for one epoch, or some seconds
 of it, in its own process, one after the other and round after round: cold, with the files dropped
@@ -7,13 +8,12 @@ from the page cache before, or warm, read once before. Compare ratios, not absol
 """
 
 import argparse
-import os
-import statistics
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
-BATCH = 64
+from bench._turns import RATES, answer_of, drop, in_turns, warm
+
 LOADERS = {
     # Random single cells, as with a plain DataLoader.
     "HuggingFace, DataLoader": """
@@ -39,8 +39,6 @@ LOADERS = {
     "cellfeed, h5ad, block 16": "loader = cells(plates, 16)",
 }
 RUN = """
-import sys, time, warnings
-warnings.simplefilter("ignore")
 import numpy as np, scipy.sparse as sp
 import datasets
 from torch.utils.data import DataLoader
@@ -71,12 +69,7 @@ def cells(where, block):
                        fetch_factor=64, seed=int(seed))
 
 {opened}
-n, first, used = 0, time.perf_counter(), time.process_time()
-for minibatch in loader:
-    n += 64
-    if time.perf_counter() - first > float(seconds):
-        break
-print(n / (time.perf_counter() - first), n / (time.process_time() - used))
+report((64 for _ in loader), float(seconds))
 """
 
 
@@ -88,19 +81,18 @@ def main():
     parser.add_argument("--seconds", type=float, default=6.0)
     options = parser.parse_args()
     arrow, scdl, n_vars = written(options.plates, options.scratch)
-    for cache in ("warm", "cold"):
-        found = {name: [] for name in LOADERS}
-        for seed in range(options.rounds):
-            for name, opened in LOADERS.items():
-                arguments = [arrow, scdl, options.plates, n_vars, options.seconds, seed]
-                prepare([arrow, scdl, options.plates], cache)
-                found[name].append(measured(opened, arguments))
-        for name, runs in found.items():
-            wall, processor = (statistics.median(each) for each in zip(*runs, strict=True))
-            spread = f"{min(runs)[0]:,.0f} to {max(runs)[0]:,.0f}"
-            said = f"{wall:,.0f} cells/s ({spread}), {processor:,.0f} per processor second"
-            sys.stdout.write(f"{cache}: {name}: {said}\n")
-            sys.stdout.flush()
+    turns = {
+        name: partial(
+            answer_of, code_of(opened), arrow, scdl, options.plates, n_vars, options.seconds
+        )
+        for name, opened in LOADERS.items()
+    }
+    folders = [arrow, scdl, options.plates]
+    for cache, prepare in (("warm", warm), ("cold", drop)):
+        in_turns(
+            turns, options.rounds, against=list(turns)[:1], title=f"{cache}: ",
+            before=partial(prepare, folders),
+        )  # fmt: skip
 
 
 def written(plates, scratch):
@@ -130,23 +122,8 @@ def written(plates, scratch):
     return arrow, scdl, n_vars
 
 
-def prepare(folders, cache):
-    """Drop all files from the page cache, or read them once."""
-    for path in (each for folder in folders for each in Path(folder).rglob("*") if each.is_file()):
-        with path.open("rb") as file:
-            if cache == "cold":
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            else:
-                while file.read(1 << 24):
-                    pass
-
-
-def measured(opened, arguments):
-    lines = [line.strip() for line in opened.strip().splitlines()]
-    code = RUN.replace("{opened}", "\n".join(lines))
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [float(each) for each in said.split()]
+def code_of(opened):
+    return RATES + RUN.replace("{opened}", dedent(opened))
 
 
 if __name__ == "__main__":

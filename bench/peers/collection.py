@@ -6,12 +6,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from cellfeed import ParameterError
+
 CELLS_PER_READ = 5_000
 DECIMALS = 3  # sums in another order differ beyond this
-
-
-class CollectionError(Exception):
-    """The folder cannot be used for a comparison; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +51,30 @@ class Collection:
 
 
 def open_collection(folder: Path, label: str) -> Collection:
-    """Open a folder of plates, and compute the fingerprint of each cell."""
+    """Open a folder of plates, and compute the fingerprint of each cell.
+
+    Raises
+    ------
+    ParameterError
+        The folder cannot be used for a comparison.
+    """
     plates = tuple(sorted(folder.resolve().glob("*.h5ad")))
     if not plates:
-        raise CollectionError(f"a folder of .h5ad files is needed, but there is none in `{folder}`")
+        raise ParameterError(f"a folder of .h5ad files is needed, but there is none in `{folder}`")
     fingerprints, genes = [], set()
     for plate in plates:
         with h5py.File(plate, "r") as file:
             X = file["X"]
             if X.attrs.get("encoding-type") != "csr_matrix":
-                raise CollectionError(f"`X` of every plate must be CSR, but not so in `{plate}`")
+                raise ParameterError(f"`X` of every plate must be CSR, but not so in `{plate}`")
             if label not in file["obs"]:
-                raise CollectionError(
+                raise ParameterError(
                     f"`obs` must have the column `{label}`, but not so in `{plate}`"
                 )
             genes.add(int(X.attrs["shape"][1]))
             fingerprints.append(_fingerprints(X))
     if len(genes) > 1:
-        raise CollectionError(f"plates must have the same genes, but got {sorted(genes)} genes")
+        raise ParameterError(f"plates must have the same genes, but got {sorted(genes)} genes")
     cells = np.concatenate(fingerprints)
     return Collection(
         folder=folder.resolve(),

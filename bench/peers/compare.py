@@ -10,53 +10,28 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import pandas as pd
 import psutil
 import table
-from collection import Collection, CollectionError, open_collection
+from collection import Collection, open_collection
 from conversions import CONVERSIONS, Stores
 from entries import PROCESSES, Entry, all_entries
-from fingerprint import measuring_code
-from interpreters import DEFAULT_FOLDER, Interpreters
-from rounds import Result, Runner
+from processes import DEFAULT_FOLDER, Interpreters, say
+from rounds import Plan, Result, Runner, measuring_code
 from targets import verdicts
 
+from cellfeed import ParameterError
+from cellfeed.console import OneLineErrorCommand
+
 ROOT = Path(__file__).parents[2]
-CONVERSION_SECONDS = 7200
 
 
-class OneLineError(click.ClickException):
-    """A user error: one line, and exit code 2."""
-
-    exit_code = 2
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The command-line options.
-
-    Attributes
-    ----------
-    output
-        Folder for everything that is written.
-    n_rounds, seconds, n_conversions, timeout, seed
-        As on the command line.
-    """
-
-    output: Path
-    n_rounds: int
-    seconds: float
-    n_conversions: int
-    timeout: float
-    seed: int
-
-
-@click.command()
+@click.command(cls=OneLineErrorCommand)
 @click.option(
     "--collection",
     "folder",
@@ -67,7 +42,7 @@ class Plan:
 @click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, resolve_path=True),
     help="Folder for tables, picture, logs and stores.",
 )
 @click.option("--rounds", "n_rounds", default=5, show_default=True, help="Timed rounds.")
@@ -105,31 +80,23 @@ class Plan:
 def main(
     *,
     folder: Path,
-    output: Path,
-    n_rounds: int,
-    seconds: float,
     peers: str | None,
     only: str,
     label: str,
-    n_conversions: int,
-    timeout: float,
-    seed: int,
     environments: Path,
     python312: Path | None,
+    **settings: Any,
 ) -> None:
     """Compare cellfeed with other loaders on the same cells."""
-    entries = choose(peers, only)
-    for name, value in (("rounds", n_rounds), ("seconds", seconds), ("timeout", timeout)):
+    entries, plan = choose(peers, only), Plan(**settings)
+    for name in ("n_rounds", "seconds", "timeout"):
+        value = getattr(plan, name)
         if value <= 0:
-            raise OneLineError(f"`--{name} > 0` must hold, but got {value}")
+            raise ParameterError(f"`--{name.removeprefix('n_')} > 0` must hold, but got {value}")
     say("Reading the collection ...")
-    try:
-        collection = open_collection(folder, label)
-        output.mkdir(parents=True, exist_ok=True)
-    except (CollectionError, OSError) as error:
-        raise OneLineError(str(error)) from error
-    plan = Plan(output.resolve(), n_rounds, seconds, n_conversions, timeout, seed)
-    interpreters = Interpreters(environments, {"3.12": python312} if python312 else {}, say)
+    collection = open_collection(folder, label)
+    plan.output.mkdir(parents=True, exist_ok=True)
+    interpreters = Interpreters(environments, {"3.12": python312} if python312 else {})
     stores = convert(plan, collection, entries, interpreters)
     click.echo(compare(plan, collection, entries, interpreters, stores))
 
@@ -140,14 +107,14 @@ def choose(peers: str | None, only: str) -> list[Entry]:
     known = sorted({entry.peer for entry in entries})
     wanted = set(known if peers is None else peers.split(","))
     if unknown := sorted(wanted - set(known)):
-        raise OneLineError(f"peers are {', '.join(known)}, but got {', '.join(unknown)}")
+        raise ParameterError(f"peers are {', '.join(known)}, but got {', '.join(unknown)}")
     try:
         pattern = re.compile(only)
     except re.error as error:
-        raise OneLineError(f"`--only` must be a regular expression, but {error}") from error
+        raise ParameterError(f"`--only` must be a regular expression, but {error}") from error
     chosen = [entry for entry in entries if entry.peer in wanted and pattern.search(entry.name)]
     if not chosen:
-        raise OneLineError(f"`--only` must match rows, but no name matches `{only}`")
+        raise ParameterError(f"`--only` must match rows, but no name matches `{only}`")
     return chosen
 
 
@@ -164,13 +131,7 @@ def convert(
         order = np.random.default_rng([plan.seed, number]).permutation(len(stores.all))
         for store in (list(stores.all.values())[i] for i in order):
             if len(store.runs) <= number and store.error is None:
-                stores.make(
-                    store,
-                    interpreters,
-                    timeout=CONVERSION_SECONDS,
-                    logs=plan.output / "logs",
-                    say=say,
-                )
+                stores.make(store, interpreters, plan.output / "logs")
     return stores
 
 
@@ -184,16 +145,7 @@ def compare(
     """Check and time every entry, and return the tables; results are written after each round."""
     readable = [entry for entry in entries if entry.storage in {*stores.all, "h5ad", None}]
     results = {entry.name: Result(entry) for entry in readable}
-    runner = Runner(
-        collection=collection,
-        stores=stores,
-        interpreters=interpreters,
-        seconds=plan.seconds,
-        timeout=plan.timeout,
-        seed=plan.seed,
-        output=plan.output,
-        say=say,
-    )
+    runner = Runner(plan, collection, stores, interpreters)
     runner.check(list(results.values()))
     text = ""
     for number in range(1, plan.n_rounds + 1):
@@ -263,11 +215,6 @@ def _draw(path: Path, rows: list[table.Row], run: dict) -> None:
     shown = pd.DataFrame(row for row in rows if row["section"] != PROCESSES)
     if shown.loc[shown["peer"] != "machine", "cells_per_s"].notna().any():
         loaders_figure(shown, caption=table.caption(run)).savefig(path)
-
-
-def say(message: str) -> None:
-    """Print progress on stderr."""
-    click.echo(message, err=True)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import page_cache
 import processes
 from collection import Collection
-from failures import FailedError
-from interpreters import Interpreters
+from processes import FailedError, Interpreters, say
 
 JOBS = Path(__file__).parent / "jobs"
+CONVERSION_SECONDS = 7200  # after which one is ended
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Conversion:
     suffix
         Suffix of the store's folder.
     codec
-        Codec of `cellfeed preshuffle`, which makes it; None if ``convert_<storage>.py`` does.
+        Codec of `cellfeed preshuffle`, which makes it; None if `jobs/convert.py` does.
     """
 
     storage: str
@@ -47,8 +45,7 @@ class Conversion:
         if self.codec is not None:
             cellfeed = Path(sys.executable).parent / "cellfeed"
             return [cellfeed, "preshuffle", f"--codec={self.codec}", collection.folder, target]
-        script = JOBS / f"convert_{self.storage}.py"
-        return [interpreter, script, target, *collection.plates]
+        return [interpreter, JOBS / "convert.py", self.storage, target, *collection.plates]
 
 
 CONVERSIONS = (
@@ -117,15 +114,7 @@ class Stores:
             return None
         return f"the store could not be made: {store.error}"
 
-    def make(
-        self,
-        store: Store,
-        interpreters: Interpreters,
-        *,
-        timeout: float,
-        logs: Path,
-        say: Callable[[str], None],
-    ) -> None:
+    def make(self, store: Store, interpreters: Interpreters, logs: Path) -> None:
         """Make a store once more, and measure that."""
         try:
             interpreter = interpreters.of(store.conversion.environment)
@@ -134,11 +123,11 @@ class Stores:
             return
         new = store.path.with_name(f"new-{store.path.name}")
         shutil.rmtree(new, ignore_errors=True)
-        page_cache.drop([self._collection.folder])
+        processes.drop_pages([self._collection.folder])
         say(f"Converting: {store.conversion.title} ...")
         outcome = processes.run(
             store.conversion.command(interpreter, self._collection, new),
-            timeout=timeout,
+            timeout=CONVERSION_SECONDS,
             log=logs / f"convert-{store.conversion.storage}-{len(store.runs) + 1}.err",
             watch_memory=True,
         )

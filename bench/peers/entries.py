@@ -31,11 +31,9 @@ class Entry:
     name
         Unique.
     peer
-        What ``--peers`` selects by.
+        What ``--peers`` selects by; `jobs/loaders.py` has its loader.
     section
         Rows of a section do comparable work.
-    job
-        Script in ``jobs/``.
     environment
         Virtual environment whose interpreter runs it; None is the project's own.
     storage
@@ -53,7 +51,6 @@ class Entry:
     name: str
     peer: str
     section: str
-    job: str
     environment: str | None = None
     storage: str | None = "h5ad"
     settings: dict = field(default_factory=dict)
@@ -137,7 +134,6 @@ def _cellfeed(
         name=cellfeed_name(storage, block_size, fetch_factor, output, aligned=aligned),
         peer="cellfeed",
         section=_section(block_size, output),
-        job="load_cellfeed.py",
         storage=storage,
         settings={
             "block_size": block_size,
@@ -204,7 +200,6 @@ def _scdataset() -> list[Entry]:
             + f", {n_workers} workers",
             peer="scdataset",
             section=_section(block_size, output),
-            job="load_scdataset.py",
             environment="scdataset",
             settings={
                 "block_size": block_size,
@@ -228,7 +223,6 @@ def _cellstream() -> list[Entry]:
             name=f"cellstream, {fetch_factor * BATCH_SIZE:,} random cells at a time, CSR",
             peer="cellstream",
             section=SINGLE_CELLS,
-            job="load_cellstream.py",
             storage="cellstream",
             settings={"fetch_factor": fetch_factor},
             versus=cellfeed_name("cellstream", 1, 256, "CSR"),
@@ -243,7 +237,6 @@ def _annloader() -> list[Entry]:
             name=f"AnnLoader, {output}",
             peer="annloader",
             section=_section(1, output),
-            job="load_annloader.py",
             environment="scdataset",
             settings={"dense": output == "dense"},
             limits=_limits_of("h5ad", 1, 1, output),
@@ -269,7 +262,6 @@ def _annbatch() -> list[Entry]:
             + (f" ({remark})" if remark else ""),
             peer="annbatch",
             section=_section(chunk_size, output),
-            job="load_annbatch.py",
             environment="annbatch",
             storage="annbatch",
             settings={
@@ -287,7 +279,6 @@ def _annbatch() -> list[Entry]:
         name="annbatch on cellfeed's preshuffled store, chunk 512, preload 32, CSR",
         peer="annbatch",
         section=LARGE_BLOCKS,
-        job="load_annbatch.py",
         environment="annbatch",
         storage="cellfeed",
         settings={"chunk_size": 512, "preload_nchunks": 32},
@@ -311,7 +302,6 @@ def _tiledbsoma() -> list[Entry]:
             + (" (defaults)" if io_batch == 65_536 else ""),
             peer="tiledbsoma",
             section=_section(chunk, output),
-            job="load_tiledbsoma.py",
             environment="tiledbsoma",
             storage="tiledbsoma",
             settings={
@@ -331,7 +321,6 @@ def _floors() -> list[Entry]:
             name=f"slices by {library} of {STORAGE_NAMES[storage]}, block {block_size}, fetch 256",
             peer=library,
             section=_section(block_size, "CSR"),
-            job=f"slice_{library}.py",
             environment=environment,
             storage=storage,
             settings={"block_size": block_size, "fetch_factor": 256},
@@ -363,25 +352,24 @@ def _limits() -> list[Entry]:
     return [
         *(_decompression(*each) for each in decompressions),
         *(
-            Entry(name=disk(storage), peer=LIMITS, section=MACHINE, job="limit_disk.py",
-                  storage=storage, settings={"storage": storage})
+            Entry(name=disk(storage), peer=LIMITS, section=MACHINE, storage=storage,
+                  settings={"limit": "disk", "storage": storage})
             for storage in ("h5ad", "annbatch", "cellfeed", "delta")
         ),
         *(
-            Entry(name=name, peer=LIMITS, section=MACHINE, job="limit_memory.py", storage="h5ad",
-                  settings={"copy": name == COPY, "dense": True})
+            Entry(name=name, peer=LIMITS, section=MACHINE, storage="h5ad",
+                  settings={"limit": "memory", "copy": name == COPY, "dense": True})
             for name in (FILL, COPY)
         ),
     ]  # fmt: skip
 
 
 def _decompression(storage: str, block_size: int | None, fetch_factor: int) -> Entry:
-    settings = {"storage": storage, "fetch_factor": fetch_factor}
+    settings = {"limit": "decompression", "storage": storage, "fetch_factor": fetch_factor}
     return Entry(
         name=decompression(storage, block_size, fetch_factor),
         peer=LIMITS,
         section=MACHINE,
-        job="limit_decompression.py",
         storage=storage,
         settings=settings if block_size is None else settings | {"block_size": block_size},
     )

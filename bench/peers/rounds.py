@@ -1,20 +1,51 @@
-"""Run every entry in a fresh process, in random order, round after round, from an empty cache."""
+"""Rounds: every entry in a fresh process, in random order, from an empty cache; and their figures.
 
+Figures are medians with their uncertainty; ratios are of the same rounds.
+"""
+
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import page_cache
 import processes
 from collection import Collection, what_is_wrong
 from conversions import JOBS, Stores
 from entries import Entry
-from failures import FailedError
-from interpreters import Interpreters
+from processes import FailedError, Interpreters, say
 
+MEASURING = ("processes.py", "rounds.py", "jobs/loaders.py", "jobs/protocol.py")
+FEWEST_FOR_BOOTSTRAP = 5
+N_RESAMPLES = 10_000
 SHARE_OF_SECONDS_FOR_LIMITS = 0.3  # they have no start that would need time to wear off
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for on the command line.
+
+    Attributes
+    ----------
+    output
+        Folder for everything that is written.
+    n_rounds, n_conversions
+        How often to time each entry, and to make each store.
+    seconds
+        How long an epoch is followed.
+    timeout
+        Seconds until a process is ended.
+    seed
+        The order of entries and the seeds of loaders follow from it.
+    """
+
+    output: Path
+    n_rounds: int
+    seconds: float
+    n_conversions: int
+    timeout: float
+    seed: int
 
 
 @dataclass
@@ -58,35 +89,17 @@ class Runner:
 
     Parameters
     ----------
+    plan
+        How long, how often, and where logs go.
     collection, stores, interpreters
         What is read, and by whom.
-    seconds
-        How long an epoch is followed.
-    timeout
-        Seconds until a process is ended.
-    seed
-        The order of entries and the seeds of loaders follow from it.
-    output
-        Folder for logs.
-    say
-        Called with the progress.
     """
 
     def __init__(
-        self,
-        *,
-        collection: Collection,
-        stores: Stores,
-        interpreters: Interpreters,
-        seconds: float,
-        timeout: float,
-        seed: int,
-        output: Path,
-        say: Callable[[str], None],
+        self, plan: Plan, collection: Collection, stores: Stores, interpreters: Interpreters
     ):
-        self._collection, self._stores, self._interpreters = collection, stores, interpreters
-        self._seconds, self._timeout, self._seed = seconds, timeout, seed
-        self._output, self._say = output, say
+        self._plan, self._collection = plan, collection
+        self._stores, self._interpreters = stores, interpreters
         self.cache = "not dropped yet"
 
     def check(self, results: list[Result]) -> None:
@@ -101,7 +114,7 @@ class Runner:
             self._run(result, number)
 
     def _in_random_order(self, results: list[Result], number: int) -> list[Result]:
-        order = np.random.default_rng([self._seed, number]).permutation(len(results))
+        order = np.random.default_rng([self._plan.seed, number]).permutation(len(results))
         return [results[i] for i in order]
 
     def _run(self, result: Result, number: int) -> None:
@@ -109,17 +122,15 @@ class Runner:
             answer = self._answer(result, number)
         except FailedError as failure:
             result.error = str(failure)
-            self._say(f"round {number}: {result.entry.name}: failed: {failure}")
+            say(f"round {number}: {result.entry.name}: failed: {failure}")
             return
         result.packages = answer.pop("packages", {})
         if number == 0:
             result.is_sound = True
-            self._say(f"round 0: {result.entry.name}: checked")
+            say(f"round 0: {result.entry.name}: checked")
         else:
             result.rounds[number] = answer
-            self._say(
-                f"round {number}: {result.entry.name}: {result.speeds()[number]:,.0f} cells/s"
-            )
+            say(f"round {number}: {result.entry.name}: {result.speeds()[number]:,.0f} cells/s")
 
     def _answer(self, result: Result, number: int) -> dict:
         """Run an entry in a fresh process and return what it measured."""
@@ -128,12 +139,13 @@ class Runner:
         if reason is not None:
             raise FailedError(reason)
         interpreter = self._interpreters.of(entry.environment)
-        log = self._output / "logs" / f"{_file_name(entry.name)}-{number}.err"
+        script = "limits.py" if entry.is_limit else "loaders.py"
+        log = self._plan.output / "logs" / f"{_file_name(entry.name)}-{number}.err"
         fingerprints = log.with_suffix(".npy") if number == 0 else None
-        self.cache = page_cache.drop([self._stores.path(entry.storage)])
+        self.cache = processes.drop_pages([self._stores.path(entry.storage)])
         outcome = processes.run(
-            [interpreter, JOBS / entry.job, json.dumps(self._job(entry, number, fingerprints))],
-            timeout=self._timeout,
+            [interpreter, JOBS / script, json.dumps(self._job(entry, number, fingerprints))],
+            timeout=self._plan.timeout,
             log=log,
             watch_memory=number == 0,
         )
@@ -163,12 +175,13 @@ class Runner:
     def _job(self, entry: Entry, number: int, fingerprints: Path | None) -> dict:
         share = SHARE_OF_SECONDS_FOR_LIMITS if entry.is_limit else 1
         return {
+            "peer": entry.peer,
             "plates": [str(plate) for plate in self._collection.plates],
             "store": str(self._stores.path(entry.storage)),
             "label": self._collection.label,
             "batch_size": entry.batch_size,
-            "seconds": self._seconds * share,
-            "seed": 1_000 * self._seed + number,
+            "seconds": self._plan.seconds * share,
+            "seed": 1_000 * self._plan.seed + number,
             "settings": entry.settings,
             "fingerprints": None if fingerprints is None else str(fingerprints),
         }
@@ -176,3 +189,100 @@ class Runner:
 
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+Results = Mapping[str, Result]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median and how sure it is.
+
+    Attributes
+    ----------
+    value
+        Median of the samples.
+    low, high
+        The bootstrap's 95 % interval; of fewer than five samples the smallest and the largest.
+    n_samples
+        How many there were.
+    """
+
+    value: float
+    low: float
+    high: float
+    n_samples: int
+
+
+def median_with_interval(samples: Sequence[float]) -> Estimate | None:
+    """Return the median of some samples with its interval, None if there are no samples."""
+    values = np.asarray(samples, dtype=np.float64)
+    if values.size == 0:
+        return None
+    if values.size < FEWEST_FOR_BOOTSTRAP:
+        low, high = values.min(), values.max()
+    else:
+        draws = np.random.default_rng(0).choice(values, size=(N_RESAMPLES, values.size))
+        low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return Estimate(float(np.median(values)), float(low), float(high), values.size)
+
+
+def interval_name(n_samples: int) -> str:
+    """Say what the interval of so many samples is."""
+    if n_samples < FEWEST_FOR_BOOTSTRAP:
+        return "smallest and largest"
+    return "95 % bootstrap interval"
+
+
+def speed(result: Result) -> Estimate | None:
+    """Return cells per second."""
+    return median_with_interval(list(result.speeds().values()))
+
+
+def first_minibatch_seconds(result: Result) -> Estimate | None:
+    """Return the seconds from asking for an epoch to its first minibatch."""
+    values = (each.get("first_minibatch_seconds") for each in result.rounds.values())
+    return median_with_interval([value for value in values if value is not None])
+
+
+def gigabytes_per_second(result: Result) -> Estimate | None:
+    """Return how much a limit moved, None for a loader."""
+    rounds = result.rounds.values()
+    return median_with_interval([r["bytes"] / r["seconds"] / 1e9 for r in rounds if "bytes" in r])
+
+
+def ratio(ours: Result, theirs: Result) -> Estimate | None:
+    """Return how many times as fast the one is as the other, from rounds that both have."""
+    our, their = ours.speeds(), theirs.speeds()
+    return median_with_interval([our[number] / their[number] for number in our if number in their])
+
+
+def versus_cellfeed(result: Result, results: Results) -> Estimate | None:
+    """Return how many times as fast cellfeed is that does the same work."""
+    ours = results.get(result.entry.versus or "")
+    return None if ours is None else ratio(ours, result)
+
+
+def lowest_limit(result: Result, results: Results) -> Result | None:
+    """Return the limit that bounds an entry the most, of those that were measured."""
+    limits = [results[name] for name in result.entry.limits if name in results]
+    measured = [limit for limit in limits if limit.rounds]
+    return min(measured, key=lambda limit: speed(limit).value, default=None)
+
+
+def fastest(names: Iterable[str], results: Results) -> Result | None:
+    """Return the fastest of some entries, of those that were measured."""
+    measured = [results[name] for name in names if name in results and results[name].rounds]
+    return max(measured, key=lambda result: speed(result).value, default=None)
+
+
+def measuring_code() -> str:
+    """Return a fingerprint of the code that times loaders and summarises rounds.
+
+    It is stored with the figures, and a test compares it. Entries are not in it: another one does
+    not change the figures of others.
+    """
+    found = hashlib.blake2b(digest_size=8)
+    for name in MEASURING:
+        found.update((JOBS.parent / name).read_bytes())
+    return found.hexdigest()

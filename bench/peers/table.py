@@ -7,12 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import figures
+import rounds
 from conversions import Store
 from entries import LIMITS, MACHINE, PROCESSES, SECTIONS, STORAGE_NAMES, all_entries
-from figures import Results
-from intervals import Estimate, interval_name, median_with_interval
-from rounds import Result
+from rounds import Estimate, Result, Results, interval_name, median_with_interval
 from targets import Verdict
 
 Row = dict[str, Any]
@@ -28,7 +26,7 @@ def rows_of(results: Results, stores: dict[str, Store]) -> list[Row]:
 
 def _row(result: Result, results: Results, stores: dict[str, Store]) -> Row:
     entry = result.entry
-    limit = None if entry.is_limit else figures.lowest_limit(result, results)
+    limit = None if entry.is_limit else rounds.lowest_limit(result, results)
     store = stores.get(entry.storage or "")
     converted = [] if store is None else store.runs
     return {
@@ -38,16 +36,16 @@ def _row(result: Result, results: Results, stores: dict[str, Store]) -> Row:
         "storage": STORAGE_NAMES[entry.storage],
         "output": entry.output,
         "batch_size": entry.batch_size,
-        **_columns("cells_per_s", figures.speed(result)),
+        **_columns("cells_per_s", rounds.speed(result)),
         "rounds": len(result.rounds),
-        **_columns("first_minibatch_s", figures.first_minibatch_seconds(result)),
+        **_columns("first_minibatch_s", rounds.first_minibatch_seconds(result)),
         "peak_bytes": result.peak_bytes,
         **_columns("conversion_s", median_with_interval([run["seconds"] for run in converted])),
         "store_bytes": converted[-1]["disk_bytes"] if converted else None,
-        **_columns("cellfeed_is_times_as_fast", figures.versus_cellfeed(result, results)),
-        **_columns("of_limit", None if limit is None else figures.ratio(result, limit)),
+        **_columns("cellfeed_is_times_as_fast", rounds.versus_cellfeed(result, results)),
+        **_columns("of_limit", None if limit is None else rounds.ratio(result, limit)),
         "limit": None if limit is None else limit.entry.name,
-        **_columns("gb_per_s", figures.gigabytes_per_second(result)),
+        **_columns("gb_per_s", rounds.gigabytes_per_second(result)),
         "failed": result.error,
     }
 

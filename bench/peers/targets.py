@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from conversions import Store
 from entries import Entry, cellfeed_name, decompression
-from figures import Results, fastest, ratio
-from intervals import Estimate, median_with_interval
+from rounds import Estimate, Results, fastest, median_with_interval, ratio
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Compare cellfeed with a dataset that selects each minibatch: cells/s from PostgreSQL, in turns.
 
-Takes .h5ad files and loads them into the server that the tests use, behind a proxy that adds 0
+Run from the root of the repository, as ``python -m bench.postgres.compare PLATE ...``. Takes .h5ad
+files and loads them into the server that the tests use, behind a proxy that adds 0
 and 150 ms of round trip. cellfeed reads blocks of 16 with its defaults for remote storage. It is
 compared with what a user would write: a map-style dataset whose ``__getitems__`` runs ``SELECT
 ... WHERE id = ANY(%s)`` for the same blocks, 64 cells at a time, with torch's DataLoader and 0 or
@@ -11,10 +12,9 @@ absolute figures.
 
 import argparse
 import os
-import statistics
-import subprocess
-import sys
+from functools import partial
 
+from bench._turns import RATES, answer_of, in_turns
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import DelayingProxy
 
@@ -64,17 +64,8 @@ def minibatches(url, workers, seed):
             yield minibatch.shape[0]
 """
 RUN = """
-import sys, time, warnings
-warnings.simplefilter("ignore")
-url, workers, seed, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-delivered = minibatches(url, workers, seed)
-n = 0
-for _ in range(1024 // 64):
-    next(delivered)
-start = time.perf_counter()
-while time.perf_counter() - start < seconds:
-    n += next(delivered)
-print(n / (time.perf_counter() - start))
+url, workers, seconds, seed = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+report(minibatches(url, workers, 100 * seed), seconds, first=1024)
 """
 TURNS = {"cellfeed": (CELLFEED, 0), "select, 0 workers": (SELECTING, 0),
          "select, 4 workers": (SELECTING, 4)}  # fmt: skip
@@ -94,25 +85,12 @@ def main():
             with DelayingProxy(server.url, milliseconds / 1000) as proxy:
                 address = proxy.url.rpartition("//")[2]
                 url = f"postgresql://postgres@{address}/postgres?collection=cells"
-                compare(url, milliseconds, options)
-
-
-def compare(url, milliseconds, options):
-    rates = {name: [] for name in TURNS}
-    for seed in range(options.rounds):
-        for name, (code, workers) in TURNS.items():
-            rates[name].append(measured(code, [url, workers, 100 * seed, options.seconds]))
-    for name, found in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(rates["cellfeed"], found, strict=True))
-        each = ", ".join(f"{rate:,.0f}" for rate in found)
-        said = f"{milliseconds:g} ms, {name}: {each} cells/s; cellfeed {ratio:.2f} times\n"
-        sys.stdout.write(said)
-        sys.stdout.flush()
-
-
-def measured(code, arguments):
-    command = [sys.executable, "-W", "ignore", "-c", code + RUN, *map(str, arguments)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                turns = {
+                    name: partial(answer_of, RATES + code + RUN, url, workers, options.seconds)
+                    for name, (code, workers) in TURNS.items()
+                }
+                title = f"{milliseconds:g} ms, "
+                in_turns(turns, options.rounds, against=["cellfeed"], title=title)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import click
+import numpy as np
 import psutil
 from tests.servers.proxy import DelayingProxy
 from tests.servers.s3 import S3Server
 from tests.servers.web import WebServer
 
-JOBS = Path(__file__).parent / "jobs"
+JOB = Path(__file__).parent / "jobs.py"
 
 
 @dataclass(frozen=True)
@@ -74,21 +77,23 @@ class Client:
 
     Parameters
     ----------
-    job
-        Script, preceded by the interpreter if that is another one.
+    loader
+        Of `LOADERS` in jobs.py.
     settings
         Its settings.
+    python
+        The interpreter, if it is another one.
     """
 
-    def __init__(self, job: list[str], settings: dict) -> None:
+    def __init__(self, loader: str, settings: dict, python: str | None = None) -> None:
         self._process = subprocess.Popen(
-            job if len(job) > 1 else [sys.executable, *job],
+            [python or sys.executable, JOB],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
-        self._say(json.dumps(settings))
+        self._say(json.dumps(settings | {"loader": loader}))
 
     def opened(self) -> float:
         """Wait until it has opened the collection; return the seconds that took."""
@@ -120,11 +125,17 @@ class Client:
         return dict(json.loads(line))
 
 
-def client(opened: ExitStack, job: list[str], settings: dict) -> Client:
-    """Start a client that ends with an ExitStack."""
-    one = Client(job, settings)
-    opened.callback(one.close)
-    return one
+def epochs_in_turns(
+    clients: Mapping[Any, Client], n_rounds: int
+) -> Iterator[dict[Any, list[dict]]]:
+    """Yield what was measured so far: of opening, of the first epoch, and of timed rounds."""
+    measured = {key: [{"opening": one.opened()}] for key, one in clients.items()}
+    random, keys = np.random.default_rng(0), list(clients)
+    for number in range(n_rounds + 1):
+        for k in random.permutation(len(keys)).tolist():
+            measured[keys[k]].append(clients[keys[k]].epoch(number))
+        click.echo(f"round {number} of {n_rounds}", err=True)
+        yield measured
 
 
 def _cpu_of_others() -> dict[str, float]:

@@ -6,6 +6,7 @@ processes. The first epoch of each, in which the number of concurrent requests g
 separately.
 """
 
+import contextlib
 import json
 from contextlib import ExitStack
 from itertools import product
@@ -13,8 +14,8 @@ from pathlib import Path
 from statistics import median
 
 import click
-import numpy as np
-from bench.remote.clients import JOBS, Client, at_distance, client, served
+from bench._turns import spread
+from bench.remote.clients import Client, at_distance, epochs_in_turns, served
 
 from cellfeed.machine import usable_cpu_count
 
@@ -67,17 +68,9 @@ def main(
     files = sorted(folder.glob("*.h5ad"))
     if not files:
         raise click.UsageError(f"{folder}: no .h5ad file; run `cellfeed synthesize {folder}`")
-    measured = dict[Key, list[dict]]()
     with ExitStack() as opened:
         clients = _clients(opened, files, targets.split(","), round_trips, blocks, prefetches)
-        for key, one in clients.items():
-            measured[key] = [{"opening": one.opened()}]
-        random = np.random.default_rng(0)
-        for number in range(rounds + 1):
-            for k in random.permutation(len(clients)).tolist():
-                key = list(clients)[k]
-                measured[key].append(clients[key].epoch(number))
-            click.echo(f"round {number} of {rounds}", err=True)
+        for measured in epochs_in_turns(clients, rounds):
             if output is not None:
                 output.write_text(json.dumps([[key, each] for key, each in measured.items()]))
     click.echo(table(measured))
@@ -92,11 +85,10 @@ def _clients(
     prefetches: list[int],
 ) -> dict[Key, Client]:
     """Return a process for each row of the table, already opening the collection."""
-    job = [str(JOBS / "read_cellfeed.py")]
     found = dict[Key, Client]()
     local = {"paths": [str(file) for file in files], "options": {}, "prefetch": None}
     for block in blocks:
-        found["local", -1, block, None] = client(opened, job, local | {"block_size": block})
+        found["local", -1, block, None] = _client(opened, local | {"block_size": block})
     for kind in targets:
         target = opened.enter_context(served(kind, files[0].parent, files))
         for round_trip in round_trips:
@@ -107,8 +99,12 @@ def _clients(
             reached = {"paths": target.paths(proxy.url), "options": target.options_by(proxy.url)}
             for block, prefetch in depths:
                 settings = reached | {"block_size": block, "prefetch": prefetch}
-                found[kind, round_trip, block, prefetch] = client(opened, job, settings)
+                found[kind, round_trip, block, prefetch] = _client(opened, settings)
     return found
+
+
+def _client(opened: ExitStack, settings: dict) -> Client:
+    return opened.enter_context(contextlib.closing(Client("cellfeed", settings)))
 
 
 def table(measured: dict[Key, list[dict]]) -> str:
@@ -127,8 +123,8 @@ def table(measured: dict[Key, list[dict]]) -> str:
             "" if kind == "local" else f"{round_trip:g} ms",
             str(block),
             "default" if prefetch is None else str(prefetch),
-            _spread([_rate(each) for each in others], ",.0f"),
-            "" if nearest is None else _spread(
+            spread([_rate(each) for each in others]),
+            "" if nearest is None else spread(
                 [_rate(a) / _rate(b) for a, b in zip(others, nearest[2:], strict=True)], ".2f"
             ),
             f"{_rate(first):,.0f}",
@@ -149,10 +145,6 @@ def table(measured: dict[Key, list[dict]]) -> str:
 
 def _rate(epoch: dict) -> float:
     return float(epoch["n_cells"] / epoch["seconds"])
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{median(values):{form}} [{min(values):{form}}, {max(values):{form}}]"
 
 
 if __name__ == "__main__":

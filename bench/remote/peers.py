@@ -7,19 +7,15 @@ and obstore + zarr-python, and with annbatch if ``--annbatch`` names a Python th
 it.
 """
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 
 import click
-import numpy as np
-from bench.remote.clients import JOBS, Client, at_distance, client, served
+from bench._turns import spread
+from bench.remote.clients import Client, at_distance, epochs_in_turns, served
 
 from cellfeed import preshuffle
-
-OURS, SLICES, ANNBATCH = (
-    str(JOBS / f"{name}.py") for name in ("read_cellfeed", "read_slices", "read_annbatch")
-)
 
 
 @click.command(help=__doc__)
@@ -47,48 +43,31 @@ def main(
         preshuffle(files, store, seed=0, codec="annbatch")  # which annbatch reads too
     parts = [str(part.relative_to(folder)) for part in sorted(store.glob("dataset_*"))]
     of_store = [file for file in store.rglob("*") if file.is_file()]
-    pythons = {"annbatch": annbatch, "h5py": fsspec, "zarr": None, "": None}
-    found = dict[tuple[str, str], list[dict]]()
     with ExitStack() as opened:
         on_server = opened.enter_context(served(target, folder, [*files, *of_store]))
         clients = dict[tuple[str, str], Client]()
         for round_trip in round_trips.split(","):
             proxy = opened.enter_context(at_distance(on_server, float(round_trip)))
-            plates = on_server.paths(proxy.url, [file.name for file in files])
             shared = {
                 "options": on_server.options_by(proxy.url),
                 "block_size": block,
                 "seconds": seconds,
+                "prefetch": None,
             }
-            for name, (job, paths, more) in _jobs(
-                plates, on_server.paths(proxy.url, parts)
-            ).items():
-                python = pythons["annbatch" if job == ANNBATCH else more.get("kind", "")]
-                if job != ANNBATCH or python:
-                    settings = shared | {"paths": paths} | more
-                    command = [python, job] if python else [job]
-                    clients[name, round_trip] = client(opened, command, settings)
-        for key, one in clients.items():
-            found[key] = [{"opening": one.opened()}]
-        random = np.random.default_rng(0)
-        for number in range(rounds + 1):
-            for k in random.permutation(len(clients)).tolist():
-                key = list(clients)[k]
-                found[key].append(clients[key].epoch(number))
-            click.echo(f"round {number} of {rounds}", err=True)
+            plates = on_server.paths(proxy.url, [file.name for file in files])
+            datasets = on_server.paths(proxy.url, parts)
+            for name, loader, python, paths in (
+                ("cellfeed, .h5ad", "cellfeed", None, plates),
+                ("fsspec + h5py, .h5ad", "h5py", fsspec, plates),
+                ("cellfeed, zarr", "cellfeed", None, datasets),
+                ("obstore + zarr-python, zarr", "zarr", None, datasets),
+                *([("annbatch, zarr", "annbatch", annbatch, datasets)] if annbatch else []),
+            ):
+                client = Client(loader, shared | {"paths": paths}, python)
+                clients[name, round_trip] = opened.enter_context(closing(client))
+        for measured in epochs_in_turns(clients, rounds):
+            found = measured
     click.echo(_table(found))
-
-
-def _jobs(plates: list[str], parts: list[str]) -> dict[str, tuple[str, list[str], dict]]:
-    """Return script, URLs and further settings by the name of a row."""
-    ours = {"prefetch": None}
-    return {
-        "cellfeed, .h5ad": (OURS, plates, ours),
-        "fsspec + h5py, .h5ad": (SLICES, plates, {"kind": "h5py"}),
-        "cellfeed, zarr": (OURS, parts, ours),
-        "obstore + zarr-python, zarr": (SLICES, parts, {"kind": "zarr"}),
-        "annbatch, zarr": (ANNBATCH, parts, {}),
-    }
 
 
 def _table(found: dict[tuple[str, str], list[dict]]) -> str:
@@ -104,16 +83,12 @@ def _table(found: dict[tuple[str, str], list[dict]]) -> str:
             for each, speed in zip(ours, speeds, strict=True)
         ]
         cpu = median(each["cpu"] / each["n_cells"] for each in rounds) * 1e6
-        faster = "" if name.startswith("cellfeed") else _spread(ratios, ".3g")
+        faster = "" if name.startswith("cellfeed") else spread(ratios, ".3g")
         lines.append(
-            f"| {name} | {round_trip} ms | {_spread(speeds, ',.0f')} | {faster} "
+            f"| {name} | {round_trip} ms | {spread(speeds)} | {faster} "
             f"| {cpu:,.0f} | {opening['opening']:.1f} s |"
         )
     return "\n".join(lines)
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{median(values):{form}} [{min(values):{form}}, {max(values):{form}}]"
 
 
 if __name__ == "__main__":

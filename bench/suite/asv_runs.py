@@ -1,10 +1,12 @@
-"""Run asv: on code in this environment, or in environments that asv makes."""
+"""Run asv: on the code of a commit in this environment, or in environments that asv makes."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,3 +94,47 @@ def asv(*arguments: str, **variables: str) -> None:
     if ended.returncode not in {0, SOME_FAILED}:
         msg = f"`asv {arguments[0]}` ended with status {ended.returncode}; see above"
         raise click.ClickException(msg)
+
+
+def commit_of(name: str) -> str:
+    """Return the hash of a commit, branch or tag.
+
+    Raises
+    ------
+    click.BadParameter
+        There is none with that name.
+    """
+    ended = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if ended.returncode:
+        msg = f"there is no commit, branch or tag `{name}` here"
+        raise click.BadParameter(msg)
+    return ended.stdout.decode().strip()
+
+
+def has_changes() -> bool:
+    """Return whether the working tree differs from the last commit."""
+    return bool(_git("status", "--porcelain").stdout.strip())
+
+
+def source_of(commit: str, folder: Path) -> Path:
+    """Write the packages of a commit to a folder, unless they exist.
+
+    Raises
+    ------
+    click.BadParameter
+        The commit has no such packages.
+    """
+    source, partial = folder / commit, folder / f"{commit}.partial"
+    if source.exists():
+        return source
+    ended = _git("archive", commit, "loader", "tuner")
+    if ended.returncode:
+        raise click.BadParameter(ended.stderr.decode().strip())
+    shutil.rmtree(partial, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(ended.stdout)) as packed:
+        packed.extractall(partial, filter="data")
+    return partial.rename(source)
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)

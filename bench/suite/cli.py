@@ -6,10 +6,8 @@ Verdicts go to stdout, and asv's progress to stderr.
 import os
 
 import click
-from asv_runs import FOLDER, ROOT, Side, asv
-from commits import commit_of, has_changes, source_of
-from results import read_figures
-from verdict import compare, is_accepted, report
+from asv_runs import FOLDER, ROOT, Side, asv, commit_of, has_changes, source_of
+from verdict import compare, is_accepted, read_figures, report
 
 ONE_ROUND = "--attribute=rounds=1"
 # Each time is taken once.
@@ -24,7 +22,7 @@ def main() -> None:
 @main.command("check")
 def check_command() -> None:
     """Measure the working tree once; exit status 1 if a benchmark fails, or nothing is measured."""
-    head = Side(name="head", source=ROOT, commit=commit_of("HEAD", root=ROOT))
+    head = Side(name="head", source=ROOT, commit=commit_of("HEAD"))
     head.begin()
     head.measure(ONE_ROUND, *ONE_SAMPLE)
     figures = read_figures(head.results)
@@ -46,10 +44,10 @@ def compare_command(base: str, bench: str) -> None:
     Both run this working tree's benchmarks in this environment, in the order base, head, head,
     base, so that changes on the machine affect both alike.
     """
-    before = commit_of(base, root=ROOT)
+    before = commit_of(base)
     sides = (
-        Side(name="base", source=source_of(before, FOLDER / "sources", root=ROOT), commit=before),
-        Side(name="head", source=ROOT, commit=commit_of("HEAD", root=ROOT)),
+        Side(name="base", source=source_of(before, FOLDER / "sources"), commit=before),
+        Side(name="head", source=ROOT, commit=commit_of("HEAD")),
     )
     for side in sides:
         side.begin()
@@ -57,7 +55,7 @@ def compare_command(base: str, bench: str) -> None:
     times = [each for each in read_figures(sides[1].results).values() if each.kind == "time"]
     for side in reversed(sides if times else ()):
         side.measure(ONE_ROUND, rf"--bench=^(?=.*(?:{bench})).*\.time_")
-    changes = ", with changes" if has_changes(root=ROOT) else ""
+    changes = ", with changes" if has_changes() else ""
     click.echo(f"Base: {base} ({before[:8]}); head: {sides[1].commit[:8]}{changes}\n")
     compared = compare(*(read_figures(side.results) for side in sides))
     click.echo(report(compared))

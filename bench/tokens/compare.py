@@ -1,23 +1,23 @@
 """Random windows of a token stream with cellfeed, a NumPy memory map and litdata, in turns.
 
-``compare.py FOLDER --write 4e9`` writes the same tokens for each loader to the folder (for
-litdata with ``--litdata``, the Python of an environment that has it). ``compare.py FOLDER`` reads
-them: minibatches of 64 windows of 4,096 uint16 tokens, shuffled, each run in its own process, with
-so many windows that none is read twice. Before each run the files are dropped from the page cache
-(posix_fadvise), so that every window comes from the disk, as with a stream larger than memory;
-with ``--warm`` all files are read once before. Reads are system calls of the process; a memory map
-makes none, but causes page faults that wait for the disk. Compare ratios, not absolute figures.
+Run from the root of the repository. ``python -m bench.tokens.compare FOLDER --write 4e9`` writes
+the same tokens for each loader to the folder (for litdata with ``--litdata``, the Python of an
+environment that has it). Without ``--write`` it reads them: minibatches of 64 windows of 4,096
+uint16 tokens, shuffled, each run in its own process, with so many windows that none is read twice.
+Before each run the files are dropped from the page cache (posix_fadvise), so that every window
+comes from the disk, as with a stream larger than memory; with ``--warm`` all files are read once
+before. Reads are system calls of the process; a memory map makes none, but causes page faults that
+wait for the disk. Compare ratios, not absolute figures.
 """
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-BATCH, WINDOW = 64, 4096
+from bench._turns import answer_of, drop, in_turns, warm
 
 COMMON = """
 import json, os, resource, sys, time
@@ -107,28 +107,12 @@ def main():
     }
     if options.litdata:
         kinds["litdata"] = options.litdata, COMMON + LITDATA
-    found = {name: [] for name in kinds}
-    for seed in range(options.rounds):
-        for name, (python, code) in kinds.items():
-            if options.warm:
-                warm(options.folder)
-            else:
-                drop(options.folder)
-            arguments = [python, "-c", code, options.folder, options.windows, seed]
-            ran = subprocess.run(
-                list(map(str, arguments)), check=True, capture_output=True, text=True
-            )
-            found[name].append(json.loads(ran.stdout.splitlines()[-1]))
-            sys.stdout.write(f"{name}: {found[name][-1]}\n")
-            sys.stdout.flush()
-    first = found["cellfeed"]
-    for name, runs in found.items():
-        medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        ratio = statistics.median(
-            own["windows/s"] / run["windows/s"] for own, run in zip(first, runs, strict=True)
-        )
-        said = ", ".join(f"{value:,.2f} {key}" for key, value in medians.items())
-        sys.stdout.write(f"{name}: {said}; cellfeed is {ratio:.2f} times as fast\n")
+    turns = {
+        name: partial(answer_of, code, options.folder, options.windows, python=python)
+        for name, (python, code) in kinds.items()
+    }
+    prepare = partial(warm if options.warm else drop, [options.folder])
+    in_turns(turns, options.rounds, against=["cellfeed"], before=prepare)
 
 
 def write(folder, n_tokens):
@@ -149,24 +133,6 @@ def write(folder, n_tokens):
                     flat.write(document)
         flat.flush()
         os.fsync(flat.fileno())
-
-
-def drop(folder):
-    """Drop all files of a folder, which are on disk, from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as opened:
-                os.fsync(opened.fileno())
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def warm(folder):
-    """Read all files of a folder, which must fit, into the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as opened:
-                while opened.read(1 << 24):
-                    pass
 
 
 if __name__ == "__main__":

@@ -3,12 +3,33 @@
 python -m bench.tunables PLATE... --label plate
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
+from bench.tunables.loaders import (
+    Annbatch,
+    AnnLoader,
+    OfPlates,
+    PlainDataLoader,
+    ScDataset,
+    TileDBSOMAML,
+)
 
-from bench.tunables.choice import LOADERS, table, tuned
+from cellfeed import CellfeedError, open_collection
+from cellfeed_tuner import AutotuneResult, autotune
 from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS, DEFAULT_ENTROPY_FLOOR
+from cellfeed_tuner._interval import interval
+
+# The loaders to try; None is cellfeed's own.
+LOADERS: dict[str, type[OfPlates] | None] = {
+    "cellfeed": None,
+    "scDataset": ScDataset,
+    "annbatch": Annbatch,
+    "TileDB-SOMA-ML": TileDBSOMAML,
+    "AnnLoader": AnnLoader,
+    "DataLoader": PlainDataLoader,
+}
 
 
 @click.command()
@@ -39,11 +60,53 @@ def main(
 ) -> None:
     """Tune each installed loader over the same cells, and print the results."""
     stores = {"annbatch": annbatch_store, "TileDB-SOMA-ML": soma_experiment}
-    found = tuned(
-        plates, label, names=names or tuple(LOADERS), stores=stores, batch_size=batch_size,
-        budget=budget, entropy_floor=entropy_floor, say=lambda said: click.echo(said, err=True),
-    )  # fmt: skip
+    found = dict[str, AutotuneResult]()
+    for name in names or LOADERS:
+        kind, store = LOADERS[name], stores.get(name)
+        if kind is not None and kind.missing():
+            packages = " ".join(kind.missing()).replace("_", "-")
+            reason = f"skipped, not installed; install it: pip install {packages}"
+            click.echo(f"{name}: {reason}", err=True)
+            continue
+        if kind is not None and kind.store_option and store is None:
+            reason = f"skipped, needs its own copy of the cells; give {kind.store_option}"
+            click.echo(f"{name}: {reason}", err=True)
+            continue
+        common = {"budget": budget, "entropy_floor": entropy_floor}
+        try:
+            if kind is None:
+                collection = open_collection([*map(str, plates)], obs=[label])
+                found[name] = autotune(collection, label=label, batch_size=batch_size, **common)
+            else:
+                loader = kind(plates, label, batch_size=batch_size, store=store)
+                found[name] = autotune(loader, **common)
+        except CellfeedError as error:
+            click.echo(f"{name}: {error}", err=True)
     click.echo(table(found))
+
+
+def table(results: Mapping[str, AutotuneResult]) -> str:
+    """Return a line for each loader, the fastest first, as Markdown."""
+    lines = [
+        "| loader | settings | cells/s [95 % interval] | of random sampling's entropy | memory |",
+        "|---|---|---|---|---|",
+    ]
+
+    def speed(result: AutotuneResult) -> float:
+        found = result.recommended and result.recommended.cells_per_second
+        return found.value if found else 0.0
+
+    for name, result in sorted(results.items(), key=lambda each: -speed(each[1])):
+        chosen, known = result.recommended, result.chosen
+        if chosen is None or known is None:
+            nearest = f"; nearest: {result.nearest.problem}" if result.nearest else ""
+            lines.append(f"| {name} | none is feasible{nearest} | | | |")
+            continue
+        memory = f"{(chosen.peak_memory_bytes or 0) / 1e6:,.0f} MB"
+        share = f"{known.least_mixed.share_of_random:.1%}"
+        shown = interval(chosen.cells_per_second) if chosen.cells_per_second else "predicted"
+        lines.append(f"| {name} | {chosen.settings} | {shown} | {share} | {memory} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -25,15 +25,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from cellfeed import ColumnError
 from cellfeed_tuner import Configuration, Tunable
 
-__all__ = [
-    "AnnLoader",
-    "Annbatch",
-    "OfPlates",
-    "PlainDataLoader",
-    "ScDataset",
-    "TileDBSOMAML",
-]
-
 
 def _peer(name: str) -> Any:
     """Import a module that may not be installed."""

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests import commands
 from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
@@ -32,9 +32,10 @@ def main():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PEERS)
-        patch.setattr(importlib.import_module("page_cache"), "DROP_CACHES", Path("/proc/nowhere"))
+        processes = importlib.import_module("processes")
+        patch.setattr(processes, "DROP_CACHES", Path("/proc/nowhere"))
         forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen})
-        patch.setattr(importlib.import_module("processes"), "subprocess", forking)
+        patch.setattr(processes, "subprocess", forking)
         yield importlib.import_module("compare").main
 
 
@@ -49,7 +50,7 @@ def output(main, collection, tmp_path_factory):
         "--only", r"block 16, fetch 256(, CSR(, 2 workers.*)?)?$",
         "--environments", folder / "environments", "--python312", folder / "no-python",
     ]  # fmt: skip
-    ended = CliRunner().invoke(main, list(map(str, arguments)))
+    ended = commands.run(main, *arguments)
     assert ended.exit_code == 0, ended.output
     assert (folder / "peers.md").read_text().strip() == ended.stdout.strip()
     return folder
@@ -123,6 +124,6 @@ def test_picture_is_there(output):
     ],
 )
 def test_mistakes_are_told_in_one_line(main, arguments, message):
-    ended = CliRunner().invoke(main, arguments)
+    ended = commands.run(main, *arguments)
     assert ended.exit_code == 2
     assert message in ended.stderr.splitlines()[-1]

@@ -5,22 +5,30 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pytest
 from bench.backtest.__main__ import main
 from bench.backtest.files import SCHEMA, RecordingFiles
-from bench.backtest.recorded_grid import read_grid
-from bench.backtest.recorder import Recorder, Request
-from click.testing import CliRunner
+from bench.backtest.record import Recorder
+from bench.backtest.recorded_grid import answered, read_grid
+from tests import commands
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 
 GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in (1, 4)]
 BATCH_SIZE, LEAST_ROUNDS = 64, 3
 SECONDS = (0.1, 0.3)  # of the rounds, in turns: mean 0.2, relative spread 0.1 sqrt(2) / 0.2
+run = partial(commands.run, main, "record")
+COMMON = {
+    "batch_size": BATCH_SIZE,
+    "labels": ("plate",),
+    "cache": "cold",
+    "seed": 0,
+    "least_rounds": LEAST_ROUNDS,
+}
 FACTS = {"schema": SCHEMA, "label": "plate", "seed": 0}
 
 
@@ -32,21 +40,20 @@ class ModelProcess:
     failing: Configuration | None = None
     slow: Configuration | None = None
     now: float = 0.0
-    asked: list[TimingRequest] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now
 
-    def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
+    def run(self, request: Any, *, limit_seconds: float) -> Any:
         if len(self.asked) == self.interrupted_at:
             raise KeyboardInterrupt
         self.asked.append(request)
         configuration = request.configuration
         n_rounds = request.least_rounds + (1 if configuration != self.slow else -1)
         self.now += 1.0
-        rounds = [Round(SECONDS[number % 2], True, 0.0, None) for number in range(n_rounds)]
-        return Outcome(
-            events=(Started(0.0, 0.0, 0), *rounds, Findings()),
+        return answered(
+            [9.0, *(SECONDS[number % 2] for number in range(n_rounds))],
             peak_memory_bytes=configuration.fetch_factor,
             failure="no memory" if configuration == self.failing else None,
         )
@@ -62,7 +69,7 @@ def record_with(tmp_path):
             process=process,
             files=files,
             entropies={(each.block_size, each.fetch_factor): each.block_size / 8 for each in GRID},
-            request=Request("plate", BATCH_SIZE, "cold", 0, LEAST_ROUNDS),
+            common=COMMON,
             clock=process.clock,
         )
         try:
@@ -165,10 +172,6 @@ def test_a_damaged_recording_is_refused(record_with, tmp_path):
     (tmp_path / "grid.json").write_text("{}")
     with pytest.raises(FormatError, match=f"its schema is not {SCHEMA}"):
         record_with(ModelProcess())
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(main, ["record", *map(str, arguments)])
 
 
 def test_the_command_records_a_collection_that_can_be_replayed(small_collection, tmp_path):

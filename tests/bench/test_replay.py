@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bench.backtest.__main__ import main
 from bench.backtest.baselines import BASELINES
 from bench.backtest.recorded_grid import read_grid
 from bench.backtest.replay import DEFAULT_LOOKS, Replay, replay
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import FormatError, ParameterError
 from cellfeed_tuner import Configuration, theory
@@ -23,6 +24,7 @@ RECORDED = [
     *sorted((ROOT / "bench" / "grids").glob("*.csv")),
 ]
 FLOORS = (0.9, 0.95, 0.99)
+run = partial(commands.run, main)
 BATCH_SIZE, N_CELLS, PLATES = 64, 10**6, 14
 GRID = list(product((1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2, 4)))
 
@@ -234,10 +236,6 @@ def test_impossible_settings_are_refused(wrong, recorded):
     grid = recorded(world("plateau", 0), distribution=[1, 1])
     with pytest.raises(ParameterError, match=next(iter(wrong)).removesuffix("s")):
         replay(grid, **wrong)
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from bench.tunables.__main__ import main
 from bench.tunables.loaders import AnnLoader, OfPlates, PlainDataLoader, ScDataset, TileDBSOMAML
-from click.testing import CliRunner
+from tests import commands
 from tests.loader.storages.somas import write_experiment
 
 from cellfeed.synthetic import write_tahoe_like
@@ -88,17 +88,17 @@ def test_so_does_soma(plates, experiment):
 
 
 def test_a_label_that_does_not_exist_is_one_line(plates):
-    ran = CliRunner().invoke(main, [*map(str, plates), "--label=nope", "--loader=DataLoader"])
+    ran = commands.run(main, *plates, "--label=nope", "--loader=DataLoader")
     assert ran.exit_code == 0, ran.output
     assert ran.stderr.startswith(f"DataLoader: {plates[0]}: has no obs column 'nope'; it has ")
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
-    ran = CliRunner().invoke(
-        main,
-        [*map(str, plates), "--label=plate", "--batch-size=16", "--budget=60",
-         "--entropy-floor=0.5", "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"],
-    )  # fmt: skip
+    ran = commands.run(
+        *(main, *plates, "--label=plate", "--batch-size=16", "--budget=60"),
+        *("--entropy-floor=0.5", "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"),
+    )
     assert ran.exit_code == 0, ran.output
     assert "annbatch: skipped, " in ran.stderr
     rows = [line.split("|")[1].strip() for line in ran.stdout.splitlines() if "MB |" in line]

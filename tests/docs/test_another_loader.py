@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,9 +32,7 @@ def folder(tmp_path_factory):
 
 def run(folder, code):
     environment = os.environ | {warm.ADDRESS: warm.address()}  # for what is measured
-    ran = warm.run([sys.executable, "-c", SHORTENED + code], cwd=folder, env=environment)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return warm.output_of("-c", SHORTENED + code, cwd=folder, env=environment)
 
 
 def test_it_tunes_the_loader(folder):

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,10 +60,8 @@ def test_its_code_trains(tmp_path):
     assert code is not None
     in_a_loop = [line for line in code[1].splitlines() if line.startswith("    ")]
     assert len(in_a_loop) == 3
-    command = [sys.executable, "-W", "error", "-c", code[1] + "print(minibatch.X.shape[1])"]
-    ran = warm.run(command, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "50\n"
+    script = code[1] + "print(minibatch.X.shape[1])"
+    assert warm.output_of("-W", "error", "-c", script, cwd=tmp_path) == "50\n"
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ def test_its_figures_are_those_of_the_run(script):
 
 def test_its_figures_are_not_older_than_the_code_that_measured_them(script):
     run = json.loads(script("speed").MEASURED.read_text())["run"]
-    assert run["code"] == script("fingerprint").measuring_code()
+    assert run["code"] == script("rounds").measuring_code()
 
 
 def test_what_autotune_says_is_what_it_says_today(script):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests.commands import autotune, cellfeed
 from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
@@ -213,11 +213,8 @@ def test_commands_have_the_options_that_are_shown(line):
         table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dep")[2]
         assert all(re.search(rf"^{each} = ", table, re.MULTILINE) for each in extras)
     else:
-        from cellfeed._cli import main as cellfeed  # noqa: PLC0415
-        from cellfeed_tuner._commands._autotune_cli import main as autotune  # noqa: PLC0415
-
         command = {"cellfeed": cellfeed, "autotune": autotune}[words[0]]
-        asked = CliRunner().invoke(command, [*words[1:], "--help"])
+        asked = command(*words[1:], "--help")
         assert asked.exit_code == 0, asked.output
 
 

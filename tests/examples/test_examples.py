@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import anndata as ad
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 from tests.loader.storages.memory_maps import write_scdl
 from tests.loader.storages.somas import write_experiment
-from tests.warm import python as warm
+from tests.warm.python import SHORT_REPLICATES, output_of, torchrun
 
 from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
@@ -31,40 +30,28 @@ def needs(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(is_missing, reason=f"{name} is not installed: cellfeed[examples]")
 
 
-def run(*command: object) -> str:
-    result = warm.run([sys.executable, *map(str, command)])
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 def losses_in(printed: str) -> list[float]:
     return [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
 
 
 def test_pytorch(plates):
-    printed = run(EXAMPLES / "pytorch.py", plates)
+    printed = output_of(EXAMPLES / "pytorch.py", plates)
     losses = losses_in(printed)
     assert losses[1] < losses[0]
     assert re.search(r"accuracy \d+% on 400 cells", printed)
 
 
 def test_tune_dataloader(plates, monkeypatch):
-    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
-    printed = run(EXAMPLES / "tune_dataloader.py", plates, 60)
+    monkeypatch.setenv(SHORT_REPLICATES, "1")
+    printed = output_of(EXAMPLES / "tune_dataloader.py", plates, 60)
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     (share,) = re.findall(r"(\d+)% of random sampling's entropy", printed)
     assert 97 <= int(share) <= 103
 
 
 def test_lightning(plates):
-    printed = run(EXAMPLES / "lightning_module.py", plates)
+    printed = output_of(EXAMPLES / "lightning_module.py", plates)
     assert "50 steps, 1 device(s), accuracy " in printed
-
-
-def torchrun(n: int, *command: object) -> str:
-    result = warm.torchrun(n, *command)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
@@ -76,7 +63,7 @@ def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
 
 
 def test_processes_that_are_tuned_together(plates, monkeypatch):
-    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
+    monkeypatch.setenv(SHORT_REPLICATES, "1")
     printed = torchrun(2, EXAMPLES / "tune_ddp.py", plates, 60)
     assert "cells/s of 2 ranks together" in printed
     (n_cells,) = re.findall(r"2 ranks trained on ([\d,]+) cells", printed)
@@ -91,7 +78,7 @@ def test_accelerate(plates, tmp_path):
 
 
 def test_class_balanced(plates):
-    printed = run(EXAMPLES / "class_balanced.py", plates)
+    printed = output_of(EXAMPLES / "class_balanced.py", plates)
     stored, drawn = (
         [int(each) for each in re.findall(r"(\d+) to (\d+) " + words, printed)[0]]
         for words in ("cells each in storage", "in an epoch")
@@ -100,13 +87,13 @@ def test_class_balanced(plates):
 
 
 def test_perturbation_sets(plates):
-    printed = run(EXAMPLES / "perturbation_sets.py", plates)
+    printed = output_of(EXAMPLES / "perturbation_sets.py", plates)
     n_sets, n_whole = map(int, re.findall(r"(\d+) sets of 4 cells; (\d+) have", printed)[0])
     assert n_sets == n_whole > 0
 
 
 def test_numpy_or_jax(plates):
-    first, second = losses_in(run(EXAMPLES / "jax_numpy.py", plates))
+    first, second = losses_in(output_of(EXAMPLES / "jax_numpy.py", plates))
     assert second < first
 
 
@@ -114,7 +101,7 @@ def test_postgres(plates, postgres_server, monkeypatch):
     options = postgres_server.options
     done = load_database(plates, postgres_server.url, "examples", database_options=options)
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
-    printed = run(EXAMPLES / "postgres.py", done.url)
+    printed = output_of(EXAMPLES / "postgres.py", done.url)
     assert "1,000 of 2,000 cells to train on" in printed
     losses = losses_in(printed)
     assert losses[-1] < losses[0]
@@ -124,7 +111,7 @@ def test_soma(plates, tmp_path):
     pytest.importorskip("tiledbsoma")
     adata = ad.read_h5ad(plates / "plate01.h5ad")
     experiment = write_experiment(tmp_path / "experiment", adata)
-    printed = run(EXAMPLES / "soma.py", experiment, "n_counts > 500")
+    printed = output_of(EXAMPLES / "soma.py", experiment, "n_counts > 500")
     n_cells = int((adata.obs["n_counts"] > 500).sum())
     assert f"{n_cells:,} cells x {adata.n_vars:,} genes" in printed
     assert len(re.findall(rf"epoch \d: {n_cells:,} cells, [\d,.]+ counts each", printed)) == 2
@@ -132,7 +119,7 @@ def test_soma(plates, tmp_path):
 
 
 def test_tokens(plates):
-    printed = run(EXAMPLES / "tokens.py", plates)
+    printed = output_of(EXAMPLES / "tokens.py", plates)
     losses = losses_in(printed)
     assert losses[-1] < losses[0]
     assert "14 shards, 2000 cells" in printed
@@ -141,7 +128,7 @@ def test_tokens(plates):
 
 @needs("transformers")
 def test_huggingface(plates, tmp_path):
-    printed = run(EXAMPLES / "huggingface.py", plates, tmp_path / "run")
+    printed = output_of(EXAMPLES / "huggingface.py", plates, tmp_path / "run")
     assert "40 steps of 3 epochs: cells came 1 to 2 times" in printed
     assert "96 steps of 3 epochs: cells came 3 to 3 times" in printed
 
@@ -153,7 +140,7 @@ def test_scvi(plates, tmp_path):
         adata.layers["counts"] = adata.X.copy()
         adata.X = adata.X.log1p()
         adata.write_h5ad(tmp_path / plate.name)
-    printed = run(EXAMPLES / "scvi_model.py", tmp_path)
+    printed = output_of(EXAMPLES / "scvi_model.py", tmp_path)
     assert "SCVI on 2,000 cells x 300 genes of 14 batches: 64 steps" in printed
     assert "latent space (2000, 5)" in printed
 
@@ -173,7 +160,7 @@ def test_tahoe_arrow(plates, tmp_path):
     tokens = range(3, adata.n_vars + 3)
     table = pd.DataFrame({"token_id": tokens, "gene_symbol": adata.var_names})
     table.to_parquet(tmp_path / "genes.parquet")
-    printed = run(EXAMPLES / "tahoe_arrow.py", tmp_path / "cells", tmp_path / "genes.parquet")
+    printed = output_of(EXAMPLES / "tahoe_arrow.py", tmp_path / "cells", tmp_path / "genes.parquet")
     assert f"{adata.n_obs:,} cells x {adata.n_vars:,} genes" in printed
     first, second = losses_in(printed)
     assert second < first
@@ -183,7 +170,7 @@ def test_tahoe_arrow(plates, tmp_path):
 def test_scdl_weighted(plates, tmp_path):
     adata = ad.concat([ad.read_h5ad(plate) for plate in plates.glob("*.h5ad")], index_unique="-")
     write_scdl(tmp_path / "cells", adata.X, adata.obs, adata.var)
-    printed = run(EXAMPLES / "scdl_weighted.py", tmp_path / "cells")
+    printed = output_of(EXAMPLES / "scdl_weighted.py", tmp_path / "cells")
     assert "16 minibatches, and 16 after resuming" in printed
     least, most = map(int, re.findall(r"(\d+) to (\d+) times", printed)[0])
     assert most < 3 * least

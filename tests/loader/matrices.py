@@ -1,5 +1,6 @@
 """Matrices to write, and what is delivered to compare with them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,3 +17,13 @@ def dense(values: Any) -> np.ndarray:
     for convert in ("to_dense", "toarray"):
         values = getattr(values, convert, lambda same=values: same)()
     return np.asarray(values)
+
+
+def rows_of(minibatches: Iterable[Any], expected: np.ndarray) -> list[int]:
+    """The rows of some minibatches, whose values are compared with those of a dense matrix."""
+    found = list[int]()
+    for minibatch in minibatches:
+        rows = np.asarray(minibatch.rows)
+        assert np.array_equal(dense(minibatch.X), expected[rows])
+        found += rows.tolist()
+    return found

@@ -1,9 +1,9 @@
 import click
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 import cellfeed
-from cellfeed import ParameterError, _cli
+from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand, format_bytes
 
 ASK_FOR_LESS = "use less, for example with --memory, or close other programs"
@@ -11,22 +11,14 @@ MORE_PROCESSES = "close other programs, or raise the limit of processes with `ul
 SYNTHESIZE = ["--cells", "100", "--genes", "50", "--plates", "2"]
 
 
-@pytest.fixture
-def run():
-    def run(*arguments):
-        return CliRunner().invoke(_cli.main, [str(argument) for argument in arguments])
-
-    return run
-
-
-def test_version(run):
-    result = run("--version")
+def test_version():
+    result = commands.cellfeed("--version")
     assert result.exit_code == 0
     assert cellfeed.__version__ in result.stdout
 
 
-def test_synthesize_reports_one_line(run, tmp_path):
-    result = run("synthesize", tmp_path, *SYNTHESIZE)
+def test_synthesize_reports_one_line(tmp_path):
+    result = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE)
     assert result.exit_code == 0
     assert len(list(tmp_path.glob("*.h5ad"))) == 2
     assert result.stdout.startswith(f"{tmp_path}: 2 files, 100 cells, ")
@@ -34,18 +26,19 @@ def test_synthesize_reports_one_line(run, tmp_path):
     assert not result.stderr
 
 
-def test_synthesize_overwrites_only_on_request(run, tmp_path):
-    run("synthesize", tmp_path, *SYNTHESIZE)
-    refused = run("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1)
+def test_synthesize_overwrites_only_on_request(tmp_path):
+    commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE)
+    refused = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith("Error: ")
     assert refused.stderr.count("\n") == 1
-    assert run("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1, "--overwrite").exit_code == 0
+    written = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1, "--overwrite")
+    assert written.exit_code == 0
 
 
-def test_a_file_in_place_of_the_folder(run, tmp_path):
+def test_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "file").touch()
-    result = run("synthesize", tmp_path / "file", *SYNTHESIZE)
+    result = commands.cellfeed("synthesize", tmp_path / "file", *SYNTHESIZE)
     assert result.exit_code == 2
     assert result.stderr == f"Error: File exists: `{tmp_path / 'file'}`\n"
 
@@ -95,7 +88,7 @@ def test_errors_become_one_line(error, message):
     def command():
         raise error
 
-    result = CliRunner().invoke(command)
+    result = commands.run(command)
     assert (result.exit_code, result.stderr) == (2, f"Error: {message}\n")
 
 
@@ -108,7 +101,7 @@ def test_an_interruption_while_arguments_are_parsed():
     def command(help_me):
         pass
 
-    result = CliRunner().invoke(command, ["--help-me"])
+    result = commands.run(command, "--help-me")
     assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
 
 
@@ -117,7 +110,7 @@ def test_errors_of_the_program_keep_their_traceback():
     def command():
         raise ZeroDivisionError
 
-    assert isinstance(CliRunner().invoke(command).exception, ZeroDivisionError)
+    assert isinstance(commands.run(command).exception, ZeroDivisionError)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
+from tests import commands
 
-from cellfeed._cli import main
 from cellfeed._compiled import CompilingNotice
 
 
@@ -95,7 +94,7 @@ def test_an_epoch_uses_only_its_own_codec_and_ways_to_place_elements(write_h5ad,
 
 
 def test_warming_up_compiles_everything():
-    ran = CliRunner().invoke(main, ["warm-up"])
+    ran = commands.cellfeed("warm-up")
     assert ran.exit_code == 0, ran.output
     assert ran.stdout.startswith("compiled for this processor in ")
     assert ran.stdout.count("\n") == 1

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
+from tests import commands
 from tests.loader.storages.arriving import Arriving, Rows
 
 from cellfeed.sources import Storage, register
-from cellfeed_tuner._commands._autotune_cli import main
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -30,7 +29,7 @@ def test_a_url(tmp_path, monkeypatch):
     register(Storage(name="tuned", open=open_cells, schemes=("test-tuned",)))
     arguments = ["test-tuned://host/cells", "--label", "plate", "--output", str(tmp_path)]
     arguments += ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0"]
-    ran = CliRunner().invoke(main, [*arguments, "--budget", "60", "--entropy-floor", "0.5"])
+    ran = commands.autotune(*arguments, "--budget", "60", "--entropy-floor", "0.5")
     assert ran.exit_code == 0, ran.output
     assert "open_collection('test-tuned://host/cells', obs=['plate'])" in ran.stdout
     result = json.loads((tmp_path / "autotune.json").read_text())

@@ -1,23 +1,15 @@
 """Labels inside blocks, against a loop over the blocks."""
 
-from collections import Counter
-from math import log2
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.tuner.entropies import plug_in
 
 from cellfeed_tuner import _entropy as module
 
 labels = hnp.arrays(np.int8, st.integers(1, 60), elements=st.integers(-1, 4))
-
-
-def plug_in(block) -> float:
-    known = [label for label in block if label >= 0]
-    n = len(known)
-    return -sum(c / n * log2(c / n) for c in Counter(known).values()) if n else 0.0
 
 
 @given(labels, st.integers(1, 70), st.sampled_from([1, 16, 1 << 17]))

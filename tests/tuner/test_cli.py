@@ -3,7 +3,6 @@
 import html
 import json
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
+from tests import commands
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult, Estimate, autotune
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._measuring import _process
 from cellfeed_tuner._measuring._process import MeasuringProcess
@@ -30,16 +28,12 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "60"]
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 @pytest.fixture(scope="module")
 def tuned(short_replicates, small_collection, tmp_path_factory):
     """What the command printed and wrote for the small collection."""
     output = tmp_path_factory.mktemp("tuned")
     settings = ["--label", "plate", "--output", output, "--entropy-floor", "0.9", *SMALL_GRID]
-    printed = run(small_collection, *settings)
+    printed = commands.autotune(small_collection, *settings)
     assert printed.exit_code == 0, printed.output
     return printed, output
 
@@ -99,7 +93,9 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     obs = pd.DataFrame({"plate": pd.Categorical(plates)}, index=[str(i) for i in range(3000)])
     ad.AnnData(np.eye(3000, 20, dtype=">f4"), obs=obs).write_h5ad(tmp_path / "all.h5ad")
     grid = ["--block-sizes", "256", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
-    printed = run(tmp_path / "all.h5ad", "--label", "plate", "--output", tmp_path, *grid)
+    printed = commands.autotune(
+        tmp_path / "all.h5ad", "--label", "plate", "--output", tmp_path, *grid
+    )
     assert printed.exit_code == 0, printed.output
     order = AutotuneResult.load(tmp_path / "autotune.json").storage_order
     assert order is not None
@@ -129,7 +125,7 @@ def test_figures_from_few_rounds_are_marked(result_of, capsys):
 def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
     ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.8"]
-    printed = run(small_collection, *settings, *ranges, "--budget", "60")
+    printed = commands.autotune(small_collection, *settings, *ranges, "--budget", "60")
     assert printed.exit_code == 0, printed.output
     result = json.loads((tmp_path / "autotune.json").read_text())
     assert result["ranges"]["block_sizes"] == [1, 256]
@@ -147,7 +143,7 @@ def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path)
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert "Of 4,096 configurations (block size 1 to 256," in page
     # What was found is found again.
-    again = run(small_collection, *settings, *ranges, "--budget", "60", "--json")
+    again = commands.autotune(small_collection, *settings, *ranges, "--budget", "60", "--json")
     assert json.loads(again.stdout)["earlier"]["use"] != "none"
 
 
@@ -161,7 +157,7 @@ def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path)
     ],
 )
 def test_sizes_that_are_none_are_refused_in_a_line(small_collection, sizes, said):
-    printed = run(small_collection, "--label", "plate", "--block-sizes", sizes)
+    printed = commands.autotune(small_collection, "--label", "plate", "--block-sizes", sizes)
     assert printed.exit_code == 2
     assert said in " ".join(printed.stderr.split())
 
@@ -193,7 +189,7 @@ def test_with_json_stdout_has_the_result_and_nothing_else(
 ):
     grid = ["--block-sizes", "16", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", floor, *grid]
-    printed = run(small_collection, *settings, "--json")
+    printed = commands.autotune(small_collection, *settings, "--json")
     assert printed.exit_code == exit_code, printed.output
     assert json.loads(printed.stdout) == json.loads((tmp_path / "autotune.json").read_text())
     assert "Measuring throughput" in printed.stderr
@@ -216,7 +212,7 @@ def test_the_result_is_used(tuned, small_collection):
 
 def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collection, tmp_path):
     grid = ["--block-sizes", "64", "--fetch-factors", "1", "--workers", "0", "--budget", "60"]
-    printed = run(small_collection, "--label", "plate", "--output", tmp_path, *grid)
+    printed = commands.autotune(small_collection, "--label", "plate", "--output", tmp_path, *grid)
     assert printed.exit_code == 1
     assert "No configuration is feasible" in printed.stdout
     assert "The nearest is block size 64" in printed.stdout
@@ -229,7 +225,7 @@ def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collec
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not beside this clone")
 def test_real_files_of_any_age_are_tuned(name, label, tmp_path):
     grid = ["--block-sizes", "8", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
-    printed = run(SHARED / name, "--label", label, "--output", tmp_path, *grid)
+    printed = commands.autotune(SHARED / name, "--label", label, "--output", tmp_path, *grid)
     assert printed.exit_code == 0, printed.output
     assert "Recommended: block size 8, fetch factor 2, 0 workers" in printed.stdout
 
@@ -284,7 +280,7 @@ def files(small_collection, tmp_path):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
-    printed = run(*(path.format(**files) for path in paths), "--label", label)
+    printed = commands.autotune(*(path.format(**files) for path in paths), "--label", label)
     assert printed.exit_code == 2
     assert printed.stdout == ""
     assert said in printed.stderr
@@ -314,7 +310,7 @@ def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
     ],
 )
 def test_impossible_settings_are_refused_before_any_measuring(small_collection, tmp_path, option):
-    printed = run(small_collection, "--label", "plate", "--output", tmp_path, *option)
+    printed = commands.autotune(small_collection, "--label", "plate", "--output", tmp_path, *option)
     assert printed.exit_code == 2
     assert "Error:" in printed.stderr
     assert "Measuring" not in printed.stderr
@@ -322,7 +318,7 @@ def test_impossible_settings_are_refused_before_any_measuring(small_collection, 
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collection):
-    printed = run(small_collection, "--label", "plate", "--output", "/proc/nowhere")
+    printed = commands.autotune(small_collection, "--label", "plate", "--output", "/proc/nowhere")
     assert printed.exit_code == 2
     assert "/proc/nowhere: not writable (" in printed.stderr
     assert "Measuring" not in printed.stderr
@@ -350,9 +346,8 @@ def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
         "                  workers=[1], budget=60)\n"
         "print(result.configurations[0].status)\n"
     )
-    ran = warm.run([sys.executable, script])
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout in {"measured\n", "not enough samples\n"}  # as fast as the machine is
+    # As fast as the machine is.
+    assert warm.output_of(script) in {"measured\n", "not enough samples\n"}
 
 
 def test_a_warm_cache_is_measured_as_such(small_collection):
@@ -370,7 +365,7 @@ def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
     settings += ["--block-sizes", "4", "--fetch-factors", "8", "--workers", "0", "--budget", "60"]
 
     def use(*more):
-        printed = run(small_collection, *settings, *more)
+        printed = commands.autotune(small_collection, *settings, *more)
         assert printed.exit_code == 0, printed.output
         earlier = json.loads((tmp_path / "autotune.json").read_text())["earlier"]
         page = (tmp_path / "autotune.html").read_text(encoding="utf-8")
@@ -381,7 +376,7 @@ def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
     assert use() == "order"
     assert use("--batch-size", "32") == "none"
     assert use("--fresh") == "none"
-    shown = json.loads(run("show", "--json").stdout)["runs"]
+    shown = json.loads(commands.autotune("show", "--json").stdout)["runs"]
     assert [each["asked"]["batch_size"] for each in shown] == [64, 32]
     assert Path(shown[0]["path"]).parent == small_collection
 
@@ -390,13 +385,15 @@ def test_where_nothing_can_be_kept_the_search_goes_on(
     small_collection, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
-    printed = run(small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID)
+    printed = commands.autotune(
+        small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID
+    )
     assert printed.exit_code in {0, 1}
     assert [each.name for each in caplog.records] == ["cellfeed_tuner._history"]
 
 
 def test_the_help_of_autotune_names_its_subcommands():
-    printed = run("--help")
+    printed = commands.autotune("--help")
     assert "Commands:" in printed.stdout
     assert "explain" in printed.stdout
 
@@ -404,6 +401,6 @@ def test_the_help_of_autotune_names_its_subcommands():
 def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, monkeypatch):
     (tmp_path / "explain").symlink_to(small_collection)
     monkeypatch.chdir(tmp_path)
-    printed = run("./explain", "--label", "nope")
+    printed = commands.autotune("./explain", "--label", "nope")
     assert printed.exit_code == 2
     assert "has no column 'nope'" in printed.stderr

@@ -4,10 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed_tuner import Configuration, theory
-from cellfeed_tuner._commands._autotune_cli import main
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def explain(result_of, tmp_path):
     def run(of, *options):
         path = tmp_path / "autotune.json"
         (result_of(of) if isinstance(of, str) else of).save(path)
-        ran = CliRunner().invoke(main, ["explain", str(path), *map(str, options)])
+        ran = commands.autotune("explain", path, *options)
         assert ran.exit_code == 0, ran.output
         return " ".join(ran.stdout.split())
 
@@ -208,7 +207,7 @@ def test_json_says_the_same(explain):
 def test_a_foreign_file_is_one_line_and_code_2(tmp_path, text):
     path = tmp_path / "foreign.json"
     path.write_text(text)
-    ran = CliRunner().invoke(main, ["explain", str(path)])
+    ran = commands.autotune("explain", path)
     assert ran.exit_code == 2
     assert ran.stderr.count("\n") == 1
     assert "foreign.json" in ran.stderr
@@ -216,8 +215,8 @@ def test_a_foreign_file_is_one_line_and_code_2(tmp_path, text):
 
 def test_without_a_file_the_one_in_this_folder_is_read(tmp_path, monkeypatch, result_of):
     monkeypatch.chdir(tmp_path)
-    ran = CliRunner().invoke(main, ["explain"])
+    ran = commands.autotune("explain")
     assert ran.exit_code == 2
     assert "autotune.json: no such file" in ran.stderr
     result_of("recommended").save(tmp_path / "autotune.json")
-    assert CliRunner().invoke(main, ["explain"]).exit_code == 0
+    assert commands.autotune("explain").exit_code == 0

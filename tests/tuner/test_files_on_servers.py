@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
+from tests import commands
 from tests.servers.faults import Status
 from tests.servers.web import WebServer
 
 from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._subject import label_codes
 
@@ -76,10 +75,6 @@ def options_file(tmp_path):
     return path
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, [str(each) for each in arguments])
-
-
 def everything(folder):
     return b"".join(each.read_bytes() for each in folder.rglob("*") if each.is_file())
 
@@ -94,13 +89,17 @@ def tuned(short_replicates, folder, tmp_path_factory):
         patch.setenv("CELLFEED_CACHE_DIR", str(cache))
         url = f"{server.url}/p1.h5ad"
         settings = ["--label", "plate", "--budget", "60", "--storage-options", options]
-        printed = run(url, *settings, *GRID, "--output", output, "--json")
+        printed = commands.autotune(url, *settings, *GRID, "--output", output, "--json")
         assert printed.exit_code == 0, printed.output
         collection = open_collection(url, obs=["plate"], storage_options=OPTIONS)
         made = CellDataset.from_autotune(collection, output / "autotune.json", seed=0)
         rows = np.concatenate([minibatch.rows.numpy() for minibatch in made])
         assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
-        shown = run("show"), run("show", "--json"), run("explain", output / "autotune.json")
+        shown = (
+            commands.autotune("show"),
+            commands.autotune("show", "--json"),
+            commands.autotune("explain", output / "autotune.json"),
+        )
     return printed, output, cache, url, made, shown
 
 
@@ -201,7 +200,7 @@ def test_worker_processes_are_measured_if_asked_for(server):
 def test_caches_of_servers_are_not_dropped_or_filled(server, options_file, tmp_path, state):
     url = f"{server.url}/p1.h5ad"
     settings = ["--storage-options", options_file, "--output", tmp_path, *GRID]
-    said = run(url, "--label", "plate", "--cache", state, *settings)
+    said = commands.autotune(url, "--label", "plate", "--cache", state, *settings)
     assert said.exit_code == 2
     (line,) = said.stderr.splitlines()
     assert line == (
@@ -228,7 +227,7 @@ def test_what_a_server_does_not_give_is_one_line(server, tmp_path, name, options
     path = tmp_path / "options.json"
     path.write_text(json.dumps(options))
     settings = ["--storage-options", path, "--output", tmp_path, *GRID]
-    said = run(f"{server.url}/{name}", "--label", "plate", *settings)
+    said = commands.autotune(f"{server.url}/{name}", "--label", "plate", *settings)
     assert said.exit_code == 2
     (line,) = said.stderr.splitlines()
     assert line.startswith("Error: ")
@@ -244,7 +243,7 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
         n_for_opening = len(server.requests)
         server.answer = lambda _: Status(403) if len(server.requests) > 2 * n_for_opening else None
         settings = ["--label", "plate", "--budget", "60", *GRID, "--output", tmp_path, "--fresh"]
-        said = run(url, *settings)
+        said = commands.autotune(url, *settings)
     assert said.exit_code == 2
     assert said.stderr.splitlines()[-1].startswith(f"Error: {url}")
     assert not (tmp_path / "autotune.json").exists()
@@ -254,14 +253,16 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
 def test_storage_options_that_are_none_are_not_quoted(tmp_path, text):
     path = tmp_path / "options.json"
     path.write_bytes(text.encode("latin-1"))
-    said = run("p1.h5ad", "--label", "plate", "--storage-options", path)
+    said = commands.autotune("p1.h5ad", "--label", "plate", "--storage-options", path)
     assert said.exit_code == 2
     assert said.stderr.startswith(f"Error: {path}: not a JSON object; ")
     assert "x-y-z" not in said.output
 
 
 def test_storage_options_that_are_missing(tmp_path):
-    said = run("p1.h5ad", "--label", "plate", "--storage-options", tmp_path / "none.json")
+    said = commands.autotune(
+        "p1.h5ad", "--label", "plate", "--storage-options", tmp_path / "none.json"
+    )
     assert said.exit_code == 2
     assert "none.json: cannot be read" in said.stderr
 
@@ -274,7 +275,7 @@ def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
     output = tmp_path / "output"
     url = f"s3://{s3_server.bucket}/tuned/*.h5ad"
     settings = ["--storage-options", options, "--output", output, "--budget", "60", *GRID]
-    said = run(url, "--label", "plate", *settings)
+    said = commands.autotune(url, "--label", "plate", *settings)
     assert said.exit_code == 0, said.output
     result = AutotuneResult.load(output / "autotune.json")
     assert result.dataset.paths == tuple(f"s3://cells/tuned/p{n}.h5ad" for n in (1, 2))

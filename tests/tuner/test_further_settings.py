@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, minibatch_entropies
-from cellfeed_tuner._commands._autotune_cli import main
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -72,11 +71,10 @@ def test_what_is_measured_alone_has_them(small_collection):
 
 def test_the_command_tries_them(small_collection, tmp_path):
     grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "60"]
-    ran = CliRunner().invoke(
-        main,
-        [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid,
-         "--num-threads", "1,2", "--align", "--entropy-floor", "0"],
-    )  # fmt: skip
+    ran = commands.autotune(
+        *(small_collection, "--label", "plate", "--output", tmp_path, *grid),
+        *("--num-threads", "1,2", "--align", "--entropy-floor", "0"),
+    )
     assert ran.exit_code == 0, ran.output
     found = AutotuneResult.load(tmp_path / "autotune.json")
     assert {each.configuration["align"] for each in found.configurations} == {None, "chunks"}

@@ -11,12 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from click.testing import CliRunner
+from tests import commands
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._commands._autotune_run import LiveDisplay
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._text import html_summary, print_report
@@ -107,7 +106,7 @@ def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
     result.save(path)
     assert AutotuneResult.load(path) == result
     print_report(result, path)
-    explained = CliRunner().invoke(main, ["explain", str(path)]).stdout
+    explained = commands.autotune("explain", path).stdout
     for text in (
         capsys.readouterr().out, html_report(result, code=""), html_summary(result), explained
     ):  # fmt: skip
@@ -135,9 +134,7 @@ class InterruptedDisplay(LiveDisplay):
 def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch, as_json):
     monkeypatch.setattr("cellfeed_tuner._commands._autotune_run.LiveDisplay", InterruptedDisplay)
     settings = ["--label", "plate", "--output", str(tmp_path), "--entropy-floor", "0.5"]
-    ran = CliRunner().invoke(
-        main, [str(small_collection), *settings, *OPTIONS, *["--json"] * as_json]
-    )
+    ran = commands.autotune(small_collection, *settings, *OPTIONS, *["--json"] * as_json)
     assert ran.exit_code == 130
     plain = json.loads((tmp_path / "autotune.json").read_text())
     assert plain["interrupted"] is True

@@ -1,23 +1,15 @@
 """Replayed label entropy, against the dataset itself and against theory."""
 
-from collections import Counter
-from math import log2
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.tuner.entropies import plug_in
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 from cellfeed_tuner import label_entropy, minibatch_entropies, theory
 from cellfeed_tuner._entropy import entropies_of
-
-
-def plug_in(labels) -> float:
-    known = [label for label in labels if label >= 0]
-    n = len(known)
-    return -sum(c / n * log2(c / n) for c in Counter(known).values()) if n else 0.0
 
 
 @given(hnp.arrays(np.int16, hnp.array_shapes(min_dims=2, max_dims=2), elements=st.integers(-1, 4)))

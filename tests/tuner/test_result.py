@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import FormatError, PathError
 from cellfeed_tuner import AutotuneResult, _autotune
-from cellfeed_tuner._commands._autotune_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -90,7 +89,7 @@ def test_the_command_names_the_first_file_that_does_not_fit(
 def _write_all(result, collection, output, monkeypatch):
     monkeypatch.setattr(_autotune, "tuned", lambda *_, **__: result)
     arguments = [str(collection), "--label", "plate", "--output", str(output)]
-    return CliRunner().invoke(main, arguments)
+    return commands.autotune(*arguments)
 
 
 def test_results_from_before_there_were_explanations_are_loaded(result_of, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import (
     BlockShuffling,
@@ -30,7 +30,6 @@ from cellfeed_tuner import (
     strategy_entropy,
     theory,
 )
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
@@ -328,7 +327,7 @@ class TestCommand:
         settings = ["--where", "cell_type != 'T'", "--entropy-floor", "0.5", "--output", tmp_path]
         grid = ["--block-sizes", "4", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
         command = [small_collection, "--label", "plate", "--balance", "cell_type"]
-        printed = CliRunner().invoke(main, [str(each) for each in (*command, *settings, *grid)])
+        printed = commands.autotune(*command, *settings, *grid)
         assert printed.exit_code == 0, printed.output
         assert "ClassBalancedSampling" in (tmp_path / "autotune.html").read_text()
         code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]

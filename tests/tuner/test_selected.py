@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import commands
 
 from cellfeed import (
     BlockShuffling,
@@ -19,7 +19,6 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed_tuner import autotune
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._measuring._timing import Findings, TimingRequest
 from cellfeed_tuner._recall import data_fingerprint
@@ -172,7 +171,7 @@ def ran(short_replicates, small_collection, tmp_path_factory):
     output = tmp_path_factory.mktemp("selected")
     settings = ["--where", QUERY, "--entropy-floor", "0.5", "--output", output, "--label", "plate"]
     grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
-    printed = CliRunner().invoke(main, [str(each) for each in (small_collection, *settings, *grid)])
+    printed = commands.autotune(small_collection, *settings, *grid)
     assert printed.exit_code == 0, printed.output
     return printed, output
 
@@ -192,9 +191,7 @@ class TestCommand:
         assert np.array_equal(np.sort(seen), rows)
 
     def test_a_wrong_query_is_refused_in_a_line(self, small_collection):
-        printed = CliRunner().invoke(
-            main, [str(small_collection), "--label", "plate", "--where", "plate.values"]
-        )
+        printed = commands.autotune(small_collection, "--label", "plate", "--where", "plate.values")
         assert printed.exit_code == 2
         assert "'plate.values' is not allowed" in printed.stderr
         assert "Traceback" not in printed.output

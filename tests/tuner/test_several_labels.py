@@ -10,11 +10,10 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import autotune, theory
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._entropy import count_labels
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._subject import BlockPlans, Label
@@ -74,7 +73,7 @@ def tuned(short_replicates, file, tmp_path_factory):
     settings = ["--batch-size", BATCH_SIZE, "--entropy-floor", FLOOR, "--budget", "60"]
     labels = ["--label", "line", "--label", "plate", "--given", "drug"]
     arguments = [file, *labels, *grid, *settings, "--output", output]
-    printed = CliRunner().invoke(main, list(map(str, arguments)))
+    printed = commands.autotune(*arguments)
     assert printed.exit_code == 0, printed.output
     page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
     return printed.stdout, json.loads((output / "autotune.json").read_text()), page
@@ -214,7 +213,7 @@ def test_there_is_nothing_to_mix_within_one_value(small_collection):
 
 def test_on_the_command_line_that_is_one_line(file, tmp_path):
     arguments = [file, "--label", "line", "--given", "line", "--output", tmp_path]
-    printed = CliRunner().invoke(main, list(map(str, arguments)))
+    printed = commands.autotune(*arguments)
     assert printed.exit_code == 2
     assert "`given` must be an obs column beside the labels" in printed.stderr
     assert printed.stderr.count("\n") == 1

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._history import cache_folder, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
@@ -24,7 +23,7 @@ def kept(earlier_run, trials_of):
 
 
 def show(*arguments):
-    shown = CliRunner().invoke(main, ["show", *arguments])
+    shown = commands.autotune("show", *arguments)
     assert shown.exit_code == 0, shown.output
     return shown.stdout
 
@@ -70,5 +69,5 @@ def test_a_run_without_a_choice_is_listed(kept):
 
 
 def test_more_words_are_refused():
-    said = CliRunner().invoke(main, ["show", "plates"])
+    said = commands.autotune("show", "plates")
     assert said.exit_code == 2

@@ -1,6 +1,5 @@
 """The formulas, against enumeration and against what the paper measured."""
 
-from collections import Counter
 from itertools import combinations, product
 from math import comb, log2
 
@@ -8,16 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tuner.entropies import plug_in
 
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
 
 counts = st.lists(st.integers(1, 50), min_size=1, max_size=6)
-
-
-def plug_in(labels) -> float:
-    n = len(labels)
-    return -sum(c / n * log2(c / n) for c in Counter(labels).values())
 
 
 def enumerated_mean(rows, batch_size) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import (
     BlockShuffling,
@@ -26,7 +26,6 @@ from cellfeed import (
 )
 from cellfeed.transforms import Log1p, NormalizeTotal
 from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, measure
-from cellfeed_tuner._commands._autotune_cli import main
 from cellfeed_tuner._measuring._delivery import compare_with_files, sampled_cells
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._text import html_summary
@@ -86,7 +85,7 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
     monkeypatch.setattr(_autotune, "tuned", tuned)
     grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "60"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
-    printed = CliRunner().invoke(main, [*arguments, "--entropy-floor", "0"])
+    printed = commands.autotune(*arguments, "--entropy-floor", "0")
 
     assert printed.exit_code == 1, printed.output
     (result,) = results
@@ -120,7 +119,7 @@ def test_what_breaks_is_named(name, small_collection, tmp_path, monkeypatch, wro
     monkeypatch.setattr(_autotune, "tuned", tuned)
     grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "40"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
-    printed = CliRunner().invoke(main, [*arguments, "--entropy-floor", "0"])
+    printed = commands.autotune(*arguments, "--entropy-floor", "0")
     assert printed.exit_code == 1, printed.output
     said = " ".join(printed.stdout.split())
     assert BROKEN[name] in said

@@ -23,9 +23,16 @@ from typing import Any
 from tests.warm.server import ADDRESS, NUMBER, SHORT_REPLICATES
 
 __all__ = [
-    "ADDRESS", "OF_SESSION", "SHORT_REPLICATES", "FinalizedPopen", "Popen", "address", "run",
+    "ADDRESS",
+    "OF_SESSION",
+    "SHORT_REPLICATES",
+    "FinalizedPopen",
+    "Popen",
+    "address",
+    "output_of",
+    "run",
     "torchrun",
-]  # fmt: skip
+]
 
 OF_SESSION = "CELLFEED_TESTS_WARM_PYTHON_OF_SESSION"
 _SERVER = Path(__file__).with_name("server.py")
@@ -71,11 +78,10 @@ def address() -> str:
     return path
 
 
-def torchrun(n: int, *command: object) -> subprocess.CompletedProcess[str]:
+def torchrun(n: int, *command: object) -> str:
     """Run a script as ``torchrun`` does, whose ranks are processes as of `Popen`."""
-    options = ["--standalone", "--nproc-per-node", n]
-    return run(
-        [sys.executable, "-c", _TORCHRUN, *map(str, (*options, *command))],
+    return output_of(
+        *("-c", _TORCHRUN, "--standalone", "--nproc-per-node", n, *command),
         env=os.environ | {ADDRESS: address(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
 
@@ -158,3 +164,14 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def output_of(*arguments: object, **options: Any) -> str:
+    """Run Python to its end, which must be a good one, and return what it prints.
+
+    A crash is told with the last line that was printed before.
+    """
+    ended = run([sys.executable, *map(str, arguments)], **options)
+    last = ended.stdout.splitlines()[-1:]
+    assert ended.returncode == 0, f"exit {ended.returncode} after {last}: {ended.stderr[-5000:]}"
+    return ended.stdout

@@ -23,6 +23,8 @@ class Job:
 
     Attributes
     ----------
+    peer
+        Whose loader it opens; for limits, "machine".
     plates
         The collection: ``.h5ad`` files.
     store
@@ -41,6 +43,7 @@ class Job:
         Where to write what identifies each delivered cell; None in a round that is timed.
     """
 
+    peer: str
     plates: list[str]
     store: str
     label: str
@@ -82,9 +85,8 @@ def read_job() -> Job:
     return Job(**json.loads(sys.argv[1]))
 
 
-def run_loader(open_loader: Callable[[Job], Loader], packages: Sequence[str]) -> None:
+def run_loader(job: Job, open_loader: Callable[[Job], Loader], packages: Sequence[str]) -> None:
     """Open a loader, take its minibatches with the clock running, and report."""
-    job = read_job()
     loader = open_loader(job)
     report(measure(loader, job) | {"packages": versions(packages)})
 

@@ -1,4 +1,4 @@
-"""The sparse matrices of a collection, opened to be read by hand, and random blocks of them."""
+"""The sparse matrices of a collection, read by hand: random blocks, one slice for each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from protocol import Job, Loader, csr_tensor
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,19 @@ def open_plates(plates: list[str]) -> list[Matrix]:
     """Open ``X`` of each plate."""
     import h5py  # noqa: PLC0415 - the environment of a zarr store needs none
 
-    groups = [h5py.File(plate, "r")["X"] for plate in plates]
-    return [
-        Matrix(group["data"], group["indices"], group["indptr"][:], int(group.attrs["shape"][1]))
-        for group in groups
-    ]
+    return [_matrix(h5py.File(plate, "r")["X"]) for plate in plates]
 
 
 def open_store(store: str) -> list[Matrix]:
     """Open ``X`` of each dataset of a shuffled zarr store."""
     import zarr  # noqa: PLC0415 - the environment of the plates needs none
 
-    groups = [zarr.open_group(path, mode="r")["X"] for path in store_parts(store)]
-    return [
-        Matrix(group["data"], group["indices"], group["indptr"][:], int(group.attrs["shape"][1]))
-        for group in groups
-    ]
+    return [_matrix(zarr.open_group(path, mode="r")["X"]) for path in store_parts(store)]
+
+
+def _matrix(group: Any) -> Matrix:
+    shape = group.attrs["shape"]
+    return Matrix(group["data"], group["indices"], group["indptr"][:], int(shape[1]))
 
 
 def store_parts(store: str) -> list[Path]:
@@ -84,3 +83,34 @@ def random_fetches(
             (number, start, min(start + block_size, matrices[number].n_rows))
             for number, start in blocks[chosen].tolist()
         ]
+
+
+def sliced(matrices: list[Matrix], job: Job) -> Loader:
+    """Return what a careful user would write: one slice per block, and minibatches of them."""
+    rng = np.random.default_rng(job.seed)
+
+    def minibatches() -> Iterator[torch.Tensor]:
+        block_size = job.settings["block_size"]
+        for blocks in random_fetches(matrices, block_size, job.fetch_rows, rng):
+            fetched = _read_blocks(matrices, blocks)
+            order = rng.permutation(fetched.shape[0])
+            for start in range(0, order.size, job.batch_size):
+                yield csr_tensor(fetched[order[start : start + job.batch_size]])
+
+    return Loader(minibatches, job.settings["fetch_factor"])
+
+
+def _read_blocks(matrices: list[Matrix], blocks: list[tuple[int, int, int]]) -> Any:
+    """Read blocks of rows, with one slice of ``data`` and one of ``indices`` for each, as CSR."""
+    from scipy.sparse import csr_matrix  # noqa: PLC0415 - loaders need not import it
+
+    data, indices, lengths = [], [], []
+    for number, start, stop in blocks:
+        matrix = matrices[number]
+        first, last = int(matrix.indptr[start]), int(matrix.indptr[stop])
+        data.append(matrix.data[first:last])
+        indices.append(matrix.indices[first:last])
+        lengths.append(np.diff(matrix.indptr[start : stop + 1]))
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    shape = (indptr.size - 1, matrices[0].n_columns)
+    return csr_matrix((np.concatenate(data), np.concatenate(indices), indptr), shape=shape)

@@ -1,8 +1,6 @@
 """Gene names are kept from one opening to the next. The oracle: names as anndata reads them."""
 
-import os
 import pickle
-import time
 import warnings
 
 import anndata as ad
@@ -13,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from anndata.io import write_elem
+from tests.loader.bytes.files import age
 
 from cellfeed import FormatError, open_collection
 
@@ -24,13 +23,6 @@ NAMES = np.array([f"gène {k}" for k in range(N_GENES)], object)
 def tables(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tables"
-
-
-def age(path, seconds=1000):
-    """Let files have changed long ago, for what has just changed is not kept."""
-    then = time.time() - seconds
-    for file in [path, *path.rglob("*")]:
-        os.utime(file, (then, then))
 
 
 def write_names(var, names, nullable, missing):

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pwd
 import shutil
-import time
 import warnings
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import scipy.sparse as sp
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.bytes.files import age
 
 from cellfeed import FormatError, PathError, _mapping, open_collection
 from cellfeed._bytes import _tables
@@ -34,13 +34,6 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(_tables, "_FEWEST_ENTRIES", 2)
     return tmp_path / "cache" / "tables"
-
-
-def age(path, seconds=1000):
-    """Let files have changed long ago, for what has just changed is not kept."""
-    then = time.time() - seconds
-    for file in [path, *path.rglob("*")]:
-        os.utime(file, (then, then))
 
 
 def write_csr(path, counts=COUNTS):

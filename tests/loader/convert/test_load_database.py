@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from click.testing import CliRunner
+from tests import commands
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -23,7 +23,6 @@ from cellfeed import (
     load_database,
     open_collection,
 )
-from cellfeed._cli import main
 from cellfeed._convert._load_database import _job
 
 N_CELLS, N_GENES = 700, 30
@@ -262,18 +261,18 @@ def test_the_command(files, postgres_server, request, monkeypatch):
     paths, _ = files
     name = request.node.name
     command = ["load-database", *map(str, paths), postgres_server.url, "--name", name]
-    refused = CliRunner().invoke(main, command)
+    refused = commands.cellfeed(*command)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"Error: {postgres_server.url}: cannot be read (")
     assert refused.stderr.count("\n") == 1
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
-    done = CliRunner().invoke(main, [*command, "--obs", "plate,size"])
+    done = commands.cellfeed(*command, "--obs", "plate,size")
     assert done.exit_code == 0, done.stderr
     head = f"{postgres_server.url}?collection={name}: 700 cells in 1 part (1 written), "
     assert done.stdout.startswith(head)
-    missing = CliRunner().invoke(main, [*command[:1], "nowhere.h5ad", *command[3:]])
+    missing = commands.cellfeed(*command[:1], "nowhere.h5ad", *command[3:])
     assert (missing.exit_code, missing.stdout) == (2, "")
-    no_database = CliRunner().invoke(main, [*command[:3], "cells.db", "--name", name])
+    no_database = commands.cellfeed(*command[:3], "cells.db", "--name", name)
     assert no_database.exit_code == 2
     assert "is not a database; give postgresql://user@host/database" in no_database.stderr
 

@@ -17,12 +17,11 @@ import psutil
 import pytest
 import scipy.sparse as sp
 import zarr
-from click.testing import CliRunner
+from tests import commands
 from tests.warm import python as warm
 
 import cellfeed._convert._preshuffle._dask as on_dask
 from cellfeed import ParameterError, open_collection, preshuffle
-from cellfeed._cli import main
 
 ANNBATCH = Path(__file__).parents[3] / ".peers" / "annbatch" / "bin" / "python"
 N_CELLS, MEMORY, N_PARTS = 3_000, 480_000, 6
@@ -148,7 +147,7 @@ def test_what_cannot_be_written_is_one_line(plates, out, uninterrupted):
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, unlimited[1]))
     try:
-        result = CliRunner().invoke(main, arguments)
+        result = commands.cellfeed(*arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert (result.exit_code, result.stdout) == (2, "")

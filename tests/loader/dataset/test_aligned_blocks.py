@@ -3,7 +3,7 @@
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.loader.matrices import dense
+from tests.loader.matrices import rows_of
 
 from cellfeed import BlockShuffling, CellDataset, Collection, StateError, open_collection
 from cellfeed.stages import FetchStages
@@ -84,16 +84,6 @@ def opened(folder) -> dict[str, Collection]:
 def expected(folder, in_memory) -> dict[str, NDArray[np.float32]]:
     made = {name: in_memory(paths) for name, paths in folder.items() if name != "zarr"}
     return made | {"zarr": ad.read_zarr(folder["zarr"][0]).X.toarray()}
-
-
-def rows_of(minibatches: Iterator[Any], expected: NDArray[np.float32]) -> list[int]:
-    """The rows of some minibatches, whose values are compared."""
-    found = []
-    for minibatch in minibatches:
-        rows = np.asarray(minibatch.rows)
-        assert np.array_equal(dense(minibatch.X), expected[rows])
-        found += rows.tolist()
-    return found
 
 
 @given(data=st.data())

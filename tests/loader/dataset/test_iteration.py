@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
+from tests.loader.threads import threads_of_iterations
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, Streaming, open_collection
@@ -31,14 +32,6 @@ def path(write_h5ad):
     return write_h5ad(COUNTS)
 
 
-@pytest.fixture
-def interrupts_raise():
-    """What is started in the background of a shell ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def dataset_over(collection, **options):
     sizes = {"batch_size": 4, "fetch_factor": 3, "seed": 0}
     return CellDataset(collection, BlockShuffling(block_size=4), **(sizes | options))
@@ -50,13 +43,6 @@ DATASETS = {
     "transformed": lambda path: dataset_over(open_collection(path), fetch_transform=lambda f: f),
     "indexable": lambda path: dataset_over(np.arange(96)),
 }
-
-
-def threads_of_iterations() -> list[str]:
-    """Return threads of cellfeed, but for those that every later request to a server is made by."""
-    names = [thread.name for thread in threading.enumerate()]
-    lasting = ("cellfeed-requests", "cellfeed-kept", "cellfeed-postgres", "cellfeed-direct")
-    return [name for name in names if name.startswith("cellfeed") and not name.startswith(lasting)]
 
 
 def collect(reference, seconds=600):
@@ -141,7 +127,7 @@ class TestDropping:
 class TestInterrupts:
     @multi_threaded
     @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers cannot lend memory")
-    def test_one_while_the_memory_of_workers_is_freed(self, monkeypatch, interrupts_raise):
+    def test_one_while_the_memory_of_workers_is_freed(self, monkeypatch):
         """In a destructor, it would be printed and ignored, and training would go on."""
         discard, armed = Segment.discard, [True]
 
@@ -157,7 +143,7 @@ class TestInterrupts:
             sum(1 for _ in dataset.loader(1))
 
     @multi_threaded
-    def test_in_the_fork_of_a_worker(self, path, interrupts_raise):
+    def test_in_the_fork_of_a_worker(self, path):
         armed = [True]
 
         def interrupt_once():

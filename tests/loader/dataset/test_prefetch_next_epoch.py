@@ -1,6 +1,7 @@
 """The next epoch is read while the last fetch of this one is delivered; nothing else changes."""
 
 import copy
+import functools
 import gc
 import itertools
 import json
@@ -15,9 +16,9 @@ import weakref
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader import matrices
 from tests.loader.storages.expecting import expecting, matrix_of
 from tests.warm import python as warm
 
@@ -33,6 +34,7 @@ from cellfeed._dataset._epochs import wait_for_dropped
 
 MATRIX = matrix_of()
 DENSE = MATRIX.toarray()
+rows_of = functools.partial(matrices.rows_of, expected=DENSE)
 N_ROWS = len(DENSE)
 multi_threaded = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -54,16 +56,6 @@ def remote():
 @pytest.fixture(scope="module")
 def path(write_h5ad):
     return write_h5ad(sp.csr_matrix(MATRIX))
-
-
-def rows_of(minibatches):
-    rows = list[int]()
-    for minibatch in minibatches:
-        here = minibatch.rows.tolist()
-        X = minibatch.X
-        assert np.array_equal(X if X.layout == torch.strided else X.to_dense(), DENSE[here])
-        rows += here
-    return rows
 
 
 def planned_rows(dataset, epoch):

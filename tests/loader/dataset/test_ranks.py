@@ -352,12 +352,11 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
             """
         )
     )
-    ran = warm.run(
-        [sys.executable, script, method, f"file://{tmp_path}/meet"],
+    printed = warm.output_of(
+        *(script, method, f"file://{tmp_path}/meet"),
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
     )
-    assert ran.returncode == 0, ran.stderr
-    assert_is_divided(json.loads(ran.stdout.splitlines()[-1]))
+    assert_is_divided(json.loads(printed.splitlines()[-1]))
 
 
 def test_a_rank_that_reads_something_else_is_reported(tmp_path):
@@ -430,11 +429,7 @@ def test_ranks_of_lightning(tmp_path):
             """
         )
     )
-    ran = warm.run(
-        [sys.executable, script, tmp_path],
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-    )
-    assert ran.returncode == 0, ran.stderr
+    warm.output_of(script, tmp_path, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})
     of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
     for epochs in zip(*of_ranks, strict=True):  # without worker processes, and with two
         assert_is_divided(list(epochs))

@@ -1,5 +1,6 @@
 """Fetches are on their way ahead, in any depth; rows and order know nothing of it."""
 
+import functools
 import pickle
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader import matrices
 from tests.loader.storages.expecting import expecting, matrix_of
 from tests.warm import python as warm
 
@@ -23,6 +25,7 @@ from cellfeed._dataset._epochs import wait_for_dropped
 
 MATRIX = matrix_of()
 DENSE = MATRIX.toarray()
+rows_of = functools.partial(matrices.rows_of, expected=DENSE)
 N_FETCHES = 8
 MANY = matrix_of(200)
 DEPTHS = [
@@ -41,15 +44,6 @@ def dataset_over(collection, **options):
 @pytest.fixture
 def remote():
     return expecting(MATRIX)
-
-
-def rows_of(minibatches):
-    rows = list[int]()
-    for minibatch in minibatches:
-        here = minibatch.rows.tolist()
-        assert np.array_equal(minibatch.X.to_dense().numpy(), DENSE[here])
-        rows += here
-    return rows
 
 
 class TestMinibatches:

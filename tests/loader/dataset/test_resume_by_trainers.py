@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -55,9 +54,8 @@ def test_lightning_saves_and_restores_it(tmp_path):
     """In the middle of an epoch, at its end and after it, with and without workers."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(_LIGHTNING))
-    result = warm.run([sys.executable, script, tmp_path / "last.ckpt"])
-    assert result.returncode == 0, result.stderr
-    for n_workers, n_before, whole, before, after in json.loads(result.stdout):
+    printed = warm.output_of(script, tmp_path / "last.ckpt")
+    for n_workers, n_before, whole, before, after in json.loads(printed):
         assert len(whole) == 36, (n_workers, n_before)
         assert before == whole[:n_before], (n_workers, n_before)
         assert after == whole[n_before:], (n_workers, n_before)
@@ -118,9 +116,7 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
     """After a look, on the same minibatches, and where it drops a state."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(_LIGHTNING_ODDLY))
-    result = warm.run([sys.executable, script, tmp_path])
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = json.loads(warm.output_of(script, tmp_path))
     assert found["after a look"] == found["whole"]
     assert found["overfitting"] == found["whole"][:2] * 3
     assert found["held"] == [found["whole"][5:], []]
@@ -210,9 +206,8 @@ _LIGHTNING_ODDLY = """
 def test_a_training_that_is_killed_a_hundred_times(tmp_path):
     """At random moments, with other numbers of workers each time; every row is accounted for."""
     script = Path(__file__).with_name("killed_training.py")
-    result = warm.run([sys.executable, script, tmp_path, "100", "0"], timeout=900)
-    assert result.returncode == 0, result.stderr
-    n_killed, n_places = map(int, result.stdout.split())
+    printed = warm.output_of(script, tmp_path, 100, 0, timeout=900)
+    n_killed, n_places = map(int, printed.split())
     assert n_killed == 100 >= n_places > 1
     trainings = list(tmp_path.iterdir())
     assert trainings

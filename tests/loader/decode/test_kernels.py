@@ -1,6 +1,5 @@
 """Compiled functions of elements in memory, each against NumPy or h5py."""
 
-import sys
 from pathlib import Path
 
 import h5py
@@ -18,9 +17,7 @@ from cellfeed.testing import GuardedPool
 def fuzz(path: Path, *arguments: object) -> str:
     """Run the fuzzer in a process of its own, so that a crash of it is told."""
     fuzzer = Path(__file__).parents[1] / "fuzzing.py"
-    done = warm.run([sys.executable, "-W", "error", fuzzer, *map(str, arguments)], cwd=path)
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
-    return done.stdout
+    return warm.output_of("-W", "error", fuzzer, *arguments, cwd=path)
 
 
 class TestFilters:

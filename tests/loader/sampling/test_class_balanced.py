@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.sampling.epochs import counts_of
 
 from cellfeed import (
     CategoricalColumn,
@@ -13,25 +14,10 @@ from cellfeed import (
     ColumnError,
     GroupedSampling,
     ParameterError,
-    SamplingStrategy,
     open_collection,
 )
 
 keys = st.integers(0, 2**64 - 1)
-
-
-def epoch_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
-    positions = np.arange(strategy.n_positions(n_rows))
-    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
-
-
-def counts_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
-    return np.bincount(epoch_of(strategy, n_rows, key), minlength=n_rows)
-
-
-def totals_of(strategy: SamplingStrategy, n_rows: int, n_epochs: int) -> np.ndarray:
-    epochs = [epoch_of(strategy, n_rows, key) for key in range(n_epochs)]
-    return np.bincount(np.concatenate(epochs), minlength=n_rows)
 
 
 class TestClassBalanced:

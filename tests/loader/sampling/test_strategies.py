@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.sampling.epochs import epoch_of
 
-from cellfeed import BlockShuffling, ParameterError, SamplingStrategy, Streaming
+from cellfeed import BlockShuffling, ParameterError, Streaming
 
 keys = st.integers(0, 2**64 - 1)
 STRATEGIES = {"Streaming": Streaming, "BlockShuffling": BlockShuffling}
@@ -22,11 +23,6 @@ BAD_INDICES = {
 }
 
 
-def rows_of_epoch(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
-    positions = np.arange(strategy.n_positions(n_rows))
-    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
-
-
 @st.composite
 def block_shufflings(draw) -> tuple[BlockShuffling, int, np.ndarray]:
     """A strategy, the number of rows, and the rows that it may visit."""
@@ -38,10 +34,10 @@ def block_shufflings(draw) -> tuple[BlockShuffling, int, np.ndarray]:
 
 class TestStreaming:
     def test_visits_all_rows_in_storage_order(self):
-        assert rows_of_epoch(Streaming(), 7).tolist() == list(range(7))
+        assert epoch_of(Streaming(), 7).tolist() == list(range(7))
 
     def test_visits_the_indices_alone(self):
-        assert rows_of_epoch(Streaming(indices=[2, 3, 6]), 7).tolist() == [2, 3, 6]
+        assert epoch_of(Streaming(indices=[2, 3, 6]), 7).tolist() == [2, 3, 6]
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_shuffles_a_fetch_if_asked(self, shuffle):
@@ -52,7 +48,7 @@ class TestBlockShuffling:
     @given(block_shufflings(), keys)
     def test_visits_every_row_once_but_those_that_fill_no_block(self, case, key):
         strategy, n_rows, available = case
-        rows = rows_of_epoch(strategy, n_rows, key)
+        rows = epoch_of(strategy, n_rows, key)
         n_left = available.size % strategy.block_size if strategy.drop_last else 0
         assert len(set(rows.tolist())) == rows.size == available.size - n_left
         assert np.all(np.isin(rows, available))
@@ -61,7 +57,7 @@ class TestBlockShuffling:
     def test_blocks_are_runs_of_the_available_rows_on_a_grid(self, case, key):
         strategy, n_rows, available = case
         size = strategy.block_size
-        places = np.searchsorted(available, rows_of_epoch(strategy, n_rows, key)).tolist()
+        places = np.searchsorted(available, epoch_of(strategy, n_rows, key)).tolist()
         n_left = available.size % size
         offsets, lengths = set(), []
         while places:
@@ -82,7 +78,7 @@ class TestBlockShuffling:
     @given(block_shufflings(), keys, st.data())
     def test_positions_can_be_asked_for_in_any_shape_and_order(self, case, key, data):
         strategy, n_rows, _ = case
-        all_rows = rows_of_epoch(strategy, n_rows, key)
+        all_rows = epoch_of(strategy, n_rows, key)
         if not all_rows.size:
             return
         numbers = st.integers(0, all_rows.size - 1)
@@ -93,26 +89,26 @@ class TestBlockShuffling:
         assert np.array_equal(rows, all_rows[asked])
 
     def test_blocks_come_in_another_order_in_another_epoch(self):
-        orders = {tuple(rows_of_epoch(BlockShuffling(4), 64, key)) for key in range(20)}
+        orders = {tuple(epoch_of(BlockShuffling(4), 64, key)) for key in range(20)}
         assert len(orders) == 20
 
     def test_the_short_block_comes_anywhere(self):
-        epochs = [rows_of_epoch(BlockShuffling(4), 14, key).tolist() for key in range(100)]
+        epochs = [epoch_of(BlockShuffling(4), 14, key).tolist() for key in range(100)]
         assert {rows.index(12) for rows in epochs} == {0, 4, 8, 12}
 
     def test_the_rows_left_out_differ_between_epochs(self):
         strategy = BlockShuffling(4, drop_last=True)
         left_out = {
-            tuple(sorted(set(range(14)) - set(rows_of_epoch(strategy, 14, key).tolist())))
+            tuple(sorted(set(range(14)) - set(epoch_of(strategy, 14, key).tolist())))
             for key in range(100)
         }
         assert left_out == {(0, 1), (0, 13), (12, 13)}
 
     @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
     def test_takes_numpy_integers(self, dtype):
-        rows = rows_of_epoch(BlockShuffling(dtype(200)), 1000)
+        rows = epoch_of(BlockShuffling(dtype(200)), 1000)
         assert rows.dtype == np.int64
-        assert np.array_equal(rows, rows_of_epoch(BlockShuffling(200), 1000))
+        assert np.array_equal(rows, epoch_of(BlockShuffling(200), 1000))
 
     @pytest.mark.parametrize("size", [0, -1, 2.0, float("nan"), True, "4", None, np.array([4])])
     def test_bad_block_size(self, size):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, chi2_contingency
+from tests.loader.sampling.epochs import counts_of, epoch_of, totals_of
 
 from cellfeed import (
     BlockWeightedSampling,
@@ -21,20 +22,6 @@ from cellfeed import (
 
 keys = st.integers(0, 2**64 - 1)
 WEIGHTS = st.integers(0, 9) | st.floats(0, 1e3, allow_subnormal=False) | st.sampled_from([0, 1e-9])
-
-
-def epoch_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
-    positions = np.arange(strategy.n_positions(n_rows))
-    return strategy.epoch_order(n_rows=n_rows, epoch_key=key)(positions)
-
-
-def counts_of(strategy: SamplingStrategy, n_rows: int, key: int = 0) -> np.ndarray:
-    return np.bincount(epoch_of(strategy, n_rows, key), minlength=n_rows)
-
-
-def totals_of(strategy: SamplingStrategy, n_rows: int, n_epochs: int) -> np.ndarray:
-    epochs = [epoch_of(strategy, n_rows, key) for key in range(n_epochs)]
-    return np.bincount(np.concatenate(epochs), minlength=n_rows)
 
 
 def expected_counts(weights: list[float], n_draws: int) -> list[Fraction]:

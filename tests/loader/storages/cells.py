@@ -1,4 +1,4 @@
-"""Cells of many kinds, and whether two collections deliver the same of them."""
+"""Cells of many kinds, and what every storage of them is asked for."""
 
 from typing import Any
 
@@ -7,8 +7,16 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 from tests.loader.matrices import dense
+from tests.warm import python as warm
 
-from cellfeed import BlockShuffling, CategoricalColumn, CellDataset
+from cellfeed import (
+    BlockShuffling,
+    CategoricalColumn,
+    CellDataset,
+    open_collection,
+    preshuffle,
+)
+from cellfeed_tuner import autotune
 
 N_CELLS, N_GENES = 300, 40
 ELEMENTS = ["X", "layers/counts", "raw/X", "obsm/X_pca"]
@@ -22,8 +30,8 @@ SMALL: dict[str, Any] = {
 OBS = ["plate", "donor", "n_counts", "dosage", "is_control"]
 
 
-def make_adata():
-    random = np.random.default_rng(0)
+def make_adata(seed=0):
+    random = np.random.default_rng(seed)
     X = sp.csr_matrix(random.poisson(0.3, (N_CELLS, N_GENES)).astype(np.float32))
     plates = pd.Categorical.from_codes(
         random.integers(-1, 3, N_CELLS), pd.Index(["p2", "p1", "p3"])
@@ -52,24 +60,73 @@ def labels_of(collection, name, values):
     return values.tolist()
 
 
-def assert_same_epochs(both):
+def epoch_of(collection, **options):
+    options = {"batch_size": 16, "fetch_factor": 3, "seed": 1, "as_torch": False, **options}
+    return CellDataset(collection, BlockShuffling(4), **options)
+
+
+def assert_same_epochs(both, elements=ELEMENTS, obs=OBS, **options):
     """Assert that an epoch of two collections is the same, minibatch by minibatch."""
-    assert list(both[0].elements) == list(both[1].elements) == ELEMENTS
-    for name in ELEMENTS:
+    assert list(both[0].elements) == list(both[1].elements) == elements
+    for name in elements:
         names = [each.elements[name].column_names.tolist() for each in both]
         assert names[0] == names[1]
-    epochs = [
-        CellDataset(each, BlockShuffling(4), batch_size=16, fetch_factor=3, seed=1, as_torch=False)
-        for each in both
-    ]
+    epochs = [epoch_of(each, **options) for each in both]
     n = 0
     for some, others in zip(*epochs, strict=True):
         assert some.rows.tolist() == others.rows.tolist()
-        for name in ELEMENTS:
+        for name in elements:
             assert np.array_equal(dense(some[name]), dense(others[name]))
-        for name in OBS:
+            if sp.issparse(some[name]):
+                for part in ("data", "indices", "indptr"):
+                    parts = [getattr(each[name], part) for each in (some, others)]
+                    np.testing.assert_array_equal(*parts)
+        for name in obs:
             pair = zip(both, (some, others), strict=True)
             labels = [labels_of(each, name, cells.obs[name]) for each, cells in pair]
             assert str(labels[0]) == str(labels[1])  # NaN equals NaN
         n += len(some.rows)
     assert n == N_CELLS
+
+
+def assert_selected(collection, adata, rows):
+    """Assert that a collection has these rows and no others, in any order that is asked for."""
+    assert 0 < len(collection) == rows.size < N_CELLS
+    order = np.random.default_rng(0).permutation(rows.size)
+    cells = collection[order]
+    assert np.array_equal(cells.X.toarray(), adata.X[rows[order]].toarray())
+    assert np.array_equal(cells["layers/counts"].toarray(), 2 * adata.X[rows[order]].toarray())
+    assert np.array_equal(dense(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
+    donors = labels_of(collection, "donor", cells.obs["donor"])
+    assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
+
+
+def assert_tuned_and_preshuffled(path, collection, adata, folder):
+    """Assert that autotune takes a collection, and preshuffle its path; return the result."""
+    result = autotune(collection, label="donor", batch_size=16, **SMALL)
+    assert result.loader_fault is None
+    assert result.recommended is not None
+    preshuffle(path, folder / "shuffled.zarr", seed=0)
+    shuffled = open_collection(folder / "shuffled.zarr", obs=["source_row"])
+    rows = np.asarray(shuffled.obs["source_row"].values)
+    assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
+    assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
+    return result
+
+
+WITHOUT = """
+import sys
+import cellfeed
+package, path = sys.argv[1:]
+assert package not in sys.modules
+sys.modules[package] = None
+try:
+    cellfeed.open_collection(path)
+except cellfeed.FormatError as error:
+    print(error)
+"""
+
+
+def said_without(package, path):
+    """Return what is said of a path where a package is not installed."""
+    return warm.output_of("-c", WITHOUT, package, path)

@@ -2,59 +2,40 @@
 
 import os
 import re
-import sys
-from typing import Any
 
 import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.matrices import dense
-from tests.warm import python as warm
+from tests.loader.matrices import rows_of
+from tests.loader.storages import cells
+from tests.loader.storages.cells import (
+    N_CELLS,
+    assert_same_epochs,
+    assert_tuned_and_preshuffled,
+    epoch_of,
+    said_without,
+)
 
 from cellfeed import (
-    BlockShuffling,
     BlockWeightedSampling,
     CellDataset,
     FormatError,
     PathError,
     open_collection,
-    preshuffle,
 )
-from cellfeed_tuner import autotune
 
 cellstream = pytest.importorskip("cellstream")
 cell = pytest.importorskip("cellstream.cell")
 
-N_CELLS, N_GENES = 300, 40
 OBS = ["plate", "donor", "n_counts", "dosage"]
-SMALL: dict[str, Any] = {
-    "block_sizes": [4],
-    "fetch_factors": [2],
-    "workers": [0],
-    "entropy_floor": 0.5,
-}
 
 
-def make_adata(seed=0, dtype=np.float32, largest=9):
-    random = np.random.default_rng(seed)
-    X: Any = sp.random(N_CELLS, N_GENES, 0.4, "csr", random_state=random)
-    X.data = random.integers(1, largest + 1, X.nnz).astype(dtype)
-    obs = pd.DataFrame(
-        {
-            "plate": pd.Categorical.from_codes(
-                random.integers(-1, 3, N_CELLS), pd.Index(["p2", "p1", "p3"])
-            ),
-            "donor": [f"donor {k % 7}" for k in range(N_CELLS)],
-            "n_counts": np.arange(N_CELLS),
-            "dosage": np.where(random.random(N_CELLS) < 0.2, np.nan, 0.5),
-        },
-        index=[f"cell {k}" for k in range(N_CELLS)],
-    )
-    adata = ad.AnnData(X, obs=obs, var=pd.DataFrame(index=[f"gene {k}" for k in range(N_GENES)]))
-    adata.var["length"] = np.arange(N_GENES)
-    adata.obsm["X_pca"] = random.random((N_CELLS, 3)).astype(np.float32)
+def make_adata(seed=0):
+    """Cells with all that an archive has."""
+    adata = cells.make_adata(seed)
+    del adata.raw, adata.layers["counts"], adata.obs["is_control"]
+    adata.var["length"] = np.arange(adata.n_vars)
     return adata
 
 
@@ -67,39 +48,18 @@ def stored(tmp_path_factory):
     return folder / "cells.csad", folder / "cells.h5ad", adata
 
 
-def minibatches_of(collection, **options):
-    strategy = BlockShuffling(4)
-    options = {"batch_size": 16, "fetch_factor": 3, "seed": 1, "as_torch": False, **options}
-    return CellDataset(collection, strategy, **options)
-
-
-def labels_of(collection, name, values):
-    column = collection.obs[name]
-    return column.decode(values).tolist() if hasattr(column, "decode") else values.tolist()
-
-
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_the_same_minibatches_as_from_the_h5ad(stored, n_threads):
     elements = ["X", "obsm/X_pca"]
     both = [open_collection(path, obs=OBS, elements=elements) for path in stored[:2]]
     assert both[0].var_names.tolist() == both[1].var_names.tolist()
-    epochs = [minibatches_of(each, num_threads=n_threads) for each in both]
-    n = 0
-    for some, others in zip(*epochs, strict=True):
-        assert some.rows.tolist() == others.rows.tolist()
-        for part in ("data", "indices", "indptr"):
-            np.testing.assert_array_equal(getattr(some.X, part), getattr(others.X, part))
-        np.testing.assert_array_equal(some["obsm/X_pca"], others["obsm/X_pca"])
-        for name in OBS:
-            pair = zip(both, (some, others), strict=True)
-            labels = [labels_of(each, name, cells.obs[name]) for each, cells in pair]
-            assert str(labels[0]) == str(labels[1])  # NaN equals NaN
-        n += len(some.rows)
-    assert n == N_CELLS
+    assert_same_epochs(both, elements, OBS, num_threads=n_threads)
 
 
 def test_values_that_float32_does_not_hold(tmp_path):
-    adata = make_adata(dtype=np.float64, largest=2**31)
+    adata = make_adata()
+    adata.X = adata.X.astype(np.float64)
+    adata.X.data = np.random.default_rng(0).integers(1, 2**31 + 1, adata.X.nnz).astype(np.float64)
     cell.write_cell_archive(adata, tmp_path / "wide.csad")
     collection = open_collection(tmp_path / "wide.csad")
     rows = np.array([5, 0, 299, 5])
@@ -114,7 +74,7 @@ def test_without_its_compiled_decoder(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLSTREAM_DISABLE_RUST", "1")
     collection = open_collection(tmp_path / "cells.csad")
     with pytest.warns(UserWarning, match=r"cellstream.*install its current wheel"):
-        dataset = minibatches_of(collection, num_threads=2)
+        dataset = epoch_of(collection, num_threads=2)
     for minibatch in dataset:
         expected = adata.X[minibatch.rows].toarray()
         np.testing.assert_array_equal(minibatch.X.toarray(), expected)
@@ -152,19 +112,17 @@ def test_workers_weights_and_resume(stored):
     copies = CellDataset(
         collection, BlockWeightedSampling(4, weights=weights), batch_size=16, seed=0
     )
-    alone, seen = [each.rows.tolist() for each in copies], []
-    for minibatch in dataset.loader(num_workers=2):
-        rows = np.asarray(minibatch.rows)
-        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
-        seen.append(rows.tolist())
-    assert sorted(seen) == sorted(alone)
-    first = minibatches_of(collection)
+    alone = [each.rows.tolist() for each in copies]
+    X = adata.X.toarray()
+    found = [rows_of([each], X) for each in dataset.loader(num_workers=2)]
+    assert sorted(found) == sorted(alone)
+    first = epoch_of(collection)
     begun = iter(first)
     before = [next(begun).rows.tolist() for _ in range(5)]
-    again = minibatches_of(collection)
+    again = epoch_of(collection)
     again.load_state_dict(first.state_dict())
     after = [each.rows.tolist() for each in again]
-    assert before + after == [each.rows.tolist() for each in minibatches_of(collection)]
+    assert before + after == [each.rows.tolist() for each in epoch_of(collection)]
 
 
 @pytest.mark.usefixtures("short_replicates")
@@ -172,14 +130,7 @@ def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     archive, _, adata = stored
     collection = open_collection(archive, obs=["donor"])
-    result = autotune(collection, label="donor", batch_size=16, budget=300, **SMALL)
-    assert result.loader_fault is None
-    assert result.recommended is not None
-    preshuffle(archive, tmp_path / "shuffled.zarr", seed=0)
-    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row"])
-    rows = np.asarray(shuffled.obs["source_row"].values)
-    assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
-    assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
+    assert_tuned_and_preshuffled(archive, collection, adata, tmp_path)
 
 
 def test_a_damaged_archive(stored, tmp_path):
@@ -195,7 +146,7 @@ def test_a_damaged_archive(stored, tmp_path):
         collection[:]
     assert "\n" not in str(raised.value)
     with pytest.raises(FormatError, match=said):
-        list(minibatches_of(collection))
+        list(epoch_of(collection))
     damaged.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
         FormatError, match=r"damaged.csad: cellstream cannot read its archive"
@@ -224,24 +175,9 @@ def test_archives_with_shards(tmp_path):
         open_collection(tmp_path / "shards.shad")
 
 
-WITHOUT = """
-import sys
-import cellfeed
-assert "cellstream" not in sys.modules
-sys.modules["cellstream"] = None
-try:
-    cellfeed.open_collection(sys.argv[1])
-except cellfeed.FormatError as error:
-    print(error)
-"""
-
-
 def test_without_cellstream(stored):
-    command = [sys.executable, "-c", WITHOUT, str(stored[0])]
-    ran = warm.run(command)
-    assert ran.returncode == 0, ran.stderr
     expected = (
         "reading a cellstream archive requires cellstream; "
         "install it: pip install 'cellfeed[cellstream]'"
     )
-    assert ran.stdout == f"{stored[0]}: {expected}\n"
+    assert said_without("cellstream", stored[0]) == f"{stored[0]}: {expected}\n"

@@ -6,12 +6,12 @@ import zlib
 import numpy as np
 import pytest
 from tests.loader.storages.arriving import Arriving
+from tests.loader.storages.expecting import Csr
 
 from cellfeed import ParameterError
 from cellfeed.sources import (
     ByteStore,
     ChunkedArray,
-    ChunkedCsr,
     ChunkedDense,
     ChunkTable,
     Location,
@@ -58,11 +58,6 @@ def chunked(url, values, chunk_shape):
         locations=table,
         files=Bucket(url, b"".join(pieces)),
     )
-
-
-class Csr(ChunkedCsr):
-    def var_names(self):
-        return np.array([f"gene{k}" for k in range(self.shape[1])], object)
 
 
 class Dense(ChunkedDense):

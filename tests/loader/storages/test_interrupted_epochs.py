@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from tests.loader.matrices import dense
 from tests.loader.storages.test_faults import COUNTS, chunk_bytes, flip, writer_of_small_chunks
+from tests.loader.threads import threads_of_iterations
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
@@ -28,13 +28,6 @@ from cellfeed._storages._anndata._matrix import StoredMatrix
 @pytest.fixture
 def write(write_h5ad, replace):
     return writer_of_small_chunks(write_h5ad, replace)
-
-
-def cellfeed_threads() -> list[str]:
-    names = [thread.name for thread in threading.enumerate()]
-    # Since another test has read from a server, or past the page cache.
-    lasting = ("cellfeed-requests", "cellfeed-kept", "cellfeed-postgres", "cellfeed-direct")
-    return [name for name in names if name.startswith("cellfeed") and not name.startswith(lasting)]
 
 
 def in_order(collection, **options) -> CellDataset:
@@ -138,7 +131,7 @@ class TestFilesThatChange:
                     function(path)
         assert seen == list(range(len(seen)))
         assert 5 <= len(seen) <= 40  # two fetches are planned ahead
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
 
     @pytest.mark.parametrize("element", ["X", "X/data"])
     @pytest.mark.parametrize("change", ["renamed over", "written in place", "removed"])
@@ -190,7 +183,7 @@ class TestLoops:
             for minibatch in in_order(open_collection(path), dense=dense):
                 rows += minibatch.rows.tolist()
         assert rows == list(range(50))
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
 
     def test_an_epoch_after_an_error_starts_anew(self, path):
         first, stop = chunk_bytes(path, "X")[-1]
@@ -212,9 +205,9 @@ class TestLoops:
         iterator = iter(in_order(open_collection(path)))
         for _ in range(n_seen):
             next(iterator)
-        assert cellfeed_threads() != []
+        assert threads_of_iterations() != []
         iterator.close()
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
     @pytest.mark.parametrize("dense", [False, True])
@@ -227,7 +220,7 @@ class TestLoops:
         with pytest.raises(error):
             loop()
         wait_for_dropped()
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
 
     def test_left_by_an_error_of_a_callback(self, path):
         def refuse(batch):
@@ -235,15 +228,15 @@ class TestLoops:
 
         with pytest.raises(LookupError):
             list(in_order(open_collection(path), batch_transform=refuse))
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
 
     def test_run_to_the_end(self, path):
         list(in_order(open_collection(path)))
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
 
     def test_never_begun(self, path):
         iterator = iter(in_order(open_collection(path)))
-        assert cellfeed_threads() == []
+        assert threads_of_iterations() == []
         del iterator
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

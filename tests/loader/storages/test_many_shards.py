@@ -2,7 +2,6 @@
 
 import os
 import resource
-import sys
 from typing import Any
 
 import numpy as np
@@ -50,8 +49,7 @@ def folder(tmp_path_factory):
 
 
 def test_more_shards_than_files_may_be_open(folder):
-    ran = warm.run([sys.executable, "-c", SCRIPT, folder])
-    assert ran.stdout == "right\n", ran.stderr
+    assert warm.output_of("-c", SCRIPT, folder) == "right\n"
 
 
 def test_no_more_files_may_be_open(folder):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,11 +37,7 @@ for path in sys.argv[1:]:
 
 
 def run(*arguments: object) -> str:
-    """Run Python in a process of its own, so that a crash of it is told with its last line."""
-    done = warm.run([sys.executable, *map(str, arguments)], cwd=ROOT, timeout=1800)
-    last = done.stdout.splitlines()[-1:]
-    assert done.returncode == 0, f"exit {done.returncode} after {last}: {done.stderr[-3000:]}"
-    return done.stdout
+    return warm.output_of(*arguments, cwd=ROOT, timeout=1800)
 
 
 @pytest.mark.parametrize(("storage", "n"), [("zarr", 1000), ("hdf5", 400)])

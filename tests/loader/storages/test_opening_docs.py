@@ -1,7 +1,6 @@
 """docs/reference/opening.md says what the registry says."""
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -21,8 +20,7 @@ def test_the_page_and_the_registry_say_the_same(tmp_path):
     """In a process of its own, where no test has registered anything."""
     copy = tmp_path / "opening.md"
     copy.write_text(PAGE.read_text())
-    written = warm.run([sys.executable, "-m", "cellfeed._storages._table", str(copy)])
-    assert written.returncode == 0, written.stderr
+    warm.output_of("-m", "cellfeed._storages._table", copy)
     again = "it is written anew by python -m cellfeed._storages._table docs/reference/opening.md"
     assert copy.read_text() == PAGE.read_text(), again
 

@@ -3,23 +3,22 @@
 import multiprocessing
 import pickle
 import re
-import sys
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from tests.loader.matrices import dense
+from tests.loader.matrices import rows_of
 from tests.loader.storages.cells import (
     ELEMENTS,
     N_CELLS,
     OBS,
-    SMALL,
     assert_same_epochs,
-    labels_of,
+    assert_selected,
+    assert_tuned_and_preshuffled,
     make_adata,
+    said_without,
 )
-from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -31,9 +30,7 @@ from cellfeed import (
     RemoteError,
     load_database,
     open_collection,
-    preshuffle,
 )
-from cellfeed_tuner import autotune
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +89,9 @@ def test_obs_as_pandas_has_it(stored, options):
 )
 def test_a_condition_in_sql(stored, options, where, in_pandas):
     url, _, adata = stored
-    rows = np.flatnonzero(adata.obs.eval(in_pandas))
-    assert 0 < rows.size < N_CELLS
     source = PostgresSource(url, where=where, storage_options=options)
     collection = open_collection(source, obs=OBS, elements=["X", "layers/counts", "obsm/X_pca"])
-    assert len(collection) == rows.size
-    order = np.random.default_rng(0).permutation(rows.size)
-    cells = collection[order]
-    assert np.array_equal(cells.X.toarray(), adata.X[rows[order]].toarray())
-    assert np.array_equal(cells["layers/counts"].toarray(), 2 * adata.X[rows[order]].toarray())
-    assert np.array_equal(dense(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
-    donors = labels_of(collection, "donor", cells.obs["donor"])
-    assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
+    assert_selected(collection, adata, np.flatnonzero(adata.obs.eval(in_pandas)))
     whole = PostgresSource(url, storage_options=options)
     assert source.version() != whole.version()
     assert whole.version() == PostgresSource(url, storage_options=options).version()
@@ -130,12 +118,8 @@ def test_workers(stored, options, method):
     collection[:5]  # so that there are connections of this process
     dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=2, seed=0)
     context = multiprocessing.get_context(method)
-    seen = []
-    for minibatch in dataset.loader(num_workers=2, multiprocessing_context=context):
-        rows = np.asarray(minibatch.rows)
-        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
-        seen += rows.tolist()
-    assert sorted(seen) == list(range(N_CELLS))
+    loader = dataset.loader(num_workers=2, multiprocessing_context=context)
+    assert sorted(rows_of(loader, adata.X.toarray())) == list(range(N_CELLS))
     assert np.array_equal(collection[:5].X.toarray(), adata.X[:5].toarray())
 
 
@@ -200,24 +184,9 @@ def test_no_collection(stored, postgres_server, options):
         open_collection(stored[0], storage_options=options | {"connections": 0})
 
 
-WITHOUT = """
-import sys
-import cellfeed
-assert "psycopg" not in sys.modules
-sys.modules["psycopg"] = None
-try:
-    cellfeed.open_collection(sys.argv[1])
-except cellfeed.FormatError as error:
-    print(error)
-"""
-
-
 def test_without_psycopg(stored):
-    command = [sys.executable, "-c", WITHOUT, stored[0]]
-    ran = warm.run(command)
-    assert ran.returncode == 0, ran.stderr
     expected = "reading PostgreSQL requires psycopg; install it: pip install 'cellfeed[postgres]'"
-    assert ran.stdout == f"{stored[0]}: {expected}\n"
+    assert said_without("psycopg", stored[0]) == f"{stored[0]}: {expected}\n"
 
 
 @pytest.mark.usefixtures("short_replicates")
@@ -225,13 +194,6 @@ def test_autotune_and_preshuffle(stored, options, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     url, _, adata = stored
     collection = open_collection(url, obs=["donor"], storage_options=options)
-    result = autotune(collection, label="donor", batch_size=16, **SMALL)
-    assert result.loader_fault is None
-    assert result.recommended is not None
-    assert result.cache == "remote"
     monkeypatch.setenv("PGPASSWORD", options["password"])
-    preshuffle(url, tmp_path / "shuffled.zarr", seed=0)
-    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row"])
-    rows = np.asarray(shuffled.obs["source_row"].values)
-    assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
-    assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
+    result = assert_tuned_and_preshuffled(url, collection, adata, tmp_path)
+    assert result.cache == "remote"

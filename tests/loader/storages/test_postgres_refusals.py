@@ -5,10 +5,9 @@ import re
 import anndata as ad
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests import commands
 
 from cellfeed import ParameterError, PathError, RemoteError, load_database, open_collection
-from cellfeed._cli import main
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_a_server_that_cannot_be_reached(stored):
     remedy = "; check that the server runs, and"
     said = said_by(RemoteError, lambda: load_database(path, url, "cells"))
     assert said.endswith(f"{remedy} `database_options`")
-    found = CliRunner().invoke(main, ["load-database", str(path), url, "--name", "cells"])
+    found = commands.cellfeed("load-database", path, url, "--name", "cells")
     assert found.stderr == f"Error: {said}\n"
     said = said_by(RemoteError, lambda: open_collection(url))
     assert said.endswith(f"{remedy} `storage_options`")

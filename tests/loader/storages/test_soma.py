@@ -3,24 +3,24 @@
 import pickle
 import re
 import shutil
-import sys
 import time
 import warnings
 
 import numpy as np
 import pytest
-from tests.loader.matrices import dense
+from tests.loader.matrices import dense, rows_of
 from tests.loader.storages.cells import (
     ELEMENTS,
     N_CELLS,
     OBS,
-    SMALL,
     assert_same_epochs,
+    assert_selected,
+    assert_tuned_and_preshuffled,
     labels_of,
     make_adata,
+    said_without,
 )
 from tests.loader.storages.somas import write_experiment
-from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -30,9 +30,7 @@ from cellfeed import (
     PathError,
     SomaSource,
     open_collection,
-    preshuffle,
 )
-from cellfeed_tuner import autotune
 
 pytest.importorskip("tiledbsoma")
 
@@ -61,20 +59,11 @@ def test_the_same_minibatches_as_from_the_h5ad(stored):
 def test_an_obs_query(stored, query, in_pandas):
     experiment, _, adata = stored
     rows = np.flatnonzero(adata.obs.eval(in_pandas))
-    assert 0 < rows.size < N_CELLS
     source, whole = SomaSource(experiment, obs_query=query), SomaSource(experiment)
     assert source.selection() != whole.selection() == SomaSource(experiment).selection()
     collection = open_collection(source, obs=OBS, elements=["X", "layers/counts", "obsm/X_pca"])
-    assert len(collection) == rows.size
+    assert_selected(collection, adata, rows)
     order = np.random.default_rng(0).permutation(rows.size)
-    cells = collection[order]
-    assert np.array_equal(cells.X.toarray(), adata.X[rows[order]].toarray())
-    assert np.array_equal(cells["layers/counts"].toarray(), 2 * adata.X[rows[order]].toarray())
-    assert np.array_equal(dense(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
-    assert (
-        labels_of(collection, "donor", cells.obs["donor"])
-        == adata.obs["donor"].iloc[rows[order]].tolist()
-    )
     assert collection.obs_names(order).tolist() == adata.obs_names[rows[order]].tolist()
 
 
@@ -112,13 +101,9 @@ def test_workers(stored):
     collection = open_collection(experiment, obs=["plate"])
     collection[:5]  # so that there are threads of TileDB in this process
     dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=2, seed=0)
-    loader, seen = dataset.loader(num_workers=2), []
+    loader = dataset.loader(num_workers=2)
     assert loader.multiprocessing_context.get_start_method() == "forkserver"
-    for minibatch in loader:
-        rows = np.asarray(minibatch.rows)
-        assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
-        seen += rows.tolist()
-    assert sorted(seen) == list(range(N_CELLS))
+    assert sorted(rows_of(loader, adata.X.toarray())) == list(range(N_CELLS))
 
 
 def test_what_is_written_meanwhile_is_not_seen(tmp_path):
@@ -204,24 +189,9 @@ def test_a_damaged_experiment(stored, tmp_path):
     assert "\n" not in str(missing.value)
 
 
-WITHOUT = """
-import sys
-import cellfeed
-assert "tiledbsoma" not in sys.modules
-sys.modules["tiledbsoma"] = None
-try:
-    cellfeed.open_collection(sys.argv[1])
-except cellfeed.FormatError as error:
-    print(error)
-"""
-
-
 def test_without_tiledbsoma(stored):
-    command = [sys.executable, "-c", WITHOUT, str(stored[0])]
-    ran = warm.run(command)
-    assert ran.returncode == 0, ran.stderr
     expected = "reading TileDB-SOMA requires tiledbsoma; install it: pip install 'cellfeed[soma]'"
-    assert ran.stdout == f"{stored[0]}: {expected}\n"
+    assert said_without("tiledbsoma", stored[0]) == f"{stored[0]}: {expected}\n"
 
 
 @pytest.mark.usefixtures("short_replicates")
@@ -229,14 +199,7 @@ def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
     experiment, _, adata = stored
     collection = open_collection(experiment, obs=["donor"])
-    result = autotune(collection, label="donor", batch_size=16, **SMALL)
-    assert result.loader_fault is None
-    assert result.recommended is not None
-    preshuffle(experiment, tmp_path / "shuffled.zarr", seed=0)
-    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row"])
-    rows = np.asarray(shuffled.obs["source_row"].values)
-    assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
-    assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
+    assert_tuned_and_preshuffled(experiment, collection, adata, tmp_path)
 
 
 @pytest.mark.parametrize("cell_index", [None, "cell", "gene_id", "obs_id"])

@@ -125,10 +125,7 @@ def test_entry_points(tmp_path, write_h5ad):
     (info / "entry_points.txt").write_text(f"[cellfeed.sources]\n{points}")
     paths = [str(tmp_path), str(Path(__file__).parents[3]), *sys.path]
     script = f"import sys; sys.path[:0] = {paths!r}\n{RUN}"
-    command = [sys.executable, "-c", script, str(write_h5ad(MATRIX))]
-    ran = warm.run(command)
-    assert ran.returncode == 0, ran.stderr
-    n_cells, absent, wrong = ran.stdout.splitlines()
+    n_cells, absent, wrong = warm.output_of("-c", script, write_h5ad(MATRIX)).splitlines()
     assert n_cells == "6"
     assert absent.startswith("the entry point 'no_such_module:X' of cellfeed.sources cannot be")
     assert wrong.startswith("the entry point 'plugged_in:open_two' of cellfeed.sources is no")

@@ -1,0 +1,22 @@
+"""The commands, run in this process: what they print, and their exit status."""
+
+from click import Command
+from click.testing import CliRunner, Result
+
+# Commands are imported when they run, since tests of the loader need no tuner.
+
+
+def run(command: Command, *arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(each) for each in arguments])
+
+
+def autotune(*arguments: object) -> Result:
+    from cellfeed_tuner._commands._autotune_cli import main  # noqa: PLC0415
+
+    return run(main, *arguments)
+
+
+def cellfeed(*arguments: object) -> Result:
+    from cellfeed._cli import main  # noqa: PLC0415
+
+    return run(main, *arguments)
