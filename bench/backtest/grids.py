@@ -13,7 +13,7 @@ import numpy as np
 from bench.backtest.record_cli import record_command
 
 from cellfeed._cli import main as cellfeed
-from cellfeed.machine import usable_cpu_count
+from cellfeed.machine import usable_cores
 
 FOLDER = Path(__file__).parents[1] / "grids"
 N_DENSE_GENES, N_RUNS = 2000, 2
@@ -166,7 +166,7 @@ def grids_command(*, folder: Path, names: tuple[str, ...]) -> None:
     for name in names or GRIDS:
         grid = GRIDS[name]
         path = grid.make(folder)
-        with busy_cores(usable_cpu_count() if grid.is_busy else 0):
+        with busy_cores(max(1, int(usable_cores())) if grid.is_busy else 0):
             run(
                 record_command,
                 path,

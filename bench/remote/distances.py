@@ -16,7 +16,7 @@ import click
 import numpy as np
 from bench.remote.clients import JOBS, Client, at_distance, client, served
 
-from cellfeed.machine import usable_cpu_count
+from cellfeed.machine import usable_cores
 
 CAPTION = (
     "Medians of the epochs after the first, with the smallest and largest in brackets; ratios are "
@@ -114,7 +114,7 @@ def _clients(
 def table(measured: dict[Key, list[dict]]) -> str:
     """Return the measurements as Markdown."""
     lines = [
-        f"{usable_cpu_count()} cores. {CAPTION}",
+        f"{usable_cores():.3g} cores. {CAPTION}",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "| --- " * 4 + "| ---: " * 12 + "|",

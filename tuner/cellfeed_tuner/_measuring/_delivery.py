@@ -16,7 +16,7 @@ from cellfeed import (
     NumericColumn,
     ParameterError,
 )
-from cellfeed.machine import usable_cpu_count, usable_memory_bytes
+from cellfeed.machine import usable_cores, usable_memory_bytes
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import WARM_SHARE_OF_MEMORY
 from cellfeed_tuner._machine import CacheState
@@ -273,7 +273,7 @@ def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]
     """
     if collection.is_remote:
         return (0,)
-    most = min(_MOST_WORKERS, max(1, usable_cpu_count() // n_ranks))
+    most = min(_MOST_WORKERS, max(1, int(usable_cores()) // n_ranks))
     return (0, *(1 << power for power in range(most.bit_length())))
 
 
