@@ -17,7 +17,7 @@ import click
 from bench._turns import spread
 from bench.remote.clients import Client, at_distance, epochs_in_turns, served
 
-from cellfeed.machine import usable_cpu_count
+from cellfeed.machine import usable_cores
 
 CAPTION = (
     "Medians of the epochs after the first, with the smallest and largest in brackets; ratios are "
@@ -110,7 +110,7 @@ def _client(opened: ExitStack, settings: dict) -> Client:
 def table(measured: dict[Key, list[dict]]) -> str:
     """Return the measurements as Markdown."""
     lines = [
-        f"{usable_cpu_count()} cores. {CAPTION}",
+        f"{usable_cores():.3g} cores. {CAPTION}",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "| --- " * 4 + "| ---: " * 12 + "|",

@@ -7,11 +7,7 @@ A limit may be set on the process's own group or on any group above it, so the f
 of these and return the tightest limit.
 """
 
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
-
-_Amount = TypeVar("_Amount", int, float)
 
 _ROOT = Path("/")
 _V2 = ""  # the name of the v2 hierarchy in /proc/self/cgroup, whose lines read "0::/path"
@@ -31,7 +27,8 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
     float or None
         Quota over period, in cores, such as 1.5; None without a limit.
     """
-    return _tightest(root, v1="cpu", ask_v1=_quota_v1, ask_v2=_quota_v2)
+    quotas = [*map(_quota_v1, _levels(root, "cpu")), *map(_quota_v2, _levels(root, _V2))]
+    return min((each for each in quotas if each is not None), default=None)
 
 
 def memory_headroom(root: Path = _ROOT) -> int | None:
@@ -50,19 +47,8 @@ def memory_headroom(root: Path = _ROOT) -> int | None:
     int or None
         Bytes, 0 if the limit is reached; None without a limit.
     """
-    return _tightest(root, v1="memory", ask_v1=_headroom_v1, ask_v2=_headroom_v2)
-
-
-def _tightest(
-    root: Path,
-    *,
-    v1: str,
-    ask_v1: Callable[[Path], _Amount | None],
-    ask_v2: Callable[[Path], _Amount | None],
-) -> _Amount | None:
-    answers = [ask_v1(folder) for folder in _levels(root, v1)]
-    answers += [ask_v2(folder) for folder in _levels(root, _V2)]
-    return min((answer for answer in answers if answer is not None), default=None)
+    free = [*map(_headroom_v1, _levels(root, "memory")), *map(_headroom_v2, _levels(root, _V2))]
+    return min((each for each in free if each is not None), default=None)
 
 
 def _levels(root: Path, hierarchy: str) -> list[Path]:
@@ -82,8 +68,8 @@ def _memberships(root: Path) -> dict[str, str]:
     """Return the path of this process's group for each hierarchy: a v1 controller, or v2."""
     memberships = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
         memberships.update(dict.fromkeys(controllers.split(","), path))
     return memberships
 

@@ -156,7 +156,7 @@ def warm_up() -> None:
     start = time.perf_counter()
     folder = importlib.import_module("cellfeed._decode._kernels")
     names = [f"{folder.__name__}.{each.name}" for each in pkgutil.iter_modules(folder.__path__)]
-    for name in (*names, "cellfeed.sampling._kernels", "cellfeed._convert._preshuffle._elements"):
+    for name in (*names, "cellfeed.sampling._kernels"):
         importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["interrupts_held", "run_command"]
+__all__ = ["run_command"]
 
 _INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 _SAID = "\nInterrupted.\n"

@@ -16,7 +16,6 @@ __all__ = [
     "local_world_size",
     "threads_per_process",
     "usable_cores",
-    "usable_cpu_count",
     "usable_memory_bytes",
 ]
 

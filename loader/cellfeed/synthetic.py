@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._convert._synthetic._experiment import Experiment, ExpressionModel
-from cellfeed._convert._synthetic._plate import write_plates
+from cellfeed._convert._synthetic import Experiment, ExpressionModel, write_plates
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed.console import format_bytes
+from cellfeed.machine import usable_cpu_count
 
 __all__ = ["plate_sizes", "write_tahoe_like"]
 
@@ -127,7 +127,13 @@ def write_tahoe_like(
     if not is_claimed:
         (folder / _MANIFEST).write_text(_description(experiment))
     if model is not None:
-        _write_missing(model, missing, on_progress, n_threads or _usable_cpus())
+        n_present = n_cells - _n_cells(experiment, missing)
+
+        def report(n_written: int) -> None:
+            if on_progress is not None:
+                on_progress(n_present + n_written)
+
+        write_plates(model, missing, report, min(n_threads or usable_cpu_count(), len(missing)))
     return paths
 
 
@@ -205,23 +211,3 @@ def _model(
 
 def _n_cells(experiment: Experiment, plates: Iterable[int]) -> int:
     return int(experiment.cells_per_plate()[list(plates)].sum())
-
-
-def _write_missing(
-    model: ExpressionModel,
-    paths: Mapping[int, Path],
-    on_progress: Callable[[int], None] | None,
-    n_threads: int,
-) -> None:
-    n_present = model.experiment.n_cells - _n_cells(model.experiment, paths)
-
-    def report(n_written: int) -> None:
-        if on_progress is not None:
-            on_progress(n_present + n_written)
-
-    write_plates(model, paths, report, min(n_threads, len(paths)))
-
-
-def _usable_cpus() -> int:
-    # Other counts of CPUs ignore that this process may be restricted to some of them.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

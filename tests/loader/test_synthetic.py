@@ -13,8 +13,8 @@ import pytest
 import scipy.sparse
 
 from cellfeed import ParameterError
-from cellfeed._convert._synthetic import _plate
-from cellfeed._convert._synthetic._experiment import CountRows
+from cellfeed._convert import _synthetic
+from cellfeed._convert._synthetic import CountRows
 from cellfeed.synthetic import write_tahoe_like
 
 CONDITION = ["plate", "drug", "dosage", "cell_line"]
@@ -185,11 +185,11 @@ def test_the_file_is_as_anndata_would_write_it(paths, plates, tmp_path):
 @pytest.mark.parametrize("expected_nonzeros", [300, 30_000, 300_000])
 @pytest.mark.parametrize(("limit", "dtype"), [(30_000, "int32"), (20_000, "int64")])
 def test_writing_rows_by_and_by(tmp_path, monkeypatch, expected_nonzeros, limit, dtype):
-    monkeypatch.setattr(_plate, "_INT32_MAX", limit)
+    monkeypatch.setattr(_synthetic, "_INT32_MAX", limit)
     rng = np.random.default_rng(0)
     matrix = scipy.sparse.csr_matrix(rng.poisson(0.1, (300, 1_000)).astype(np.float32))
     with h5py.File(tmp_path / "matrix.h5", "w") as file:
-        writer = _plate.CsrWriter(
+        writer = _synthetic.CsrWriter(
             file.create_group("X"), shape=matrix.shape, expected_nonzeros=expected_nonzeros
         )
         for rows in (matrix[:7], matrix[7:7], matrix[7:200], matrix[200:]):
@@ -269,7 +269,7 @@ class TestRepetition:
         def fail(writer, rows):
             raise OSError(errno.ENOSPC, "file write failed: what HDF5 says about it at length")
 
-        monkeypatch.setattr(_plate.CsrWriter, "append", fail)
+        monkeypatch.setattr(_synthetic.CsrWriter, "append", fail)
         with pytest.raises(OSError, match=r"No space left on device.*plate0\d\.h5ad'"):
             write_tahoe_like(tmp_path, **TINY, n_threads=n_threads)
         assert [path.name for path in tmp_path.iterdir()] == ["collection.json"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +39,6 @@ from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
 from cellfeed._storages import Source, StoredElement
 from cellfeed.sampling import ChunkedRows, ChunkStarts
 
-# Requested rows of a collection, and how many elements they store.
-
-
-def known_mean(parts: Sequence[Part]) -> float | None:
-    """Return the mean number of elements of rows; None if that requires reading them."""
-    lengths = [part.stored.row_lengths(part.runs) if part.keeps_all else None for part in parts]
-    known = [each for each in lengths if each is not None]
-    return float(np.concatenate(known).mean()) if len(known) == len(parts) else None
-
 
 def row_numbers(
     rows: NDArray[np.integer] | Sequence[int] | slice, n_rows: int
@@ -73,26 +63,10 @@ def row_numbers(
 # Which rows of a collection are the first to begin in a chunk.
 
 
-@dataclass(frozen=True, eq=False)
-class StoredRows:
-    """Reads how the rows of an element are divided into chunks.
-
-    Parameters
-    ----------
-    elements
-        The element of each source.
-    are_remote
-        Whether any of them is on a server.
-    """
-
-    elements: Sequence[StoredElement]
-    are_remote: bool
-
-    def __call__(self) -> Sequence[ChunkedRows]:
-        """Return the rows of each source."""
-        with_rows = [each for each in self.elements if each.shape[0]]
-        load_tables(with_rows, are_remote=self.are_remote)
-        return [_chunked_rows(each) for each in self.elements]
+def _rows_in_chunks(elements: Sequence[StoredElement], *, are_remote: bool) -> list[ChunkedRows]:
+    """Read how the rows of an element are divided into chunks, for each source."""
+    load_tables([each for each in elements if each.shape[0]], are_remote=are_remote)
+    return [_chunked_rows(each) for each in elements]
 
 
 def _chunked_rows(stored: StoredElement) -> ChunkedRows:
@@ -118,79 +92,13 @@ def _elements_of_chunk(array: ChunkedArray) -> int:
     return array.chunk_shape[0] if array.is_decoded_whole else 0
 
 
-# How each element of each file is stored, and which are read slowly.
-
-ElementDtypes = Mapping[str, np.dtype[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
+class _Described(NamedTuple):
     """An element of a source, and the reason if it is read slowly."""
 
     source: Source
     name: str
     stored: StoredElement
     slow: SlowRead | None
-
-
-def described(sources: Sequence[Source], dtypes: ElementDtypes) -> Iterator[Described]:
-    """Yield each element of each source, for reading as the given dtypes; nothing is read."""
-    for source in sources:
-        for name, dtype in dtypes.items():
-            stored = source.elements[name]
-            slow = stored.slow_read(dtype) if source.n_rows else None
-            yield Described(source, name, stored, slow)
-
-
-def table_of(elements: Iterator[Described]) -> pd.DataFrame:
-    """Return a row for each element of each source; see `Collection.describe`."""
-    rows = (
-        {
-            "location": str(each.source.location),
-            "element": each.name,
-            "n_cells": each.source.n_rows,
-            "layout": each.stored.layout,
-            "dtype": str(each.stored.dtype),
-            "codec": each.stored.codec(),
-            "chunk_shape": each.stored.chunk_shape,
-            "rows_per_chunk": each.stored.rows_per_chunk,
-            "is_fast": each.slow is None,
-            "reason": each.slow and str(each.slow),
-        }
-        for each in elements
-    )
-    return pd.DataFrame(rows)
-
-
-def slow_reading(elements: Iterator[Described]) -> str | None:
-    """Return one line that says what is read slowly, why, and the remedy; None if nothing is."""
-    slow = [(each, each.slow) for each in elements if each.slow is not None]
-    if not slow:
-        return None
-    first, why = slow[0]
-    line = f"{first.source.location}: `{first.name}` is read slowly, {why}; {why.remedy}"
-    n_others = len(slow) - 1
-    if n_others:
-        others = "1 other is" if n_others == 1 else f"{n_others} others are"
-        line += f" ({others} also read slowly: see `collection.describe()`)"
-    return line
-
-
-def slow_names(elements: Iterator[Described]) -> str:
-    """Return which elements are read slowly, such as "X of 3 files"; empty if none are."""
-    files, slow = defaultdict[str, int](int), defaultdict[str, list[Source]](list)
-    for each in elements:
-        files[each.name] += 1
-        if each.slow is not None:
-            slow[each.name].append(each.source)
-
-    def of_files(name: str, sources: Sequence[Source]) -> str:
-        if len(sources) == files[name]:
-            return name
-        where = sources[0].location.name if len(sources) == 1 else f"{len(sources)} files"
-        return f"{name} of {where}"
-
-    return ", ".join(of_files(name, sources) for name, sources in slow.items())
 
 
 _SAMPLED_ROWS = 10_000
@@ -245,11 +153,22 @@ class Collection:
             f"{each.name} ({each.layout} {each.dtype})" for each in self._elements.values()
         )
         files = "1 file" if len(self._sources) == 1 else f"{len(self._sources)} files"
-        slow = slow_names(described(self._sources, dtypes_of(self._elements, None)))
-        return (
-            f"Collection({self._shown_shape}, {files}, "
-            f"{elements}, obs={list(self._obs)}{slow and f', read slowly: {slow}'})"
-        )
+        slow = defaultdict[str, list[Source]](list)
+        for each in self._described():
+            if each.slow is not None:
+                slow[each.name].append(each.source)
+        parts = [self._shown_shape, files, elements, f"obs={list(self._obs)}"]
+        if slow:
+            names = [self._name_in_files(name, sources) for name, sources in slow.items()]
+            parts.append(f"read slowly: {', '.join(names)}")
+        return f"Collection({', '.join(parts)})"
+
+    def _name_in_files(self, name: str, sources: Sequence[Source]) -> str:
+        """Return the name of an element of some sources, such as "X of 3 files"."""
+        if len(sources) == len(self._sources):
+            return name
+        where = sources[0].location.name if len(sources) == 1 else f"{len(sources)} files"
+        return f"{name} of {where}"
 
     @property
     def _shown_shape(self) -> str:
@@ -365,8 +284,8 @@ class Collection:
         >>> open_collection(path).where("plate == 'b'")
         array([1, 2])
         """
-        asked = Query.of(query)
-        return rows_where(asked, self.read_obs(asked.columns), len(self))
+        asked = Query(query)
+        return rows_where(asked, self.read_obs([*asked.columns]), len(self))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -432,7 +351,31 @@ class Collection:
           element   codec  is_fast                                    reason
         0       X  gzip 4    False  through h5py: its numbers are big-endian
         """
-        return table_of(described(self._sources, dtypes_of(self._elements, None)))
+        rows = (
+            {
+                "location": str(each.source.location),
+                "element": each.name,
+                "n_cells": each.source.n_rows,
+                "layout": each.stored.layout,
+                "dtype": str(each.stored.dtype),
+                "codec": each.stored.codec(),
+                "chunk_shape": each.stored.chunk_shape,
+                "rows_per_chunk": each.stored.rows_per_chunk,
+                "is_fast": each.slow is None,
+                "reason": each.slow and str(each.slow),
+            }
+            for each in self._described()
+        )
+        return pd.DataFrame(rows)
+
+    def _described(self, dtype: Dtypes = None) -> Iterator[_Described]:
+        """Yield each element of each source, for reading as the given dtypes; nothing is read."""
+        dtypes = dtypes_of(self._elements, dtype)
+        for source in self._sources:
+            for name, own_dtype in dtypes.items():
+                stored = source.elements[name]
+                slow = stored.slow_read(own_dtype) if source.n_rows else None
+                yield _Described(source, name, stored, slow)
 
     def slow_reading(self, dtype: Dtypes = None) -> str | None:
         """Return one line that says what is read slowly, why, and the remedy; None if nothing is.
@@ -442,7 +385,16 @@ class Collection:
         dtype
             See `mean_row_bytes`.
         """
-        return slow_reading(described(self._sources, dtypes_of(self._elements, dtype)))
+        slow = [(each, each.slow) for each in self._described(dtype) if each.slow is not None]
+        if not slow:
+            return None
+        first, why = slow[0]
+        line = f"{first.source.location}: `{first.name}` is read slowly, {why}; {why.remedy}"
+        n_others = len(slow) - 1
+        if n_others:
+            others = "1 other is" if n_others == 1 else f"{n_others} others are"
+            line += f" ({others} also read slowly: see `collection.describe()`)"
+        return line
 
     def warn_if_slow(self, dtype: Dtypes = None) -> None:
         """Warn if an element is read slowly; once, also across pickled copies.
@@ -526,12 +478,14 @@ class Collection:
     @cached_property
     def _known_row_lengths(self) -> Mapping[str, float | None]:
         """Mean row lengths of sparse and ragged elements, from tables; None if unknown."""
-        sampled = self.parts(merge_consecutive(self._sampled_rows))
-        return {
-            name: known_mean(sampled[name])
-            for name, element in self._elements.items()
-            if element.layout != "dense"
-        }
+        found = dict[str, float | None]()
+        for name, parts in self.parts(merge_consecutive(self._sampled_rows)).items():
+            if self._elements[name].layout != "dense":
+                lengths = [p.stored.row_lengths(p.runs) if p.keeps_all else None for p in parts]
+                known = [each for each in lengths if each is not None]
+                is_known = len(known) == len(parts)
+                found[name] = float(np.concatenate(known).mean()) if is_known else None
+        return found
 
     @property
     def _sampled_rows(self) -> NDArray[np.int64]:
@@ -592,7 +546,8 @@ class Collection:
 
         `BlockShuffling` with ``align="chunks"`` needs these. This reads row pointers.
         """
-        return ChunkStarts(StoredRows(self._stored[self._first.name], self.is_remote))
+        elements = self._stored[self._first.name]
+        return ChunkStarts(partial(_rows_in_chunks, elements, are_remote=self.is_remote))
 
     def load_tables(self) -> None:
         """Read row pointers and chunk tables now, not with the first rows.

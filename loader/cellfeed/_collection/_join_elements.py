@@ -14,7 +14,7 @@ from cellfeed._bytes._remote import outside_lock
 from cellfeed._errors import FormatError, MismatchError, ParameterError
 from cellfeed._fetch import ahead
 from cellfeed._lazy import pd
-from cellfeed._rows import ColumnMap, ColumnNames, Element, Layout, column_maps
+from cellfeed._rows import ColumnMap, ColumnNames, Element, column_maps
 from cellfeed._storages import Source, StoredElement
 
 # Reading from many files, concurrently if they are on servers.
@@ -106,7 +106,8 @@ class Genes:
         self.join_vars = join_vars
         self.names = None if names is None else np.array([str(name) for name in names], object)
         if self.names is not None:
-            twice = _twice(self.names)
+            index = pd.Index(self.names, dtype=object)
+            twice = [str(name) for name in index[index.duplicated()].unique()]
             if twice or not self.names.size:
                 what = f"names {listed(twice)} twice" if twice else "is empty"
                 raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
@@ -143,11 +144,18 @@ def join_var(
     distinct = dict[int, _Part]()  # of most files they are those of the first
     for where, names in parts:
         if id(names) not in distinct:
-            _check_named(where, names)
+            require_named(where, names)
             distinct[id(names)] = where, pd.Index(names, dtype=object)
     joint = _joint(list(distinct.values()), genes)
     for where, index in distinct.values():
-        _check_distinct(where, index, joint)
+        repeated = index[index.duplicated()].unique()
+        ambiguous = repeated[repeated.isin(joint)]
+        if ambiguous.size:
+            msg = (
+                f"{where}: several genes have the same name: {listed(ambiguous.tolist())}; write "
+                "the file again after `adata.var_names_make_unique()`"
+            )
+            raise MismatchError(msg)
     maps = {key: joint.get_indexer(index) for key, (_, index) in distinct.items()}
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
@@ -189,30 +197,19 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
     return joint
 
 
-def _check_named(where: Location, names: Names) -> None:
-    """Check that all genes have a name, by which they are matched."""
+def require_named(where: Location, names: Names) -> None:
+    """Check that all genes have a name, by which they are matched.
+
+    Raises
+    ------
+    MismatchError
+        A gene has none.
+    """
     n_missing = int(np.count_nonzero(pd.isna(names)))
     if n_missing:
         genes = "1 gene has" if n_missing == 1 else f"{n_missing:,} genes have"
         msg = f"{where}: {genes} no name, but genes are matched by name; write the file again with"
         raise MismatchError(f"{msg} all `adata.var_names`")
-
-
-def _check_distinct(where: Location, index: pd.Index[str], joint: pd.Index[str]) -> None:
-    """Check that no two genes of a file share a name that the collection has."""
-    repeated = index[index.duplicated()].unique()
-    if repeated.isin(joint).any():
-        names = listed(repeated[repeated.isin(joint)].tolist())
-        msg = (
-            f"{where}: several genes have the same name: {names}; write the file again after "
-            "`adata.var_names_make_unique()`"
-        )
-        raise MismatchError(msg)
-
-
-def _twice(names: Names) -> list[str]:
-    index = pd.Index(names, dtype=object)
-    return [str(name) for name in index[index.duplicated()].unique()]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -241,9 +238,10 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
     elements, tables = dict[str, Element](), dict[str, _Columns]()
     for name, first in sources[0].elements.items():
         stored = [source.elements[name] for source in sources]
+        layouts = [each.layout for each in stored]
         _check_same_kind(name, sources)
         if first.layout == "ragged":
-            columns: _Columns = 0, ColumnNames(_no_names), None
+            columns: _Columns = 0, ColumnNames(partial(np.array, [], object)), None
         elif first.var is None:
             _check_same_shape(name, sources, 1)
             columns = first.shape[1], ColumnNames(first.var_names), None
@@ -255,7 +253,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
                 own_genes = genes
                 if _modality(first.var) != _modality(next(iter(tables), first.var)):
                     own_genes = Genes(genes.join_vars)
-                tables[first.var] = _join_genes(name, sources, own_genes)
+                tables[first.var] = _joined(name, sources, own_genes)
             columns = tables[first.var]
             _check_same_shape(name, sources, 2)
         n_columns, names, maps = columns
@@ -271,7 +269,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         elements[name] = Element(
             name=name,
             dtype=_dtype_of(name, sources),
-            layout=_layout_of(stored),
+            layout="csr" if "csr" in layouts else layouts[0],
             row_shape=() if first.layout == "ragged" else (n_columns, *first.shape[2:]),
             names=names,
             stored_as=tuple(each.stored_as for each in stored),
@@ -283,15 +281,6 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         )
         raise ParameterError(f"{msg}; leave out `genes`, or read an element that has them")
     return elements
-
-
-def _no_names() -> NDArray[np.object_]:
-    return np.empty(0, object)
-
-
-def _layout_of(stored: Sequence[StoredElement]) -> Layout:
-    layouts = [each.layout for each in stored]
-    return "csr" if "csr" in layouts else layouts[0]
 
 
 def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
@@ -325,13 +314,6 @@ def _modality(table: str) -> str:
     return table.split("/")[1] if table.startswith("mod/") else ""
 
 
-def _join_genes(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
-    first = sources[0].elements[name]
-    if len(sources) == 1 and genes.names is None:
-        return first.shape[1], ColumnNames(partial(_names_of, name, sources[0])), None
-    return _joined(name, sources, genes)
-
-
 def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
     """Join data frames, which must have the same columns, in any order."""
     parts = _parts(name, sources)
@@ -352,10 +334,14 @@ def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
 
 
 def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
-    names, maps = join_var(_parts(name, sources), genes)
     # Names that are those of the first file can be read again.
-    kept = partial(_names_of, name, sources[0]) if maps is None else partial(np.asarray, names)
-    return len(names), ColumnNames(kept), maps
+    names_of_first = ColumnNames(partial(_names_of, name, sources[0]))
+    if len(sources) == 1 and genes.names is None:
+        return sources[0].elements[name].shape[1], names_of_first, None
+    names, maps = join_var(_parts(name, sources), genes)
+    if maps is None:
+        return len(names), names_of_first, None
+    return len(names), ColumnNames(partial(np.asarray, names)), maps
 
 
 def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:

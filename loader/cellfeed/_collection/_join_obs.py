@@ -120,15 +120,7 @@ def _join_plain(
     texts = [part for part in parts if isinstance(part, CategoricalColumn)]
     if len(texts) < len(parts) or not all(part.categories.size for part in texts):
         return None
-    code_of = dict[str, int]()
-    # The last entry, which code -1 selects, keeps "missing" missing.
-    to_joint = [
-        np.array([*(code_of.setdefault(each, len(code_of)) for each in part.categories), -1])
-        for part in texts
-    ]
-    dtype = np.min_scalar_type(-max(1, len(code_of)))
-    codes = [new[part.codes].astype(dtype) for new, part in zip(to_joint, texts, strict=True)]
-    return CategoricalColumn(np.concatenate(codes), np.array([*code_of], object))
+    return _join_codes([(part.codes, part.categories) for part in texts])
 
 
 def _parts(
@@ -188,7 +180,10 @@ def join_column(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> 
             raise MismatchError(msg)
     if kinds[first] == "numbers":
         return NumericColumn(_join_numbers(name, parts))
-    return _join_categories([series.astype("category") for _, series in parts])
+    columns = [series.astype("category").cat for _, series in parts]
+    return _join_codes(
+        [(each.codes.to_numpy(), each.categories.to_numpy(dtype=object)) for each in columns]
+    )
 
 
 def _kind(name: str, where: Location, series: pd.Series[Any]) -> str:
@@ -280,17 +275,14 @@ def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     return differ
 
 
-def _join_categories(parts: Sequence[pd.Series[Any]]) -> CategoricalColumn:
-    own = [part.cat.categories.to_numpy(dtype=object) for part in parts]
-    categories = pd.Index(pd.unique(np.concatenate(own)))
-    dtype = np.min_scalar_type(-max(1, len(categories)))
-    codes = np.empty(sum(map(len, parts)), dtype=dtype)
-    filled = 0
-    for part in parts:
-        # The last entry, which code -1 selects, keeps "missing" missing.
-        to_joint = np.append(
-            categories.get_indexer(pd.Index(part.cat.categories, dtype=object)), -1
-        )
-        codes[filled : filled + len(part)] = to_joint[part.cat.codes.to_numpy()]
-        filled += len(part)
-    return CategoricalColumn(codes, categories.to_numpy())
+def _join_codes(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> CategoricalColumn:
+    """Join codes and their categories, which are numbered by first appearance."""
+    code_of = dict[Any, int]()
+    # The last entry, which code -1 selects, keeps "missing" missing.
+    to_joint = [
+        np.array([*(code_of.setdefault(each, len(code_of)) for each in categories), -1])
+        for _, categories in parts
+    ]
+    dtype = np.min_scalar_type(-max(1, len(code_of)))
+    codes = [new[own].astype(dtype) for new, (own, _) in zip(to_joint, parts, strict=True)]
+    return CategoricalColumn(np.concatenate(codes), np.array([*code_of], object))

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import glob
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -113,8 +114,10 @@ def open_sources_of(
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
-    if options is not None and options.direct:
-        _check_closed(one_or_more)
+    for each in one_or_more:
+        if options is not None and options.direct and isinstance(each, Source):
+            msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
+            raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
     found = [each for where in one_or_more for each in _found(where, options)]
     seen = set[Location | Path]()
     for location in (each.location for each in found if isinstance(each, _Found)):
@@ -164,14 +167,6 @@ def _is_matrix(given: Any) -> bool:
     return shape is not None and not (len(shape) == 1 and kind in ("O", "U", "T"))
 
 
-def _check_closed(given: Sequence[Given]) -> None:
-    """Refuse open sources if direct I/O is requested, which applies to paths."""
-    for each in given:
-        if isinstance(each, Source):
-            msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
-            raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
-
-
 class _Found(NamedTuple):
     location: Location
     storage: Storage
@@ -180,12 +175,16 @@ class _Found(NamedTuple):
 def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Source]":
     if isinstance(where, Source):
         return [where]
-    location = _located(where, options)
-    found = [_Found(*each) for each in _expand(location)]
-    if location.path is None or not location.options.direct:
-        return [*found]
-    direct = StorageOptions(direct=True)
-    return [_Found(each.location.with_options(direct), each.storage) for each in found]
+    location = Location.of(where)
+    if options is not None:
+        location = location.with_options(options)
+    if location.path is None:
+        return [*_found_on_server(location)]
+    found = _found_at(location.path, location)
+    if location.options.direct:
+        direct = StorageOptions(direct=True)
+        found = [_Found(each.location.with_options(direct), each.storage) for each in found]
+    return [*found]
 
 
 def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
@@ -194,73 +193,54 @@ def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
     return open_location(found.storage, found.location, elements)
 
 
-def _located(where: PathLike, options: StorageOptions | None) -> Location:
-    location = Location.of(where)
-    return location if options is None else location.with_options(options)
+def _found_on_server(location: Location) -> list[_Found]:
+    storage = storage_of(location)
+    if location.scheme not in SCHEMES:
+        return [_Found(location, storage)]
+    names = list(storage.suffixes or suffixes())
+    return [_Found(each, storage) for each in expand_url(location, names)]
 
 
-def _expand(location: Location) -> list[tuple[Location, Storage]]:
-    """Return the locations of a path, folder, pattern or URL."""
-    if location.scheme in SCHEMES:
-        storage = storage_of(location)
-        names = list(storage.suffixes or suffixes())
-        return [(each, storage) for each in expand_url(location, names)]
-    if location.path is None:
-        return [(location, storage_of(location))]
+def _found_at(given: Path, location: Location) -> list[_Found]:
+    """Return the locations of a path, folder or pattern."""
     try:
-        path = location.path.expanduser()
+        path = given.expanduser()
     except RuntimeError:
         msg = f"{location}: this home folder is not known; write the path without ~"
         raise PathError(msg) from None
     try:
         if path.is_dir():
-            return _of_folder(path)
-        if path.exists():
-            return [_known(path)]
+            return _found_in(path)
+        matches = [str(path)] if path.exists() else []
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
         msg = f"{location}: the path is too long for the file system; check it"
         raise PathError(msg) from None
-    matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
+    matches = matches or sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
     if not matches:
         what = "matches no file" if glob.has_magic(str(path)) else "no such file or folder"
         raise PathError(f"{path}: {what}; check the path")
-    return [_known(Path(match)) for match in matches]
+    locations = [Location.of(Path(match)) for match in matches]
+    return [_Found(each, storage_of(each)) for each in locations]
 
 
-def _of_folder(path: Path) -> list[tuple[Location, Storage]]:
+def _found_in(folder: Path) -> list[_Found]:
     """Return a folder itself if it is a store, else the files in it that can be opened, by name."""
-    own = find_storage(Location.of(path))
+    own = find_storage(Location.of(folder))
     if own is not None:
-        return [(Location.of(path), own)]
+        return [_Found(Location.of(folder), own)]
     known = suffixes()
     found = [
-        (Location.of(entry), known[suffix])
-        for entry in sorted(path.iterdir())
+        _Found(Location.of(entry), known[suffix])
+        for entry in sorted(folder.iterdir())
         for suffix in known
         if entry.name.endswith(suffix)
     ]
     if not found:
-        msg = f"{path}: the folder has nothing that can be opened ({', '.join(known)}); "
+        msg = f"{folder}: the folder has nothing that can be opened ({', '.join(known)}); "
         raise PathError(msg + "give the folder that holds them")
     return found
-
-
-def _known(path: Path) -> tuple[Location, Storage]:
-    return Location.of(path), storage_of(Location.of(path))
-
-
-_PARAMETERS = (
-    "obs",
-    "elements",
-    "join_vars",
-    "genes",
-    "join_obs",
-    "storage_options",
-    "cache",
-    "direct_io",
-)
 
 
 def open_collection(
@@ -383,8 +363,9 @@ def open_collection(
         if name in ("layer", "layers"):
             layer = value if isinstance(value, str) else "NAME"
             raise ParameterError(f"{msg}; write elements=['layers/{layer}']")
-        near = difflib.get_close_matches(name, _PARAMETERS, n=1)
-        raise ParameterError(f"{msg}; it has {', '.join(near or _PARAMETERS)}")
+        known = [*inspect.signature(open_collection).parameters][1:-1]
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ParameterError(f"{msg}; it has {', '.join(near or known)}")
     require_list("obs", "column names", obs)
     if not isinstance(given := cast("object", storage_options), Mapping | None):
         kind = type(given).__name__  # values may be credentials

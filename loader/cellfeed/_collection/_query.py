@@ -11,7 +11,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -41,10 +40,9 @@ _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MEMBERSHIPS = (ast.In, ast.NotIn)
 _MOST_POWER = 64
 _LARGEST_INTEGER = 2**63
-_MOST_CHARACTERS = 100_000
+_MOST_CHARACTERS, _MOST_SHOWN = 100_000, 200
 
 
-@dataclass(frozen=True, slots=True)
 class Query:
     """A condition on obs columns, such as ``"cell_type == 'B' and n_counts > 500"``.
 
@@ -52,37 +50,39 @@ class Query:
     ----------
     text
         The text of the query.
+
+    Attributes
+    ----------
     columns
-        The columns in it, each once.
+        The columns in it, each once, with their numbers in the rebuilt query.
+
+    Raises
+    ------
+    ParameterError
+        It has something other than columns, constants, comparisons, ``and``, ``or``, ``not``,
+        ``in`` with lists of constants, and arithmetic; or it has no column.
     """
 
-    text: str
-    columns: tuple[str, ...]
-    _conditions: tuple[str, ...]
-    _expression: str
-
-    @classmethod
-    def of(cls, text: str) -> Query:
-        """Parse a query.
-
-        Raises
-        ------
-        ParameterError
-            It has something other than columns, constants, comparisons, ``and``, ``or``, ``not``,
-            ``in`` with lists of constants, and arithmetic; or it has no column.
-        """
+    def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             msg = f"a query must be text, such as \"cell_type == 'B'\", but got {text!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
-        reader = _Reader(text)
+        shown = text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+        self._called = f"query {shown!r}"
+        self._quoted = list[str]()  # names in backticks
+        self._conditions = list[str]()  # columns that have to be true or false
+        self.columns = dict[str, int]()
+        if len(text) > _MOST_CHARACTERS:
+            raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
         try:
-            checked = reader.read()
-            expression = ast.unparse(checked)
+            self._expression = ast.unparse(self._checked(self._parsed(text)))
         except (RecursionError, MemoryError) as error:
-            raise ParameterError(f"{reader.called}: is nested too deeply; simplify it") from error
-        if not reader.columns:
-            raise ParameterError(f"{reader.called}: has no obs column; compare one")
-        return cls(text, tuple(reader.columns), tuple(reader.conditions), expression)
+            raise self._refused("is nested too deeply; simplify it") from error
+        if not self.columns:
+            raise self._refused("has no obs column; compare one")
+
+    def _refused(self, what: str) -> ParameterError:
+        return ParameterError(f"{self._called}: {what}")
 
     def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return where the condition holds; False where it is missing.
@@ -99,9 +99,10 @@ class Query:
         """
         for name in self._conditions:
             if not pd.api.types.is_bool_dtype(columns[name].dtype):
-                msg = f"{_called(self.text)}: {name!r} is not true or false; compare it"
-                raise ParameterError(f"{msg}, as in `{name} == 1`")
-        named = {_column(number): columns[name] for number, name in enumerate(self.columns)}
+                raise self._refused(
+                    f"{name!r} is not true or false; compare it, as in `{name} == 1`"
+                )
+        named = {_column(number): columns[name] for name, number in self.columns.items()}
         try:
             with np.errstate(all="ignore"):
                 found = pd.eval(
@@ -113,57 +114,21 @@ class Query:
                     resolvers=[named],
                 )
         except Exception as error:  # whatever pandas raises of a dtype
-            said = " ".join(self._with_names(str(error)).split()) or type(error).__name__
-            msg = f"{_called(self.text)}: pandas cannot evaluate it: {said}"
-            raise ParameterError(msg) from error
+            names = [*self.columns]
+            said = _PLACEHOLDER.sub(lambda match: repr(names[int(match[1])]), str(error))
+            what = " ".join(said.split()) or type(error).__name__
+            raise self._refused(f"pandas cannot evaluate it: {what}") from error
         if not isinstance(found, pd.Series) or not pd.api.types.is_bool_dtype(found.dtype):
-            msg = f"{_called(self.text)}: gives values that are not true or false; compare them"
-            raise ParameterError(msg)
+            raise self._refused("gives values that are not true or false; compare them")
         return found.to_numpy(dtype=bool, na_value=False)
 
-    def _with_names(self, said: str) -> str:
-        return _PLACEHOLDER.sub(lambda match: repr(self.columns[int(match[1])]), said)
-
-
-def _column(number: int) -> str:
-    return f"_obs_column_{number}_"
-
-
-def _called(text: str) -> str:
-    shown = text if len(text) <= 200 else text[:200] + "..."  # noqa: PLR2004 - one line
-    return f"query {shown!r}"
-
-
-class _Reader:
-    """Checks a query, and rebuilds it.
-
-    Parameters
-    ----------
-    text
-        The query.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._quoted = list[str]()  # names in backticks
-        self.columns = dict[str, int]()
-        self.conditions = list[str]()  # columns that have to be true or false
-        self.called = _called(text)
-
-    def read(self) -> ast.expr:
-        """Return the rebuilt query, with columns by number."""
-        if len(self._text) > _MOST_CHARACTERS:
-            raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
-        python = _TOKENS.sub(self._token, self._text).strip()
+    def _parsed(self, text: str) -> ast.expr:
+        python = _TOKENS.sub(self._token, text).strip()
         try:
-            tree = ast.parse(python, mode="eval")
+            return ast.parse(python, mode="eval").body
         except (SyntaxError, ValueError) as error:
-            msg = f"{self.called}: is not an expression; write, for example, \"cell_type == 'B'\""
-            raise ParameterError(msg) from error
-        return self._checked(tree.body)
-
-    def _refused(self, what: str) -> ParameterError:
-        return ParameterError(f"{self.called}: {what}")
+            msg = "is not an expression; write, for example, \"cell_type == 'B'\""
+            raise self._refused(msg) from error
 
     def _token(self, match: re.Match[str]) -> str:
         """Return a placeholder for a name in backticks, or pandas' meaning of ``&`` and ``|``."""
@@ -184,7 +149,8 @@ class _Reader:
             case ast.Constant():
                 return self._constant(node.value)
             case ast.Name():
-                return self._name(node.id)
+                number = self.columns.setdefault(self._column_of(node.id), len(self.columns))
+                return ast.Name(_column(number), ast.Load())
             case ast.BoolOp(op=op, values=operands):
                 return ast.BoolOp(op, [self._condition(each) for each in operands])
             case ast.UnaryOp():
@@ -209,7 +175,7 @@ class _Reader:
             )
         checked = self._checked(node)
         if isinstance(node, ast.Name):
-            self.conditions.append(self._column_of(node.id))
+            self._conditions.append(self._column_of(node.id))
         return checked
 
     def _column_of(self, name: str) -> str:
@@ -226,10 +192,6 @@ class _Reader:
         if is_huge or (isinstance(value, float) and not math.isfinite(value)):
             raise self._refused("has a number that is too large")
         return ast.Constant(value)
-
-    def _name(self, name: str) -> ast.Name:
-        number = self.columns.setdefault(self._column_of(name), len(self.columns))
-        return ast.Name(_column(number), ast.Load())
 
     def _unary(self, sign: ast.unaryop, given: ast.expr) -> ast.expr:
         if isinstance(sign, ast.Not) and not isinstance(given, ast.Constant):
@@ -256,14 +218,11 @@ class _Reader:
         if isinstance(node.op, ast.Pow) and abs(power) > _MOST_POWER:
             raise self._refused(f"has an exponent that is not a number up to {_MOST_POWER}")
         if len(constants) == 2:  # noqa: PLR2004 - both sides
-            return self._constant(self._calculated(node.op, *constants))
+            try:  # neither is large, so it is quick
+                return self._constant(_OPERATORS[type(node.op)](*constants))
+            except ArithmeticError as error:
+                raise self._refused(f"calculates with constants: {error}") from error
         return ast.BinOp(left, node.op, right)
-
-    def _calculated(self, operation: ast.operator, left: Any, right: Any) -> Any:
-        try:
-            return _OPERATORS[type(operation)](left, right)  # neither is large, so it is quick
-        except ArithmeticError as error:
-            raise self._refused(f"calculates with constants: {error}") from error
 
     def _comparison(self, node: ast.Compare) -> ast.expr:
         operands = [self._checked(node.left)]
@@ -275,14 +234,11 @@ class _Reader:
             else:
                 raise self._refused("`is` is not allowed; compare with ==")
         for left, right in pairwise(operands):
-            self._require_compared(left, right)
+            if isinstance(left, ast.List):
+                raise self._refused("compares a list; write `column in ['a', 'b']`")
+            if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.List):
+                raise self._refused("compares two constants; compare a column")
         return ast.Compare(operands[0], node.ops, operands[1:])
-
-    def _require_compared(self, left: ast.expr, right: ast.expr) -> None:
-        if isinstance(left, ast.List):
-            raise self._refused("compares a list; write `column in ['a', 'b']`")
-        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.List):
-            raise self._refused("compares two constants; compare a column")
 
     def _list(self, node: ast.expr) -> ast.List:
         if not isinstance(node, ast.List | ast.Tuple) or not node.elts:
@@ -291,6 +247,10 @@ class _Reader:
         if not all(isinstance(each, ast.Constant) for each in elements):
             raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
         return ast.List(elements, ast.Load())
+
+
+def _column(number: int) -> str:
+    return f"_obs_column_{number}_"
 
 
 # Rows whose obs fulfil a condition.

@@ -261,66 +261,38 @@ def shuffled_blocks(
 ) -> EpochOrder:
     """Return the numbers below ``n`` as contiguous blocks in random order; see `BlockShuffling`."""
     n_blocks, n_left = divmod(n, block_size)
-    has_short = n_left > 0 and not drop_last
-    slot = random_below(derive_key(epoch_key, _SHORT_BLOCK), n_blocks + 1)
-    first = random_below(derive_key(epoch_key, _GRID_OFFSET), n_left + 1)
-    return _BlockOrder(
-        block_size=block_size,
-        permute=Permutation(n_blocks, derive_key(epoch_key, _BLOCK_ORDER)),
-        first=0 if has_short else first,
-        short_start=slot * block_size,
-        short_size=n_left if has_short else 0,
-    )
+    permute = Permutation(n_blocks, derive_key(epoch_key, _BLOCK_ORDER))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BlockOrder:
-    """Blocks of rows in random order.
-
-    Parameters
-    ----------
-    block_size
-        Rows in a block.
-    permute
-        Order of the whole blocks.
-    first
-        The row that the first whole block starts with.
-    short_start, short_size
-        Position and size of the block of the rows after the last whole one; size 0 without it.
-    """
-
-    block_size: int
-    permute: Permutation
-    first: int
-    short_start: int
-    short_size: int
-
-    def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Return the rows at the given positions."""
-        if not self.short_size:
-            return self._in_whole_blocks(positions) + self.first
-        short_stop = self.short_start + self.short_size
-        in_short = (positions >= self.short_start) & (positions < short_stop)
-        whole = np.where(positions >= short_stop, positions - self.short_size, positions)
-        whole[in_short] = 0
-        rows = self._in_whole_blocks(whole) if self.permute.n else whole
-        last = self.permute.n * self.block_size
-        rows[in_short] = positions[in_short] - self.short_start + last
-        return rows
-
-    def _in_whole_blocks(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        if self.block_size == 1 or not positions.size:
-            return self.permute(positions)
-        slots, within = np.divmod(positions, self.block_size)
+    def in_whole_blocks(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        if block_size == 1 or not positions.size:
+            return permute(positions)
+        slots, within = np.divmod(positions, block_size)
         # A fetch asks for all rows of a block together, so each slot is permuted once.
         first, last = int(slots.min()), int(slots.max())
         if last - first < slots.size:
-            blocks = self.permute(np.arange(first, last + 1))[slots - first]
+            blocks = permute(np.arange(first, last + 1))[slots - first]
         else:
             distinct, inverse = np.unique(slots, return_inverse=True)
-            blocks = self.permute(distinct)[inverse.reshape(slots.shape)]
-        rows: NDArray[np.int64] = blocks * self.block_size + within
+            blocks = permute(distinct)[inverse.reshape(slots.shape)]
+        rows: NDArray[np.int64] = blocks * block_size + within
         return rows
+
+    if drop_last or not n_left:
+        first = random_below(derive_key(epoch_key, _GRID_OFFSET), n_left + 1)
+        return lambda positions: in_whole_blocks(positions) + first
+    # The rows after the last whole block are a short block at a random place.
+    short_start = block_size * random_below(derive_key(epoch_key, _SHORT_BLOCK), n_blocks + 1)
+    short_stop = short_start + n_left
+
+    def rows_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+        in_short = (positions >= short_start) & (positions < short_stop)
+        whole = np.where(positions >= short_stop, positions - n_left, positions)
+        whole[in_short] = 0
+        rows = in_whole_blocks(whole) if n_blocks else whole
+        rows[in_short] = positions[in_short] - short_start + n_blocks * block_size
+        return rows
+
+    return rows_at
 
 
 # Rows in storage order.

@@ -15,7 +15,7 @@ from cellfeed.sampling._base import (
     sorted_indices,
     sorted_with,
 )
-from cellfeed.sampling._labels import Codes, codes_of_columns, label_codes
+from cellfeed.sampling._labels import Codes, codes_of_columns, label_codes, not_bound
 from cellfeed.sampling._masses import CellWeights, masses_of
 from cellfeed.sampling._permutation import (
     Permutation,
@@ -167,11 +167,7 @@ class GroupedSampling(SamplingStrategy):
         names = _names(self.labels)
         if not names:
             return self
-        codes = codes_of_columns(collection, names)
-        if self.indices is not None:
-            n_available(self.indices, codes.size)
-            codes = codes[np.asarray(self.indices)]
-        return changed(self, labels=codes)
+        return changed(self, labels=codes_of_columns(collection, names, self.indices))
 
     def _check_sizes(self) -> None:
         for name in ("set_size", "block_size", *(["n_sets"] if self.n_sets is not None else [])):
@@ -250,11 +246,7 @@ class GroupedSampling(SamplingStrategy):
     def _known_groups(self) -> "_Groups":
         groups: _Groups | None = self.__dict__["_groups"]
         if groups is None:
-            msg = (
-                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
-                "strategy to a CellDataset, or call bound_to(collection)"
-            )
-            raise ParameterError(msg)
+            raise not_bound(self.labels)
         return groups
 
 

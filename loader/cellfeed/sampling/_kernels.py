@@ -1,7 +1,7 @@
-"""What is compiled: the permutation of blocks, and blocks that begin where chunks do.
+"""Compiled functions: permuting blocks, blocks that begin at chunk boundaries, and sorting.
 
-Every function that is compiled is in this folder, which takes nothing that is compiled from
-elsewhere. Each module is imported by whoever needs it, as that loads what is compiled in it.
+Importing this module loads the compiled code, so only processes that read cells import it.
+Nothing compiled comes from another folder.
 """
 
 from typing import Any
@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled
 
-# Compiled: where blocks begin.
+# ruff: noqa: ARG001 - numba fixes the parameters of an intrinsic
 
-# ruff: noqa: ARG001 - numba fixes what an intrinsic takes
+# Where blocks begin.
 
-
-# Columns of the table of files, whose last row has the number of all rows and nothing else: its
-# first row, the address of the row pointer or 0, elements of a row where all have as many, and
-# elements of a chunk, 0 if every row may begin a block.
+# Columns of the table of files: number of the first row; address of the row pointer, or 0;
+# elements in a row, if all rows have equally many; and elements in a chunk, 0 if every row may
+# begin a block. The table has one more row, which only has the number of all rows.
 FIRST_ROW, POINTER, ROW, CHUNK, N_COLUMNS = range(5)
 
 
@@ -32,7 +31,7 @@ def _to_pointer(typingctx: Any, address: Any) -> Any:
     return types.CPointer(types.int64)(types.int64), codegen
 
 
-_integers_at: Any = intrinsic(_to_pointer)  # of an address, the pointer that `carray` wants
+_integers_at: Any = intrinsic(_to_pointer)  # makes the pointer that `carray` needs
 
 
 @compiled("int64(int64[:,::1], int64)", inner=True)
@@ -49,9 +48,9 @@ def _file_of(files: NDArray[np.int64], row: int) -> int:
 
 @compiled("int64(int64[::1], int64, int64)", inner=True)
 def _first_at_least(values: NDArray[np.int64], low: int, least: int) -> int:
-    """Return where the first of ascending values is that is not below ``least``.
+    """Return the index of the first of ascending values that is not below ``least``.
 
-    ``values[low]`` is below. Searched from there, as it is close by.
+    ``values[low]`` is below. The result is probably close, so the search begins there.
     """
     step, high = 1, low + 1
     while high < values.size and values[high] < least:
@@ -69,10 +68,10 @@ def _first_at_least(values: NDArray[np.int64], low: int, least: int) -> int:
 
 @compiled("int64(int64[:,::1], int64, int64, int64)", inner=True)
 def _start_from(files: NDArray[np.int64], number: int, before: int, row: int) -> int:
-    """Return ``row`` if it begins in another chunk than ``before``, else where the next begins.
+    """Return ``row`` if it begins in another chunk than ``before``, else the next row that does.
 
-    That is the first row from ``row`` on, of the file of that number, that begins in a chunk after
-    its own; the row after the last of the file if there is none.
+    That is the first row of the file ``number``, after ``row``, that begins in a later chunk than
+    ``row``; the end of the file if there is none.
     """
     first, chunk = files[number, FIRST_ROW], files[number, CHUNK]
     if before < first or chunk == 0:
@@ -94,18 +93,18 @@ def _start_from(files: NDArray[np.int64], number: int, before: int, row: int) ->
 
 @compiled("int64(int64[:,::1], int64[::1], int64, int64)")
 def bound(files: NDArray[np.int64], indices: NDArray[np.int64], n: int, place: int) -> int:
-    """Return where the block begins whose first row, were it not aligned, is at a place.
+    """Return the first row of a block, given its first row before alignment.
 
     Parameters
     ----------
     files
         See the top of this module.
     indices
-        The rows to visit, ascending; empty if all are.
+        The rows to visit, ascending; empty for all rows.
     n
-        How many they are.
+        Number of rows to visit.
     place
-        A multiple of the block size.
+        Place of the first row before alignment: a multiple of the block size.
     """
     if place == 0 or place >= n:
         return min(place, n)
@@ -120,7 +119,7 @@ def bound(files: NDArray[np.int64], indices: NDArray[np.int64], n: int, place: i
 def moments(
     files: NDArray[np.int64], indices: NDArray[np.int64], n: int, block_size: int
 ) -> tuple[int, int, float]:
-    """Return how many blocks there are, the size of the largest, and the sum of their squares."""
+    """Return the number of blocks, the largest size, and the sum of squared sizes."""
     n_blocks, largest, squares = 0, 0, 0.0
     begin = 0
     for place in range(block_size, n + block_size, block_size):
@@ -135,9 +134,9 @@ def moments(
     return n_blocks, largest, squares
 
 
-# Compiled: a `Permutation` of some elements.
+# A `Permutation` of some elements.
 
-# Of SplitMix64; see `random_words`.
+# Constants of SplitMix64; see `random_words`.
 _GOLDEN = uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = uint64(0x94D049BB133111EB)
@@ -180,16 +179,16 @@ def permute(
     rounds: NDArray[np.int64],
     n: int,
 ) -> None:
-    """Put the image of each of the first words in its place; see `Permutation`.
+    """Replace each of the first words by its image; see `Permutation`.
 
     Parameters
     ----------
     words, n_words
-        Elements below ``n``, and how many of them are meant.
+        Elements below ``n``, and the number of them to permute.
     keys, rounds
-        Keys of the rounds, and the rounds in their order, which backwards undoes the permutation.
+        Keys of the rounds, and the order of the rounds; the reverse order gives the inverse.
     n
-        Number of elements that there are.
+        Number of elements of the permutation.
     """
     n_bits = 2
     while n > 1 << n_bits:
@@ -213,9 +212,9 @@ def permute(
         n_outside = n_left
 
 
-# Compiled: blocks of unequal size in the order of a `Permutation`, by position.
+# Blocks of unequal size in the order of a `Permutation`, by position.
 
-GROUP = 1024  # blocks of which only the rows together are kept
+GROUP = 1024  # blocks; only the number of rows of each group is stored
 _GROUP_BITS = 10
 _AT_ONCE = 64  # blocks that are permuted together, by vector instructions
 
@@ -228,19 +227,19 @@ def group_sizes(
     block_size: int,
     keys: NDArray[np.uint64],
 ) -> NDArray[np.int64]:
-    """Return how many rows each `GROUP` of blocks has, in the order of the epoch.
+    """Return the number of rows in each `GROUP` of blocks, in the order of the epoch.
 
-    Blocks are visited in the order of storage, so that where rows begin is read from one end to
-    the other, and each is asked which group it is in.
+    Blocks are visited in storage order, so that row pointers are read sequentially; the inverse
+    permutation gives the group of each block.
 
     Parameters
     ----------
     files, indices, n
-        As of `bound`.
+        See `bound`.
     block_size
-        Rows of a block, were it not aligned.
+        Rows in a block before alignment.
     keys
-        Of the rounds of the permutation of blocks.
+        Keys of the rounds of the permutation of blocks.
 
     Returns
     -------
@@ -283,19 +282,19 @@ def rows_at(
     positions
         Ascending, in [0, n), shape (n_positions,).
     group_ends
-        Where each group of blocks ends, int64, shape (n_groups,).
+        End of each group of blocks, int64, shape (n_groups,).
     files, indices, n, block_size, keys
-        As of `group_sizes`.
+        See `group_sizes`.
 
     Raises
     ------
     ValueError
-        There are no such positions.
+        A position is outside of the epoch.
     """
     n_blocks = (n + block_size - 1) // block_size
     rows = np.empty(positions.size, np.int64)
     words, rounds = np.empty(_AT_ONCE, np.uint64), np.arange(keys.size)
-    slot, end, k = 0, 0, 0  # the next block, and where it begins
+    slot, end, k = 0, 0, 0  # the next block, and its first position
     while k < positions.size and slot < n_blocks:
         group = np.searchsorted(group_ends, positions[k], side="right")
         if slot // GROUP < group:
@@ -319,7 +318,7 @@ def rows_at(
     return rows
 
 
-# Compiled: the order that sorts words, digit by digit.
+# Sorting words, digit by digit.
 
 _DIGIT_BITS, _N_DIGITS = 8, 8
 _N_VALUES = 1 << _DIGIT_BITS
@@ -327,9 +326,9 @@ _N_VALUES = 1 << _DIGIT_BITS
 
 @compiled("int64[:,::1](uint64[:,::1])")
 def radix_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return for each row of words which are next when they ascend; equal ones stay in order.
+    """Return ``np.argsort(words, axis=1, kind="stable")``, by radix sort.
 
-    The lowest digit is sorted by first. Digits that all words of a row have in common are left out.
+    Words are sorted by the lowest digit first. Digits that are the same in all words are skipped.
 
     Parameters
     ----------
@@ -352,7 +351,7 @@ def radix_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
                 counts[digit, (keys[i] >> uint64(digit * _DIGIT_BITS)) & uint64(_N_VALUES - 1)] += 1
         for digit in range(_N_DIGITS):
             shift, first, most = uint64(digit * _DIGIT_BITS), 0, 0
-            for value in range(_N_VALUES):  # from how many there are to where they begin
+            for value in range(_N_VALUES):  # counts become the places of the first
                 most = max(most, counts[digit, value])
                 counts[digit, value], first = first, first + counts[digit, value]
             if most == n:
@@ -364,6 +363,6 @@ def radix_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
                 counts[digit, value] += 1
             keys, moved_keys = moved_keys, keys
             order, moved_order = moved_order, order
-        for i in range(n):  # assigning a row compiles numba's messages about shapes too
+        for i in range(n):  # assigning a row would also compile numba's messages about shapes
             found[row, i] = order[i]
     return found

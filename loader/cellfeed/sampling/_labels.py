@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ColumnError, ParameterError
+from cellfeed.sampling._base import n_available
 
 # Integers below are codes as they are; so are those below a few times the number of cells.
 _FEW = 1 << 16
@@ -97,7 +98,7 @@ def _numbered(labels: ArrayLike) -> Codes:
     return _without_minus_one(*factorized(values))
 
 
-def codes_of_columns(collection: Any, names: tuple[str, ...]) -> Codes:
+def codes_of_columns(collection: Any, names: tuple[str, ...], indices: ArrayLike | None) -> Codes:
     """Return a code for each combination of values of obs columns, -1 if one is missing.
 
     Parameters
@@ -106,13 +107,28 @@ def codes_of_columns(collection: Any, names: tuple[str, ...]) -> Codes:
         Any object with ``obs``, which returns columns by name.
     names
         Names of columns, at least one.
+    indices
+        The rows whose codes are returned, ascending; all rows if None.
 
     Raises
     ------
     ColumnError
         obs has no such column.
     """
-    return combined([label_codes(_column(collection, name)) for name in names])
+    codes = combined([label_codes(_column(collection, name)) for name in names])
+    if indices is None:
+        return codes
+    n_available(indices, codes.size)
+    of_rows: Codes = codes[np.asarray(indices)]
+    return of_rows
+
+
+def not_bound(labels: Any) -> ParameterError:
+    """Return the error for a strategy whose labels are names of obs columns."""
+    return ParameterError(
+        f"`labels` is the name {labels!r}, whose column is not read yet; pass the strategy to a "
+        "CellDataset, or call bound_to(collection)"
+    )
 
 
 def combined(columns: list[Codes]) -> Codes:

@@ -8,14 +8,14 @@ of additions, which differs between processors.
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 _N_BITS = 62  # of the total: sums of two masses fit into int64
 _LEAST_CAP = 1 << 20  # a largest mass below is too coarse for the others
-_CHUNK = 128  # cells of which only the total is kept
+_CHUNK = 128  # cells; only their total is stored
 _CHUNKS_AT_ONCE = 64  # in which cells are located together; in the CPU's cache
 _CELLS_AT_ONCE = 1 << 16  # whose masses are computed together; in the CPU's cache
 
@@ -30,26 +30,9 @@ class Located(NamedTuple):
     ends: Integers
 
 
-class Masses(Protocol):
-    """Cells as consecutive intervals on a line, each as long as its mass."""
-
-    @property
-    def total(self) -> int:
-        """Length of the line, above 0."""
-        ...
-
-    def locate(self, points: Integers) -> Located:
-        """Return the cells at points in [0, total), shape (n,)."""
-        ...
-
-    def largest(self, starts: Integers, ends: Integers) -> Integers:
-        """Return an upper bound of the masses in each of the given parts of the line."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EvenMasses:
-    """Cells of equal weight, which need no memory.
+    """Cells of equal weight as consecutive intervals on a line, which need no memory.
 
     Parameters
     ----------
@@ -61,7 +44,7 @@ class EvenMasses:
 
     @property
     def total(self) -> int:
-        """Length of the line."""
+        """Length of the line, above 0."""
         return self.n * self._each
 
     @property
@@ -214,7 +197,9 @@ def capped_masses(weights: CellWeights, n_draws: int) -> "CellMasses":
 
 @dataclass(frozen=True, eq=False)
 class CellMasses:
-    """Masses, of which only sums over 128 cells are kept: n / 8 bytes for n cells.
+    """Cells as consecutive intervals on a line, each as long as its mass.
+
+    Only sums over 128 cells are stored: n / 8 bytes for n cells.
 
     Parameters
     ----------
@@ -242,7 +227,7 @@ class CellMasses:
 
     @property
     def total(self) -> int:
-        """Length of the line."""
+        """Length of the line, above 0."""
         return int(self._starts[-1])
 
     def bounds(self) -> Integers:
@@ -282,3 +267,6 @@ class CellMasses:
 
     def _chunks_at(self, points: Integers) -> NDArray[np.intp]:
         return np.searchsorted(self._starts, points, side="right") - 1
+
+
+Masses = EvenMasses | CellMasses

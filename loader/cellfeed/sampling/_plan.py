@@ -13,7 +13,7 @@ An epoch that was stopped is resumed as a plan of its remaining rows, on any num
 """
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,61 +31,15 @@ from cellfeed.sampling._permutation import compiled, derive_key, random_words
 # The remaining rows of an epoch that was stopped, as positions of an epoch of their own.
 #
 # Fetches that were not begun keep their positions, so that blocks stay whole. Fetches that were
-# begun
-# (one for each worker of each rank) leave their undelivered minibatches. Both are intervals, and
-# their number depends only on the numbers of ranks and workers.
+# begun (one for each worker of each rank) leave their undelivered minibatches. Both are intervals,
+# and their number depends only on the numbers of ranks and workers.
+
+# An interval: its start, which is a position, or an index into a fetch that was begun; its size;
+# and the fetch that was begun, and its rank, -1 for intervals of positions.
+_Interval = tuple[int, int, int, int]
 
 
-class DividedEpoch(Protocol):
-    """An epoch that was divided among ranks; see `EpochPlan`."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def fetch_factor(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def n_positions(self) -> int: ...
-    @property
-    def n_delivered(self) -> int: ...
-    @property
-    def n_minibatches(self) -> int: ...
-    @property
-    def n_fetches(self) -> int: ...
-    @property
-    def fetch_size(self) -> int: ...
-
-    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows at positions of the undivided epoch."""
-        ...
-
-    def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
-        """Return the positions of a fetch in the order of delivery."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Intervals:
-    """Intervals of the remaining rows, in the order of their new positions.
-
-    Parameters
-    ----------
-    starts
-        Start of each interval: a position, or an index into a fetch that was begun, shape (n,).
-    sizes
-        Number of positions in each interval, above 0, shape (n,).
-    fetches, ranks
-        The fetch that was begun, and its rank; -1 for intervals of positions, shape (n,).
-    """
-
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    fetches: NDArray[np.int64]
-    ranks: NDArray[np.int64]
-
-
-class Rest:
+class RemainingRows:
     """The remaining rows of an epoch, by their new positions 0 .. ``n`` - 1.
 
     Parameters
@@ -96,19 +50,20 @@ class Rest:
         How far the epoch has come.
     """
 
-    def __init__(self, plan: DividedEpoch, progress: Progress) -> None:
+    def __init__(self, plan: "EpochPlan", progress: Progress) -> None:
         self._plan = plan
-        self._intervals = _intervals(plan, progress)
-        self._ends = np.cumsum(self._intervals.sizes)
-        self.n = int(self._ends[-1]) if self._ends.size else 0
+        intervals = np.array(_remaining_intervals(plan, progress), np.int64).reshape(-1, 4)
+        self._starts, self._sizes, self._fetches, self._ranks = intervals.T
+        self._ends = np.cumsum(self._sizes)
+        self.n = int(self._sizes.sum())
 
     def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Return the rows at the given positions."""
-        left, flat = self._intervals, positions.ravel()
+        flat = positions.ravel()
         which = np.searchsorted(self._ends, flat, side="right")
-        places = left.starts[which] + flat - (self._ends[which] - left.sizes[which])
-        for k in np.unique(which[left.fetches[which] >= 0]):
-            order = self._plan.delivery_order(int(left.fetches[k]), int(left.ranks[k]))
+        places = self._starts[which] + flat - (self._ends[which] - self._sizes[which])
+        for k in np.unique(which[self._fetches[which] >= 0]):
+            order = self._plan.delivery_order(int(self._fetches[k]), int(self._ranks[k]))
             own = which == k
             places[own] = order[places[own]]
         return self._plan.rows_at(places).reshape(positions.shape)
@@ -126,7 +81,8 @@ def minibatches_by_worker(
     return np.maximum(totals, 0)
 
 
-def _intervals(plan: DividedEpoch, progress: Progress) -> _Intervals:
+def _remaining_intervals(plan: "EpochPlan", progress: Progress) -> list[_Interval]:
+    """Return the intervals of the remaining rows, in the order of their new positions."""
     n_workers, factor = progress.num_workers, plan.fetch_factor
     totals = minibatches_by_worker(plan.n_minibatches, factor, n_workers)
     delivered = delivered_by_worker(totals, progress.n_minibatches)
@@ -135,24 +91,19 @@ def _intervals(plan: DividedEpoch, progress: Progress) -> _Intervals:
     first = int((workers + n_workers * (delivered // factor)).min())
     stop = int((workers + n_workers * -(-delivered // factor)).max(where=delivered > 0, initial=0))
     stop = min(max(first, stop), plan.n_fetches)
-    first = min(first, plan.n_fetches)
-    parts = [
-        part
-        for number in range(first, stop)
-        for part in _of_round(
-            plan, number, int(delivered[number % n_workers]) - number // n_workers * factor
-        )
-    ]
+    intervals = list[_Interval]()
+    for number in range(min(first, plan.n_fetches), stop):
+        n_of_fetch = int(delivered[number % n_workers]) - number // n_workers * factor
+        intervals += _intervals_of_round(plan, number, n_of_fetch)
     begin = stop * plan.fetch_size * plan.world_size
     if stop == plan.n_fetches:
         begin = plan.n_delivered * plan.world_size
     if begin < plan.n_positions:
-        parts.append((begin, plan.n_positions - begin, -1, -1))
-    table = np.array(parts, np.int64).reshape(-1, 4)
-    return _Intervals(starts=table[:, 0], sizes=table[:, 1], fetches=table[:, 2], ranks=table[:, 3])
+        intervals.append((begin, plan.n_positions - begin, -1, -1))
+    return intervals
 
 
-def _of_round(plan: DividedEpoch, number: int, n_delivered: int) -> list[tuple[int, int, int, int]]:
+def _intervals_of_round(plan: "EpochPlan", number: int, n_delivered: int) -> list[_Interval]:
     """Return the remaining intervals of the fetches with one number, one fetch per rank."""
     size = min(plan.fetch_size, plan.n_delivered - number * plan.fetch_size)
     begin = number * plan.fetch_size * plan.world_size
@@ -162,16 +113,16 @@ def _of_round(plan: DividedEpoch, number: int, n_delivered: int) -> list[tuple[i
         return [(begin, min(n_left, size * plan.world_size), -1, -1)] if n_left > 0 else []
     if done == size:
         return []
-    parts = list[tuple[int, int, int, int]]()
+    intervals = list[_Interval]()
     for rank in range(plan.world_size):
         if (rank + 1) * size <= n_left:
-            parts.append((done, size - done, number, rank))
+            intervals.append((done, size - done, number, rank))
         else:
-            kept = plan.delivery_order(number, rank)[done:] < plan.n_positions
-            steps = np.flatnonzero(np.diff(kept, prepend=False, append=False))
+            is_new = plan.delivery_order(number, rank)[done:] < plan.n_positions
+            steps = np.flatnonzero(np.diff(is_new, prepend=False, append=False))
             runs = zip(steps[::2].tolist(), steps[1::2].tolist(), strict=True)
-            parts += [(done + start, end - start, number, rank) for start, end in runs]
-    return parts
+            intervals += [(done + start, end - start, number, rank) for start, end in runs]
+    return intervals
 
 
 # Fast sorting for a fetch: the random words that shuffle it, and the rows that it reads.
@@ -461,21 +412,16 @@ class EpochPlan:
     def _epoch_order(self) -> EpochOrder:
         order = self._order
         if order is None:  # in several threads at once, each prepares the same
-            order = self._rest() if self.after else self._whole()
+            if self.after:
+                *before, last = self.after
+                stopped = replace(self, after=tuple(before), rank=0, world_size=last.world_size)
+                order = RemainingRows(stopped, last)
+                object.__setattr__(self, "_n_left", order.n)
+            else:
+                key = derive_key(self.seed, self.epoch, _STRATEGY)
+                order = self.strategy.epoch_order(n_rows=self.n_rows, epoch_key=key)
             object.__setattr__(self, "_order", order)
         return order
-
-    def _whole(self) -> EpochOrder:
-        return self.strategy.epoch_order(
-            n_rows=self.n_rows, epoch_key=derive_key(self.seed, self.epoch, _STRATEGY)
-        )
-
-    def _rest(self) -> EpochOrder:
-        *before, last = self.after
-        stopped = replace(self, after=tuple(before), rank=0, world_size=last.world_size)
-        rest = Rest(stopped, last)
-        object.__setattr__(self, "_n_left", rest.n)
-        return rest
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}

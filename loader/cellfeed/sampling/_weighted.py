@@ -18,7 +18,7 @@ from cellfeed.sampling._base import (
     sorted_with,
 )
 from cellfeed.sampling._block_shuffling import shuffled_blocks
-from cellfeed.sampling._labels import codes_of_columns, label_codes
+from cellfeed.sampling._labels import codes_of_columns, label_codes, not_bound
 from cellfeed.sampling._masses import CellWeights, EvenMasses, Masses, capped_masses, masses_of
 from cellfeed.sampling._permutation import derive_key, random_below, random_words
 
@@ -189,13 +189,22 @@ class WeightedBlocks(SamplingStrategy):
         even = EvenMasses(n_available(self.indices, n_rows))
         whole, last = self._masses or (even, even)
         size = min(self.sampling_size or n_draws, n_draws)
-        order = _DrawnBlocks(
-            blocks=shuffled_blocks(n_draws, self.block_size, derive_key(epoch_key, _BLOCKS)),
-            whole=self._draws(whole, size, derive_key(epoch_key, _ROUNDS)),
-            last=self._draws(last, n_draws % size or size, derive_key(epoch_key, _LAST_ROUND)),
-            n_whole=n_draws // size,
-        )
-        return among(self.indices, order)
+        n_whole, n_of_last = divmod(n_draws, size)
+        in_round = self._draws(whole, size, derive_key(epoch_key, _ROUNDS))
+        in_last = self._draws(last, n_of_last or size, derive_key(epoch_key, _LAST_ROUND))
+        blocks = shuffled_blocks(n_draws, self.block_size, derive_key(epoch_key, _BLOCKS))
+
+        def cells_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+            rounds, draws = np.divmod(blocks(positions.ravel()), size)
+            is_whole = rounds < n_whole
+            if is_whole.all():
+                return in_round.cells(rounds, draws).reshape(positions.shape)
+            cells = np.empty_like(draws)
+            for drawn, of_it in ((in_round, is_whole), (in_last, ~is_whole)):
+                cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
+            return cells.reshape(positions.shape)
+
+        return among(self.indices, cells_at)
 
     def _draws(self, masses: Masses, n: int, key: int) -> SystematicDraws:
         return SystematicDraws(masses=masses, n=n, block_size=self.block_size, key=key)
@@ -420,37 +429,6 @@ def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) ->
     raise ParameterError(msg)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DrawnBlocks:
-    """Draws in blocks in random order.
-
-    Parameters
-    ----------
-    blocks
-        The numbers of draws, in the order of delivery.
-    whole, last
-        Draws of whole rounds, and of the last round.
-    n_whole
-        Number of whole rounds.
-    """
-
-    blocks: EpochOrder
-    whole: SystematicDraws
-    last: SystematicDraws
-    n_whole: int
-
-    def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Return the cells at the given positions."""
-        rounds, draws = np.divmod(self.blocks(positions.ravel()), self.whole.n)
-        is_whole = rounds < self.n_whole
-        if is_whole.all():
-            return self.whole.cells(rounds, draws).reshape(positions.shape)
-        cells = np.empty_like(draws)
-        for drawn, of_it in ((self.whole, is_whole), (self.last, ~is_whole)):
-            cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
-        return cells.reshape(positions.shape)
-
-
 # Cells drawn so that all classes are equally frequent.
 
 
@@ -521,20 +499,12 @@ class ClassBalancedSampling(WeightedBlocks):
         """Return the strategy with the labels of the obs column that ``labels`` names."""
         if not isinstance(self.labels, str):
             return self
-        codes = codes_of_columns(collection, (self.labels,))
-        if self.indices is not None:
-            n_available(self.indices, codes.size)
-            codes = codes[np.asarray(self.indices)]
-        return changed(self, labels=codes)
+        return changed(self, labels=codes_of_columns(collection, (self.labels,), self.indices))
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the draws of one epoch, without memory that grows with rows."""
         if isinstance(self.labels, str):
-            msg = (
-                f"`labels` is the name {self.labels!r}, whose column is not read yet; pass the "
-                "strategy to a CellDataset, or call bound_to(collection)"
-            )
-            raise ParameterError(msg)
+            raise not_bound(self.labels)
         return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)
 
     def _require_length(self, n_rows: int) -> None:

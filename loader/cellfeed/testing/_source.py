@@ -20,17 +20,16 @@ from cellfeed._bytes import Location
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
 from cellfeed._dataset._loader import context_without_threads
-from cellfeed._decode import Verify
-from cellfeed._decode._reads import Done
+from cellfeed._decode import Counter, Counters, Verify
 from cellfeed._errors import ColumnError
-from cellfeed._fetch import Pools, Reader
+from cellfeed._fetch import Part, Pools, Reader
 from cellfeed._rows import Cells
 from cellfeed._rows._minibatch import Minibatch
-from cellfeed._runs import merge_consecutive
-from cellfeed._storages import Layout, Source, open_location, storage_of
+from cellfeed._runs import Runs, merge_consecutive
+from cellfeed._storages import Layout, Source, StoredElement, open_location, storage_of
 from cellfeed.sampling import BlockShuffling
 from cellfeed.testing._cases import GuardedPool, StoredCase, for_all, stored_cases
-from cellfeed.testing._oracle import GuardedRead, Oracle
+from cellfeed.testing._oracle import Oracle
 
 _OBS = ("plate", "number")
 _CAST_TO = ("float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
@@ -233,32 +232,45 @@ class SourceConformance:
         """
 
         def check(case: StoredCase, data: st.DataObject) -> None:
-            stored = _source(write(case), case).elements[case.element]
+            collection = _collection(write, [case])
+            stored = collection.sources[0].elements[case.element]
+            dtype = _drawn_dtype(data, [case]) or stored.dtype
+            oracle = Oracle([case], dtype, obs=collection.obs)
+
+            def read(
+                readable: Any, rows: NDArray[np.int64], order: NDArray[np.intp], n_threads: int
+            ) -> tuple[int, int]:
+                """Read and check rows in two groups; return the numbers of bytes and chunks."""
+                counters, pool = Counters(), GuardedPool()
+                pools, verify = (
+                    Pools(pool, pool, pool),
+                    data.draw(st.sampled_from(get_args(Verify))),
+                )
+                options = {"num_threads": n_threads, "verify": verify, "counters": counters}
+                size = max(1, -(-rows.size // 2))
+                with Reader(readable, dtype=dtype, pools=pools, **options) as reader:
+                    groups = list(reader.read_groups(rows, order, size))
+                pool.check()
+                for k, group in enumerate(groups):
+                    oracle.check(group, rows[order][k * size : (k + 1) * size])
+                done = counters.values  # noqa: PD011 - no pandas
+                return int(done[Counter.BYTES_READ]), int(done[Counter.CHUNKS])
+
             rows = data.draw(_distinct_rows(case.n_rows))
             order = np.array(data.draw(st.permutations(range(len(rows)))), np.intp)
-            dtype = _drawn_dtype(data, [case]) or stored.dtype
-            oracle = Oracle([case], dtype)
-            into = GuardedRead(stored, rows, order, dtype=dtype)
-            into.by_library()
-            for matrix, delivered in into.groups():
-                oracle.check_matrix(matrix, delivered)
-            done = set[Done]()
-            for n_threads in (1, data.draw(st.integers(2, 4))):
-                into = GuardedRead(stored, rows, order, dtype=dtype)
-                reads = into.chunk_reads()
+            assert read(_ByLibrary(collection), rows, order, 1) == (0, 0)
+            # Bytes and chunks depend on neither threads nor checks.
+            n_threads = data.draw(st.integers(2, 4))
+            assert read(collection, rows, order, 1) == read(collection, rows, order, n_threads)
+            if case.row_lengths.sum():
+                every = np.arange(case.n_rows)
+                _, n_chunks = read(collection, every, every, 1)
                 is_known, slow = self.is_decoded_here(case), stored.slow_read(dtype)
-                assert slow is None or reads is None
+                assert slow is None or not n_chunks
                 if dtype == stored.dtype:
-                    assert is_known in (None, reads is not None)
-                if is_known is not None and case.row_lengths.sum():
-                    assert (slow is None) == (reads is not None)
-                if reads is not None:
-                    verify = data.draw(st.sampled_from(get_args(Verify)))
-                    read = into.by_chunks(reads, n_threads, verify)
-                    done.add(replace(read, n_decompressed=0))
-                    for matrix, delivered in into.groups():
-                        oracle.check_matrix(matrix, delivered)
-            assert len(done) <= 1  # bytes and chunks depend on neither threads nor checks
+                    assert is_known in (None, n_chunks > 0)
+                if is_known is not None:
+                    assert (slow is None) == (n_chunks > 0)
 
         self._try(check, case=self.cases(), data=st.data())
 
@@ -336,6 +348,36 @@ class SourceConformance:
     ) -> None:
         most = self.max_examples if max_examples is None else max_examples
         for_all(check, max_examples=most, **strategies)
+
+
+class _ByLibrary:
+    """A collection whose rows the storage's own library reads."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.elements, self.obs = collection.elements, collection.obs
+        self._collection = collection
+
+    def parts(self, runs: Runs) -> dict[str, list[Part]]:
+        """Return the rows of each element, by source."""
+        parts = self._collection.parts(runs)
+        for own in parts.values():
+            for k, part in enumerate(own):
+                without_chunks: Any = _WithoutChunks(part.stored)
+                own[k] = replace(part, stored=without_chunks)
+        return parts
+
+
+class _WithoutChunks:
+    """An element whose chunks cellfeed does not decode."""
+
+    def __init__(self, stored: StoredElement) -> None:
+        self._stored = stored
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stored, name)
+
+    def chunked(self) -> None:
+        """Return None."""
 
 
 def _source(written: Path | Source, case: StoredCase) -> Source:

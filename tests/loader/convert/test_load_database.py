@@ -17,13 +17,14 @@ from tests.warm import python as warm
 
 from cellfeed import (
     FormatError,
+    MismatchError,
     ParameterError,
     PostgresSource,
     RemoteError,
     load_database,
     open_collection,
 )
-from cellfeed._convert._load_database import _job
+from cellfeed._convert import _load_database as loading
 
 N_CELLS, N_GENES = 700, 30
 
@@ -99,7 +100,7 @@ def test_obs_of_every_kind(files, load, postgres_server):
 
 
 def test_parts_by_several_processes(files, load, postgres_server, monkeypatch):
-    monkeypatch.setattr(_job, "_MOST_CELLS", 64)
+    monkeypatch.setattr(loading, "_MOST_CELLS", 64)
     paths, cells = files
     done = load(paths, processes=3)
     assert (done.n_parts, done.n_parts_written) == (11, 11)
@@ -110,8 +111,8 @@ def test_parts_by_several_processes(files, load, postgres_server, monkeypatch):
 KILLED = """
 import sys, time
 from cellfeed import load_database
-from cellfeed._convert._load_database import _job
-_job._MOST_CELLS = 64
+from cellfeed._convert import _load_database as loading
+loading._MOST_CELLS = 64
 if __name__ == "__main__":
     def tell(done, total):
         print(done, flush=True)
@@ -126,7 +127,7 @@ if __name__ == "__main__":
 def test_a_load_that_is_killed_goes_on(
     files, load, postgres_server, request, monkeypatch, tmp_path, processes
 ):
-    monkeypatch.setattr(_job, "_MOST_CELLS", 64)
+    monkeypatch.setattr(loading, "_MOST_CELLS", 64)
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
@@ -156,8 +157,8 @@ if __name__ != "__main__":  # a writing process, which imports this script first
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 from cellfeed import load_database
-from cellfeed._convert._load_database import _job
-_job._MOST_CELLS = 64
+from cellfeed._convert import _load_database as loading
+loading._MOST_CELLS = 64
 if __name__ == "__main__":
     *paths, url, name = sys.argv[1:]
     print(load_database(paths, url, name, processes=2).n_parts_written)
@@ -280,3 +281,17 @@ def test_the_command(files, postgres_server, request, monkeypatch):
 def test_a_server_that_is_not_there(files):
     with pytest.raises(RemoteError, match="cannot be read"):
         load_database(files[0], "postgresql://nobody@127.0.0.1:1/db", "cells")
+
+
+def test_a_gene_without_a_name(write_h5ad, load, postgres_server, request):
+    def edit(file):
+        del file["var/_index"]
+        with ad.settings.override(allow_write_nullable_strings=True):
+            ad.io.write_elem(file, "var/_index", pd.array(["a", None, "c"], dtype="string"))
+
+    path = write_h5ad(np.eye(3, dtype=np.float32), edit=edit)
+    said = rf"^{path}: 1 gene has no name, but genes are matched by name; write the file again with"
+    with pytest.raises(MismatchError, match=said):
+        load(path)
+    schema = f'"{request.node.name}"'
+    assert postgres_server.ask(f"SELECT to_regnamespace('{schema}')") == [(None,)]

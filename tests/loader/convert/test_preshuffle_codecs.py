@@ -82,6 +82,14 @@ def test_values_come_back(write_h5ad, tmp_path, kind):
     assert found == expected
 
 
+def test_large_chunks(write_h5ad, tmp_path):
+    rng = np.random.default_rng(1)
+    X = sp.csr_matrix((rng.random((400, 300)) < 0.5) * (1.0 + rng.poisson(0.6, (400, 300))))
+    X = X.astype(np.float32)
+    preshuffle(write_h5ad(X), tmp_path / "out.zarr", cells_per_chunk=150)
+    check(tmp_path / "out.zarr", X)
+
+
 @pytest.mark.parametrize("n_vars", [200, 300, 70_000])
 def test_chunks_of_few_cells_in_several_parts_and_shards(write_h5ad, tmp_path, n_vars):
     X = cells([1, 2, 300], "float32", n_vars)

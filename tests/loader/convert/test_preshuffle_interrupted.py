@@ -9,9 +9,8 @@ import scipy.sparse as sp
 from tests.loader.convert.test_preshuffle_codecs import check
 
 from cellfeed import preshuffle
-from cellfeed._convert._preshuffle import _shards
-from cellfeed._convert._preshuffle._elements import CsrPart
-from cellfeed._convert._preshuffle._shards import Encoding
+from cellfeed._convert._preshuffle import _dataset
+from cellfeed._convert._preshuffle._dataset import CsrPart, Encoding
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_while_a_shard_is_encoded(write_h5ad, tmp_path, matrix, monkeypatch):
         time.sleep(0.1)
         return encode(self, elements, chunk)
 
-    monkeypatch.setattr(_shards, "_ELEMENTS_OF_A_JOB", 1)  # a chunk each, of one cell
+    monkeypatch.setattr(_dataset, "_ELEMENTS_OF_A_JOB", 1)  # a chunk each, of one cell
     with monkeypatch.context() as patched:
         patched.setattr(Encoding, "encode", interrupted_at_first)
         with pytest.raises(KeyboardInterrupt):

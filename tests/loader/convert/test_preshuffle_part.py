@@ -1,4 +1,4 @@
-"""A part in memory takes what was planned, wherever the first value lies that is no count."""
+"""The matrix of a part in memory: its values, their order, and the memory that it takes."""
 
 import tracemalloc
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.loader.convert.test_preshuffle_codecs import cells, check
 from tests.loader.matrices import random_csr
 
 from cellfeed import preshuffle
-from cellfeed._convert._preshuffle._elements import CsrPart
+from cellfeed._convert._preshuffle._dataset import CsrPart
 
 N_ROWS, N_PIECES = 4_000, 8
 INDICES = np.dtype(np.uint16)
@@ -26,9 +28,11 @@ def counts(dtype="float32", n_rows=N_ROWS):
     return sp.csr_array((rng.integers(0, 65_536, X.nnz).astype(dtype), X.indices, X.indptr))
 
 
-def part_of(X, n_elements):
-    part = CsrPart(X.shape[0], n_elements, X.dtype, INDICES, counts=True)
-    for piece in pieces_of(X):
+def part_of(pieces, n_elements, *, counts=True):
+    part = CsrPart(
+        sum(each.shape[0] for each in pieces), n_elements, pieces[0].dtype, INDICES, counts=counts
+    )
+    for piece in pieces:
         part.append(piece)
     return part
 
@@ -41,9 +45,7 @@ def test_it_takes_no_more_memory_than_is_planned(first_other):
     pieces = pieces_of(X)
     tracemalloc.start()
     try:
-        part = CsrPart(N_ROWS, X.nnz, X.dtype, INDICES, counts=True)
-        for piece in pieces:
-            part.append(piece)
+        part_of(pieces, X.nnz)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -61,7 +63,8 @@ def test_its_rows_come_back(dtype, first_other, share):
     if first_other is not None and np.dtype(dtype).itemsize > 2:
         X.data[round(first_other * (X.nnz - 1))] = -1
     order = np.random.default_rng(1).permutation(X.shape[0])
-    found = part_of(X, round(X.nnz * share)).shuffled(order)
+    found = part_of(pieces_of(X), round(X.nnz * share))
+    found.shuffle(order)
     expected = X[order]
     assert (found.largest_count is None) == (X.data.min() < 0)
     assert found.pointer.tolist() == expected.indptr.tolist()
@@ -69,6 +72,44 @@ def test_its_rows_come_back(dtype, first_other, share):
         for start in (0, 12_345):
             elements = found.elements(name, start, X.nnz)
             np.testing.assert_array_equal(elements, getattr(expected, name)[start:])
+
+
+COUNTS = [0.0, 1.0, 2.0, 255.0, 65_535.0]
+OTHERS = [-0.0, -1.0, 0.5, 65_536.0, np.nan, np.inf]
+
+
+def few(values: list[float], dtype: str, rng: np.random.Generator) -> Any:
+    rows: Any = random_csr((4, 7), 0.5, rng, np.float64)
+    rows.sort_indices()
+    rows.data = rng.choice(np.array(values, dtype), rows.nnz)
+    return rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@given(
+    seed=st.integers(0, 1 << 30),
+    are_counts=st.lists(st.booleans(), min_size=1, max_size=4),
+    n_expected=st.integers(0, 80),
+    counts=st.booleans(),
+)
+def test_values_are_those_that_went_in(dtype, seed, are_counts, n_expected, counts):
+    rng = np.random.default_rng(seed)
+    others = [-1.0, 65_536.0] if dtype == "int32" else OTHERS
+    pieces = [few(COUNTS if each else COUNTS + others, dtype, rng) for each in are_counts]
+    X = sp.vstack(pieces, format="csr")
+    order = rng.permutation(X.shape[0])
+    found = part_of(pieces, n_expected, counts=counts)
+    found.shuffle(order)
+    expected = X[order]
+    assert found.pointer.tolist() == expected.indptr.tolist()
+    assert found.dtype("data") == X.dtype
+    data = found.elements("data", 0, found.n_elements)
+    assert data.tobytes() == expected.data.tobytes()  # also the sign of 0
+    indices = found.elements("indices", 0, found.n_elements)
+    assert indices.tolist() == expected.indices.tolist()
+    are_all = bool(np.isin(X.data, COUNTS).all() and not np.copysign(1, X.data).min(initial=1) < 0)
+    largest = int(X.data.max(initial=0)) if counts and are_all else None
+    assert found.largest_count == largest
 
 
 def test_one_that_comes_late_is_written_as_it_is(write_h5ad, tmp_path):

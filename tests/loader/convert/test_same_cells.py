@@ -17,7 +17,7 @@ from cellfeed import (
     load_database,
     open_collection,
 )
-from cellfeed._convert._load_database import _job
+from cellfeed._convert import _load_database as loading
 
 N_CELLS = 200
 
@@ -60,7 +60,7 @@ OTHER = "was begun with other files, elements or obs columns"
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_cells_in_memory(adata, load, postgres_server, request, monkeypatch, is_stopped):
-    monkeypatch.setattr(_job, "_MOST_CELLS", 64)
+    monkeypatch.setattr(loading, "_MOST_CELLS", 64)
     if is_stopped:
         with pytest.raises(StoppedError):
             load(adata, on_progress=stop)

@@ -1,7 +1,6 @@
 """Writing parts on the workers of a Dask cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -45,42 +44,32 @@ def write_parts_on_dask(
     PathError
         A worker does not see the files.
     """
-    distributed = _import_distributed()
-    with _client(distributed, address) as client:
-        _check_workers(client, memory)
-        futures = client.map(
-            write_part_of, [path] * len(numbers), [token] * len(numbers), numbers,
-            pure=False, retries=_RETRIES,
-        )  # fmt: skip
-        number_of = {future.key: number for future, number in zip(futures, numbers, strict=True)}
-        for future, peak in distributed.as_completed(futures, with_results=True, loop=client.loop):
-            on_part(number_of[future.key], peak)
-
-
-@contextmanager
-def _client(distributed: Any, address: str) -> Iterator[Any]:
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        msg = "`scheduler` needs Dask; install it with `pip install 'cellfeed[dask]'`"
+        raise ParameterError(msg) from error
     try:
         client = distributed.Client(address, timeout=_SECONDS_TO_CONNECT, set_as_default=False)
     except (OSError, ValueError) as error:
         msg = f"no Dask scheduler answers at {address}; start one with `dask scheduler`"
         raise ParameterError(msg) from error
     with client:
+        _check_workers(client, memory)
+        n, loop = len(numbers), client.loop
+        futures = client.map(
+            write_part_of, [path] * n, [token] * n, numbers, pure=False, retries=_RETRIES
+        )
+        number_of = {future.key: number for future, number in zip(futures, numbers, strict=True)}
         try:
-            yield client
+            for future, peak in distributed.as_completed(futures, with_results=True, loop=loop):
+                on_part(number_of[future.key], peak)
         except distributed.KilledWorker as error:
             msg = (
                 "several Dask workers died while writing the same part; give less `memory`, or "
                 "give the workers more"
             )
             raise ParameterError(msg) from error
-
-
-def _import_distributed() -> Any:
-    try:
-        return import_module("distributed")
-    except ImportError as error:
-        msg = "`scheduler` needs Dask; install it with `pip install 'cellfeed[dask]'`"
-        raise ParameterError(msg) from error
 
 
 def _check_workers(client: Any, memory: int) -> None:

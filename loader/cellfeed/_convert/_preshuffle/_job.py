@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -191,7 +191,11 @@ class Job:
     @property
     def cells_per_part(self) -> int:
         """Number of cells in every part except the last, which may have fewer."""
-        most = _cells_per_part(self)
+        itemsize = np.dtype(self.dtype).itemsize
+        if self.n_elements is not None:
+            itemsize += self.index_dtype.itemsize
+        bytes_per_cell = self.elements_per_cell * itemsize + _OBS_BYTES_PER_CELL
+        most = max(1, int(self.memory * _SHARE_OF_PART / bytes_per_cell))
         return -(-self.n_cells // -(-self.n_cells // most))
 
     @property
@@ -263,8 +267,11 @@ class Job:
 
     def difference(self, begun: "Job") -> str | None:
         """Return as text how this job differs from one that was begun; None if it does not."""
-        if self.paths != begun.paths:
-            return f"of other files: {_first_unlike(self.paths, begun.paths)}"
+        if len(self.paths) != len(begun.paths):
+            return f"of other files: {len(begun.paths)} then, {len(self.paths)} now"
+        for path, before in zip(self.paths, begun.paths, strict=True):
+            if path != before:
+                return f"of other files: `{before}`, not `{path}`"
         now = dict.fromkeys((*self.inputs, *self.linked))
         for file in (*begun.inputs, *begun.linked):
             if file not in now:
@@ -273,14 +280,10 @@ class Job:
             then, now = getattr(begun, name), getattr(self, name)
             if then != now:
                 return f"with {show(then)}, not with {show(now)}"
-        if self == begun:
-            return None
-        unlike = [
-            each.name
-            for each in fields(self)
-            if getattr(self, each.name) != getattr(begun, each.name)
-        ]
-        return f"with another {unlike[0]}"
+        for name, then in asdict(begun).items():
+            if then != asdict(self)[name]:
+                return f"with another {name}"
+        return None
 
 
 _SHOWN: dict[str, Callable[[Any], str]] = {
@@ -333,6 +336,7 @@ def describe_job(
             f"{1 + len(row_shape)}; read it without preshuffling"
         )
         raise ParameterError(msg)
+    linked = {file for source in collection.sources for file in source.linked_files()}
     job = Job(
         inputs=tuple(map(InputFile.of, collection.locations)),
         element=element,
@@ -345,7 +349,7 @@ def describe_job(
         n_vars=collection.n_vars,
         n_elements=None,
         dtype=collection.dtype.name,
-        linked=_linked(collection),
+        linked=tuple(InputFile.of(Location.of(file)) for file in sorted(linked)),
     )
     if job.n_vars == 0:
         msg = f"{collection.locations[0]}: has no genes; give files that have some"
@@ -358,29 +362,10 @@ def describe_job(
     return replace(job, block_size=require_positive("block_size", block_size))
 
 
-def _linked(collection: Collection) -> tuple[InputFile, ...]:
-    linked = {file for source in collection.sources for file in source.linked_files()}
-    return tuple(InputFile.of(Location.of(file)) for file in sorted(linked))
-
-
-def _cells_per_part(job: Job) -> int:
-    itemsize = np.dtype(job.dtype).itemsize
-    if job.n_elements is not None:
-        itemsize += job.index_dtype.itemsize
-    bytes_per_cell = job.elements_per_cell * itemsize + _OBS_BYTES_PER_CELL
-    return max(1, int(job.memory * _SHARE_OF_PART / bytes_per_cell))
-
-
 def _default_block_size(job: Job, rows_per_chunk: float) -> int:
     reads_well = 1 << max(0, int(np.ceil(np.log2(_CHUNKS_PER_BLOCK * rows_per_chunk))))
     mixes_well = max(1, job.cells_per_part // _LEAST_BLOCKS_PER_PART)
     return min(max(reads_well, _LEAST_BLOCK), mixes_well)
-
-
-def _first_unlike(now: tuple[str, ...], then: tuple[str, ...]) -> str:
-    if len(now) != len(then):
-        return f"{len(then)} then, {len(now)} now"
-    return next(f"`{b}`, not `{a}`" for a, b in zip(now, then, strict=True) if a != b)
 
 
 # Errors of the system, such as a full disk, as Python's `OSError`.
@@ -476,7 +461,12 @@ class OutputFolder:
         try:
             yield place / "dataset"
             if mark.exists():
-                _rename_unless_there(place / "dataset", self.part(number))
+                try:
+                    (place / "dataset").rename(self.part(number))
+                except OSError as error:
+                    # Someone else, who was taken for dead, has completed the same part meanwhile.
+                    if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                        raise
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -534,15 +524,6 @@ class OutputFolder:
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return root if isinstance(root, dict) else {}
-
-
-def _rename_unless_there(made: Path, name: Path) -> None:
-    try:
-        made.rename(name)
-    except OSError as error:
-        # Someone else, who was taken for dead, has completed the same part meanwhile.
-        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-            raise
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._collection import Collection, exact_numbers, join_column, open_collection
-from cellfeed._convert._preshuffle._dataset import write_dataset
-from cellfeed._convert._preshuffle._elements import CsrPart, DensePart, Matrix
+from cellfeed._convert._preshuffle._dataset import CsrPart, write_dataset
 from cellfeed._convert._preshuffle._job import Job, OutputFolder, file_labels
 from cellfeed._errors import FormatError, PathError
 from cellfeed._fetch import PlannedRead, Reader, Stage, in_stages
@@ -26,8 +25,6 @@ from cellfeed._runs import expand, merge_consecutive, split_at
 from cellfeed._storages import Source
 
 # obs columns of many files as one table: the same columns and dtypes in every part.
-
-_NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 class ObsTable:
@@ -63,15 +60,24 @@ class ObsTable:
         taken = tuple(dict.fromkeys(name for names in there for name in names))
         columns = taken if chosen is None else tuple(chosen)
         self._names = [tuple(name for name in names if name in columns) for names in there]
-        empty = [source.read_obs_rows(names, _NO_ROWS) for source, names in self._named()]
-        self._dtypes = {name: self._dtype(name, empty) for name in columns}
+        no_rows = np.empty(0, np.int64)
+        empty = [
+            source.read_obs_rows(names, no_rows)
+            for source, names in zip(sources, self._names, strict=True)
+        ]
+        self._dtypes = {}
+        for name in columns:
+            own = [
+                (source.location, table[name])
+                for source, table in zip(sources, empty, strict=True)
+                if name in table
+            ]
+            everywhere = len(own) == len(sources)
+            self._dtypes[name] = _common_dtype(name, own, everywhere=everywhere)
         index_name = empty[0].index.name
         self._index_name = None if index_name in columns else index_name
         self._source = pd.CategoricalDtype(list(file_labels(names)))
         self.provenance = (_free("source_file", taken), _free("source_row", taken))
-
-    def _named(self) -> Iterator[tuple[Source, tuple[str, ...]]]:
-        return zip(self._sources, self._names, strict=True)
 
     def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return the obs of cells, with their provenance.
@@ -107,21 +113,16 @@ class ObsTable:
             raise FormatError(msg)
         columns = dict[str, Any]()
         for name, dtype in self._dtypes.items():
-            column = table[name].reset_index(drop=True) if name in names else None
-            if column is not None and isinstance(dtype, np.dtype) and dtype.kind in "iuf":
-                numbers = exact_numbers(name, source.location, column, dtype)
-                columns[name] = pd.Series(numbers)
+            if name not in names:
+                missing = pd.Series([None], dtype=dtype)
+                columns[name] = missing.repeat(rows.size).reset_index(drop=True)
+                continue
+            column = table[name].reset_index(drop=True)
+            if isinstance(dtype, np.dtype) and dtype.kind in "iuf":
+                columns[name] = pd.Series(exact_numbers(name, source.location, column, dtype))
             else:
-                columns[name] = _cast(column, dtype, rows.size)
+                columns[name] = column.astype(dtype)
         return np.asarray(table.index, dtype=object), columns
-
-    def _dtype(self, name: str, empty: Sequence[pd.DataFrame]) -> Any:
-        columns = [
-            (source.location, table[name])
-            for source, table in zip(self._sources, empty, strict=True)
-            if name in table
-        ]
-        return _common_dtype(name, columns, everywhere=len(columns) == len(self._sources))
 
 
 def _common_dtype(
@@ -143,12 +144,6 @@ def _common_dtype(
     if same and everywhere:
         return first
     return pd.BooleanDtype() if is_boolean else pd.StringDtype()
-
-
-def _cast(values: Any, dtype: Any, n_rows: int) -> "pd.Series[Any]":
-    if values is None:
-        return pd.Series([None], dtype=dtype).repeat(n_rows).reset_index(drop=True)
-    return pd.Series(values).astype(dtype)
 
 
 def _joined(parts: "Sequence[pd.Series[Any]]") -> Any:
@@ -208,12 +203,13 @@ def write_part(
         return
     part = job.part(number)
     obs = inputs.obs.read(part.rows).iloc[part.order]
-    matrix = _read(job, inputs.collection, number, lambda share: on_share(share / 2))
+    matrix = _read(job, inputs.collection, part.rows, lambda share: on_share(share / 2))
     with folder.new_part(number) as place:
         write_dataset(
             place,
             job,
             matrix=matrix,
+            order=part.order,
             obs=obs,
             var=inputs.var,
             on_share=lambda share: on_share((1 + share) / 2),
@@ -253,18 +249,21 @@ def _opened(path: str, token: str) -> tuple[OutputFolder, Job, Inputs]:
 
 
 def _read(
-    job: Job, collection: Collection, number: int, on_share: Callable[[float], object]
-) -> Matrix:
-    part = job.part(number)
-    n_rows, dtype = part.rows.size, np.dtype(job.dtype)
-    held: CsrPart | DensePart
+    job: Job,
+    collection: Collection,
+    rows: NDArray[np.int64],
+    on_share: Callable[[float], object],
+) -> CsrPart | NDArray[Any]:
+    """Return the matrix of a part, in storage order."""
+    n_rows, dtype = rows.size, np.dtype(job.dtype)
+    matrix: CsrPart | NDArray[Any]
     if job.n_elements is None:
-        held = DensePart((n_rows, job.n_vars), dtype)
+        matrix = np.empty((n_rows, job.n_vars), dtype)
     else:
         n_elements, counts = round(n_rows * job.elements_per_cell), job.codec == "delta"
-        held = CsrPart(n_rows, n_elements, dtype, job.index_dtype, counts=counts)
+        matrix = CsrPart(n_rows, n_elements, dtype, job.index_dtype, counts=counts)
     n = job.cells_per_piece
-    pieces = (part.rows[start : start + n] for start in range(0, n_rows, n))
+    pieces = (rows[start : start + n] for start in range(0, n_rows, n))
     n_read = 0
     with Reader(collection) as reader:
 
@@ -277,7 +276,10 @@ def _read(
         # One is read while the one before it is copied, and the one after it is on its way.
         with in_stages(pieces, [Stage(planned, 1), Stage(read, 1)]) as found:
             for cells in found:
-                held.append(cells[job.element])
+                if isinstance(matrix, CsrPart):
+                    matrix.append(cells[job.element])
+                else:
+                    matrix[n_read : n_read + len(cells)] = cells[job.element]
                 n_read += len(cells)
                 on_share(n_read / n_rows)
-    return held.shuffled(part.order)
+    return matrix

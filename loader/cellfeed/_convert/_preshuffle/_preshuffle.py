@@ -50,12 +50,13 @@ def check_store(
     seen = np.zeros(job.n_cells, dtype=bool)
     sampled = -(-_SAMPLED_CELLS // job.n_parts)
     rng = np.random.default_rng(0)
+    source_file, source_row = inputs.obs.provenance
     for number in range(job.n_parts):
-        path = folder.part(number)
+        path, expected = folder.part(number), job.part(number)
         try:
-            group = zarr.open_group(path, mode="r")
-            rows = _rows(group, inputs)
-            expected = job.part(number)
+            group: Any = zarr.open_group(path, mode="r")
+            codes = group["obs"][source_file]["codes"][:].astype(np.int64)
+            rows = inputs.obs.starts[codes] + group["obs"][source_row][:]
             _require(path, np.array_equal(rows, expected.rows[expected.order]), "other cells")
             seen[rows] = True
             merged = _check_matrix(path, group, job, rows, inputs)
@@ -73,14 +74,6 @@ def check_store(
             "and report this as a bug of cellfeed"
         )
         raise FormatError(msg)
-
-
-def _rows(group: Any, inputs: Inputs) -> NDArray[np.int64]:
-    """Return the input row of each cell of a part, from its provenance."""
-    source_file, source_row = inputs.obs.provenance
-    codes = group["obs"][source_file]["codes"][:].astype(np.int64)
-    rows: NDArray[np.int64] = inputs.obs.starts[codes] + group["obs"][source_row][:]
-    return rows
 
 
 def _check_matrix(
@@ -103,35 +96,25 @@ def _check_matrix(
     )
     complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
     _require(path, complete, "its numbers of elements do not match its row pointers")
-    stored = _stored_lengths(rows, job, inputs)
+    order, stored = np.argsort(rows), np.empty(rows.size, dtype=np.int64)
+    stored[order] = inputs.collection.row_lengths(job.element, merge_consecutive(rows[order]))
     _require(path, bool(np.all(lengths <= stored)), "it has more elements than the input")
     return np.flatnonzero(lengths < stored)
 
 
-def _stored_lengths(rows: NDArray[np.int64], job: Job, inputs: Inputs) -> NDArray[np.int64]:
-    order = np.argsort(rows)
-    lengths = np.empty(rows.size, dtype=np.int64)
-    lengths[order] = inputs.collection.row_lengths(job.element, merge_consecutive(rows[order]))
-    return lengths
-
-
 def _check_cells(
-    path: Path,
-    group: Any,
-    inputs: Inputs,
-    rows: NDArray[np.int64],
-    chosen: NDArray[np.intp],
+    path: Path, group: Any, inputs: Inputs, rows: NDArray[np.int64], chosen: NDArray[np.intp]
 ) -> None:
     """Compare the given cells with the input, value by value."""
     order = np.argsort(rows[chosen])
     wanted, places = rows[chosen][order], chosen[order]
     written = group["X"] if hasattr(group["X"], "dtype") else sparse_dataset(group["X"])
-    found = _dense(written[chosen])[order]
-    _require(path, np.array_equal(found, _dense(inputs.collection[wanted].X), equal_nan=True),
-             "its values differ from the input")  # fmt: skip
+    found, expected = _dense(written[chosen])[order], _dense(inputs.collection[wanted].X)
+    is_same = np.array_equal(found, expected, equal_nan=True)
+    _require(path, is_same, "its values differ from the input")
     obs: pd.DataFrame = read_elem(group["obs"])
-    same = obs.iloc[places].astype(object).equals(inputs.obs.read(wanted).astype(object))
-    _require(path, same, "its obs differs from the input")
+    is_same = obs.iloc[places].astype(object).equals(inputs.obs.read(wanted).astype(object))
+    _require(path, is_same, "its obs differs from the input")
 
 
 def _dense(matrix: Any) -> NDArray[Any]:
@@ -278,7 +261,7 @@ def preshuffle(
     (100, 500)
     """
     start = time.perf_counter()
-    tell: Progress = on_progress or _silent
+    tell: Progress = on_progress or (lambda *_: None)
     paths = _listed(paths)
     _check_apart(Path(out), paths)
     collection = open_collection(paths, elements=[element])
@@ -292,8 +275,9 @@ def preshuffle(
     )
     folder = OutputFolder(Path(out).absolute())
     begun = folder.begun()
-    if begun is not None:
-        _check_same(Path(out), job, begun)
+    if begun is not None and (difference := job.difference(begun)):
+        msg = f"{out}: was begun {difference}; repeat the same call, or give another output"
+        raise ParameterError(msg)
     missing = list[int]()
     peak = 0
     inputs = Inputs.open(job, collection)
@@ -361,13 +345,6 @@ def _write(
     return peak
 
 
-def _check_same(out: Path, job: Job, begun: Job) -> None:
-    difference = job.difference(begun)
-    if difference is not None:
-        msg = f"{out}: was begun {difference}; repeat the same call, or give another output"
-        raise ParameterError(msg)
-
-
 def _listed(paths: Any) -> list[PathLike]:
     is_several = isinstance(paths, Iterable) and not isinstance(paths, str | os.PathLike)
     given = list(paths) if is_several else [paths]
@@ -387,7 +364,3 @@ def _check_apart(out: Path, paths: list[PathLike]) -> None:
         if folder in folders and (folder.is_dir() or folder == out.resolve()):
             msg = f"{out}: is among the inputs; give an output outside of the folder"
             raise ParameterError(msg)
-
-
-def _silent(stage: str, done: float, total: float) -> None:
-    del stage, done, total

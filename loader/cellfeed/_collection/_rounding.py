@@ -4,6 +4,7 @@ Fractions are represented by integers, ``weights / sum(weights)``, so nothing is
 point.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -83,12 +84,12 @@ def sizes_of_parts(n: int, weights: Sequence[int], key: int | None) -> NDArray[n
     """
     whole, unit = sum(weights), 1 << _BITS
     u = unit // 2 if key is None else random_below(key, unit)
-    bounds, ahead = [0], 0
-    for weight in weights:
-        ahead += weight
-        bounds.append((ahead * n * unit + u * whole) // (whole * unit))
-    ends = np.array(bounds, np.int64)
-    return ends[1:] - ends[:-1]
+    bounds = [
+        (before * n * unit + u * whole) // (whole * unit)
+        for before in itertools.accumulate(weights, initial=0)
+    ]
+    sizes: NDArray[np.int64] = np.diff(np.array(bounds, np.int64))
+    return sizes
 
 
 def controlled_rounding(
@@ -122,15 +123,15 @@ def controlled_rounding(
     Sizes, whose rows sum to ``counts``, shape (n_strata, n_parts).
     """
     sizes = np.empty((len(counts), len(weights)), np.int64)
-    rest = _divide_alike(np.array(counts), weights, key, sizes)
-    sizes[rest] = _one_by_one([counts[each] for each in rest.tolist()], weights, key)
+    remaining = _divide_alike(np.array(counts), weights, key, sizes)
+    sizes[remaining] = _one_by_one([counts[each] for each in remaining.tolist()], weights, key)
     return sizes
 
 
 def _divide_alike(
     counts: NDArray[np.int64], weights: Sequence[int], key: int | None, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Divide sets of equal strata whose parts have integer sums; return the other strata."""
+    """Divide sets of equal strata whose parts have integer sums; return the remaining strata."""
     whole, numbers = sum(weights), np.arange(counts.size)
     if whole > counts.size or whole * int(counts.max()) > np.iinfo(np.int64).max // 2:
         return numbers
@@ -143,77 +144,41 @@ def _divide_alike(
     ranks = numbers - np.repeat(np.cumsum(n_alike) - n_alike, n_alike)
     is_divided = ranks < np.repeat(n_alike - n_alike % whole, n_alike)
     divided = order[is_divided]
-    ahead = np.cumsum([0, *weights]) * counts[divided][:, None]
-    sizes[divided] = np.diff((ahead + (ranks[is_divided] % whole)[:, None]) // whole, axis=1)
+    before = np.cumsum([0, *weights]) * counts[divided][:, None]
+    sizes[divided] = np.diff((before + (ranks[is_divided] % whole)[:, None]) // whole, axis=1)
     return np.sort(order[~is_divided])
 
 
 def _one_by_one(
     counts: Sequence[int], weights: Sequence[int], key: int | None
 ) -> NDArray[np.int64]:
-    whole, n_parts = sum(weights), len(weights)
-    above = _Above(whole, key)
-    sums = [0] * n_parts
-    for stratum, n in enumerate(counts):
-        left = [n * weight % whole for weight in weights]
-        sums = [one + other for one, other in zip(sums, left, strict=True)]
-        above.add(stratum, left)
-    # One more stratum makes the parts' sums integers; its own sizes are what they are rounded by.
-    above.add(len(counts), [-each % whole for each in sums])
+    """Divide one stratum after another; shares are integers, of which ``whole`` are a row."""
+    whole = sum(weights)
     floors = [[n * each // whole for each in weights] for n in counts]
-    sizes = np.array(floors, np.int64).reshape(-1, n_parts)
-    for stratum, part in above.rounded_up:
-        if stratum < len(counts):
-            sizes[stratum, part] += 1
-    return sizes
-
-
-class _Above:
-    """Fractional parts of the shares, until they are rounded.
-
-    Parameters
-    ----------
-    whole
-        The integer that represents 1.
-    key
-        See `controlled_rounding`.
-
-    Attributes
-    ----------
-    rounded_up
-        Strata and parts whose share was rounded up.
-    """
-
-    def __init__(self, whole: int, key: int | None) -> None:
-        self._whole, self._key = whole, key
-        self._left = dict[_Entry, int]()
-        self._n_drawn = 0
-        self.rounded_up = list[_Entry]()
-
-    def add(self, stratum: int, left: Sequence[int]) -> None:
-        """Add a stratum, whose sum is a multiple of ``whole``, and round entries if possible."""
-        self._left |= {(stratum, part): each for part, each in enumerate(left) if each}
-        while path := _closed_path(self._left):
-            self._change(path[::2], path[1::2])
-            for entry in path:
-                if self._left[entry] in (0, self._whole) and self._left.pop(entry):
-                    self.rounded_up.append(entry)
-
-    def _change(self, up: Sequence[_Entry], down: Sequence[_Entry]) -> None:
-        left, whole = self._left, self._whole
-        most_up = min(*(whole - left[e] for e in up), *(left[e] for e in down))
-        most_down = min(*(left[e] for e in up), *(whole - left[e] for e in down))
-        if self._key is None:
-            goes_up = most_up <= most_down
-        else:
-            drawn = random_below(derive_key(self._key, self._n_drawn), most_up + most_down)
-            goes_up = drawn < most_down
-            self._n_drawn += 1
-        change = most_up if goes_up else -most_down
-        for entry in up:
-            left[entry] += change
-        for entry in down:
-            left[entry] -= change
+    fractions = [[n * each % whole for each in weights] for n in counts]
+    # One more stratum makes the parts' sums integers; its own sizes are what they are rounded by.
+    fractions.append([-sum(of_part) % whole for of_part in zip(*fractions, strict=True)])
+    sizes = np.array([*floors, [0] * len(weights)], np.int64)
+    left = dict[_Entry, int]()  # fractions that are not rounded yet
+    n_drawn = 0
+    for stratum, own in enumerate(fractions):
+        left |= {(stratum, part): each for part, each in enumerate(own) if each}
+        while path := _closed_path(left):
+            up, down = path[::2], path[1::2]
+            most_up = min(*(whole - left[e] for e in up), *(left[e] for e in down))
+            most_down = min(*(left[e] for e in up), *(whole - left[e] for e in down))
+            if key is None:
+                goes_up = most_up <= most_down
+            else:
+                drawn = random_below(derive_key(key, n_drawn), most_up + most_down)
+                goes_up = drawn < most_down
+                n_drawn += 1
+            change = most_up if goes_up else -most_down
+            for k, entry in enumerate(path):
+                left[entry] += -change if k % 2 else change
+                if left[entry] in (0, whole) and left.pop(entry):
+                    sizes[entry] += 1
+    return sizes[:-1]
 
 
 def _closed_path(entries: dict[_Entry, int]) -> list[_Entry]:

@@ -1,0 +1,591 @@
+"""Synthetic collections: the experiment, a model of expression, and plates written as h5ad files.
+
+A *well* is one drug at one dosage; a *condition* is one cell line in one well. Every drug is
+spread over as many plates as it has dosages, so that a held-out plate can be predicted from the
+others. In a small collection a well contains only some cell lines, chosen so that each plate
+still has all its wells and all cell lines.
+"""
+
+import math
+import os
+import re
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import h5py
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not thread-safe
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from cellfeed._errors import ParameterError, require_positive
+
+# Purposes of independent random streams, so that plates can be written in any order and by any
+# process. The numbers determine the output.
+_WELLS, _LAYOUT, _BASELINE, _CELL_LINES, _DRUGS, _MECHANISMS, _PLATE_EFFECT, _COUNTS = range(8)
+
+
+def _random(seed: int, purpose: int, plate: int = 0) -> np.random.Generator:
+    """Return the generator for one purpose and one plate, at its beginning."""
+    return np.random.default_rng([seed, purpose, plate])
+
+
+_DOSAGES = (0.05, 0.5, 5.0)  # in micromolar
+_N_BROAD = 4
+_N_FINE = 25
+
+# Cells per plate in percent: 4.7 to 10.4, entropy 3.78 bits.
+_SHARES_OF_14_PLATES = (7.6, 5.4, 8.2, 6.5, 10.4, 5.9, 7.2, 4.7, 7.8, 6.8, 8.9, 6.2, 7.4, 7.0)
+
+_MIN_CELLS_PER_PLATE = 10
+_MAX_CELLS = 2**53  # shares of more are not exact
+_CELLS_PER_CONDITION = 20  # unless all lines are in all wells, or some would be missing
+
+_Drugs = TypeVar("_Drugs", int, NDArray[np.int64])
+
+
+class PlateLayout(NamedTuple):
+    """The conditions of one plate, in file order.
+
+    Parameters
+    ----------
+    drug, dosage, cell_line
+        Codes of each condition, int64, shape (n_conditions,). ``dosage`` indexes `_DOSAGES`.
+    n_cells
+        Cells of each condition, int64, shape (n_conditions,), at least one each.
+    """
+
+    drug: NDArray[np.int64]
+    dosage: NDArray[np.int64]
+    cell_line: NDArray[np.int64]
+    n_cells: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """The parameters of a collection, which determine its whole content.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, ``n_cells`` is above 2**53, ``seed`` is negative, or there are fewer
+        than 10 cells per plate.
+    """
+
+    n_cells: int
+    seed: int
+    n_genes: int
+    n_plates: int
+    n_cell_lines: int
+    n_drugs: int
+
+    def __post_init__(self) -> None:
+        """Check the sizes and the seed."""
+        for name in ("n_cells", "n_genes", "n_plates", "n_cell_lines", "n_drugs"):
+            require_positive(name, getattr(self, name))
+        if self.seed < 0:
+            msg = f"`seed >= 0` must hold, but got seed={self.seed}"
+            raise ParameterError(msg)
+        if self.n_cells > _MAX_CELLS:
+            msg = f"`n_cells <= {_MAX_CELLS}` must hold, but got n_cells={self.n_cells}"
+            raise ParameterError(msg)
+        if self.n_cells < _MIN_CELLS_PER_PLATE * self.n_plates:
+            msg = (
+                f"`n_cells >= {_MIN_CELLS_PER_PLATE} * n_plates` must hold, "
+                f"but got n_cells={self.n_cells}, n_plates={self.n_plates}"
+            )
+            raise ParameterError(msg)
+
+    @property
+    def plate_names(self) -> list[str]:
+        """Names of the plates, which sort in plate order."""
+        width = max(2, len(str(self.n_plates)))
+        return [f"plate{number:0{width}d}" for number in range(1, self.n_plates + 1)]
+
+    def cells_per_plate(self) -> NDArray[np.int64]:
+        """Return the cells of each plate, int64, shape (n_plates,)."""
+        uniform = (1,) * self.n_plates
+        shares = _SHARES_OF_14_PLATES if self.n_plates == len(_SHARES_OF_14_PLATES) else uniform
+        return _apportion(self.n_cells, np.asarray(shares, dtype=np.float64))
+
+    def layout(self, plate: int) -> PlateLayout:
+        """Return the conditions of one plate.
+
+        Parameters
+        ----------
+        plate
+            Number of the plate, 0 <= plate < n_plates.
+        """
+        rng = _random(self.seed, _LAYOUT, plate)
+        n_cells = int(self.cells_per_plate()[plate])
+        wells = rng.permutation(self._wells(plate))
+        lines = rng.permutation(self.n_cell_lines)
+        well, line = _choose_pairs(len(wells), len(lines), n_cells)
+        order = np.lexsort((lines[line], well))
+        well, line = well[order], line[order]
+        return PlateLayout(
+            drug=wells[well, 0],
+            dosage=wells[well, 1],
+            cell_line=lines[line],
+            n_cells=_condition_sizes(rng, n_cells, len(well)),
+        )
+
+    def _wells(self, plate: int) -> NDArray[np.int64]:
+        """Return (drug, dosage) of the plate's wells, shape (n_wells, 2)."""
+        rng = _random(self.seed, _WELLS)
+        rank = rng.permutation(self.n_drugs)
+        # The step from one dosage's plate to the next varies between drugs, so that two drugs which
+        # share one plate do not share all of them.
+        step = 1 + rank // self.n_plates % max(1, (self.n_plates - 1) // 2)
+        dosage = np.arange(len(_DOSAGES))
+        plate_of_well = (rank[:, None] + step[:, None] * dosage) % self.n_plates
+        wells = np.argwhere(plate_of_well == plate)
+        # With very few drugs a plate may get none: it then repeats a drug of other plates.
+        return wells if len(wells) else np.array([[plate % self.n_drugs, plate % len(dosage)]])
+
+
+def _fine_mechanism(drug: _Drugs) -> _Drugs:
+    """Return the fine mechanism of each drug, below `_N_FINE`."""
+    return drug % _N_FINE
+
+
+def _broad_mechanism(drug: _Drugs) -> _Drugs:
+    """Return the broad mechanism of each drug, below `_N_BROAD`; fine mechanisms nest in it."""
+    return _fine_mechanism(drug) % _N_BROAD
+
+
+def _choose_pairs(
+    n_wells: int, n_lines: int, n_cells: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose distinct (well, line) pairs that use all wells and lines about equally."""
+    wanted = max(n_cells // _CELLS_PER_CONDITION, n_wells, n_lines)
+    n_pairs = min(wanted, n_wells * n_lines, n_cells)
+    # Along the diagonals of the table of wells and lines: no pair is used twice, and every row and
+    # column is used once before any is used again.
+    step = np.arange(n_pairs)
+    return step % n_wells, (step + step // math.lcm(n_wells, n_lines)) % n_lines
+
+
+def _condition_sizes(
+    rng: np.random.Generator, n_cells: int, n_conditions: int
+) -> NDArray[np.int64]:
+    """Divide the cells unevenly, as in a real screen, with at least one cell per condition."""
+    survival = rng.gamma(4.0, size=n_conditions)
+    return 1 + _apportion(n_cells - n_conditions, survival)
+
+
+def _apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Divide ``total`` in proportion to ``weights``, by the method of largest remainders."""
+    quotas = total * weights / weights.sum()
+    counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
+    missing = total - int(counts.sum())
+    counts[np.argsort(counts - quotas, kind="stable")[:missing]] += 1
+    return counts
+
+
+# A model of expression: how often each gene is detected, given line, drug, dosage and plate.
+#
+# The logarithm of a gene's abundance is the sum of a baseline and of sparse shifts: markers of
+# the cell line, effects of the drug's broad mechanism, of its fine mechanism and of the drug
+# itself, in proportion to the logarithm of the dosage, and a slight shift of every gene by the
+# plate. A cell's counts are then a multinomial draw of its UMIs.
+
+# Together these give 2,230 non-zeros per cell on average; half of the cells have 1,680 to 2,680.
+_FULL_GENES = 62_710
+_MEDIAN_UMIS = 3_700
+_SPREAD_OF_UMIS = 0.45
+_SPREAD_OF_ABUNDANCE = 2.3
+
+# In natural logarithms. Chosen so that a linear classifier, trained on 13 plates of a collection
+# of 28,000 cells, predicts on the remaining plate the cell line always, the broad mechanism for
+# 0.7 of the cells, the fine one for 0.5 to 0.6, and the drug for 0.2.
+_CELL_LINE_STRENGTH = 1.4
+_BROAD_STRENGTH = 0.3
+_FINE_STRENGTH = 0.5
+_DRUG_STRENGTH = 1.6
+_PLATE_STRENGTH = 0.1
+
+_SHIFTED_SHARE = 0.04  # fraction of genes shifted by each effect
+_MAX_SHIFT = 2.0  # in standard deviations; otherwise one gene could dominate a cell
+
+
+class _Shifts(NamedTuple):
+    """Shifts of some genes for each of several causes, both of shape (n_causes, n_shifted)."""
+
+    genes: NDArray[np.int64]
+    sizes: NDArray[np.float64]
+
+    def add_to(self, log_abundance: NDArray[np.float64], cause: int, scale: float = 1.0) -> None:
+        log_abundance[self.genes[cause]] += scale * self.sizes[cause]
+
+
+def _draw_shifts(rng: np.random.Generator, n_causes: int, n_genes: int, strength: float) -> _Shifts:
+    n_shifted = max(1, round(_SHIFTED_SHARE * n_genes))
+    genes = [rng.choice(n_genes, n_shifted, replace=False) for _ in range(n_causes)]
+    sizes = rng.standard_normal((n_causes, n_shifted)).clip(-_MAX_SHIFT, _MAX_SHIFT)
+    return _Shifts(np.array(genes), strength * sizes)
+
+
+class ExpressionModel:
+    """The expression of a collection.
+
+    Parameters
+    ----------
+    experiment
+        The collection.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        seed, n_genes = experiment.seed, experiment.n_genes
+        # Quantiles of a lognormal distribution, so that its tail is the same for any seed.
+        quantiles = ndtri((np.arange(n_genes) + 0.5) / n_genes)
+        self._baseline = _random(seed, _BASELINE).permutation(_SPREAD_OF_ABUNDANCE * quantiles)
+        n_lines, n_drugs = experiment.n_cell_lines, experiment.n_drugs
+        rng = _random(seed, _CELL_LINES)
+        self._cell_lines = _draw_shifts(rng, n_lines, n_genes, _CELL_LINE_STRENGTH)
+        rng = _random(seed, _MECHANISMS)
+        self._broad = _draw_shifts(rng, _N_BROAD, n_genes, _BROAD_STRENGTH)
+        self._fine = _draw_shifts(rng, _N_FINE, n_genes, _FINE_STRENGTH)
+        rng = _random(seed, _DRUGS)
+        self._drugs = _draw_shifts(rng, n_drugs, n_genes, _DRUG_STRENGTH)
+
+    @property
+    def median_umis(self) -> float:
+        """Median number of UMIs of a cell."""
+        # With fewer genes, cells have fewer UMIs but more of them per gene: as if the genes were
+        # a selection of informative ones.
+        return _MEDIAN_UMIS * math.sqrt(self.experiment.n_genes / _FULL_GENES)
+
+    def expected_nonzeros(self, n_cells: int) -> int:
+        """Return the approximate number of non-zeros of this many cells."""
+        abundance = np.exp(self._baseline)
+        abundance *= self.median_umis * math.exp(_SPREAD_OF_UMIS**2 / 2) / abundance.sum()
+        return round(-n_cells * float(np.expm1(-abundance).sum()))
+
+    def draw_n_umis(self, rng: np.random.Generator, n_cells: int) -> NDArray[np.int64]:
+        """Return the UMIs of each cell, int64, shape (n_cells,), at least one each."""
+        umis = rng.lognormal(math.log(self.median_umis), _SPREAD_OF_UMIS, size=n_cells)
+        return np.maximum(umis.round().astype(np.int64), 1)
+
+    def untreated(self, plate: int) -> NDArray[np.float64]:
+        """Return the log abundance of genes on a plate, without shifts by condition."""
+        rng = _random(self.experiment.seed, _PLATE_EFFECT, plate)
+        return self._baseline + _PLATE_STRENGTH * rng.standard_normal(self.experiment.n_genes)
+
+    def cumulative(
+        self, untreated: NDArray[np.float64], *, cell_line: int, drug: int, dosage: int
+    ) -> NDArray[np.float64]:
+        """Return the cumulative distribution over genes of one condition.
+
+        Returns
+        -------
+        float64, shape (n_genes,), non-decreasing, 1.0 at the end.
+        """
+        scale = 1 + math.log10(_DOSAGES[dosage] / _DOSAGES[-1]) / len(_DOSAGES)
+        log_abundance = untreated.copy()
+        self._cell_lines.add_to(log_abundance, cell_line)
+        self._broad.add_to(log_abundance, _broad_mechanism(drug), scale)
+        self._fine.add_to(log_abundance, _fine_mechanism(drug), scale)
+        self._drugs.add_to(log_abundance, drug, scale)
+        cumulative = np.exp(log_abundance, out=log_abundance).cumsum()
+        cumulative /= cumulative[-1]
+        return cumulative
+
+
+class CountRows(NamedTuple):
+    """Counts of some cells, one cell after the other.
+
+    Parameters
+    ----------
+    genes
+        The detected genes, int32, shape (n_nonzeros,), ascending within a cell.
+    counts
+        Their counts, float32, shape (n_nonzeros,).
+    row_ends
+        Where each cell ends in these arrays, int64, shape (n_cells,).
+    """
+
+    genes: NDArray[np.int32]
+    counts: NDArray[np.float32]
+    row_ends: NDArray[np.int64]
+
+
+def _draw_counts(
+    rng: np.random.Generator, cumulative: NDArray[np.float64], n_umis: NDArray[np.int64]
+) -> CountRows:
+    """Draw the counts of cells of one condition.
+
+    Parameters
+    ----------
+    rng
+        The random generator.
+    cumulative
+        The cumulative distribution over genes, see `ExpressionModel.cumulative`.
+    n_umis
+        UMIs of each cell, int64, shape (n_cells,), at least one each.
+    """
+    # Arrival times of a Poisson process, divided by the time of the next arrival, are sorted
+    # uniforms: the search then walks through the genes in order, and the UMIs of one gene are
+    # adjacent. All cells share one process, cut at the last arrival of each cell.
+    closing = np.cumsum(n_umis + 1) - 1
+    times = rng.standard_exponential(closing[-1] + 1).cumsum()
+    end_times = times[closing]
+    start_times = np.append(0.0, end_times[:-1])
+    times -= np.repeat(start_times, n_umis + 1)
+    times /= np.repeat(end_times - start_times, n_umis + 1)
+    genes = cumulative.searchsorted(times)
+    genes[closing] = -1
+
+    run_ends = (genes[1:] != genes[:-1]).nonzero()[0]
+    run_lengths = np.diff(run_ends, prepend=-1)
+    run_genes = genes[run_ends]
+    is_gene = run_genes >= 0
+    return CountRows(
+        genes=run_genes[is_gene].astype(np.int32),
+        counts=run_lengths[is_gene].astype(np.float32),
+        row_ends=run_ends[is_gene].searchsorted(closing),
+    )
+
+
+# Writing a sparse matrix in anndata's layout without holding it in memory.
+
+_INT32_MAX = np.iinfo(np.int32).max
+_GZIP_LEVEL = 4  # anndata's compression="gzip"
+
+
+class CsrWriter:
+    """Appends rows to a CSR matrix; `finish` makes it readable.
+
+    Parameters
+    ----------
+    group
+        An empty group of a file that is open for writing.
+    shape
+        Rows and columns of the finished matrix.
+    expected_nonzeros
+        Estimated number of non-zeros. HDF5 chunks get the size that h5py guesses for that length,
+        as when anndata writes the whole array in one call.
+    """
+
+    def __init__(
+        self, group: h5py.Group, *, shape: tuple[int, int], expected_nonzeros: int
+    ) -> None:
+        attributes = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0"}
+        group.attrs.update({**attributes, "shape": np.array(shape, dtype=np.int64)})
+        self._group = group
+        self._indptr = np.zeros(shape[0] + 1, dtype=np.int64)
+        self._n_rows = 0
+        self._indices = _ChunkWriter(_create(group, "indices", expected_nonzeros, np.int32))
+        self._data = _ChunkWriter(_create(group, "data", expected_nonzeros, np.float32))
+
+    def append(self, rows: CountRows) -> None:
+        """Append rows."""
+        self._indices.append(rows.genes)
+        self._data.append(rows.counts)
+        stop = self._n_rows + rows.row_ends.size
+        self._indptr[self._n_rows + 1 : stop + 1] = self._indptr[self._n_rows] + rows.row_ends
+        self._n_rows = stop
+
+    def finish(self) -> None:
+        """Write the remaining values, and the row pointers."""
+        self._indices.finish()
+        self._data.finish()
+        dtype = np.int32 if self._indptr[-1] <= _INT32_MAX else np.int64
+        _create(self._group, "indptr", self._indptr.size, dtype)[:] = self._indptr
+
+
+class _ChunkWriter:
+    """Appends to a gzipped dataset; compresses outside HDF5's lock and the GIL."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._dataset = dataset
+        self._chunk = np.zeros(dataset.chunks, dtype=dataset.dtype)
+        self._filled = 0
+        self._written = 0
+
+    def append(self, values: NDArray[np.generic]) -> None:
+        while values.size:
+            taken = values[: self._chunk.size - self._filled]
+            self._chunk[self._filled : self._filled + taken.size] = taken
+            self._filled += taken.size
+            values = values[taken.size :]
+            if self._filled == self._chunk.size:
+                self._write_chunk()
+
+    def finish(self) -> None:
+        """Write the last chunk, possibly a partial one, and truncate the dataset to its length."""
+        length = self._written + self._filled
+        if self._filled:
+            self._chunk[self._filled :] = 0
+            self._write_chunk()
+        self._dataset.resize((length,))
+
+    def _write_chunk(self) -> None:
+        end = self._written + self._chunk.size
+        if end > self._dataset.shape[0]:
+            self._dataset.resize((end,))
+        compressed = zlib.compress(self._chunk.data, _GZIP_LEVEL)
+        with phil:  # before 3.16, h5py does not take it here
+            self._dataset.id.write_direct_chunk((self._written,), compressed)
+        self._written, self._filled = end, 0
+
+
+def _create(group: h5py.Group, name: str, length: int, dtype: type[np.generic]) -> h5py.Dataset:
+    return group.create_dataset(
+        name,
+        shape=(length,),
+        maxshape=(None,),
+        dtype=dtype,
+        compression="gzip",
+        compression_opts=_GZIP_LEVEL,
+    )
+
+
+_CELLS_PER_WRITE = 64  # so that one draw fits in a CPU's cache
+
+# Libraries that anndata uses change the list of warning filters, which all threads share.
+_anndata_lock = threading.Lock()
+
+
+def _write_plate(
+    model: ExpressionModel, plate: int, path: Path, on_written: Callable[[int], None]
+) -> None:
+    """Write one plate; the file appears at ``path`` only once it is complete."""
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        _write_unfinished(model, plate, unfinished, on_written)
+        unfinished.replace(path)
+    except (OSError, RuntimeError, ValueError) as error:
+        # HDF5 describes a full disk or a limit of file sizes at length, in errors of any type. If
+        # closing the file fails as well, it raises a RuntimeError which hides the first error.
+        first = error.__context__ if isinstance(error, RuntimeError) else error
+        number = re.search(r"\berrno = (\d+)", f"{error} {first}")
+        code = getattr(first, "errno", None) or (int(number[1]) if number else 0)
+        if not code:
+            raise
+        raise OSError(code, os.strerror(code), str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write_unfinished(
+    model: ExpressionModel, plate: int, path: Path, on_written: Callable[[int], None]
+) -> None:
+    experiment = model.experiment
+    layout = experiment.layout(plate)
+    rng = _random(experiment.seed, _COUNTS, plate)
+    n_umis = model.draw_n_umis(rng, int(layout.n_cells.sum()))
+
+    # anndata writes everything except the matrix, which would have to fit in memory.
+    with _anndata_lock:
+        var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
+        obs = _obs(experiment.plate_names[plate], layout, n_umis)
+        AnnData(obs=obs, var=var).write_h5ad(path, compression="gzip")
+    untreated = model.untreated(plate)
+    with h5py.File(path, "r+") as file:
+        matrix = CsrWriter(
+            file.create_group("X"),
+            shape=(n_umis.size, experiment.n_genes),
+            expected_nonzeros=model.expected_nonzeros(n_umis.size),
+        )
+        start = 0
+        for drug, dosage, cell_line, n_cells in zip(*layout, strict=True):
+            cumulative = model.cumulative(untreated, cell_line=cell_line, drug=drug, dosage=dosage)
+            stop = start + n_cells
+            for first in range(start, stop, _CELLS_PER_WRITE):
+                batch = n_umis[first : min(first + _CELLS_PER_WRITE, stop)]
+                matrix.append(_draw_counts(rng, cumulative, batch))
+                on_written(batch.size)
+            start = stop
+        matrix.finish()
+
+
+def _obs(plate_name: str, layout: PlateLayout, n_umis: NDArray[np.int64]) -> pd.DataFrame:
+    """Return the obs table: one row per cell, the conditions one after the other."""
+    conditions = pd.DataFrame(
+        {
+            "plate": pd.Categorical([plate_name] * layout.n_cells.size),
+            "cell_line": _named("cell_line_", layout.cell_line),
+            "drug": _named("drug_", layout.drug),
+            "dosage": np.array(_DOSAGES)[layout.dosage],
+            "moa_broad": _named("moa_broad_", _broad_mechanism(layout.drug)),
+            "moa_fine": _named("moa_fine_", _fine_mechanism(layout.drug)),
+        }
+    )
+    obs = conditions.loc[conditions.index.repeat(layout.n_cells)]
+    obs.index = pd.Index([f"{plate_name}_{cell:08d}" for cell in range(n_umis.size)])
+    return obs.assign(n_counts=n_umis.astype(np.float32))
+
+
+def _named(prefix: str, codes: NDArray[np.int64]) -> "pd.Categorical[str]":
+    """Return a categorical with only the names that occur, as in files of single plates."""
+    present, local = np.unique(codes, return_inverse=True)
+    names = pd.Index([f"{prefix}{code + 1:03d}" for code in present])
+    return pd.Categorical.from_codes(local, names)
+
+
+# Writing several plates concurrently.
+#
+# Threads suffice, since almost all of the time is spent drawing and compressing, outside the GIL
+# and HDF5's lock. Unlike processes, they start immediately and demand nothing of the caller.
+
+_POLL_SECONDS = 0.2
+
+
+def write_plates(
+    model: ExpressionModel,
+    paths: Mapping[int, Path],
+    on_progress: Callable[[int], None],
+    n_threads: int,
+) -> None:
+    """Write plates; if one fails, or the caller is interrupted, stop them all.
+
+    Parameters
+    ----------
+    model
+        The expression in the collection.
+    paths
+        Path of each plate, by its number.
+    on_progress
+        Called in the calling thread, with the number of cells written so far.
+    n_threads
+        Number of plates that are written concurrently.
+    """
+    cancelled = threading.Event()
+    n_written = dict.fromkeys(paths, 0)
+
+    def write(plate: int) -> None:
+        def count(n_cells: int) -> None:
+            if cancelled.is_set():
+                raise CancelledError
+            n_written[plate] += n_cells
+
+        # The thread that cancelled reports why; and after a failure HDF5 is better left alone.
+        with suppress(CancelledError):
+            count(0)
+            try:
+                _write_plate(model, plate, paths[plate], count)
+            except Exception:
+                cancelled.set()
+                raise
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        pending = {pool.submit(write, plate) for plate in paths}
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=_POLL_SECONDS)
+                for future in done:
+                    future.result()
+                on_progress(sum(n_written.values()))
+        except BaseException:
+            cancelled.set()
+            raise

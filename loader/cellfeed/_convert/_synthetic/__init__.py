@@ -1,1 +1,0 @@
-"""The parts of `cellfeed.synthetic`: the experiment, its expression, and its files."""
