@@ -9,11 +9,13 @@ import pytest
 
 from cellfeed import open_collection
 from cellfeed_tuner import Configuration
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request
 from cellfeed_tuner._run import Run
+from cellfeed_tuner._searching._posterior import Posterior
 from cellfeed_tuner._time_budget import TimeBudget, silent
 
 BUDGET = 60.0
@@ -148,6 +150,14 @@ def test_what_never_started_is_predicted_and_said_to_be(result_on):
     assert "had not started after" in result.cut_short
     assert not machine.asked
     assert seconds <= BUDGET + SLACK / 2
+
+
+def test_a_prediction_that_says_nothing_is_not_printed(result_on, monkeypatch):
+    vague = Estimate(1_525.0, 17.0, 135_174.0)
+    monkeypatch.setattr(Posterior, "speed", lambda *_: vague)
+    result, _ = result_on(SlowMachine(start_seconds=45.0, slower=1000.0))
+    chosen = result.recommended
+    assert (chosen.basis, chosen.cells_per_second) == ("predicted", None)
 
 
 def test_a_start_that_takes_the_budget_leaves_time_for_one_measurement(result_on):

@@ -665,7 +665,7 @@ class Recommended:
     cells_per_second
         Throughput with its 95 % interval, by this clock and under the load of other programs; from
         measurements interleaved with those of its rivals if it was compared, or predicted. None if
-        nothing was measured.
+        too little was measured.
     peak_memory_bytes
         Peak memory of the process and its workers; None if it was not measured.
     reason

@@ -351,7 +351,7 @@ def _headline(result: AutotuneResult) -> str:
         return f"autotune: {wrong if result.loader_fault else 'no configuration is feasible'}"
     chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
     if speed is None:
-        return f"Recommended: {chosen} (predicted; nothing was measured)"
+        return f"Recommended: {chosen} (predicted; its throughput is unknown)"
     predicted = " (predicted)" if result.recommended.basis == "predicted" else ""
     return f"Recommended: {chosen}; {interval(speed)} cells/s{predicted}"
 

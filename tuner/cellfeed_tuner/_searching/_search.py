@@ -63,6 +63,9 @@ EARLY_TURNS = 2
 # A loader has slowed down if the second half of that has less than this share of the throughput
 # that was expected. Chosen: beyond the noise of a busy machine.
 SLOWED_SHARE = 0.7
+# A predicted throughput is called unknown if the upper end of its interval is this many times the
+# lower end. Chosen: it says nothing then.
+VAGUE_INTERVAL = 100
 
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _MAY_RUN = {"too slow", "mixes less", "not raced", "below entropy floor", "out of budget"}
@@ -231,9 +234,12 @@ class Search:
         return predicted(found, self._speed(leader), n_measured=len(self.measurements))
 
     def _speed(self, configuration: Configuration) -> Estimate | None:
-        """Return cells per second by the clock, as predicted from all that was measured."""
+        """Return cells per second by the clock, as predicted from all that was measured.
+
+        None if that says nothing of it.
+        """
         speed, slowdown = self._posterior.speed(configuration), self.measurements.slowdown
-        if speed is None:
+        if speed is None or speed.high > VAGUE_INTERVAL * speed.low:
             return None
         return Estimate(*(each / slowdown for each in (speed.value, speed.low, speed.high)))
 
