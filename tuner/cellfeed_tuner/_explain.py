@@ -198,7 +198,7 @@ def _rechunk(
     now = found.decoded_bytes / found.useful_bytes
     least = max(1, round(LEAST_CHUNK_BYTES / max(1.0, found.useful_bytes)))
     rows = max(least, configuration.block_size // CHUNKS_PER_BLOCK)
-    if rows >= layout.rows_per_chunk:
+    if rows >= layout.rows_per_chunk or now == 0:  # nothing is decompressed
         return None
     then = amplification(
         layout.n_cells, rows, configuration.block_size,
