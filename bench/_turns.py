@@ -55,7 +55,7 @@ def in_turns(
         parts = []
         for unit in runs[0]:
             values = [run[unit] for run in runs]
-            part = f"{spread(values, ',.4g')} {unit}"
+            part = f"{spread(values, ',.0f' if median(values) >= 100 else '.3g')} {unit}"
             best = [max(found[each][k][unit] for each in against) for k in range(rounds)]
             if all(best):
                 ratios = [value / one for value, one in zip(values, best, strict=True)]

@@ -5,6 +5,7 @@ python -m bench.tunables PLATE... --label plate
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from bench.tunables.loaders import (
@@ -72,7 +73,7 @@ def main(
             reason = f"skipped, needs its own copy of the cells; give {kind.store_option}"
             click.echo(f"{name}: {reason}", err=True)
             continue
-        common = {"budget": budget, "entropy_floor": entropy_floor}
+        common: dict[str, Any] = {"budget": budget, "entropy_floor": entropy_floor}
         try:
             if kind is None:
                 collection = open_collection([*map(str, plates)], obs=[label])

@@ -77,7 +77,7 @@ def assert_same_epochs(both, elements=ELEMENTS, obs=OBS, **options):
         assert some.rows.tolist() == others.rows.tolist()
         for name in elements:
             assert np.array_equal(dense(some[name]), dense(others[name]))
-            if sp.issparse(some[name]):
+            if sp.issparse(some[name]) and sp.issparse(others[name]):
                 for part in ("data", "indices", "indptr"):
                     parts = [getattr(each[name], part) for each in (some, others)]
                     np.testing.assert_array_equal(*parts)
