@@ -14,32 +14,21 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._bytes._buffers import Buffer
-from cellfeed._decode import ChunkReads, Decoder, Verify, can_cast
+from cellfeed._decode import ChunkReads, Decoder, Verify
 from cellfeed._decode._reads import Done
 from cellfeed._fetch import Part
+from cellfeed._fetch._element_read import PartRows
 from cellfeed._rows import (
     CategoricalColumn,
     Cells,
-    CsrChunks,
-    CsrGroup,
     CsrRows,
-    CsrTarget,
-    DenseChunks,
-    DenseTarget,
-    Group,
     ObsColumn,
-    PiecedCsr,
-    RaggedChunks,
     RaggedRows,
-    RaggedTarget,
-    RowTarget,
-    csr_groups,
-    dense_groups,
-    ragged_groups,
+    lay_out,
     summable,
 )
 from cellfeed._rows._minibatch import Minibatch, RaggedTensor
-from cellfeed._runs import expand, merge_consecutive
+from cellfeed._runs import merge_consecutive
 from cellfeed._storages import StoredElement
 from cellfeed._torch import torch
 from cellfeed.testing._cases import GuardedPool, StoredCase
@@ -187,26 +176,15 @@ class GuardedRead:
         ).as_stored(0)
         bounds = np.array([0, len(order) // 2, len(order)], np.int64)
         self._delivered = np.split(rows[order], bounds[1:-1])
-        n_vars = math.prod(stored.shape[1:])
-        lengths = np.empty(rows.size, np.int64)
-        self._groups: Sequence[Group]
-        self._target: RowTarget
+        lengths = np.full(rows.size, math.prod(stored.shape[1:]), np.int64)
         if stored.layout == "csr":
             lengths[self._part.rows] = np.diff(self._part.read_rows().indptr)
-            self._groups, self._target, _ = csr_groups(
-                lengths, order, bounds, n_vars=n_vars, dtype=dtype
-            )
         elif stored.layout == "ragged":
             lengths[self._part.rows] = self._part.read_rows().lengths
-            self._groups, self._target, _ = ragged_groups(lengths, order, bounds, dtype=dtype)
-        else:
-            self._groups, self._target, _ = dense_groups(
-                len(order),
-                order,
-                bounds,
-                row_shape=stored.shape[1:],
-                dtype=dtype,
-            )
+        self._groups, target, _ = lay_out(
+            stored.layout, lengths, order, bounds, row_shape=stored.shape[1:], dtype=dtype
+        )
+        self._target = target[self._part.rows]
         self._pool = GuardedPool()
         self._buffers: list[Buffer] = [self._pool.acquire(group.n_bytes) for group in self._groups]
         self._bases = np.array([buffer.address for buffer in self._buffers], np.int64)
@@ -214,20 +192,12 @@ class GuardedRead:
 
     def chunk_reads(self) -> ChunkReads | None:
         """Return the chunk reads, if cellfeed can decode the chunks of the element."""
-        target, runs = self._target[self._part.rows], self._part.runs
-        chunked = self._part.stored.chunked()
-        if chunked is None or not can_cast(_dtype(chunked), target.dtype):
+        stored = self._part.stored
+        rows = PartRows.of(self._part, stored.layout, stored.shape[1:], self._target.dtype)
+        if rows.chunks is None:
             return None
-        if isinstance(chunked, CsrChunks) and isinstance(target, CsrTarget):
-            starts, _ = chunked.ranges(expand(runs))
-            return ChunkReads.concatenate(target.reads_from(chunked, starts, None))
-        if isinstance(chunked, PiecedCsr) and isinstance(target, CsrTarget):
-            return ChunkReads.concatenate(chunked.pieces(expand(runs)).reads_to(target, None))
-        if isinstance(chunked, DenseChunks) and isinstance(target, DenseTarget):
-            return target.reads_from(chunked, runs, None)
-        if isinstance(chunked, RaggedChunks) and isinstance(target, RaggedTarget):
-            return target.reads_from(chunked, expand(runs))
-        return None
+        reads, _, _ = rows.requests(self._target, None)
+        return ChunkReads.concatenate(reads)
 
     def by_chunks(self, reads: ChunkReads, n_threads: int, verify: Verify) -> Done:
         """Read by chunks."""
@@ -240,23 +210,13 @@ class GuardedRead:
 
     def by_library(self) -> None:
         """Read through the format's own library."""
-        target = self._target[self._part.rows].bound(self._bases)
-        self._ordered = target.put(self._part.read_rows())
+        self._ordered = self._target.bound(self._bases).put(self._part.read_rows())
 
     def groups(self) -> list[tuple[Any, NDArray[np.int64]]]:
         """Return the matrix of each group, and its rows; check for writes out of bounds."""
         self._pool.check()
-        matrices = list[Any]()
-        for group, buffer in zip(self._groups, self._buffers, strict=True):
-            if isinstance(group, CsrGroup):
-                distinct = self._ordered or group.sort(buffer)
-                matrices.append(group.over(buffer, distinct=distinct))
-            else:
-                matrices.append(group.over(buffer))
+        matrices = [
+            group.over(buffer, distinct=self._ordered or group.sort(buffer))
+            for group, buffer in zip(self._groups, self._buffers, strict=True)
+        ]
         return list(zip(matrices, self._delivered, strict=True))
-
-
-def _dtype(chunked: CsrChunks | PiecedCsr | DenseChunks | RaggedChunks) -> np.dtype[Any]:
-    if isinstance(chunked, RaggedChunks | PiecedCsr):
-        return chunked.dtype
-    return (chunked.data if isinstance(chunked, CsrChunks) else chunked.values).dtype  # noqa: PD011 - of chunks
