@@ -31,8 +31,8 @@ from cellfeed._rows import (
     Element,
     Layout,
     ObsColumn,
+    RaggedChunks,
     RaggedRows,
-    RaggedRuns,
     dtypes_of,
 )
 from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
@@ -77,7 +77,7 @@ def _chunked_rows(stored: StoredElement) -> ChunkedRows:
         case CsrChunks(row_pieces=None):
             size = max(_elements_of_chunk(each) for each in (chunks.indices, chunks.data))
             return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
-        case RaggedRuns():
+        case RaggedChunks():
             size = _elements_of_chunk(chunks.values)
             return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
         case DenseChunks(values=ChunkedArray() as values) if chunks.n_columns:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location, threads_until_left
 from cellfeed._bytes._remote import outside_lock
 from cellfeed._errors import FormatError, MismatchError, ParameterError
-from cellfeed._fetch import ahead
+from cellfeed._fetch import prefetched
 from cellfeed._lazy import pd
 from cellfeed._rows import ColumnMap, ColumnNames, Element, column_maps
 from cellfeed._storages import Source, StoredElement
@@ -53,7 +53,7 @@ def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iter
         yield read_outside(items[0])
         return
     with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
-        yield from ahead(read_outside, items, threads, _AT_ONCE)
+        yield from prefetched(read_outside, items, threads, _AT_ONCE)
 
 
 # Joining the genes of the sources of a collection.

@@ -25,9 +25,9 @@ from cellfeed._fetch import (
     Reader,
     Stage,
     Transforms,
-    ahead,
     as_stored,
     in_stages,
+    prefetched,
 )
 from cellfeed._lazy import sp
 from cellfeed._rows import Cells, Dtypes, Element
@@ -115,9 +115,9 @@ class CollectionReading:
         def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
             read = begun.result()
             try:
-                return reader.laid_out(read)
+                return reader.with_layouts(read)
             except BaseException:
-                budget.give_back(read.expected_bytes)
+                budget.release(read.expected_bytes)
                 raise
 
         is_waited_for = iter([True])  # the first one, as nothing was read ahead of it
@@ -126,7 +126,7 @@ class CollectionReading:
             try:
                 return reader.read_planned(laid_out, first_alone=next(is_waited_for, False))
             finally:
-                budget.give_back(laid_out.expected_bytes)
+                budget.release(laid_out.expected_bytes)
 
         if self.prefetch == 1:  # without a thread of their own for plans
             stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
@@ -318,7 +318,7 @@ class Callbacks:
                 with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
                     if self.first_alone:  # what the others need may not have been read yet
                         yield from threads.map(self._transformed, islice(minibatches, 1))
-                    yield from ahead(self._transformed, minibatches, threads, n)
+                    yield from prefetched(self._transformed, minibatches, threads, n)
 
     def _transformed(self, minibatch: Any) -> Any:
         assert self.batch_transform is not None  # noqa: S101 - asked before

@@ -7,21 +7,31 @@ process together: they read, decompress, and copy each element once, to its dest
 
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._array import (
+    CHUNK_ELEMENTS,
     ChunkedArray,
     ChunkTable,
-    ContiguousChunks,
+    Extents,
+    FileExtents,
+    Pieces,
+    RowRanges,
     check_grid,
     chunk_codec,
     chunk_grid,
+    pieced_array,
 )
-from cellfeed._decode._byte_requests import KeptElements, kept_of
 from cellfeed._decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
 from cellfeed._decode._files import FolderFiles, ZarrFiles, identity_of_files
 from cellfeed._decode._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read
 from cellfeed._decode._kernels._codecs import can_cast
-from cellfeed._decode._placing import RowGroup, ValueSteps, place_elements, place_kept
+from cellfeed._decode._placing import (
+    RowGroup,
+    SelectedElements,
+    ValueSteps,
+    place_elements,
+    place_selected,
+    select_columns,
+)
 from cellfeed._decode._reads import ChunkReads, divide_reads, rows_of_coordinates
-from cellfeed._decode._row_ranges import CHUNK_ELEMENTS, Pieces, RowExtents, RowRanges, pieced_array
 from cellfeed._decode._tiles import (
     MOST_BAND_ROWS,
     Fragments,

@@ -1,12 +1,12 @@
-"""A stored array in chunks: the locations of chunks, and the reads for given elements."""
+"""Stored arrays in chunks or byte ranges: their locations, and the reads for given elements."""
 
 import math
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,14 @@ from cellfeed._bytes import ByteStore
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._codecs import LZF, STORED, ZARR_CODECS
-from cellfeed._decode._placing import ValueSteps, array_row, locate_pieces, selecting_row
-from cellfeed._decode._reads import ChunkReads
+from cellfeed._decode._placing import (
+    SelectedElements,
+    ValueSteps,
+    array_row,
+    locate_pieces,
+    selecting_row,
+)
+from cellfeed._decode._reads import ChunkReads, chunk_table
 from cellfeed._errors import ParameterError
 
 # Memory for records about chunks, shared with processes that are forked from this one.
@@ -24,37 +30,26 @@ from cellfeed._errors import ParameterError
 _BLOCK_BYTES = 1 << 16  # arrays are many and small, and a process has few mappings
 
 
-class _Block:
-    """Memory from which pieces are allocated, one after another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left = np.empty(0, np.uint8)
-
-    def take(self, n_bytes: int) -> NDArray[np.uint8]:
-        with self._lock:
-            if n_bytes > self._left.size:
-                mapped = mmap.mmap(-1, max(1, n_bytes, _BLOCK_BYTES))
-                self._left = np.frombuffer(mapped, np.uint8)
-            taken, self._left = self._left[:n_bytes], self._left[n_bytes:]
-        return taken
-
-
-_block = _Block()
-
-
-def _enter_process() -> None:
-    """Start a new block in a forked process, since its parent allocates from this one."""
-    global _block  # noqa: PLW0603 - a thread that is gone may hold its lock
-    _block = _Block()
-
-
-os.register_at_fork(after_in_child=_enter_process)
+_lock, _free = threading.Lock(), np.empty(0, np.uint8)
 
 
 def shared_zeros(n_bytes: int) -> NDArray[np.uint8]:
     """Return zeros, uint8, shape (n_bytes,), shared with processes that are forked later."""
-    return _block.take(n_bytes)
+    global _free  # noqa: PLW0603 - what is left of the last block
+    with _lock:
+        if n_bytes > _free.size:
+            _free = np.frombuffer(mmap.mmap(-1, max(1, n_bytes, _BLOCK_BYTES)), np.uint8)
+        taken, _free = _free[:n_bytes], _free[n_bytes:]
+    return taken
+
+
+def _enter_process() -> None:
+    """Start a new block in a forked process, since its parent allocates from the last one."""
+    global _lock, _free  # a thread that is gone may hold the lock
+    _lock, _free = threading.Lock(), np.empty(0, np.uint8)
+
+
+os.register_at_fork(after_in_child=_enter_process)
 
 
 # The chunk grid of an array.
@@ -228,30 +223,57 @@ class ChunkTable:
         return Located(files.astype(np.int64, copy=False), offsets, sizes, flags)
 
 
-@dataclass(frozen=True, slots=True)
-class ContiguousChunks:
-    """Locations in a contiguously stored array, which is read as chunks of equal size.
+CHUNK_ELEMENTS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Pieces of an uncompressed one-dimensional array, read as chunks of `CHUNK_ELEMENTS`.
+
+    The last chunk of each piece counts as whole, so the elements of the next piece are numbered
+    from `firsts` times `CHUNK_ELEMENTS`.
 
     Parameters
     ----------
-    offset
-        Position of the array in the file, in bytes.
-    n_bytes
-        Size of the array in bytes.
-    chunk_bytes
-        Size of each chunk except the last, in bytes.
+    files, offsets
+        Number of each piece's file, and its position there in bytes, int64, shape (n_pieces,).
+    sizes
+        Number of elements in each piece, int64, shape (n_pieces,).
+    itemsize
+        Bytes per element.
+
+    Attributes
+    ----------
+    firsts
+        Number of the first chunk of each piece, and of all chunks, int64, shape (n_pieces + 1,).
     """
 
-    offset: int
-    n_bytes: int
-    chunk_bytes: int
+    files: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    itemsize: int
+    firsts: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        n_chunks = -(-self.sizes // CHUNK_ELEMENTS)
+        object.__setattr__(self, "firsts", np.concatenate([[0], np.cumsum(n_chunks)]))
+
+    @classmethod
+    def one(cls, offset: int, size: int, itemsize: int) -> "Pieces":
+        """Return one piece, in file 0: all elements of a contiguously stored array."""
+        return cls(np.zeros(1, np.int64), np.array([offset]), np.array([size]), itemsize)
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
         """Return the locations of the chunks with these numbers."""
-        starts = chunks * self.chunk_bytes
-        nothing = np.zeros(len(chunks), np.int64)
-        sizes = np.minimum(self.chunk_bytes, self.n_bytes - starts)
-        return Located(files=nothing, offsets=self.offset + starts, sizes=sizes, flags=nothing)
+        pieces = np.searchsorted(self.firsts, chunks, side="right") - 1
+        first = (chunks - self.firsts[pieces]) * CHUNK_ELEMENTS
+        n_elements = np.minimum(CHUNK_ELEMENTS, self.sizes[pieces] - first)
+        return Located(
+            files=self.files[pieces],
+            offsets=self.offsets[pieces] + first * self.itemsize,
+            sizes=n_elements * self.itemsize,
+            flags=np.zeros(len(chunks), np.int64),
+        )
 
 
 def chunk_codec(name: str) -> int:
@@ -436,33 +458,31 @@ class ChunkedArray:
         row, tables = selecting_row(self.dtype, column_map)
         return self._reads(chunks, firsts, segments, row, tables)
 
-    def reads_of_kept(
+    def reads_of_selected(
         self,
         starts: NDArray[np.int64],
-        entry_starts: NDArray[np.int64],
-        entries: NDArray[np.int64],
+        selected: SelectedElements,
         destinations: NDArray[np.int64],
         out_dtype: np.dtype[Any],
     ) -> ChunkReads:
-        """Return the reads for the values of elements that `ChunkReads.select` kept.
+        """Return the reads for the values of elements that `ChunkReads.select` selected.
 
         Parameters
         ----------
         starts
             Start of each row, ascending, int64, shape (n_rows,).
-        entry_starts, entries
-            The kept elements of each row, int64, shapes (n_rows + 1,) and (n_kept,); see
-            `KeptElements`.
+        selected
+            The selected elements of each row.
         destinations
             Destination address of each row, int64, shape (n_rows,).
         out_dtype
             Dtype at the destinations.
         """
-        chunks, firsts, segments = kernels.plan_kept(
-            starts, entry_starts, entries, destinations, self.chunk_shape[0]
+        chunks, firsts, segments = kernels.plan_selected(
+            starts, selected.starts, selected.entries, destinations, self.chunk_shape[0]
         )
         row = array_row(self.dtype, out_dtype, placing=fields.SCATTERED)
-        return self._reads(chunks, firsts, segments, row, entries)
+        return self._reads(chunks, firsts, segments, row, selected.entries)
 
     def _reads(
         self,
@@ -478,19 +498,15 @@ class ChunkedArray:
         if not self.is_decoded_whole:
             placing = int(array[fields.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
-        table = np.zeros((len(chunks), fields.N_CHUNK_COLUMNS), np.int64)
-        handles = self.files.handles(located.files)
-        if handles is None:  # the bytes are brought to memory before they are decoded
-            handles, in_memory = (located.files, None), fields.IN_MEMORY
-        else:
-            in_memory = 0
-        table[:, fields.FD], keep_alive = handles
-        table[:, fields.OFFSET] = offsets
-        table[:, fields.SIZE] = sizes
-        table[:, fields.FLAGS] = located.flags | in_memory
-        table[:, fields.FIRST_SEGMENT] = firsts
-        table[:-1, fields.END_SEGMENT] = firsts[1:]
-        table[-1:, fields.END_SEGMENT] = len(segments)
+        table, keep_alive = chunk_table(
+            self.files,
+            located.files,
+            offsets,
+            sizes,
+            firsts=firsts,
+            n_segments=len(segments),
+            flags=located.flags,
+        )
         table[:, fields.NUMBER] = chunks
         array[fields.CODEC] = self.codec
         array[fields.CHECKED] = self.checked.ctypes.data
@@ -526,3 +542,191 @@ class ChunkedArray:
         if size == 0 or located.flags[0] & fields.WHOLE_FILE:
             return f"{where}: `{self.name}`, {elements}"
         return f"{where}: `{self.name}`, {elements} (bytes {first} to {first + size})"
+
+
+def pieced_array(name: str, pieces: Pieces, dtype: np.dtype[Any], files: ByteStore) -> ChunkedArray:
+    """Return an array that is stored in pieces.
+
+    Parameters
+    ----------
+    name
+        Its name in messages.
+    pieces
+        The pieces.
+    dtype
+        Native dtype of its elements.
+    files
+        The files of the pieces.
+    """
+    return ChunkedArray(
+        name=name,
+        shape=(int(pieces.firsts[-1]) * CHUNK_ELEMENTS,),
+        dtype=dtype,
+        chunk_shape=(CHUNK_ELEMENTS,),
+        codec=STORED,
+        locations=pieces,
+        files=files,
+    )
+
+
+# Where rows lie in stored arrays.
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Extents:
+    """Ranges of stored elements that rows consist of; int64 arrays, shape (n_extents,).
+
+    Parameters
+    ----------
+    lengths
+        Number of elements in each row, shape (n_rows,).
+    firsts
+        First element of each extent in the array of values, ascending.
+    counts
+        Number of elements in each extent.
+    rows
+        Index of each extent's row among the requested rows; those of a row are in order. None if
+        each row is one extent.
+    within
+        Position of the extent's first element in its row; None if each row is one extent.
+    index_firsts
+        First element of each extent in the array of column indices; None if it is the same as in
+        the array of values.
+    """
+
+    lengths: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    rows: NDArray[np.int64] | None = None
+    within: NDArray[np.int64] | None = None
+    index_firsts: NDArray[np.int64] | None = None
+
+    def destinations(self, of_rows: NDArray[np.int64], itemsize: int) -> NDArray[np.int64]:
+        """Return the destination of each extent, from those of rows."""
+        if self.rows is None or self.within is None:
+            return of_rows
+        return of_rows[self.rows] + self.within * itemsize
+
+    def selected(self, counts: NDArray[np.int64]) -> "Extents":
+        """Return the same extents with fewer elements in each, which are selected elsewhere."""
+        if self.rows is None:
+            return replace(self, lengths=counts, counts=counts)
+        order, within = self.row_order, np.empty_like(self.rows)
+        lengths = np.bincount(self.rows, counts, self.lengths.size).astype(np.int64)
+        ends = np.cumsum(counts[order])
+        of_earlier_rows = (np.cumsum(lengths) - lengths)[self.rows[order]]
+        within[order] = ends - counts[order] - of_earlier_rows
+        return replace(self, lengths=lengths, counts=counts, within=within)
+
+    @property
+    def in_indices(self) -> NDArray[np.int64]:
+        """First element of each extent in the array of column indices."""
+        return self.firsts if self.index_firsts is None else self.index_firsts
+
+    @property
+    def row_order(self) -> NDArray[np.intp]:
+        """The extents of the first row, in order, then those of the next row, and so on."""
+        return np.argsort(self.rows, kind="stable") if self.rows is not None else np.arange(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FileExtents(Extents):
+    """Extents in plain files, row by row; none is empty.
+
+    Parameters
+    ----------
+    files
+        File of each extent, in which ``firsts`` count.
+    lengths, firsts, counts, rows, within
+        See `Extents`.
+    """
+
+    rows: NDArray[np.int64]
+    within: NDArray[np.int64]
+    files: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowRanges:
+    """Rows of uncompressed elements in plain files, each in one byte range or a few.
+
+    The ranges need not form a grid, and may overlap. Each extent takes one read; adjacent ones are
+    read together.
+
+    Parameters
+    ----------
+    name
+        Name of the array, for messages.
+    shape
+        Number of rows and, if all rows have equally many, of elements per row.
+    dtype
+        Native dtype of the elements, which may be structured.
+    files
+        The files.
+    extents
+        Returns the extents of ascending rows, int64, shape (n,).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    files: ByteStore
+    extents: Callable[[NDArray[np.int64]], FileExtents]
+
+    @property
+    def layout(self) -> Literal["dense", "ragged"]:
+        """Layout of the rows."""
+        return "dense" if len(self.shape) > 1 else "ragged"
+
+    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of elements in each of these ascending rows, int64, shape (n,)."""
+        return self.extents(rows).lengths
+
+    def reads(
+        self,
+        rows: NDArray[np.int64],
+        destinations: NDArray[np.int64],
+        out_dtype: np.dtype[Any],
+    ) -> ChunkReads:
+        """Return the reads for rows.
+
+        Parameters
+        ----------
+        rows
+            Ascending rows, int64, shape (n,).
+        destinations
+            Destination address of each row, int64, shape (n,).
+        out_dtype
+            Dtype at the destinations.
+        """
+        extents, itemsize = self.extents(rows), self.dtype.itemsize
+        chunks, keep_alive = chunk_table(
+            self.files,
+            extents.files,
+            extents.firsts * itemsize,
+            extents.counts * itemsize,
+            firsts=np.arange(extents.counts.size),
+            n_segments=extents.counts.size,
+        )
+        chunks[:, fields.NUMBER] = rows[extents.rows]
+        segments = np.zeros((len(chunks), fields.N_SEGMENT_COLUMNS), np.int64)
+        segments[:, fields.COUNT] = extents.counts
+        segments[:, fields.TO] = extents.destinations(destinations, out_dtype.itemsize)
+        segments[:, fields.WITHIN] = extents.within
+        array = array_row(self.dtype, out_dtype)
+        array[fields.DECODED_BYTES] = int(chunks[:, fields.SIZE].max(initial=0))
+        return ChunkReads(
+            arrays=array[None],
+            chunks=chunks,
+            segments=segments,
+            owners=(self,),
+            keep_alive=(keep_alive,),
+        )
+
+    def describe(self, chunk: int) -> str:
+        """Return the location of a row, for a message."""
+        extents = self.extents(np.array([chunk], np.int64))
+        where = {str(self.files.location_of(file)): None for file in extents.files.tolist()}
+        first = int(extents.firsts[0]) * self.dtype.itemsize
+        size = int(extents.counts[0]) * self.dtype.itemsize
+        return f"{', '.join(where)}: `{self.name}`, row {chunk} (bytes {first} to {first + size})"

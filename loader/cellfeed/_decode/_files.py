@@ -48,7 +48,10 @@ class FolderFiles(ByteStore):
     names
         Returns the names of files within the folder, which may contain ``/``, by number.
     n_files
-        Number of files.
+        Number of files; 0 if they do not ``stay_open``.
+    stay_open
+        Whether files are opened once, and must not change. Otherwise they are opened for each read,
+        by path, and may change.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class FolderFiles(ByteStore):
         folder: Path,
         names: Callable[[NDArray[np.int64]], NDArray[np.bytes_]],
         n_files: int,
+        *,
+        stay_open: bool = True,
     ) -> None:
         self._folder = folder
         self._absolute = folder.absolute()  # it stays the same where the working folder changes
-        self._names = names
+        self._names, self._stay_open = names, stay_open
         found = self._found(np.arange(n_files, dtype=np.int64))
         self._identities = np.array(found, np.int64).reshape(n_files, 2)
         self._process = -1
@@ -73,19 +78,19 @@ class FolderFiles(ByteStore):
             self._open: list[_OpenFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = self.__dict__ | {"_process": -1}
-        for name in ("_checked_at", "_descriptors", "_open"):
-            kept.pop(name, None)
-        return kept
+        own = ("_checked_at", "_descriptors", "_open")  # of this process
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return state | {"_process": -1}
 
     def location_of(self, file: int) -> Location:
         """Return the location of a file, for messages."""
         return Location.of(self._folder / self._name(file))
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first observed sizes of files in bytes; -1 for missing files."""
-        sizes: NDArray[np.int64] = self._identities[files, 0]
-        return sizes
+        """Return sizes in bytes, the first observed if files stay open; -1 for missing files."""
+        if self._stay_open:
+            return np.asarray(self._identities[files, 0])
+        return np.array([size for size, _ in self._found(files)], np.int64)
 
     def identity(self) -> LastingIdentity | None:
         """Return the identity of all files in the folder; None if there are too many to check."""
@@ -93,6 +98,8 @@ class FolderFiles(ByteStore):
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
         """Return descriptors or addresses of paths; see `ByteStore`."""
+        if not self._stay_open:
+            return self._addresses(files)
         self.check_unchanged(files)
         self._open_those(np.unique(files))
         handles = self._descriptors[files]
@@ -113,6 +120,8 @@ class FolderFiles(ByteStore):
         PathError
             A file was removed.
         """
+        if not self._stay_open:
+            return
         self._enter_process()
         now = time.monotonic()
         distinct = np.unique(files)
@@ -153,7 +162,7 @@ class FolderFiles(ByteStore):
         raise removed(where) if found == _ABSENT else replaced(where)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
-        n_more = max(0, _most_open() - _OpenFile.count())
+        n_more = max(0, _most_open() - len(_OpenFile.all))
         is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
         for file in files[is_closed][:n_more].tolist():
             opened = _OpenFile(self._path(file))
@@ -179,18 +188,13 @@ class FolderFiles(ByteStore):
 class _OpenFile:
     """A file that is open for reading as long as this object exists."""
 
-    _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
+    all: ClassVar[weakref.WeakSet["_OpenFile"]] = weakref.WeakSet()
+    """The open files of this process."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._closing = closed_with(self.descriptor)
-        _OpenFile._all.append(weakref.ref(self))
-
-    @staticmethod
-    def count() -> int:
-        """Return the number of open files of this process."""
-        _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
-        return len(_OpenFile._all)
+        _OpenFile.all.add(self)
 
 
 def identity_of_files(folder: Path) -> LastingIdentity | None:
@@ -239,21 +243,5 @@ class ZarrFiles(FolderFiles):
     """
 
     def __init__(self, folder: Path, layout: ZarrLayout) -> None:
-        self._layout = layout
         n_files = math.prod(layout.file_grid) if layout.sharded else 0
-        super().__init__(folder, layout.file_names, n_files)
-
-    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sizes of files in bytes, for shards the first observed; -1 if missing."""
-        if self._layout.sharded:
-            return super().sizes(files)
-        return np.array([size for size, _ in self._found(files)], np.int64)
-
-    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return descriptors or addresses of paths; see `ByteStore`."""
-        return super().handles(files) if self._layout.sharded else self._addresses(files)
-
-    def check_unchanged(self, files: NDArray[np.int64]) -> None:
-        """Check that shards have not changed since the first check; see `FolderFiles`."""
-        if self._layout.sharded:
-            super().check_unchanged(files)
+        super().__init__(folder, layout.file_names, n_files, stay_open=layout.sharded)

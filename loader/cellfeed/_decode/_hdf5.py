@@ -17,10 +17,11 @@ from cellfeed._bytes import ByteStore
 from cellfeed._bytes._tables import KeptTables, Tables
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._array import (
+    CHUNK_ELEMENTS,
     ChunkedArray,
     ChunkLocations,
     ChunkTable,
-    ContiguousChunks,
+    Pieces,
     chunk_grid,
     holds_whole_rows,
     in_two_dimensions,
@@ -112,7 +113,6 @@ def _iterate_in_python(
 _NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
 _BLOSC_COMPRESSOR = 6  # position among the filter's parameters
 _BLOSC_SNAPPY = 3
-_CONTIGUOUS_CHUNK_ELEMENTS = 1 << 14
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 
 
@@ -120,7 +120,7 @@ def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
     files: ByteStore,
-    kept: KeptTables,
+    cached: KeptTables,
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
@@ -134,7 +134,7 @@ def hdf5_array(
         Its name in messages.
     files
         The file, with number 0.
-    kept
+    cached
         Cached tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
@@ -145,15 +145,11 @@ def hdf5_array(
     locations: ChunkLocations
     if dataset.chunks is None:
         shape: tuple[int, ...] = (int(dataset.size),)
-        chunk_shape: tuple[int, ...] = (_CONTIGUOUS_CHUNK_ELEMENTS,)
-        locations = ContiguousChunks(
-            offset=dataset.id.get_offset(),
-            n_bytes=dataset.size * dataset.dtype.itemsize,
-            chunk_bytes=_CONTIGUOUS_CHUNK_ELEMENTS * dataset.dtype.itemsize,
-        )
+        chunk_shape: tuple[int, ...] = (CHUNK_ELEMENTS,)
+        locations = Pieces.one(dataset.id.get_offset(), shape[0], dataset.dtype.itemsize)
     else:
         shape, chunk_shape = in_two_dimensions(dataset.shape), in_two_dimensions(dataset.chunks)
-        locations = _kept_table(dataset, kept, filters)
+        locations = _cached_table(dataset, cached, filters)
     return ChunkedArray(
         name=name,
         shape=shape,
@@ -296,10 +292,10 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
     return [created.get_filter(i) for i in range(created.get_nfilters())]
 
 
-def _kept_table(dataset: h5py.Dataset, kept: KeptTables, filters: _Filters) -> ChunkTable:
+def _cached_table(dataset: h5py.Dataset, cached: KeptTables, filters: _Filters) -> ChunkTable:
     depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
-    return ChunkTable(**kept.get(depends_on, n_chunks, lambda: _table(dataset, filters)))
+    return ChunkTable(**cached.get(depends_on, n_chunks, lambda: _table(dataset, filters)))
 
 
 def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:

@@ -1,15 +1,15 @@
-"""Copying elements that are already in memory to the destinations of rows."""
+"""Elements that are in memory: copied to the destinations of rows, selected, transformed."""
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._decode import _kernels as kernels
-from cellfeed._decode._decoder import Counters
+from cellfeed._decode._decoder import Counters, Decoder
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._codecs import STORED, can_cast
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
@@ -76,14 +76,13 @@ def out_of_bounds(n_columns: int) -> str:
     return f"a column index is outside [0, {n_columns})"
 
 
-def place_kept(
+def place_selected(
     elements: NDArray[Any],
     starts: NDArray[np.int64],
-    entry_starts: NDArray[np.int64],
-    entries: NDArray[np.int64],
+    selected: "SelectedElements",
     addresses: NDArray[np.int64],
 ) -> None:
-    """Copy the kept elements of each row to their slots.
+    """Copy the selected elements of each row to their slots.
 
     Parameters
     ----------
@@ -91,14 +90,15 @@ def place_kept(
         One-dimensional elements of the destination dtype.
     starts
         Start of each row in ``elements``, ascending, int64, shape (n_rows,).
-    entry_starts, entries
-        The kept elements of each row, int64, shapes (n_rows + 1,) and (n_kept,); see `gather`.
+    selected
+        The selected elements of each row.
     addresses
         Address of the first slot of each row, int64, shape (n_rows,).
     """
     array = array_row(elements.dtype, elements.dtype, placing=fields.SCATTERED)
     whole = max(1, elements.size)
-    _, _, segments = kernels.plan_kept(starts, entry_starts, entries, addresses, whole)
+    entries = selected.starts, selected.entries
+    _, _, segments = kernels.plan_selected(starts, *entries, addresses, whole)
     report = np.zeros(fields.N_REPORTS, np.int64)
     kernels.place(elements.ctypes.data, segments, array, report, 0)
 
@@ -154,9 +154,9 @@ def selecting_row(
         placing=fields.SELECTED,
         column_map=column_map,
     )
-    is_kept = (column_map >= 0).view(np.uint8)
-    row[fields.IS_KEPT] = is_kept.ctypes.data
-    return row, (column_map, is_kept)
+    is_selected = (column_map >= 0).view(np.uint8)
+    row[fields.IS_SELECTED] = is_selected.ctypes.data
+    return row, (column_map, is_selected)
 
 
 def scratch_bytes(arrays: NDArray[np.int64]) -> int:
@@ -176,11 +176,123 @@ def scratch_bytes(arrays: NDArray[np.int64]) -> int:
     return int((n_elements * n_bytes).max(initial=0))
 
 
+# Selecting elements of sparse rows, after their column indices have been read.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedElements:
+    """The elements of sparse rows whose columns are selected.
+
+    Parameters
+    ----------
+    starts
+        Start of each row in the arrays below, int64, shape (n_rows + 1,).
+    columns
+        Columns in the collection, ascending in each row, int32, shape (n_selected,).
+    entries
+    XX in the resulting row in the lower 32 bits, int64, shape (n_selected,).
+    ascending
+        Whether the columns of each row are distinct.
+    """
+
+    starts: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    entries: NDArray[np.int64]
+    ascending: bool
+
+    def __getitem__(self, rows: slice) -> "SelectedElements":
+        starts = self.starts[rows.start : rows.stop + 1]
+        own = slice(starts[0], starts[-1])
+        return SelectedElements(
+            starts - starts[0], self.columns[own], self.entries[own], self.ascending
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of selected elements in each row, int64, shape (n_rows,)."""
+        return np.diff(self.starts)
+
+
+def gathered(
+    segments: NDArray[np.int64],
+    found: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    decoder: Decoder,
+) -> SelectedElements:
+    """Return the selected elements of rows, from the segments that the kernels have filled.
+
+    Parameters
+    ----------
+    segments
+        Segments of all rows, row by row.
+    found
+        The list to which they refer.
+    lengths
+        Number of stored elements in each row, int64, shape (n_rows,).
+    decoder
+        The decoder.
+    """
+    row_firsts = np.flatnonzero(segments[:, fields.WITHIN] == 0)
+    n_segments = np.diff(row_firsts, append=len(segments))
+    rows = np.repeat(np.flatnonzero(lengths), n_segments)
+    counts = np.bincount(rows, segments[:, fields.COUNT], minlength=lengths.size)
+    starts = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+    memory = decoder.pool.acquire(12 * found.size)
+    entries = memory.array(np.dtype(np.int64), found.size)
+    columns = memory.array(np.dtype(np.int32), found.size, start=entries.nbytes)
+
+    def gather(first: int, stop: int) -> bool:
+        own = slice(first, stop)
+        return bool(kernels.gather(segments[own], rows[own], starts, found, columns, entries))
+
+    if decoder.threads is None or not row_firsts.size:
+        ascending = gather(0, len(segments))
+    else:
+        shares = np.linspace(0, row_firsts.size, decoder.n_threads, endpoint=False).astype(int)
+        bounds = [*np.unique(row_firsts[shares]).tolist(), len(segments)]
+        ascending = all(list(decoder.threads.map(gather, bounds[:-1], bounds[1:])))
+    return SelectedElements(starts, columns, entries, ascending)
+
+
+def select_columns(
+    indices: NDArray[Any], lengths: NDArray[np.int64], column_map: NDArray[np.int32]
+) -> SelectedElements:
+    """Return the selected elements of rows whose column indices are in memory.
+
+    Parameters
+    ----------
+    indices, lengths
+        Concatenated column indices of all rows, and the number in each row.
+    column_map
+        New index of each column, -1 to leave it out, int32, shape (n_columns,).
+
+    Raises
+    ------
+    ValueError
+        A column index is out of bounds.
+    """
+    indices = np.ascontiguousarray(indices, dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    _, _, segments, _ = kernels.plan_flat(
+        starts, lengths, np.zeros_like(starts), max(1, indices.size), 0
+    )
+    found = np.empty(indices.size, np.int64)
+    report = np.zeros(fields.N_REPORTS, np.int64)
+    report[fields.SELECTION] = found.ctypes.data
+    array, tables = selecting_row(indices.dtype, column_map)
+    array[fields.DECODED_BYTES] = indices.nbytes
+    scratch = np.empty(scratch_bytes(array[None]), np.uint8)
+    kernels.place(indices.ctypes.data, segments, array, report, scratch.ctypes.data)
+    del tables  # whose addresses were used by now
+    if report[fields.FAILURE]:
+        raise ValueError(out_of_bounds(column_map.size))
+    return gathered(segments, found[: report[fields.N_SELECTED]], lengths, Decoder())
+
+
 # Transforms in the form of compiled code, applied to rows by several threads.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroup:
+class RowGroup(NamedTuple):
     """Addresses of rows in memory, valid as long as the memory.
 
     Parameters
@@ -295,7 +407,7 @@ class ValueSteps:
             for each in helpers:
                 each.result()
         except BaseException:
-            # The other threads write into memory that the caller is about to let go.
+            # The other threads write into memory that the caller is about to release.
             taken[0] = rows.size
             wait(helpers)
             raise
@@ -332,18 +444,8 @@ def locate_pieces(segments: NDArray[np.int64]) -> object:
 def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
     """Return the table of groups that `kernels.transform_rows` takes."""
     table = np.zeros((len(groups) + 1, fields.N_GROUP_COLUMNS), np.int64)
-    first_row = 0
-    for row, each in zip(table, groups, strict=False):
-        row[:] = (
-            first_row,
-            each.values,
-            each.row_length,
-            each.columns,
-            each.pointers,
-            each.index_itemsize,
-        )
-        first_row += each.n_rows
-    table[-1, fields.FIRST_ROW] = first_row
+    table[1:, fields.FIRST_ROW] = np.cumsum([each.n_rows for each in groups])
+    table[:-1, fields.VALUES :] = [each[1:] for each in groups]
     return table
 
 

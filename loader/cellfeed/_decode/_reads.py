@@ -1,7 +1,7 @@
 """Chunks to read and the destinations of their elements, processed by several threads."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -14,23 +14,56 @@ from cellfeed._bytes import ByteStore
 from cellfeed._bytes._buffers import bind, groups_of
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._byte_requests import (
-    KeptElements,
-    Piece,
-    ShortRangeError,
-    are_brought,
-    brought_bytes,
-    expect,
-    gathered,
-    pieces,
+    are_requested,
+    begin_requests,
+    chunks_as_they_arrive,
+    requested_bytes,
     seem_to_be_in_memory,
 )
 from cellfeed._decode._decoder import Counter, Decoder, Verify
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._codecs import STORED, function_addresses
-from cellfeed._decode._placing import scratch_bytes
+from cellfeed._decode._placing import SelectedElements, gathered, scratch_bytes
 from cellfeed._errors import FormatError
 
 _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
+
+
+def chunk_table(
+    store: ByteStore,
+    files: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    firsts: NDArray[np.int64],
+    n_segments: int,
+    flags: NDArray[np.int64] | int = 0,
+) -> tuple[NDArray[np.int64], object]:
+    """Return the kernels' table of chunks, and an object that must exist while files are read.
+
+    Parameters
+    ----------
+    store
+        The files.
+    files, offsets, sizes
+        Where each chunk lies.
+    firsts, n_segments
+        First segment of each chunk, ascending, and the number of all segments.
+    flags
+        Flags of each chunk; see `Located`.
+    """
+    table = np.zeros((len(offsets), fields.N_CHUNK_COLUMNS), np.int64)
+    handles, in_memory = store.handles(files), 0
+    if handles is None:  # the store reads bytes into memory before they are decoded
+        handles, in_memory = (files, None), fields.IN_MEMORY
+    table[:, fields.FD], keep_alive = handles
+    table[:, fields.OFFSET] = offsets
+    table[:, fields.SIZE] = sizes
+    table[:, fields.FLAGS] = flags | in_memory
+    table[:, fields.FIRST_SEGMENT] = firsts
+    table[:-1, fields.END_SEGMENT] = firsts[1:]
+    table[-1:, fields.END_SEGMENT] = n_segments
+    return table, keep_alive
 
 
 class Owner(Protocol):
@@ -131,7 +164,7 @@ class ChunkReads:
         )
 
     def without_placing(self) -> "ChunkReads":
-        """Return the same reads without placing elements; they can be requested ahead."""
+        """Return the same reads without placing elements; so that they can be prefetched."""
         chunks = self.chunks.copy()
         chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] = 0
         return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
@@ -174,14 +207,14 @@ class ChunkReads:
         return int(self.segments[:, fields.COUNT] @ self.arrays[arrays, fields.ITEMSIZE])
 
     @property
-    def are_brought(self) -> bool:
-        """Whether a store reads any of them into memory."""
-        return are_brought(self.chunks)
+    def are_requested(self) -> bool:
+        """Whether a store reads any of them into memory, such as those of a server."""
+        return are_requested(self.chunks)
 
     @property
-    def brought_bytes(self) -> int:
+    def requested_bytes(self) -> int:
         """Number of compressed bytes that stores read; an upper bound for files of one chunk."""
-        return brought_bytes(self.chunks)
+        return requested_bytes(self.chunks)
 
     def readahead(self) -> list[object]:
         """Announce the reads to the system and the stores, which then run concurrently.
@@ -191,7 +224,7 @@ class ChunkReads:
         An object that keeps requests to stores alive; they are cancelled when it is dropped.
         """
         ChunkReads.advise([self])
-        return expect(self.chunks, self._stores) if self.are_brought else []
+        return begin_requests(self.chunks, self._stores) if self.are_requested else []
 
     @staticmethod
     def advise(parts: Sequence["ChunkReads"]) -> None:
@@ -222,9 +255,7 @@ class ChunkReads:
         """
         segments = self.segments.copy()
         segments[:, fields.TO] = bind(segments[:, fields.TO], bases)
-        report = np.zeros(fields.N_REPORTS, np.int64)
-        report[fields.ASCENDING] = 1
-        n_bytes = self._decode(self.arrays.copy(), segments, report, decoder or Decoder())
+        n_bytes, report = self._decode(self.arrays.copy(), segments, decoder or Decoder())
         ascending = bool(report[fields.ASCENDING])
         for itemsize, destinations in self.crossings.items():
             addresses = bind(destinations, bases)
@@ -235,12 +266,11 @@ class ChunkReads:
         """Read and decompress everything, without placing; see `run`."""
         arrays = self.arrays.copy()
         arrays[:, fields.NOT_PLACED] = 1
-        report = np.zeros(fields.N_REPORTS, np.int64)
-        n_bytes = self._decode(arrays, self.segments, report, decoder)
+        n_bytes, report = self._decode(arrays, self.segments, decoder)
         return Done(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending=True)
 
-    def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> KeptElements:
-        """Read and decode the column indices of rows, and select the elements to keep.
+    def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> SelectedElements:
+        """Read and decode the column indices of rows, and select elements by column.
 
         Parameters
         ----------
@@ -255,43 +285,52 @@ class ChunkReads:
             A chunk is damaged or missing; the message names file, element and bytes.
         """
         segments = self.segments.copy()
-        # As much as there may be; memory that is not written to is none.
+        # Enough for all elements; pages that are not written to take no memory.
         n_elements, dtype = int(segments[:, fields.COUNT].sum()), np.dtype(np.int64)
-        kept = decoder.pool.acquire(n_elements * dtype.itemsize).array(dtype, n_elements)
-        report = np.zeros(fields.N_REPORTS, np.int64)
-        report[fields.KEPT] = kept.ctypes.data
-        self._decode(self.arrays.copy(), segments, report, decoder)
-        found = kept[: report[fields.N_KEPT]]
-        return gathered(segments, found, lengths, decoder)
+        found = decoder.pool.acquire(n_elements * dtype.itemsize).array(dtype, n_elements)
+        _, report = self._decode(self.arrays.copy(), segments, decoder, found.ctypes.data)
+        return gathered(segments, found[: report[fields.N_SELECTED]], lengths, decoder)
 
     def _decode(
         self,
         arrays: NDArray[np.int64],
         segments: NDArray[np.int64],
-        report: NDArray[np.int64],
         decoder: Decoder,
-    ) -> int:
-        """Process all chunks, and return how many bytes were read."""
+        selected: int = 0,
+    ) -> tuple[int, NDArray[np.int64]]:
+        """Process all chunks; return how many bytes were read, and the report of the kernels.
+
+        Selected elements are listed at the address ``selected``.
+        """
+        report = np.zeros(fields.N_REPORTS, np.int64)
+        report[fields.ASCENDING], report[fields.SELECTION] = 1, selected
         if not self.n_chunks:
-            return 0
+            return 0, report
         if decoder.verify != "first":
             arrays[:, fields.CHECKED] = _CHECKED[decoder.verify]
         n_elements = int(segments[:, fields.COUNT].sum())
         placed = n_elements * int(arrays[:, fields.OUT_ITEMSIZE].max(initial=0))
         arrays[:, fields.STREAMED] = placed > _CACHE_BYTES
-        n_bytes = 0
-        for piece in self._timed_pieces(decoder):
+        n_bytes, counters = 0, decoder.counters
+        decoded_bytes = self.arrays[:, fields.DECODED_BYTES]
+        arrivals = chunks_as_they_arrive(self.chunks, self._stores, decoded_bytes, self._damage)
+        begin = time.perf_counter_ns()
+        for rows, chunks, _owners in arrivals:
+            if self.are_requested:  # all threads have waited for the bytes of a store
+                waited = time.perf_counter_ns() - begin
+                counters.add(Counter.READING, waited * decoder.n_threads)
             report[fields.NEXT_TASK] = 0
-            n_bytes += self._work_off(arrays, piece.chunks, segments, report, decoder)
+            n_bytes += self._work_off(arrays, chunks, segments, report, decoder)
             if report[fields.FAILURE]:
-                chunk = piece.rows[report[fields.FAILED_CHUNK]]
+                chunk = rows[report[fields.FAILED_CHUNK]]
                 raise self._damage(int(report[fields.FAILURE]), int(chunk))
-        decoder.counters.add(Counter.CHUNKS, self.n_chunks)
-        decoder.counters.add(Counter.BYTES_READ, n_bytes)
-        decoder.counters.add(Counter.BYTES_USED, self.useful_bytes)
+            begin = time.perf_counter_ns()
+        counters.add(Counter.CHUNKS, self.n_chunks)
+        counters.add(Counter.BYTES_READ, n_bytes)
+        counters.add(Counter.BYTES_USED, self.useful_bytes)
         for counter, reported in _REPORTED.items():
-            decoder.counters.add(counter, int(report[reported]))
-        return n_bytes
+            counters.add(counter, int(report[reported]))
+        return n_bytes, report
 
     def _work_off(
         self,
@@ -325,29 +364,10 @@ class ChunkReads:
         try:
             return sum(job.result() for job in jobs)
         except BaseException:
-            # The other threads write into memory that the caller is about to let go.
+            # The other threads write into memory that the caller is about to release.
             report[fields.FAILURE] = fields.STOPPED
             wait(jobs)
             raise
-
-    def _timed_pieces(self, decoder: Decoder) -> Iterator[Piece]:
-        """Yield chunks as their bytes become available; all threads wait for those of a store."""
-        if not self.are_brought:
-            yield from self._pieces()
-            return
-        begin = time.perf_counter_ns()
-        for piece in self._pieces():
-            waited = time.perf_counter_ns() - begin
-            decoder.counters.add(Counter.READING, waited * decoder.n_threads)
-            yield piece
-            begin = time.perf_counter_ns()
-
-    def _pieces(self) -> Iterator[Piece]:
-        """Yield chunks as their bytes become available."""
-        try:
-            yield from pieces(self.chunks, self._stores, self.arrays[:, fields.DECODED_BYTES])
-        except ShortRangeError as short:
-            raise self._damage(short.failure, short.chunk) from None
 
     @property
     def _stores(self) -> list[ByteStore]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
 from cellfeed._decode import _kernels as kernels
-from cellfeed._decode._array import ChunkedArray, Located
+from cellfeed._decode._array import ChunkedArray, Extents, Located
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._codecs import STORED
 from cellfeed._errors import FormatError
@@ -245,14 +245,13 @@ def tiled_array(
 # Locating rows in tiles of TileDB, whose elements are stored with their row numbers.
 #
 # Elements are ordered by blocks of rows, in each of these by blocks of columns, and only then by
-# row, so a row is in as many pieces as there are blocks of columns. These are located when a row
-# of
-# their band is first requested, from the row numbers of all elements of the band.
+# row, so a row is in as many extents as there are blocks of columns. These are located when a row
+# of their band is first requested, from the row numbers of all elements of the band.
 
 MOST_BAND_ROWS = fields.MOST_ROWS
 _BAND_ROWS = 2048  # blocks with fewer rows are taken together
-_MOST_BYTES = 256 << 20  # of runs that are kept: 4 bytes for each row and block of columns
-_DECODED_AT_ONCE = 8  # whose rows are decoded together
+_MOST_BYTES = 256 << 20  # of runs that are cached: 4 bytes for each row and block of columns
+_DECODED_AT_ONCE = 8  # tiles whose rows are decoded together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,31 +276,6 @@ class Fragments:
     block_rows: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsInTiles:
-    """Locations of rows; arrays are int64, with shape (n_pieces,) for pieces.
-
-    Parameters
-    ----------
-    lengths
-        Number of elements in each row, shape (n_rows,).
-    rows
-        Index of each piece's row.
-    elements
-        Number of its first element, as if every tile were full, ascending.
-    counts
-        Number of its elements, all in one tile.
-    before
-        Number of elements of its row before it.
-    """
-
-    lengths: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    elements: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    before: NDArray[np.int64]
-
-
 class TileRows:
     """Finds rows in tiles.
 
@@ -324,14 +298,14 @@ class TileRows:
         self._fragments = fragments
         blocks = max(1, _BAND_ROWS // fragments.block_rows)
         self._band_rows = blocks * fragments.block_rows
-        self._kept = OrderedDict[tuple[int, int], _Band]()
+        self._bands = OrderedDict[tuple[int, int], _Band]()
         self._n_bytes = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": OrderedDict(), "_n_bytes": 0}
+        return self.__dict__ | {"_bands": OrderedDict(), "_n_bytes": 0}
 
-    def __call__(self, rows: NDArray[np.int64]) -> RowsInTiles:
-        """Return the locations of rows.
+    def __call__(self, rows: NDArray[np.int64]) -> Extents:
+        """Return where rows lie, with elements numbered as if every tile were full.
 
         Parameters
         ----------
@@ -359,19 +333,19 @@ class TileRows:
             table = np.empty((band.rows.size, fields.N_ROW_PIECE_COLUMNS), np.int64)
             n = kernels.find_row_pieces(band.rows, band.lengths, band.first, places, lengths, table)
             tables.append(table[:n].copy())
-        pieces = np.ascontiguousarray(np.concatenate(tables).T)
-        return RowsInTiles(lengths, *pieces)
+        of_row, firsts, counts, within = np.ascontiguousarray(np.concatenate(tables).T)
+        return Extents(lengths=lengths, firsts=firsts, counts=counts, rows=of_row, within=within)
 
     def _band(self, fragment: int, number: int) -> "_Band":
         """Return the runs of a band of rows."""
         key = fragment, number
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        band = self._kept[key] = self._read(fragment, number)
+        if key in self._bands:
+            self._bands.move_to_end(key)
+            return self._bands[key]
+        band = self._bands[key] = self._read(fragment, number)
         self._n_bytes += band.n_bytes
-        while self._n_bytes > _MOST_BYTES and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
+        while self._n_bytes > _MOST_BYTES and len(self._bands) > 1:
+            _, dropped = self._bands.popitem(last=False)
             self._n_bytes -= dropped.n_bytes
         return band
 

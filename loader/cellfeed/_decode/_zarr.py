@@ -128,16 +128,26 @@ def zarr_layout(metadata: Mapping[str, Any]) -> ZarrLayout | SlowRead:
     metadata
         Metadata of the array, as parsed JSON.
     """
-    shape = tuple(int(n) for n in metadata["shape"])
+    try:
+        return _known_layout(metadata)
+    except _SlowError as error:
+        return SlowRead("zarr", *error.args)
+
+
+class _SlowError(Exception):
+    """Only zarr can read an array; the arguments are the reason and the remedy of `SlowRead`."""
+
+
+def _known_layout(metadata: Mapping[str, Any]) -> ZarrLayout:
+    shape = _shape(metadata["shape"])
     if not shape or 0 in shape:
-        return _slow("it is empty" if shape else "it is a single number")
+        raise _SlowError("it is empty" if shape else "it is a single number")
     layout = _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
-    if isinstance(layout, SlowRead):
-        return layout
     if len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape):
-        return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
-    too_many = layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS
-    return _slow(f"it has more than {_MOST_SHARDS:,} shards") if too_many else layout
+        raise _SlowError("its chunks have parts of rows", "write it in chunks of whole rows")
+    if layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS:
+        raise _SlowError(f"it has more than {_MOST_SHARDS:,} shards")
+    return layout
 
 
 def zarr_codec(metadata: Mapping[str, Any]) -> str:
@@ -162,114 +172,88 @@ def _name(codec: Mapping[str, Any]) -> str:
     return str(codec["name"]).removeprefix("numcodecs.")
 
 
-def _slow(reason: str, *remedy: str) -> SlowRead:
-    return SlowRead("zarr", reason, *remedy)
-
-
-def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
+def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout:
     dtype = _known_numbers(metadata["dtype"], metadata["fill_value"])
-    if isinstance(dtype, SlowRead):
-        return dtype
     filters = [(each["id"], each) for each in metadata["filters"] or ()]
-    stored = _filtered(filters, dtype)
-    if isinstance(stored, SlowRead):
-        return stored
+    stored, delta = _filtered(filters, dtype)
     if len(shape) > 1 and metadata["order"] != "C":
-        return _slow("its chunks are in Fortran order")
+        raise _SlowError("its chunks are in Fortran order")
     compressor = metadata["compressor"]
     codec = _known_codec([] if compressor is None else [compressor["id"]])
-    if isinstance(codec, SlowRead):
-        return codec
     chunks = _shape(metadata["chunks"])
     return ZarrLayout(
         shape=shape,
-        dtype=stored.dtype,
+        dtype=stored,
         file_shape=chunks,
         chunk_shape=chunks,
         codec=codec,
-        delta=stored.delta,
+        delta=delta,
         prefix="",
         separator=metadata.get("dimension_separator", "."),
     )
 
 
-def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout | SlowRead:
+def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout:
     grid, key = metadata["chunk_grid"], metadata["chunk_key_encoding"]
     dtype = _known_numbers(metadata["data_type"], metadata["fill_value"])
-    if isinstance(dtype, SlowRead):
-        return dtype
     if grid["name"] != "regular" or key["name"] not in {"default", "v2"}:
-        return _slow(f"chunks that are {grid['name']}, {key['name']} {_UNKNOWN}")
+        raise _SlowError(f"chunks that are {grid['name']}, {key['name']} {_UNKNOWN}")
     if metadata.get("storage_transformers"):
-        return _slow(f"a storage transformer {_UNKNOWN}")
+        raise _SlowError(f"a storage transformer {_UNKNOWN}")
     is_default = key["name"] == "default"
     separator = _options(key).get("separator", "/" if is_default else ".")
     file_shape = chunk_shape = _shape(grid["configuration"]["chunk_shape"])
     first, *others = codecs = metadata["codecs"]
-    index: dict[str, bool] | None = {}
+    index = dict[str, bool]()
     if first["name"] == _SHARDING and not others:
         options = _options(first)
         chunk_shape, codecs = _shape(options["chunk_shape"]), options["codecs"]
         index = _index(options)
-    if index is None:
-        return _slow(f"its index of shards {_UNKNOWN}")
-    encoding = _encoding(codecs, dtype)
-    if isinstance(encoding, SlowRead):
-        return encoding
-    stored, codec = encoding
+    n = next((i for i, each in enumerate(codecs) if _name(each) not in _FILTERS), len(codecs))
+    stored, delta = _filtered([(_name(each), _options(each)) for each in codecs[:n]], dtype)
     return ZarrLayout(
         shape=shape,
-        dtype=stored.dtype,
+        dtype=stored,
         file_shape=file_shape,
         chunk_shape=chunk_shape,
-        codec=codec,
-        delta=stored.delta,
+        codec=_codec(codecs[n:], stored),
+        delta=delta,
         prefix=f"c{separator}" if is_default else "",
         separator=separator,
         **index,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Filtered:
-    """The form of elements after numcodecs' filters, before compression; see `ZarrLayout`."""
-
-    dtype: np.dtype[Any]
-    delta: bool
-
-
 def _filtered(
     filters: Sequence[tuple[str, Mapping[str, Any]]], dtype: np.dtype[Any]
-) -> _Filtered | SlowRead:
-    """Return the stored form of elements, from names and options of filters in write order.
+) -> tuple[np.dtype[Any], bool]:
+    """Return dtype and delta of `ZarrLayout`, from names and options of filters in write order.
 
     A narrower dtype must be a subset of the wider one, and differences wrap around.
     """
-    stored = _Filtered(dtype, delta=False)
+    stored, delta = dtype, False
     for name, options in filters:
         try:
             if name == "astype":
                 given, decoded = np.dtype(options["encode_dtype"]), options.get("decode_dtype")
-                known = given.kind in "biuf" and np.can_cast(given, stored.dtype)
-                result = _Filtered(given, delta=False)
+                known = given.kind in "biuf" and np.can_cast(given, stored)
             else:
-                given, decoded = np.dtype(options.get("astype") or stored.dtype), options["dtype"]
-                known = name == "delta" and given == stored.dtype and given.kind in "iu"
-                result = _Filtered(given, delta=True)
-            known = known and np.dtype(decoded or stored.dtype) == stored.dtype
+                given, decoded = np.dtype(options.get("astype") or stored), options["dtype"]
+                known = name == "delta" and given == stored and given.kind in "iu"
+            known = known and np.dtype(decoded or stored) == stored
         except (KeyError, TypeError):
             known = False
-        if not known or stored.delta or not result.dtype.isnative:
-            return _slow(f"filter {_listed(name for name, _ in filters)} {_UNKNOWN}")
-        stored = result
-    return stored
+        if not known or delta or not given.isnative:
+            raise _SlowError(f"filter {_listed(name for name, _ in filters)} {_UNKNOWN}")
+        stored, delta = given, name == "delta"
+    return stored, delta
 
 
-def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
+def _index(options: Mapping[str, Any]) -> dict[str, bool]:
     """Return the properties of a shard's index that `ZarrLayout` needs."""
     first, *others = options["index_codecs"]
     if not _is_plain(first) or [codec["name"] for codec in others] not in ([], ["crc32c"]):
-        return None
+        raise _SlowError(f"its index of shards {_UNKNOWN}")
     return {
         "sharded": True,
         "index_at_end": options.get("index_location", "end") == "end",
@@ -277,38 +261,26 @@ def _index(options: Mapping[str, Any]) -> dict[str, bool] | None:
     }
 
 
-def _encoding(
-    codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
-) -> tuple[_Filtered, int] | SlowRead:
-    """Return the filtered form of elements, and their compression."""
-    n = next((i for i, each in enumerate(codecs) if _name(each) not in _FILTERS), len(codecs))
-    stored = _filtered([(_name(each), _options(each)) for each in codecs[:n]], dtype)
-    if isinstance(stored, SlowRead):
-        return stored
-    codec = _codec(codecs[n:], stored.dtype)
-    return codec if isinstance(codec, SlowRead) else (stored, codec)
-
-
-def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int | SlowRead:
+def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int:
     first, *others = codecs
     if not _is_plain(first, dtype.itemsize):
         order = _options(first).get("endian")
         is_order = first["name"] == "bytes" and order is not None
-        return _slow(
+        raise _SlowError(
             f"its numbers are {order}-endian" if is_order else f"codec {_name(first)} {_UNKNOWN}"
         )
     return _known_codec([_name(each) for each in others])
 
 
-def _known_codec(names: Sequence[str]) -> int | SlowRead:
+def _known_codec(names: Sequence[str]) -> int:
     """Return the compression of chunks, from the names of their codecs."""
     if not names:
         return STORED
     codec = ZARR_CODECS.get(names[0])
     if codec is None or len(names) > 1:
-        return _slow(f"codec {_listed(names)} {_UNKNOWN}")
+        raise _SlowError(f"codec {_listed(names)} {_UNKNOWN}")
     if not can_decode(codec):
-        return _slow(f"no library that decodes {names[0]} was found")
+        raise _SlowError(f"no library that decodes {names[0]} was found")
     return codec
 
 
@@ -326,19 +298,19 @@ def _options(named: Mapping[str, Any]) -> Mapping[str, Any]:
     return named.get("configuration") or {}
 
 
-def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any] | SlowRead:
+def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any]:
     """Return the dtype if elements are numbers in native byte order, with fill value 0."""
     try:
         dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
-        return _slow(f"dtype {name} {_UNKNOWN}")
+        raise _SlowError(f"dtype {name} {_UNKNOWN}") from None
     if dtype.kind not in "biuf":
-        return _slow(f"dtype {dtype} {_UNKNOWN}")
+        raise _SlowError(f"dtype {dtype} {_UNKNOWN}")
     if not dtype.isnative:
-        return _slow(f"its numbers are {byte_order(dtype)}")
+        raise _SlowError(f"its numbers are {byte_order(dtype)}")
     is_number = isinstance(fill_value, int | float)
     if fill_value is not None and not (is_number and fill_value == 0):
-        return _slow(f"its missing chunks are {fill_value}, not 0")
+        raise _SlowError(f"its missing chunks are {fill_value}, not 0")
     return dtype
 
 
@@ -353,7 +325,7 @@ _READERS = 8  # of indexes, which are small and far from each other
 
 
 def zarr_array(
-    layout: ZarrLayout, files: ByteStore, name: str, kept: KeptTables, *, lost_is_zero: bool
+    layout: ZarrLayout, files: ByteStore, name: str, cached: KeptTables, *, lost_is_zero: bool
 ) -> ChunkedArray:
     """Return a chunked array; the indexes of all its shards are read, or taken from the cache.
 
@@ -363,7 +335,7 @@ def zarr_array(
         Layout and files of the array.
     name
         Its name in messages.
-    kept
+    cached
         Cached tables of the array from earlier openings.
     lost_is_zero
         See `ChunkedArray`.
@@ -376,7 +348,7 @@ def zarr_array(
     locations: ChunkLocations = _Files(layout)
     if layout.sharded:
         n_chunks = math.prod(layout.chunk_grid)
-        tables = kept.get(f"shards {layout}", n_chunks, lambda: _shards(layout, files, name))
+        tables = cached.get(f"shards {layout}", n_chunks, lambda: _shards(layout, files, name))
         locations = _Shards(layout, **tables)
     return ChunkedArray(
         name=name,

@@ -1,9 +1,9 @@
-"""The rows of one source in a fetch, and rows that are not placed by decoding threads."""
+"""The rows of one source in a fetch, and the transforms of elements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class Part:
 
     @property
     def expected_bytes(self) -> int:
-        """Number of bytes that the source requests if these rows are expected."""
+        """Number of bytes that the source requests if these rows are prefetched."""
         return round(self.stored.expected_row_bytes * count_rows(self.runs))
 
     def read_rows(self) -> Any:
@@ -81,6 +81,26 @@ class Part:
             raise self.wrong(f"shape {rows.shape}, but {expected} expected")
         return rows
 
+    def put(self, rows: Any, target: RowTarget, columns: NDArray[np.int32] | None) -> bool:
+        """Place rows, and return whether the columns of each row ascend strictly.
+
+        Parameters
+        ----------
+        rows, target
+            Rows that were read, and their destinations, which are bound to memory.
+        columns
+            New index of each column; None if these are the columns of the collection.
+
+        Raises
+        ------
+        FormatError
+            The rows do not match the source's description.
+        """
+        try:
+            return target.put(rows, columns)
+        except ValueError as error:
+            raise self.wrong(error) from error
+
     def wrong(self, what: object) -> FormatError:
         """Return the error for rows that do not match the source's description."""
         msg = (
@@ -91,62 +111,6 @@ class Part:
 
 
 _TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
-
-
-class PlacedRows(Protocol):
-    """Rows that are not placed by the decoding threads."""
-
-    def place(self, bases: NDArray[np.int64]) -> bool:
-        """Place the rows in memory whose groups begin at ``bases``.
-
-        Returns
-        -------
-        Whether the columns of each row ascend strictly.
-
-        Raises
-        ------
-        FormatError
-            The storage is damaged.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredRows:
-    """Rows that their source reads when they are placed."""
-
-    part: Part
-    target: RowTarget
-
-    def place(self, bases: NDArray[np.int64]) -> bool:
-        """See `PlacedRows`."""
-        rows = self.part.read_rows()
-        return RowsInMemory(self.part, rows, self.target, self.part.columns).place(bases)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsInMemory:
-    """Rows that have been read.
-
-    Parameters
-    ----------
-    part, rows, target
-        The part, its rows, and their destinations.
-    columns
-        New index of each column; None if these are the columns of the collection.
-    """
-
-    part: Part
-    rows: Any
-    target: RowTarget
-    columns: NDArray[np.int32] | None = None
-
-    def place(self, bases: NDArray[np.int64]) -> bool:
-        """See `PlacedRows`."""
-        try:
-            return self.target.bound(bases).put(self.rows, self.columns)
-        except ValueError as error:
-            raise self.part.wrong(error) from error
 
 
 # Transforms of one element, before and after sparse rows are made dense.

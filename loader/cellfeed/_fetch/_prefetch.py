@@ -1,16 +1,20 @@
-"""Preparing the next items while the current one is used."""
+"""Preparing the next items while the current one is used; and reading tables concurrently."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Event, Lock
 from typing import Any, Self, TypeVar
 
-from cellfeed._bytes import until_left
+from cellfeed._bytes import threads_until_left, until_left
 from cellfeed._bytes._buffers import BufferPool, SharedPool
+from cellfeed._bytes._remote import outside_lock
+from cellfeed._progress import ProgressLine
+from cellfeed._storages import StoredElement
+from cellfeed.machine import usable_cpu_count
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -24,12 +28,12 @@ class Stage:
     ----------
     make
         Function from an item to the input of the next stage.
-    n_ahead
+    prefetch
         Number of items that are done or in progress beyond the one that the next stage has taken.
     """
 
     make: Callable[[Any], Any]
-    n_ahead: int
+    prefetch: int
 
 
 @contextmanager
@@ -58,9 +62,9 @@ def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterato
         for thread in threads:
             on_leaving.callback(thread.shutdown)
         for stage, thread in zip(stages[:-1], threads[:-1], strict=True):
-            kept = _kept_ahead(_passed_to(stage, thread, begun), stage.n_ahead)
-            begun = on_leaving.enter_context(closing(kept))
-        made = _results(_passed_to(stages[-1], threads[-1], begun), stages[-1].n_ahead)
+            due = _due(_passed_to(stage, thread, begun), stage.prefetch)
+            begun = on_leaving.enter_context(closing(due))
+        made = _results(_passed_to(stages[-1], threads[-1], begun), stages[-1].prefetch)
         on_leaving.enter_context(closing(made))
         for thread in threads:  # before any of them is waited for
             on_leaving.callback(thread.shutdown, wait=False, cancel_futures=True)
@@ -68,22 +72,22 @@ def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterato
         yield made
 
 
-def ahead(
+def prefetched(
     make: Callable[[_Item], _Made],
     items: Iterable[_Item],
     threads: ThreadPoolExecutor,
-    n_ahead: int,
+    n: int,
 ) -> Generator[_Made, None, None]:
-    """Iterate over ``make(item)``; ``threads`` make the next ``n_ahead`` results.
+    """Iterate over ``make(item)``; ``threads`` make the next ``n`` results.
 
     If iterating over items fails, the results of earlier items still come first.
     """
-    return _results(_submitted(make, items, threads), n_ahead)
+    return _results(_submitted(make, items, threads), n)
 
 
-def _results(futures: Iterator[Future[_Made]], n_ahead: int) -> Generator[_Made, None, None]:
-    """Iterate over results, while the next ``n_ahead`` are in progress."""
-    pending = deque(islice(futures, n_ahead))
+def _results(futures: Iterator[Future[_Made]], n: int) -> Generator[_Made, None, None]:
+    """Iterate over results, while the next ``n`` are in progress."""
+    pending = deque(islice(futures, n))
     try:
         while pending:
             made = pending.popleft().result()
@@ -96,11 +100,9 @@ def _results(futures: Iterator[Future[_Made]], n_ahead: int) -> Generator[_Made,
         pending.clear()  # an error refers to this frame, and what was made may not live as long
 
 
-def _kept_ahead(
-    futures: Iterator[Future[_Made]], n_ahead: int
-) -> Generator[Future[_Made], None, None]:
-    """Yield futures after ``n_ahead`` more have begun; keep no reference to yielded ones."""
-    pending = deque(islice(futures, n_ahead))
+def _due(futures: Iterator[Future[_Made]], n: int) -> Generator[Future[_Made], None, None]:
+    """Yield futures after ``n`` more have begun; keep no reference to yielded ones."""
+    pending = deque(islice(futures, n))
     while True:
         pending.extend(islice(futures, 1))
         if not pending:
@@ -129,10 +131,10 @@ def _done(item: _Item) -> Future[_Item]:
 def _submitted(
     make: Callable[[_Item], _Made], items: Iterable[_Item], threads: ThreadPoolExecutor
 ) -> Iterator[Future[_Made]]:
-    rest = iter(items)
+    remaining = iter(items)
     while True:
         try:
-            item = next(rest)
+            item = next(remaining)
         except StopIteration:
             return
         except Exception as error:  # noqa: BLE001 - it is raised where the item is due
@@ -144,7 +146,7 @@ def _submitted(
         del item
 
 
-# A limit for the bytes of coming fetches that are requested concurrently.
+# A limit for the bytes of prefetched fetches that are requested concurrently.
 
 _Begun = TypeVar("_Begun")
 
@@ -167,14 +169,14 @@ class ByteBudget:
     >>> first, second = budget.begin(8, str), budget.begin(8, str)
     >>> first.done(), second.done()
     (True, False)
-    >>> budget.give_back(8)
+    >>> budget.release(8)
     >>> second.done()
     True
     """
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
-        self._under_way = 0
+        self._in_flight = 0
         self._is_left = False
         self._waiting = deque[tuple[int, Callable[[], Any], Future[Any]]]()
         self._lock = Lock()
@@ -195,9 +197,9 @@ class ByteBudget:
         Parameters
         ----------
         n_bytes
-            Bytes in flight from then on, until they are given back.
+            Bytes in flight from then on, until they are released.
         begin
-            The function. The thread that gives back bytes calls it; functions are called in order.
+            The function. The thread that releases bytes calls it; functions are called in order.
 
         Returns
         -------
@@ -212,10 +214,10 @@ class ByteBudget:
                 self._begin_waiting()
         return future
 
-    def give_back(self, n_bytes: int) -> None:
-        """Return bytes to the budget that are no longer in flight."""
+    def release(self, n_bytes: int) -> None:
+        """Release bytes that are no longer in flight."""
         with self._lock:
-            self._under_way -= n_bytes
+            self._in_flight -= n_bytes
             self._begin_waiting()
 
     def _begin_waiting(self) -> None:
@@ -226,11 +228,11 @@ class ByteBudget:
             except Exception as error:  # noqa: BLE001 - it is raised where the result is due
                 future.set_exception(error)
             else:
-                self._under_way += n_bytes
+                self._in_flight += n_bytes
                 future.set_result(begun)
 
     def _has_room(self, n_bytes: int) -> bool:
-        return not self._under_way or self._under_way + n_bytes <= self._n_bytes
+        return not self._in_flight or self._in_flight + n_bytes <= self._n_bytes
 
 
 # Pools for the memory of rows.
@@ -266,3 +268,50 @@ class Pools:
             Whether sparse rows are made dense, so that they are not delivered themselves.
         """
         return Pools(self.sparse if dense else shared, shared, shared)
+
+
+# Reading row pointers and chunk tables of many matrices concurrently.
+
+_POLL_SECONDS = 0.2
+_AT_ONCE = 16
+
+
+def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) -> None:
+    """Make each element read its tables, several concurrently; see `StoredElement.load_tables`.
+
+    After two seconds, progress is shown on the terminal.
+
+    Parameters
+    ----------
+    elements
+        Elements of any sources.
+    are_remote
+        Whether reading them is limited by latency, not by the processor.
+
+    Raises
+    ------
+    FormatError
+        A table is damaged; the first one that was found.
+    """
+    if not elements:
+        return
+    n_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
+    with (
+        threads_until_left(n_threads, "cellfeed-tables") as threads,
+        ProgressLine() as line,
+    ):
+        jobs = [threads.submit(outside_lock, each.load_tables) for each in elements]
+        try:
+            n_left = len(jobs)
+            while n_left:
+                ended, left = wait(jobs, _POLL_SECONDS, return_when=FIRST_EXCEPTION)
+                for job in jobs:
+                    if job in ended:
+                        job.result()
+                n_left = len(left)
+                line.show(
+                    f"Reading row pointers and chunk tables: {len(ended)} of {len(jobs)} matrices"
+                )
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -3,69 +3,22 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from itertools import compress, islice
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes._buffers import Buffer, BufferPool, bind
+from cellfeed._bytes._buffers import Buffer, bind
 from cellfeed._decode import ChunkReads, Counter, Counters, Decoder, Verify, divide_reads, kernels
-from cellfeed._fetch._direct_rows import decode
-from cellfeed._fetch._laid_out import ElementPlan, ElementRead, LaidOut
+from cellfeed._fetch._element_read import ElementRead, PartRows, RowLayout
+from cellfeed._fetch._library_rows import decode
 from cellfeed._fetch._parts import ElementTransforms, Part, Transforms
-from cellfeed._fetch._prefetch import Pools, ahead
-from cellfeed._rows import (
-    Cells,
-    CsrGroup,
-    CsrRows,
-    DenseGroup,
-    Dtypes,
-    Element,
-    Group,
-    ObsColumn,
-    RaggedGroup,
-    dtypes_of,
-)
+from cellfeed._fetch._prefetch import Pools, prefetched
+from cellfeed._rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
-
-# Requests for a fetch before it is read, to byte stores and to sources.
-
-
-class Ahead:
-    """Requests for a fetch, which start with `begin` and are cancelled with `let_go`.
-
-    Parameters
-    ----------
-    reads
-        Chunks to request from byte stores.
-    parts
-        Rows to request from sources; sources without requests are left out.
-    """
-
-    def __init__(self, reads: Sequence[ChunkReads], parts: Sequence[Part]) -> None:
-        # All elements at once, so that what is side by side in a file comes together.
-        self._reads = ChunkReads.concatenate(list(reads)) if reads else None
-        self._parts = [part for part in parts if part.expected_bytes]
-        self._coming = list[object]()
-        chunks = 0 if self._reads is None else self._reads.brought_bytes
-        self.n_bytes = chunks + sum(part.expected_bytes for part in self._parts)
-        """Number of compressed bytes; an upper bound for files of one chunk."""
-
-    def begin(self) -> None:
-        """Start the requests, without waiting."""
-        if self._reads is not None:
-            self._coming += self._reads.readahead()
-        self._coming += [part.stored.expect(part.runs) for part in self._parts]
-
-    def let_go(self) -> None:
-        """Cancel requests that have not been read."""
-        self._coming = []
-
-
-# The reads of a fetch, before memory is allocated for it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +31,23 @@ class PlannedRead:
         The read of each element.
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and the bounds of groups.
-    ahead
-        The requests for it, once they are computed.
+    requested, parts
+        Chunks to request from byte stores and rows to request from sources before they are read,
+        once it is `advised`.
+    expected_bytes
+        Number of compressed bytes of these; an upper bound for files of one chunk.
+    pending
+        Objects that keep the requests alive.
     """
 
     elements: Mapping[str, ElementRead]
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
-    ahead: Ahead | None = None
+    requested: ChunkReads = field(default_factory=ChunkReads.none)
+    parts: Sequence[Part] = ()
+    expected_bytes: int = 0
+    pending: list[object] = field(default_factory=list)
 
     @property
     def chunks(self) -> ChunkReads:
@@ -98,26 +59,29 @@ class PlannedRead:
         """Whether these chunks are all that is read."""
         return all(each.is_decoded_here for each in self.elements.values())
 
-    @property
-    def expected_bytes(self) -> int:
-        """Number of compressed bytes that are requested for it; 0 before it is `advised`."""
-        return 0 if self.ahead is None else self.ahead.n_bytes
-
     def advised(self) -> "PlannedRead":
         """Announce the reads to the system; return the same read with its requests."""
         reads = self._reads
-        are_brought = [each.are_brought for each in reads]
-        own = [each for each, is_brought in zip(reads, are_brought, strict=True) if not is_brought]
-        if own:
-            ChunkReads.advise(own)
-        brought = [each.without_placing() for each in compress(reads, are_brought)]
-        arriving = [part for each in self.elements.values() for part in each.arriving_parts]
-        return replace(self, ahead=Ahead(brought, arriving))
+        local = [each for each in reads if not each.are_requested]
+        if local:
+            ChunkReads.advise(local)
+        # Of all elements at once, so that neighbours in a file are requested together.
+        requested = ChunkReads.concatenate(
+            [each.without_placing() for each in reads if each.are_requested]
+        )
+        parts = [part for each in self.elements.values() for part in each.library_parts]
+        return replace(
+            self,
+            requested=requested,
+            parts=[part for part in parts if part.expected_bytes],
+            expected_bytes=requested.requested_bytes + sum(part.expected_bytes for part in parts),
+        )
 
     def begun(self) -> "PlannedRead":
-        """Start the requests to stores and sources; return this, which keeps them alive."""
-        if self.ahead is not None:
-            self.ahead.begin()
+        """Start the requests, without waiting; return this, which keeps them alive."""
+        if self.requested.n_chunks:
+            self.pending.extend(self.requested.readahead())
+        self.pending.extend(part.stored.expect(part.runs) for part in self.parts)
         return self
 
     def readahead(self) -> "PlannedRead":
@@ -129,78 +93,13 @@ class PlannedRead:
         """
         return self.advised().begun()
 
-    def let_go(self) -> None:
+    def cancel(self) -> None:
         """Cancel requests that have not been read."""
-        if self.ahead is not None:
-            self.ahead.let_go()
+        self.pending.clear()
 
     @property
     def _reads(self) -> list[ChunkReads]:
         return [reads for each in self.elements.values() for reads in each.chunks]
-
-
-# Making sparse rows of minibatches dense, some minibatches ahead of their use.
-
-
-class Densifier:
-    """Makes rows dense, in its own threads, which do not wait for decoding.
-
-    Parameters
-    ----------
-    n_threads
-        Number of threads, and of groups that they make ahead.
-    pool
-        Pool for the memory of dense rows.
-    transforms
-        Transforms of dense rows, by element.
-    counters
-        Counters of time.
-    """
-
-    def __init__(
-        self,
-        n_threads: int,
-        pool: BufferPool,
-        transforms: Mapping[str, ElementTransforms],
-        counters: Counters,
-    ) -> None:
-        self._n_threads, self._pool = n_threads, pool
-        self._transforms, self._counters = transforms, counters
-        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-dense")
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def groups(self, groups: Iterator[Cells], *, first_alone: bool) -> Iterator[Cells]:
-        """Iterate over groups with dense elements.
-
-        Parameters
-        ----------
-        groups
-            Groups with rows of any layout.
-        first_alone
-            Whether the first group arrives before any other group is available.
-        """
-        if first_alone:
-            yield from map(self._made_dense, islice(groups, 1))
-        yield from ahead(self._made_dense, groups, self._threads, self._n_threads)
-
-    def _made_dense(self, cells: Cells) -> Cells:
-        with self._counters.wall_time(Counter.DENSIFYING):
-            elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
-        return Cells(elements, cells.obs, cells.rows)
-
-    def _dense_rows(self, name: str, rows: Any) -> Any:
-        if not isinstance(rows, CsrRows):
-            return rows
-        group = DenseGroup(len(rows.indptr) - 1, (rows.n_vars,), rows.data.dtype)
-        memory = self._pool.acquire(group.n_bytes)
-        dense = group.over(memory)
-        rows.densify_into(dense)
-        if name in self._transforms:
-            self._transforms[name].dense.apply([group.located(memory)])
-        return dense
 
 
 class Readable(Protocol):
@@ -261,20 +160,24 @@ class Reader:
             )
             for name, each in (transforms or {}).items()
         }
-        # What values go through while they are decoded.
-        self._steps = {
+        # Applied to sparse values while they are decoded.
+        self._inline_steps = {
             name: each.stored
             for name, each in self._transforms.items()
-            if each.stored and not each.stored.need_columns
+            if collection.elements[name].layout == "csr"
+            and each.stored
+            and not each.stored.need_columns
         }
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         self._decoder = Decoder(self._threads, self._n_threads, verify, self._counters)
-        self._rest_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-rest")
-        self._rest: Future[Iterator[Cells]] | None = None
+        # Reads the groups of a fetch after the first, if that is delivered alone.
+        self._remaining_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-remaining")
+        self._remaining: Future[Iterator[Cells]] | None = None
         self._pools = Pools() if pools is None else pools
-        self._densifier = Densifier(
-            self._n_threads, self._pools.dense, self._transforms, self._counters
+        # Threads of their own do not wait for decoding.
+        self._dense_threads = ThreadPoolExecutor(
+            self._n_threads, thread_name_prefix="cellfeed-dense"
         )
 
     def __enter__(self) -> Self:
@@ -285,10 +188,10 @@ class Reader:
 
     def close(self) -> None:
         """Stop the threads; rows that were read stay valid."""
-        self._rest_thread.shutdown(wait=True, cancel_futures=True)  # which waits for the others
+        self._remaining_thread.shutdown(wait=True, cancel_futures=True)  # it waits for the others
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._densifier.close()
-        self._rest = None  # which refers to this
+        self._dense_threads.shutdown(wait=True, cancel_futures=True)
+        self._remaining = None  # which refers to this
 
     def read(self, rows: NDArray[np.int64], order: NDArray[np.intp] | None = None) -> Cells:
         """Read rows as one group.
@@ -339,18 +242,18 @@ class Reader:
         parts = self._collection.parts(merge_consecutive(rows))
         reads = dict[str, ElementRead]()
         for name, element in self._collection.elements.items():
-            plan = ElementPlan(
-                n_distinct=rows.size,
+            layout, row_shape, dtype = element.layout, element.row_shape, self._dtypes[name]
+            read = ElementRead(
+                layout=layout,
+                row_shape=row_shape,
+                dtype=dtype,
                 order=order,
                 bounds=bounds,
-                row_shape=element.row_shape,
-                dtype=self._dtypes[name],
                 first_number=len(reads) * (bounds.size - 1),
-                steps=self._steps.get(name),
+                steps=self._inline_steps.get(name),
+                rows=[PartRows.of(part, layout, row_shape, dtype) for part in parts[name]],
             )
-            own = parts[name]
-            plans = {"csr": plan.csr, "dense": plan.dense, "ragged": plan.ragged}
-            reads[name] = plans[element.layout](own)
+            reads[name] = read.with_layout(self._decoder) if read.is_known else read
         delivered = rows[order]
         return PlannedRead(
             elements=reads,
@@ -359,7 +262,7 @@ class Reader:
             bounds=bounds,
         )
 
-    def laid_out(self, planned: PlannedRead) -> PlannedRead:
+    def with_layouts(self, planned: PlannedRead) -> PlannedRead:
         """Return the same read, after reading the chunks that determine the lengths of rows.
 
         This runs while the previous read is still in progress. Rows that a source reads itself
@@ -373,11 +276,11 @@ class Reader:
         try:
             with self._counters.processor_time(Counter.PLANNING):
                 elements = {
-                    name: each.lay_out(self._decoder) if each.is_decoded_here else each
+                    name: each.with_layout(self._decoder) if each.is_decoded_here else each
                     for name, each in planned.elements.items()
                 }
         except BaseException:
-            planned.let_go()
+            planned.cancel()
             raise
         return replace(planned, elements=elements)
 
@@ -400,176 +303,172 @@ class Reader:
         try:
             return self._read(planned, first_alone=first_alone)
         finally:
-            planned.let_go()
+            planned.cancel()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
-        if self._rest is not None:  # which is due before this
-            wait([self._rest])
-            self._rest = None
+        if self._remaining is not None:  # which is due before this
+            wait([self._remaining])
+            self._remaining = None
         with self._counters.processor_time(Counter.PLANNING):
-            laid_out = {
-                name: each.lay_out(self._decoder) for name, each in planned.elements.items()
+            layouts = {
+                name: each.find_layout(self._decoder) for name, each in planned.elements.items()
             }
-            buffers = {
-                name: [self._memory(group, is_zeroed=each.is_zeroed) for group in each.groups]
-                for name, each in laid_out.items()
-            }
-            bases = np.array([each.address for some in buffers.values() for each in some], np.int64)
+            memory = {name: self._memory(each) for name, each in layouts.items()}
+            bases = np.array([each.address for some in memory.values() for each in some], np.int64)
             reads = ChunkReads.concatenate(
-                [reads for each in laid_out.values() for reads in each.reads]
+                [reads for each in layouts.values() for reads in each.reads]
             )
-        if first_alone and self._are_chunks(laid_out, reads) and planned.bounds[1:-1].size:
-            return self._first_alone(planned, laid_out, buffers, bases, reads)
-        distinct = self._fill(laid_out, buffers, bases, reads)
+        if first_alone and planned.bounds[1:-1].size and _are_local_chunks(layouts, reads):
+            return self._first_alone(planned, layouts, memory, bases, reads)
+        ordered = self._fill(layouts, bases, reads)
+        distinct = {} if ordered else self._sorted(layouts, memory)
         with_sums = {name for name, each in distinct.items() if not all(each)}
-        # What is added up may not be transformed yet, as some of it is in a read that was planned
-        # before such a one was met.
-        if any(laid_out[name].as_stored is not None for name in with_sums):
-            distinct = self._fill(laid_out, buffers, bases, reads.without_steps())
-            laid_out = {name: replace(each, as_stored=None) for name, each in laid_out.items()}
+        if any(layouts[name].untransformed is not None for name in with_sums):
+            # Duplicates must be summed before they are transformed. Fetches that were planned
+            # before the first duplicate was met come here too, later ones do not.
+            self._fill(layouts, bases, reads.without_steps())
+            distinct = self._sorted(layouts, memory)
+            layouts = {name: replace(each, untransformed=None) for name, each in layouts.items()}
             for name in with_sums:
-                self._steps.pop(name, None)  # nor that of the fetches to come
-        self._transform(laid_out, buffers, distinct)
-        # One by one as they are used, by whoever uses them: meanwhile the next are decoded.
-        groups = {name: each.groups for name, each in laid_out.items()}
-        return self._groups_of(planned, groups, buffers, distinct)
+                self._inline_steps.pop(name, None)
+        self._transform(layouts, memory, distinct)
+        return self._delivered(planned, layouts, memory, distinct)
 
-    def _are_chunks(self, laid_out: Mapping[str, LaidOut], reads: ChunkReads) -> bool:
-        """Whether all rows come from chunks of local files, each row once."""
-        are_decoded = all(each.is_decoded_here for each in laid_out.values())
-        are_copied = any(some.sizes.size for each in laid_out.values() for some in each.copies)
-        return are_decoded and not (are_copied or reads.are_brought)
+    def _memory(self, layout: RowLayout) -> list[Buffer]:
+        """Return memory for each group."""
+        buffers = list[Buffer]()
+        for group in layout.groups:
+            pool = self._pools.sparse if group.layout == "csr" else self._pools.others
+            buffers.append(pool.acquire(group.n_bytes))
+            if layout.is_zeroed:
+                buffers[-1].array(np.dtype(np.uint8), group.n_bytes)[...] = 0
+        return buffers
 
     def _first_alone(
         self,
         planned: PlannedRead,
-        laid_out: Mapping[str, LaidOut],
-        buffers: Mapping[str, list[Buffer]],
+        layouts: Mapping[str, RowLayout],
+        memory: Mapping[str, list[Buffer]],
         bases: NDArray[np.int64],
         reads: ChunkReads,
     ) -> Iterator[Cells]:
         """Read the chunks of the first group, and the others while the first is used."""
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
-        # Values are transformed where they lie: a row that is in chunks of both parts would be
-        # halfway through steps, and what is added up may go through none before.
+        # Values are transformed in place: of a row with chunks in both parts, one would be
+        # transformed without the other. Duplicates must be summed before they are transformed.
         first_reads, other_reads = divide_reads(reads.without_steps(), is_first)
-        ascending = first_reads.run(bases, self._decoder).ascending
+        first_ascend = first_reads.run(bases, self._decoder).ascending
 
-        def groups(which: slice, *, ascending: bool) -> Iterator[Cells]:
+        def finished(which: slice, *, ascending: bool) -> Iterator[Cells]:
             bounds = planned.bounds[which.start : None if which.stop is None else which.stop + 1]
-            some = {
-                name: replace(each, groups=each.groups[which], as_stored=None)
-                for name, each in laid_out.items()
+            own = {
+                name: replace(each, groups=each.groups[which], untransformed=None)
+                for name, each in layouts.items()
             }
-            memory = {name: each[which] for name, each in buffers.items()}
-            distinct = {} if ascending else self._sorted(some, memory)
-            self._transform(some, memory, distinct)
-            own = {name: each.groups for name, each in some.items()}
-            return self._groups_of(replace(planned, bounds=bounds), own, memory, distinct)
+            own_memory = {name: each[which] for name, each in memory.items()}
+            distinct = {} if ascending else self._sorted(own, own_memory)
+            self._transform(own, own_memory, distinct)
+            return self._delivered(replace(planned, bounds=bounds), own, own_memory, distinct)
 
-        def others() -> Iterator[Cells]:
+        def remaining() -> Iterator[Cells]:
             others_ascend = other_reads.run(bases, self._decoder).ascending
-            return groups(slice(1, None), ascending=ascending and others_ascend)
+            return finished(slice(1, None), ascending=first_ascend and others_ascend)
 
-        first = groups(slice(0, 1), ascending=ascending)
-        self._rest = self._rest_thread.submit(others)
-        return _first_and_rest(first, self._rest)
+        first = finished(slice(0, 1), ascending=first_ascend)
+        self._remaining = self._remaining_thread.submit(remaining)
+        return _first_and_remaining(first, self._remaining)
 
     def _fill(
-        self,
-        laid_out: Mapping[str, LaidOut],
-        buffers: Mapping[str, Sequence[Buffer]],
-        bases: NDArray[np.int64],
-        reads: ChunkReads,
-    ) -> Mapping[str, Sequence[bool]]:
-        """Fill memory; return whether each group has distinct columns, or nothing if all have."""
+        self, layouts: Mapping[str, RowLayout], bases: NDArray[np.int64], reads: ChunkReads
+    ) -> bool:
+        """Fill memory; return whether the columns of each sparse row ascend strictly."""
         ordered = reads.run(bases, self._decoder).ascending
-        direct = [rows for each in laid_out.values() for rows in each.direct]
-        ordered &= decode(direct, bases, self._decoder)
-        for each in laid_out.values():
-            for placed in each.placed:
+        library = [rows for each in layouts.values() for rows in each.library]
+        ordered &= decode(library, bases, self._decoder)
+        for each in layouts.values():
+            for place in each.placed:
                 with self._counters.wall_time(Counter.LIBRARY):
-                    ordered &= placed.place(bases)
-            for copies in each.copies:
+                    ordered &= place(bases)
+            for sources, targets, sizes in each.copies:
                 with self._counters.wall_time(Counter.PLACING):
-                    kernels.copy_all(
-                        bind(copies.sources, bases), bind(copies.targets, bases), copies.sizes
-                    )
-        return {} if ordered else self._sorted(laid_out, buffers)
-
-    def _transform(
-        self,
-        laid_out: Mapping[str, LaidOut],
-        buffers: Mapping[str, Sequence[Buffer]],
-        distinct: Mapping[str, Sequence[bool]],
-    ) -> None:
-        """Transform values, except in groups whose duplicate columns must be summed first."""
-        for name, transforms in self._transforms.items():
-            if laid_out[name].went_through:
-                continue
-            groups, rows = laid_out[name].groups, laid_out[name].as_stored
-            is_distinct = distinct.get(name, [True] * len(groups))
-            located = [
-                group.located(memory)
-                for group, memory, is_done in zip(groups, buffers[name], is_distinct, strict=True)
-                if is_done and not isinstance(group, RaggedGroup)  # which go through none
-            ]
-            begin = time.perf_counter_ns()
-            transforms.stored.apply(located, rows, self._threads, self._n_threads)
-            taken = time.perf_counter_ns() - begin
-            self._counters.add(Counter.PLACING, taken * self._n_threads)
+                    kernels.copy_all(bind(sources, bases), bind(targets, bases), sizes)
+        return ordered
 
     def _sorted(
-        self, laid_out: Mapping[str, LaidOut], buffers: Mapping[str, Sequence[Buffer]]
+        self, layouts: Mapping[str, RowLayout], memory: Mapping[str, Sequence[Buffer]]
     ) -> dict[str, list[bool]]:
         """Sort sparse rows by column; return for each group whether columns are distinct."""
 
         def sort(group: Group, buffer: Buffer) -> bool:
             with self._counters.wall_time(Counter.PLACING):
-                return not isinstance(group, CsrGroup) or group.sort(buffer)
+                return group.sort(buffer)
 
         return {
-            name: list(self._threads.map(sort, each.groups, buffers[name]))
-            for name, each in laid_out.items()
+            name: list(self._threads.map(sort, each.groups, memory[name]))
+            for name, each in layouts.items()
         }
 
-    def _groups_of(
+    def _transform(
+        self,
+        layouts: Mapping[str, RowLayout],
+        memory: Mapping[str, Sequence[Buffer]],
+        distinct: Mapping[str, Sequence[bool]],
+    ) -> None:
+        """Transform values, except in groups whose duplicate columns must be summed first."""
+        for name, transforms in self._transforms.items():
+            layout = layouts[name]
+            if layout.is_transformed:
+                continue
+            is_distinct = distinct.get(name, [True] * len(layout.groups))
+            located = [
+                group.located(buffer)
+                for group, buffer, is_done in zip(
+                    layout.groups, memory[name], is_distinct, strict=True
+                )
+                if is_done and group.layout != "ragged"  # which have no transforms
+            ]
+            begin = time.perf_counter_ns()
+            rows = layout.untransformed
+            transforms.stored.apply(located, rows, self._threads, self._n_threads)
+            taken = time.perf_counter_ns() - begin
+            self._counters.add(Counter.PLACING, taken * self._n_threads)
+
+    def _delivered(
         self,
         planned: PlannedRead,
-        groups: Mapping[str, Sequence[Group]],
-        buffers: dict[str, list[Buffer]],
+        layouts: Mapping[str, RowLayout],
+        memory: Mapping[str, list[Buffer]],
         distinct: Mapping[str, Sequence[bool]],
     ) -> Iterator[Cells]:
-        for some in buffers.values():
+        """Yield the groups.
+
+        Each is made when it is due, by the thread that uses it: meanwhile the next fetch is
+        decoded.
+        """
+        for some in memory.values():
             some.reverse()
-        bounds = planned.bounds.tolist()
+        bounds, groups = planned.bounds.tolist(), {n: each.groups for n, each in layouts.items()}
+        del layouts
         for k, here in enumerate(map(slice, bounds[:-1], bounds[1:])):
             elements: dict[str, Any] = {}
             for name, of_element in groups.items():
-                # Memory is popped, so that it is kept by nobody but the minibatch.
-                group, memory = of_element[k], buffers[name].pop()
-                if isinstance(group, CsrGroup) and distinct and not distinct[name][k]:
-                    summed = group.over(memory, distinct=False)
+                # Memory is popped, so that only the minibatch refers to it.
+                group, buffer = of_element[k], memory[name].pop()
+                if group.layout == "csr" and distinct and not distinct[name][k]:
+                    summed = group.over(buffer, distinct=False)
                     if name in self._transforms:
                         self._transforms[name].stored.apply([summed.located()])
                     elements[name] = summed
                     del summed
                 else:
-                    elements[name] = group.over(memory)
-                del memory
+                    elements[name] = group.over(buffer)
+                del buffer
             obs = {name: values[here] for name, values in planned.obs.items()}
             cells = Cells(elements, obs, planned.rows[here])
             del elements
             yield cells
             del cells
-
-    def _memory(self, group: Group, *, is_zeroed: bool) -> Buffer:
-        is_sparse = isinstance(group, CsrGroup)
-        buffer = (self._pools.sparse if is_sparse else self._pools.others).acquire(group.n_bytes)
-        if is_zeroed:
-            buffer.array(np.dtype(np.uint8), group.n_bytes)[...] = 0
-        return buffer
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of the chunks of a fetch and discard them; return how many there are."""
@@ -580,10 +479,37 @@ class Reader:
         planned.chunks.decompress(self._decoder)
 
     def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
-        """Iterate over groups with dense elements, making some of them dense ahead of time."""
-        return self._densifier.groups(groups, first_alone=self._rest is not None)
+        """Iterate over groups with dense elements; threads make the next ones dense meanwhile."""
+        if self._remaining is not None:  # the first group arrives before the others
+            yield from map(self._made_dense, islice(groups, 1))
+        yield from prefetched(self._made_dense, groups, self._dense_threads, self._n_threads)
+
+    def _made_dense(self, cells: Cells) -> Cells:
+        with self._counters.wall_time(Counter.DENSIFYING):
+            elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
+        return Cells(elements, cells.obs, cells.rows)
+
+    def _dense_rows(self, name: str, rows: Any) -> Any:
+        if not isinstance(rows, CsrRows):
+            return rows
+        group = Group.dense(*rows.shape, rows.data.dtype)
+        memory = self._pools.dense.acquire(group.n_bytes)
+        dense = group.over(memory)
+        rows.densify_into(dense)
+        if name in self._transforms:
+            self._transforms[name].dense.apply([group.located(memory)])
+        return dense
 
 
-def _first_and_rest(first: Iterator[Cells], rest: Future[Iterator[Cells]]) -> Iterator[Cells]:
+def _first_and_remaining(
+    first: Iterator[Cells], remaining: Future[Iterator[Cells]]
+) -> Iterator[Cells]:
     yield from first
-    yield from rest.result()
+    yield from remaining.result()
+
+
+def _are_local_chunks(layouts: Mapping[str, RowLayout], reads: ChunkReads) -> bool:
+    """Return whether all rows come from chunks of local files, each row once."""
+    are_others = any(each.placed or each.library for each in layouts.values())
+    are_copied = any(sizes.size for each in layouts.values() for *_, sizes in each.copies)
+    return not (are_others or are_copied or reads.are_requested)

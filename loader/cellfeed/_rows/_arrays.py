@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from cellfeed._decode import RowGroup, kernels
 from cellfeed._errors import ColumnError, ParameterError
 from cellfeed._lazy import sp
 from cellfeed._runs import expand
+
+Layout = Literal["csr", "dense", "ragged"]
 
 # Access to elements by name, shared by cells and minibatches.
 

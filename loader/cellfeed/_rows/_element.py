@@ -3,14 +3,16 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._decode import ChunkedArray, ChunkReads, RowRanges
+from cellfeed._decode import ChunkedArray, ChunkReads, Extents, RowRanges, ValueSteps
 from cellfeed._errors import ParameterError
+from cellfeed._rows._arrays import Layout
+from cellfeed._rows._layout import RowTarget
 
 # Columns of each source as columns of the collection: which become which, or are left out.
 
@@ -29,7 +31,7 @@ class ColumnMap:
     Attributes
     ----------
     stays
-        Whether columns are what they were: the first of the collection, in the same order.
+        Whether columns do not change: they are the first of the collection, in the same order.
     keeps_all
         Whether none is left out.
     covers
@@ -44,7 +46,7 @@ class ColumnMap:
 
 
 def column_maps(maps: Sequence[NDArray[np.integer]], n_columns: int) -> tuple[ColumnMap, ...]:
-    """Return the column map of each source; those that are the same are kept once.
+    """Return the column map of each source; equal ones are one object.
 
     Parameters
     ----------
@@ -63,8 +65,6 @@ def column_maps(maps: Sequence[NDArray[np.integer]], n_columns: int) -> tuple[Co
         found.append(made[key])
     return tuple(found)
 
-
-Layout = Literal["csr", "dense", "ragged"]
 
 Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
 """One dtype for all elements, or dtypes by name; other elements keep their dtype."""
@@ -171,52 +171,98 @@ def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dt
     return dtypes
 
 
-# Rows that are delivered more than once, which are read once.
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Rows that are delivered again, which are read once: int64 arrays of one shape.
-
-    Parameters
-    ----------
-    sources, targets
-        Places to copy from and to.
-    sizes
-        Bytes.
-    """
-
-    sources: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-
-
-def first_deliveries(
-    order: NDArray[np.intp], n_distinct: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return where each distinct row is delivered first, and where all others are delivered."""
-    first = np.empty(n_distinct, np.intp)
-    first[order[::-1]] = np.arange(order.size)[::-1]
-    is_again = np.ones(order.size, np.bool_)
-    is_again[first] = False
-    return first, np.flatnonzero(is_again)
-
-
 # Rows in chunked arrays that cellfeed decodes.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CsrChunks:
+class SparseChunks(ABC):
     """Sparse rows in chunks.
+
+    Attributes
+    ----------
+    indices, data
+        Column indices and values of all elements, one-dimensional.
+    n_columns
+        Number of columns.
+    """
+
+    layout: ClassVar[Layout] = "csr"
+    indices: ChunkedArray
+    data: ChunkedArray
+    n_columns: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Native dtype of the values."""
+        return self.data.dtype
+
+    @abstractmethod
+    def extents(self, rows: NDArray[np.int64]) -> Extents:
+        """Return where rows lie in both arrays.
+
+        Parameters
+        ----------
+        rows
+            Ascending, int64, shape (n,).
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        """
+
+    def reads(
+        self,
+        extents: Extents,
+        target: RowTarget,
+        column_map: NDArray[np.int32] | None = None,
+        steps: ValueSteps | None = None,
+    ) -> list[ChunkReads]:
+        """Return the reads of rows to a target: of column indices, and of values.
+
+        Parameters
+        ----------
+        extents
+            Where the rows lie.
+        target
+            Destinations of the rows, as a dtype that values can be cast to.
+        column_map
+            New index of each stored column, none of which is left out; None if they do not change.
+        steps
+            Transforms of the values of rows that are one extent each.
+        """
+        size = target.dtypes[0].itemsize
+        destinations = extents.destinations(target.destinations[0], size)
+        indices = self.indices.reads_of_ranges(
+            extents.in_indices,
+            extents.counts,
+            destinations,
+            target.dtypes[0],
+            index_limit=self.n_columns,
+            column_map=column_map,
+        )
+        if extents.within is not None:
+            crossings = [indices.crossings[size], destinations[extents.within > 0]]
+            indices = replace(indices, crossings={size: np.concatenate(crossings)})
+        data = self.data.reads_of_ranges(
+            extents.firsts,
+            extents.counts,
+            extents.destinations(target.destinations[-1], target.dtype.itemsize),
+            target.dtype,
+            steps=steps,
+        )
+        return [indices, data]
+
+
+@dataclass(frozen=True, eq=False)
+class CsrChunks(SparseChunks):
+    """Sparse rows in chunks, with row pointers.
 
     Parameters
     ----------
     indptr
         Row pointers, ascending, int64, shape (n_rows + 1,).
-    indices, data
-        Column indices and values of all elements, one-dimensional.
-    n_columns
-        Number of columns.
+    indices, data, n_columns
+        See `SparseChunks`.
     row_pieces
         Pieces of the arrays, each with whole rows; None if the arrays are in one piece.
     n_skipped
@@ -229,6 +275,11 @@ class CsrChunks:
     n_columns: int
     row_pieces: "RowPieces | None" = None
     n_skipped: int = 0
+
+    def extents(self, rows: NDArray[np.int64]) -> Extents:
+        """See `SparseChunks`."""
+        starts, lengths = self.ranges(rows)
+        return Extents(lengths=lengths, firsts=starts, counts=lengths)
 
     def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the starts of rows in the arrays, and the number of elements in each.
@@ -279,32 +330,47 @@ class DenseChunks:
         Number of columns.
     """
 
-    values: ChunkedArray | RowRanges
+    layout: ClassVar[Layout] = "dense"
+    values: ChunkedArray
     n_columns: int
 
-
-class RaggedChunks(ABC):
-    """Ragged rows, whose lengths are known before they are read."""
-
     @property
-    @abstractmethod
     def dtype(self) -> np.dtype[Any]:
         """Native dtype of the values."""
+        return self.values.dtype
 
-    @abstractmethod
     def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of values in each of these rows, int64, shape (n,)."""
+        return np.full(rows.size, self.n_columns, np.int64)
 
-    @abstractmethod
-    def reads_of_rows(
-        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
+    def reads(
+        self,
+        rows: NDArray[np.int64],
+        destinations: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        column_map: NDArray[np.int32] | None = None,
     ) -> ChunkReads:
-        """Return the reads of ascending rows to destinations, as a dtype."""
+        """Return the reads of ascending rows.
+
+        Parameters
+        ----------
+        rows, destinations
+            The rows, and the destination of each, int64, shape (n,).
+        dtype
+            Dtype at the destinations, which values can be cast to.
+        column_map
+            New index of each stored column, -1 to leave it out; None if they do not change.
+        """
+        values = self.values
+        if len(values.shape) > 1:
+            return values.reads_of_rows(rows, destinations, dtype, column_map=column_map)
+        ranges = rows * self.n_columns, self.lengths_of(rows)
+        return values.reads_of_ranges(*ranges, destinations, dtype, column_map=column_map)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RaggedRuns(RaggedChunks):
-    """Rows that are concatenated in a chunked array.
+class RaggedChunks:
+    """Ragged rows, concatenated in a chunked array.
 
     Parameters
     ----------
@@ -314,51 +380,26 @@ class RaggedRuns(RaggedChunks):
         Values of all rows, one-dimensional.
     """
 
+    layout: ClassVar[Layout] = "ragged"
     indptr: NDArray[np.int64]
     values: ChunkedArray
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `RaggedChunks`."""
+        """Native dtype of the values."""
         return self.values.dtype
 
     def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `RaggedChunks`."""
+        """Return the number of values in each of these rows, int64, shape (n,)."""
         return self.indptr[rows + 1] - self.indptr[rows]
 
-    def reads_of_rows(
+    def reads(
         self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
     ) -> ChunkReads:
-        """See `RaggedChunks`."""
+        """Return the reads of ascending rows; see `DenseChunks`."""
         lengths = self.lengths_of(rows)
         return self.values.reads_of_ranges(self.indptr[rows], lengths, destinations, dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RaggedRanges(RaggedChunks):
-    """Rows that are each stored in byte ranges of plain files.
-
-    Parameters
-    ----------
-    values
-        The ranges.
-    """
-
-    values: RowRanges
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """See `RaggedChunks`."""
-        return self.values.dtype
-
-    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `RaggedChunks`."""
-        pieces, lengths = self.values.pieces(rows), np.zeros(rows.size, np.int64)
-        np.add.at(lengths, pieces.rows, pieces.counts)
-        return lengths
-
-    def reads_of_rows(
-        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
-    ) -> ChunkReads:
-        """See `RaggedChunks`."""
-        return self.values.reads_of_rows(rows, destinations, dtype)
+Chunks = SparseChunks | DenseChunks | RaggedChunks | RowRanges
+"""Rows that cellfeed decodes."""

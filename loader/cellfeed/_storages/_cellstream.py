@@ -26,7 +26,7 @@ from cellfeed._bytes import (
     replaced,
 )
 from cellfeed._bytes._store import closed_with
-from cellfeed._decode import ChunkedArray, ChunkReads, ContiguousChunks, SlowRead, chunk_codec
+from cellfeed._decode import ChunkReads, Pieces, SlowRead, pieced_array
 from cellfeed._errors import CellfeedError, FormatError, PathError, one_line
 from cellfeed._lazy import ad, pd
 from cellfeed._rows import Layout
@@ -297,7 +297,6 @@ def _member(archive: Archive, name: str) -> Any:
 # The matrix of an archive, which stores each cell in a frame of its own.
 
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
-_ANNOUNCED_BYTES = 1 << 14  # cells whose frames lie within this many bytes are announced together
 _LARGEST = 1 << 24  # float32 represents integers up to this exactly
 
 
@@ -324,15 +323,9 @@ class CellFrames(DirectCsr):
         )
         self.dtype = np.dtype(np.float64 if is_wide else np.float32)
         self.is_canonical = bool(manifest.get("indices_canonical", False))
-        self._stored = ChunkedArray(
-            name=f"{archive.location}: `X`",
-            shape=(opened.payload.size,),
-            dtype=np.dtype(np.uint8),
-            chunk_shape=(_ANNOUNCED_BYTES,),
-            codec=chunk_codec("none"),
-            locations=ContiguousChunks(opened.first, opened.payload.size, _ANNOUNCED_BYTES),
-            files=archive,
-        )
+        frames = Pieces.one(opened.first, opened.payload.size, 1)
+        name = f"{archive.location}: `X`"
+        self._stored = pieced_array(name, frames, np.dtype(np.uint8), archive)
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the genes."""

@@ -175,22 +175,22 @@ class TestReadahead:
         assert reads.readahead() == [expected]
         reads.run(np.array([out.ctypes.data]))
         assert store.asked == expected  # of both arrays at once
-        assert reads.brought_bytes == sum(size for _, _, size in expected[0])
+        assert reads.requested_bytes == sum(size for _, _, size in expected[0])
 
-    def test_most_stores_bring_nothing_before_it_is_read(self, tmp_path):
+    def test_most_stores_prefetch_nothing(self, tmp_path):
         array, _ = hdf5(tmp_path / "x.h5", HDF5["gzip"])
         begin, count, place = np.array([[0], [300], [0]], np.int64)
         reads = array.reads_of_ranges(begin, count, place, array.dtype)
         assert reads.readahead() == []
 
-    def test_files_are_not_brought(self, tmp_path):
+    def test_files_are_not_requested(self, tmp_path):
         array = zarr.create_array(tmp_path / "x", data=VALUES, chunks=(300,))
         layout: Any = zarr_layout(array.metadata.to_dict())
         files = ZarrFiles(tmp_path / "x", layout)
         there = zarr_array(layout, files, "x", no_tables(tmp_path), lost_is_zero=False)
         begin, count, place = np.array([[0], [300], [0]], np.int64)
         reads = there.reads_of_ranges(begin, count, place, there.dtype)
-        assert (reads.are_brought, reads.brought_bytes, reads.readahead()) == (False, 0, [])
+        assert (reads.are_requested, reads.requested_bytes, reads.readahead()) == (False, 0, [])
 
 
 def test_bytes_in_memory_beside_bytes_in_files(tmp_path):

@@ -19,15 +19,15 @@ from cellfeed._decode import (
     ChunkedArray,
     ChunkReads,
     ChunkTable,
-    ContiguousChunks,
     Decoder,
+    Pieces,
     can_cast,
 )
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels import cast_address, plan_flat, plan_grid
 from cellfeed._decode._kernels._codecs import STORED
-from cellfeed._rows import csr_groups
+from cellfeed._rows import lay_out
 from cellfeed.testing import GuardedPool
 
 NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
@@ -185,13 +185,13 @@ class TestGroups:
     @pytest.mark.parametrize(("n", "dtype"), [(2**31 - 1, np.int32), (2**31, np.int64)])
     def test_of_more_elements_than_int32_counts(self, n, dtype):
         lengths, order = np.array([n - 5, 5], np.int64), np.array([1, 0])
-        groups, target, _ = csr_groups(
-            lengths, order, np.array([0, 2]), n_vars=10, dtype=np.dtype(np.float32)
+        groups, target, _ = lay_out(
+            "csr", lengths, order, np.array([0, 2]), row_shape=(10,), dtype=np.dtype(np.float32)
         )
-        assert groups[0].indptr.dtype == target.index_dtype == dtype
-        assert groups[0].indptr.tolist() == [0, 5, n]
+        assert groups[0].pointers.dtype == target.dtypes[0] == dtype
+        assert groups[0].pointers.tolist() == [0, 5, n]
         itemsize = np.dtype(dtype).itemsize
-        assert target.index_destinations.tolist() == [5 * itemsize, 0]
+        assert target.destinations[0].tolist() == [5 * itemsize, 0]
         assert groups[0].data_start >= n * itemsize
         assert groups[0].n_bytes == groups[0].data_start + 4 * n
 
@@ -261,7 +261,7 @@ class TestReads:
             chunk_shape=(1 << 14,),
             codec=STORED,
             shuffled=False,
-            locations=ContiguousChunks(7, values.nbytes, 8 << 14),
+            locations=Pieces.one(7, values.size, values.itemsize),
             files=FileOf(tmp_path / "piece", bytes(7) + values.tobytes()),
             lost_is_zero=True,
         )
@@ -357,6 +357,9 @@ class TestIndices:
     def test_that_ascend_in_every_row_or_not(self, new_folder, rows, chunk, out):
         values = np.array([column for row in rows for column in row], np.int32)
         bounds = np.cumsum([0, *map(len, rows)])
+        firsts = np.arange(0, values.size, chunk)
+        sizes = np.minimum(chunk, values.size - firsts) * values.itemsize
+        flags = np.zeros(firsts.size, np.uint8)
         array = ChunkedArray(
             name="indices",
             shape=values.shape,
@@ -364,7 +367,7 @@ class TestIndices:
             chunk_shape=(chunk,),
             codec=STORED,
             shuffled=False,
-            locations=ContiguousChunks(0, values.nbytes, chunk * 4),
+            locations=ChunkTable(firsts * values.itemsize, sizes, flags),
             files=FileOf(new_folder() / "indices", values.tobytes()),
             lost_is_zero=True,
         )

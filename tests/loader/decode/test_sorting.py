@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed._decode import kept_of, kernels
+from cellfeed._decode import kernels, select_columns
 
 
 @st.composite
@@ -40,19 +40,19 @@ def test_rows_are_sorted(rows, index, dtype):
 
 
 @given(rows=rows(), seed=st.integers(0, 9))
-def test_what_is_kept_is_sorted(rows, seed):
+def test_selected_columns_are_sorted(rows, seed):
     """Slots follow the columns."""
     rows = [[column % 3_000 for column in row] for row in rows]
     column_map = np.random.default_rng(seed).permutation(3_000).astype(np.int32)
     column_map[::7] = -1
     lengths = np.array([len(row) for row in rows])
-    kept = kept_of(np.concatenate([*rows, []]).astype(np.int64), lengths, column_map)
+    selected = select_columns(np.concatenate([*rows, []]).astype(np.int64), lengths, column_map)
     for number, row in enumerate(rows):
-        own = slice(kept.starts[number], kept.starts[number + 1])
+        own = slice(selected.starts[number], selected.starts[number + 1])
         mapped = column_map[np.array(row, int)]
         places = np.flatnonzero(mapped >= 0)
-        assert kept.columns[own].tolist() == sorted(mapped[places].tolist())
-        positions, slots = kept.entries[own] >> 32, kept.entries[own] & 0xFFFFFFFF
+        assert selected.columns[own].tolist() == sorted(mapped[places].tolist())
+        positions, slots = selected.entries[own] >> 32, selected.entries[own] & 0xFFFFFFFF
         assert positions.tolist() == places.tolist()
-        assert kept.columns[own][slots].tolist() == mapped[places].tolist()
+        assert selected.columns[own][slots].tolist() == mapped[places].tolist()
         assert sorted(slots.tolist()) == list(range(len(places)))

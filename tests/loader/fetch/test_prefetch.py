@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellfeed._fetch import Stage, ahead, in_stages
+from cellfeed._fetch import Stage, in_stages, prefetched
 
 
 def numbers_then_error():
@@ -19,14 +19,14 @@ def test_all_come_in_order():
 def test_where_an_item_cannot_be_had_those_before_it_come_first(n_ahead):
     made: list[str] = []
     with ThreadPoolExecutor(2) as threads, pytest.raises(OSError, match="no more"):
-        made.extend(ahead(str, numbers_then_error(), threads, n_ahead))
+        made.extend(prefetched(str, numbers_then_error(), threads, n_ahead))
     assert made == ["0", "1", "2"]
 
 
 def test_an_error_comes_where_the_result_would_have_come():
     made: list[int] = []
     with ThreadPoolExecutor(2) as threads, pytest.raises(ZeroDivisionError):
-        made.extend(ahead(lambda n: 1 // (2 - n), range(5), threads, 4))
+        made.extend(prefetched(lambda n: 1 // (2 - n), range(5), threads, 4))
     assert made == [0, 1]
 
 
@@ -39,5 +39,5 @@ def test_nothing_is_made_that_is_not_nearly_due():
             yield n
 
     with ThreadPoolExecutor(1) as threads:
-        assert next(ahead(str, numbers(), threads, 2)) == "0"
+        assert next(prefetched(str, numbers(), threads, 2)) == "0"
         assert asked == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Sparse rows that are laid out once their lengths have arrived, against anndata in memory."""
+"""Sparse rows whose lengths are known once they have been read, against anndata in memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from cellfeed import open_collection
 from cellfeed._decode import Decoder
-from cellfeed._fetch import Reader, _laid_out, _sparse_rows
+from cellfeed._fetch import Reader, _element_read, _library_rows
 from cellfeed._storages._anndata import _matrix
 
 N_GENES = 40
@@ -36,15 +36,15 @@ def path(tmp_path, values):
     return write(tmp_path / "sparse.h5ad", sp.csr_matrix(values), compression="gzip")
 
 
-def laid_out(collection, rows):
-    """Lay out rows of ``X``, which reads what their lengths follow from."""
+def row_layout(collection, rows):
+    """Lay out rows of ``X``, which reads what their lengths depend on."""
     with Reader(collection) as reader, ThreadPoolExecutor(2) as threads:
         planned = reader.plan(rows, np.arange(rows.size), 7)
-        return planned.elements["X"].lay_out(Decoder(threads, 2))
+        return planned.elements["X"].find_layout(Decoder(threads, 2))
 
 
-def n_chunks(element):
-    return sum(reads.n_chunks for reads in element.reads)
+def n_chunks(layout):
+    return sum(reads.n_chunks for reads in layout.reads)
 
 
 class TestSelectedGenes:
@@ -54,20 +54,20 @@ class TestSelectedGenes:
         dense[50:, 0] = 0
         path = write(tmp_path / "a.h5ad", sp.csr_matrix(dense), GENES[:30], compression="gzip")
         rows = np.arange(2000)
-        n_all = n_chunks(laid_out(open_collection(path), rows))
-        n_few = n_chunks(laid_out(open_collection(path, genes=["gene0"]), rows))
+        n_all = n_chunks(row_layout(open_collection(path), rows))
+        n_few = n_chunks(row_layout(open_collection(path, genes=["gene0"]), rows))
         assert n_few < n_all / 4
         assert open_collection(path, genes=["gene0"])[:].X.nnz == 50
 
-    def test_memory_is_taken_for_what_is_kept(self, path, values):
+    def test_memory_is_taken_for_selected_values(self, path, values):
         rows = np.arange(0, 300, 3)
-        groups = laid_out(open_collection(path, genes=["gene7"]), rows).groups
-        n_kept = np.count_nonzero(values[rows, 7])
-        assert sum(int(group.indptr[-1]) for group in groups) == n_kept
+        groups = row_layout(open_collection(path, genes=["gene7"]), rows).groups
+        n_selected = np.count_nonzero(values[rows, 7])
+        assert sum(group.n_elements for group in groups) == n_selected
 
     @pytest.mark.parametrize("most", [1, 500])
     def test_few_elements_at_once(self, tmp_path, path, values, monkeypatch, most):
-        monkeypatch.setattr(_laid_out, "_MOST_SELECTED", most)
+        monkeypatch.setattr(_element_read, "_MOST_SELECTED", most)
         other = write(tmp_path / "other.h5ad", sp.csr_matrix(values[:, ::-1]), GENES[::-1])
         collection = open_collection([path, other], genes=["gene3", "gene1"])
         rows = np.random.default_rng(1).permutation(600)
@@ -86,7 +86,7 @@ class TestDenseFilesAmongSparseOnes:
 
         for element in (_matrix.StoredCsr, _matrix.StoredDense):
             monkeypatch.setattr(element, "read_rows", refuse)
-        monkeypatch.setattr(_sparse_rows, "_PIECE_BYTES", 1000)
+        monkeypatch.setattr(_library_rows, "_BATCH_BYTES", 1000)
         collection = open_collection([path, other], **options)
         rows = np.random.default_rng(1).permutation(400)
         columns = [9, 2] if options else np.arange(N_GENES)

@@ -9,7 +9,6 @@ from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed._fetch import Reader
-from cellfeed._fetch._laid_out import LaidOut
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 N_GENES = 30
@@ -87,9 +86,9 @@ def test_nothing_is_left_to_be_transformed_after(write_h5ad):
     path = write_h5ad(sp.csr_matrix(X), edit=lambda file: chunked(file, 50, "float32", "gzip"))
     with Reader(open_collection(path), transforms={"X": [Log1p()]}) as reader:
         planned = reader.plan(np.arange(40), np.random.default_rng(1).permutation(40), 8)
-    read = planned.elements["X"]
-    assert isinstance(read, LaidOut)
-    assert read.went_through
+    layout = planned.elements["X"].row_layout
+    assert layout is not None
+    assert layout.is_transformed
 
 
 def test_columns_that_are_added_up_after_others_were_transformed(write_h5ad):

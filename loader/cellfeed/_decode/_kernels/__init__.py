@@ -21,26 +21,19 @@ if typing.TYPE_CHECKING:
         scatter_by_row,
         unpack,
     )
-    from cellfeed._decode._kernels._selecting import gather, plan_kept, sort_rows
+    from cellfeed._decode._kernels._selecting import gather, plan_selected, sort_rows
     from cellfeed._decode._kernels._transforming import cast_address, transform_rows
 else:
     _MODULES = {
-        "_decoding": ("advise", "decode", "head_sizes"),
-        "_decompression": ("lzf", "unshuffle"),
-        "_placing": ("copy_all", "crossings_ascend", "densify", "place"),
-        "_planning": ("count", "note_chunk", "plan_flat", "plan_grid", "trim"),
-        "_rows": (
-            "count_by_row",
-            "count_packed",
-            "find_row_pieces",
-            "find_runs",
-            "scatter_by_row",
-            "unpack",
-        ),
-        "_selecting": ("gather", "plan_kept", "sort_rows"),
-        "_transforming": ("cast_address", "transform_rows"),
+        "_decoding": "advise decode head_sizes",
+        "_decompression": "lzf unshuffle",
+        "_placing": "copy_all crossings_ascend densify place",
+        "_planning": "count note_chunk plan_flat plan_grid trim",
+        "_rows": "count_by_row count_packed find_row_pieces find_runs scatter_by_row unpack",
+        "_selecting": "gather plan_selected sort_rows",
+        "_transforming": "cast_address transform_rows",
     }
-    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
     def __getattr__(name: str) -> typing.Any:
         if name not in _MODULE_OF:

@@ -2,77 +2,17 @@
 
 import errno
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled
-from cellfeed._decode._kernels._codecs import (
-    CLOCK,
-    CLOSE,
-    DEFLATE_FREE,
-    DEFLATE_NEW,
-    ERRNO,
-    FADVISE,
-    OPEN,
-    PREAD,
-    SEEK,
-    STORED,
-    ZSTD_FREE,
-    ZSTD_NEW,
-)
+from cellfeed._decode._kernels import _codecs as codecs
+from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._decompression import adder, decompressor, unshuffler
-from cellfeed._decode._kernels._fields import (
-    ABSENT,
-    ADD_UP,
-    ARRAY,
-    CHECKED,
-    CHUNKS_OF_A_TASK,
-    CODEC,
-    COUNT,
-    DECODED_BYTES,
-    DECOMPRESS,
-    DECOMPRESSED,
-    DECOMPRESSING,
-    DELTA,
-    END_SEGMENT,
-    EVERY_TIME,
-    FAILED_CHUNK,
-    FAILURE,
-    FD,
-    FIRST_SEGMENT,
-    FLAGS,
-    FROM,
-    IN_MEMORY,
-    INDEX_LIMIT,
-    ITEMSIZE,
-    LARGEST_READ,
-    LOST,
-    LOST_IS_ZERO,
-    MISSING,
-    NEVER,
-    NEXT_TASK,
-    NOT_PLACED,
-    NUMBER,
-    OFFSET,
-    OWN_FILE,
-    PLACE,
-    PLACING,
-    PLACING_ELEMENTS,
-    READING,
-    SCATTERED,
-    SHUFFLED,
-    SIZE,
-    TRUNCATED,
-    UNCOMPRESSED,
-    UNREADABLE,
-    UNSHUFFLE,
-    UNSHUFFLED,
-    WHOLE_FILE,
-    WRONG_SIZE,
-)
+from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     atomic_add,
     call,
@@ -96,98 +36,103 @@ _OF_LINK = os.O_CLOEXEC | (  # opens a link itself
 )
 _NO_SUCH_FILE = errno.ENOENT
 
+_Bytes: TypeAlias = NDArray[np.uint8]
 _int64_2d = "int64[:,::1]"
 
 
 @compiled(f"Tuple((int64, int64))({_int64_2d}, int64, int64)", inner=True)
-def _extent(chunks: NDArray[np.int64], first: int, stop: int) -> Any:
+def _extent(chunks: Ints, first: int, stop: int) -> Any:
     """Return the first chunk after one read, and the number of bytes of the read."""
-    begin = chunks[first, OFFSET]
-    end = begin + chunks[first, SIZE]
+    begin = chunks[first, fields.OFFSET]
+    end = begin + chunks[first, fields.SIZE]
     last = first + 1
     if end == begin:  # the chunk does not exist
         return last, 0
-    if chunks[first, FLAGS] & IN_MEMORY:
+    if chunks[first, fields.FLAGS] & fields.IN_MEMORY:
         return last, end - begin
     while last < stop:
-        offset = chunks[last, OFFSET]
-        near = end <= offset <= end + _LARGEST_GAP and chunks[last, FD] == chunks[first, FD]
-        near = near and not chunks[last, FLAGS] & IN_MEMORY
-        if not near or offset + chunks[last, SIZE] - begin > LARGEST_READ:
+        offset = chunks[last, fields.OFFSET]
+        near = (
+            end <= offset <= end + _LARGEST_GAP
+            and chunks[last, fields.FD] == chunks[first, fields.FD]
+        )
+        near = near and not chunks[last, fields.FLAGS] & fields.IN_MEMORY
+        if not near or offset + chunks[last, fields.SIZE] - begin > fields.LARGEST_READ:
             break
-        end = offset + chunks[last, SIZE]
+        end = offset + chunks[last, fields.SIZE]
         last += 1
     return last, end - begin
 
 
 @compiled(f"void({_int64_2d}, int64[::1])")
-def advise(chunks: NDArray[np.int64], functions: NDArray[np.int64]) -> None:
+def advise(chunks: Ints, functions: Ints) -> None:
     """Tell the system which bytes will be read, so that it fetches them concurrently."""
-    if functions[FADVISE] == 0:
+    if functions[codecs.FADVISE] == 0:
         return
     i = 0
     while i < len(chunks):
         last, size = _extent(chunks, i, len(chunks))
-        if size and chunks[i, FD] >= 0 and not chunks[i, FLAGS] & IN_MEMORY:
-            call(functions[FADVISE], (chunks[i, FD], chunks[i, OFFSET], size, _WILL_NEED))
+        if size and chunks[i, fields.FD] >= 0 and not chunks[i, fields.FLAGS] & fields.IN_MEMORY:
+            call(
+                functions[codecs.FADVISE],
+                (chunks[i, fields.FD], chunks[i, fields.OFFSET], size, _WILL_NEED),
+            )
         i = last
 
 
 @compiled("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])", inner=True)
-def _read(fd: int, target: int, size: int, offset: int, functions: NDArray[np.int64]) -> Any:
+def _read(fd: int, target: int, size: int, offset: int, functions: Ints) -> Any:
     """Read ``size`` bytes, or up to the end of the file; return a failure, and the bytes read."""
     done = interrupted = 0
     while done < size:
-        n = call(functions[PREAD], (fd, target + done, size - done, offset + done))
+        n = call(functions[codecs.PREAD], (fd, target + done, size - done, offset + done))
         if n == 0:
-            return TRUNCATED, done
+            return fields.TRUNCATED, done
         if n < 0:
             # An interrupted call cannot be told from another failure here, so it is retried.
             interrupted += 1
             if interrupted > _MOST_TRIES:
-                return UNREADABLE, done
+                return fields.UNREADABLE, done
             continue
         done += n
     return 0, done
 
 
 @compiled("Tuple((int64, int64))(int64, int64, int64[::1])", inner=True)
-def _open(path: int, flags: int, functions: NDArray[np.int64]) -> Any:
+def _open(path: int, flags: int, functions: Ints) -> Any:
     """Open the file whose path is at this address; return a failure, and the descriptor."""
-    fd = np.int64(np.int32(call(functions[OPEN], (path, flags))))
+    fd = np.int64(np.int32(call(functions[codecs.OPEN], (path, flags))))
     if fd >= 0:
         return 0, fd
-    number = carray(pointer(call(functions[ERRNO], ())), (1,), np.int32)[0]
+    number = carray(pointer(call(functions[codecs.ERRNO], ())), (1,), np.int32)[0]
     if number != _NO_SUCH_FILE:
-        return UNREADABLE, fd
-    link = np.int64(np.int32(call(functions[OPEN], (path, _OF_LINK))))
+        return fields.UNREADABLE, fd
+    link = np.int64(np.int32(call(functions[codecs.OPEN], (path, _OF_LINK))))
     if link < 0:
-        return MISSING, fd
-    call(functions[CLOSE], (link,))
-    return UNREADABLE, fd  # what a link leads to is missing, which is not zero
+        return fields.MISSING, fd
+    call(functions[codecs.CLOSE], (link,))
+    return fields.UNREADABLE, fd  # what a link leads to is missing, which is not zero
 
 
 @compiled("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])", inner=True)
-def _read_from(
-    chunk: NDArray[np.int64], target: int, size: int, expected: int, functions: NDArray[np.int64]
-) -> Any:
+def _read_from(chunk: Ints, target: int, size: int, expected: int, functions: Ints) -> Any:
     """Read bytes from the beginning of a chunk; return a failure, and the bytes read."""
     if size == 0:
         return 0, 0
-    fd = chunk[FD]
+    fd = chunk[fields.FD]
     if fd < 0:
         failure, fd = _open(-fd, _OPEN_FLAGS, functions)
         if failure:
             return failure, 0
-    failure, n = _read(fd, target, size, chunk[OFFSET], functions)
-    if failure == 0 and chunk[FLAGS] & OWN_FILE:
-        is_right = call(functions[SEEK], (fd, 0, _FROM_END)) == expected
-        failure = 0 if is_right else WRONG_SIZE
-    if chunk[FD] < 0:
-        call(functions[CLOSE], (fd,))
-    if chunk[FLAGS] & WHOLE_FILE:
-        chunk[SIZE] = n
-        failure = 0 if failure == TRUNCATED else failure
+    failure, n = _read(fd, target, size, chunk[fields.OFFSET], functions)
+    if failure == 0 and chunk[fields.FLAGS] & fields.OWN_FILE:
+        is_right = call(functions[codecs.SEEK], (fd, 0, _FROM_END)) == expected
+        failure = 0 if is_right else fields.WRONG_SIZE
+    if chunk[fields.FD] < 0:
+        call(functions[codecs.CLOSE], (fd,))
+    if chunk[fields.FLAGS] & fields.WHOLE_FILE:
+        chunk[fields.SIZE] = n
+        failure = 0 if failure == fields.TRUNCATED else failure
     return failure, n
 
 
@@ -195,34 +140,23 @@ def _read_from(
     f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])", inner=True
 )
 def read_ahead(
-    chunks: NDArray[np.int64],
-    first: int,
-    stop: int,
-    target: int,
-    expected: int,
-    functions: NDArray[np.int64],
+    chunks: Ints, first: int, stop: int, target: int, expected: int, functions: Ints
 ) -> Any:
     """Read a chunk and adjacent ones; return a failure, the first chunk after them, and bytes."""
     end, size = _extent(chunks, first, stop)
-    if chunks[first, FLAGS] & IN_MEMORY:
+    if chunks[first, fields.FLAGS] & fields.IN_MEMORY:
         return 0, end, size
     failure, n = _read_from(chunks[first], target, size, expected, functions)
     if failure and end > first + 1:  # find out which chunk fails
         end = first + 1
-        failure, n = _read_from(chunks[first], target, chunks[first, SIZE], expected, functions)
+        failure, n = _read_from(
+            chunks[first], target, chunks[first, fields.SIZE], expected, functions
+        )
     return failure, end, n
 
 
 def decode(
-    arrays: NDArray[np.int64],
-    chunks: NDArray[np.int64],
-    segments: NDArray[np.int64],
-    functions: NDArray[np.int64],
-    report: NDArray[np.int64],
-    raw_buffer: NDArray[np.uint8],
-    decoded_buffer: NDArray[np.uint8],
-    unshuffled_buffer: NDArray[np.uint8],
-    scratch_buffer: NDArray[np.uint8],
+    arrays: Ints, chunks: Ints, segments: Ints, functions: Ints, report: Ints, *buffers: _Bytes
 ) -> int:
     """Read, decompress and place chunks until none is left; several threads share one report.
 
@@ -235,7 +169,7 @@ def decode(
         Addresses of the C functions.
     report
         Shared by all threads that decode these tables.
-    raw_buffer, decoded_buffer, unshuffled_buffer, scratch_buffer
+    buffers
         Buffers for the bytes of one read, a decompressed chunk, an unshuffled chunk, and, if
         elements are cast before they are placed, a chunk of cast elements; each thread has its own.
         (They are arguments since a compiled function frees its own arrays after their last use by
@@ -245,77 +179,73 @@ def decode(
     -------
     Number of bytes that this thread read.
     """
-    for column, kind, address_of in ((DECOMPRESS, CODEC, decompressor), (PLACE, PLACING, placer)):
+    for column, kind, address_of in (
+        (fields.DECOMPRESS, fields.CODEC, decompressor),
+        (fields.PLACE, fields.PLACING, placer),
+    ):
         for each in np.unique(arrays[:, kind]).tolist():
             arrays[arrays[:, kind] == each, column] = address_of(each)
-    if arrays[:, SHUFFLED].any():
-        arrays[:, UNSHUFFLE] = unshuffler.address
-    if arrays[:, DELTA].any():
-        arrays[:, ADD_UP] = adder.address
-    buffers = (raw_buffer, decoded_buffer, unshuffled_buffer, scratch_buffer)
+    if arrays[:, fields.SHUFFLED].any():
+        arrays[:, fields.UNSHUFFLE] = unshuffler.address
+    if arrays[:, fields.DELTA].any():
+        arrays[:, fields.ADD_UP] = adder.address
     return int(_decode(arrays, chunks, segments, functions, report, *buffers))
 
 
 @compiled("boolean(int64[::1], int64[::1])", inner=True)
-def _is_compressed(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
+def _is_compressed(array: Ints, chunk: Ints) -> bool:
     """Return whether a chunk is compressed."""
-    return array[CODEC] != STORED and not chunk[FLAGS] & UNCOMPRESSED
+    return array[fields.CODEC] != codecs.STORED and not chunk[fields.FLAGS] & fields.UNCOMPRESSED
 
 
 @compiled("boolean(int64[::1], int64[::1])", inner=True)
-def _is_checked(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> bool:
+def _is_checked(array: Ints, chunk: Ints) -> bool:
     """Return whether a chunk may be decompressed partially."""
-    if array[CHECKED] == EVERY_TIME or array[CHECKED] == NEVER:
-        return bool(array[CHECKED] == NEVER)
-    bits = carray(pointer(array[CHECKED] + (chunk[NUMBER] >> 3)), (1,), np.uint8)
-    return bool((bits[0] >> (chunk[NUMBER] & 7)) & 1)
+    if array[fields.CHECKED] == fields.EVERY_TIME or array[fields.CHECKED] == fields.NEVER:
+        return bool(array[fields.CHECKED] == fields.NEVER)
+    bits = carray(pointer(array[fields.CHECKED] + (chunk[fields.NUMBER] >> 3)), (1,), np.uint8)
+    return bool((bits[0] >> (chunk[fields.NUMBER] & 7)) & 1)
 
 
 @compiled("void(int64[::1], int64[::1])", inner=True)
-def _mark_checked(array: NDArray[np.int64], chunk: NDArray[np.int64]) -> None:
+def _mark_checked(array: Ints, chunk: Ints) -> None:
     """Record that a chunk was decompressed completely.
 
     If two threads mark adjacent chunks at the same time, one mark may be lost; that chunk is then
     decompressed completely once more.
     """
-    if array[CHECKED] == EVERY_TIME or array[CHECKED] == NEVER:
+    if array[fields.CHECKED] == fields.EVERY_TIME or array[fields.CHECKED] == fields.NEVER:
         return
-    bits = carray(pointer(array[CHECKED] + (chunk[NUMBER] >> 3)), (1,), np.uint8)
-    bits[0] |= np.uint8(1 << (chunk[NUMBER] & 7))
+    bits = carray(pointer(array[fields.CHECKED] + (chunk[fields.NUMBER] >> 3)), (1,), np.uint8)
+    bits[0] |= np.uint8(1 << (chunk[fields.NUMBER] & 7))
 
 
 @compiled("int64(int64[::1], int64[::1], int64[:,::1])", inner=True)
-def _wanted_bytes(
-    array: NDArray[np.int64], chunk: NDArray[np.int64], segments: NDArray[np.int64]
-) -> int:
+def _wanted_bytes(array: Ints, chunk: Ints, segments: Ints) -> int:
     """Return how many bytes of a chunk, from its first, have to be decompressed."""
-    whole = array[DECODED_BYTES]
-    is_shuffled = array[SHUFFLED] and not chunk[FLAGS] & UNSHUFFLED
+    whole = array[fields.DECODED_BYTES]
+    is_shuffled = array[fields.SHUFFLED] and not chunk[fields.FLAGS] & fields.UNSHUFFLED
     if is_shuffled or not _is_compressed(array, chunk) or not _is_checked(array, chunk):
         return int(whole)
     n_elements = 0
     for k in range(len(segments)):
-        _, stop = extent(segments[k], array[PLACING])
+        _, stop = extent(segments[k], array[fields.PLACING])
         n_elements = max(n_elements, stop)
-    return int(min(whole, n_elements * array[ITEMSIZE]))
+    return int(min(whole, n_elements * array[fields.ITEMSIZE]))
 
 
 @compiled("int64[::1](int64[:,::1], int64[:,::1], int64[:,::1])")
-def head_sizes(
-    arrays: NDArray[np.int64], chunks: NDArray[np.int64], segments: NDArray[np.int64]
-) -> Any:
+def head_sizes(arrays: Ints, chunks: Ints, segments: Ints) -> Any:
     """Return how many bytes of each chunk have to be decompressed, shape (n_chunks,)."""
     sizes = np.empty(len(chunks), np.int64)
     for c in range(len(chunks)):
-        own = segments[chunks[c, FIRST_SEGMENT] : chunks[c, END_SEGMENT]]
-        sizes[c] = _wanted_bytes(arrays[chunks[c, ARRAY]], chunks[c], own)
+        own = segments[chunks[c, fields.FIRST_SEGMENT] : chunks[c, fields.END_SEGMENT]]
+        sizes[c] = _wanted_bytes(arrays[chunks[c, fields.ARRAY]], chunks[c], own)
     return sizes
 
 
 @compiled("boolean(int64[::1], int64[:,::1], int64, int64)", inner=True)
-def _take_zeros(
-    array: NDArray[np.int64], segments: NDArray[np.int64], buffer: int, is_lost: int
-) -> bool:
+def _take_zeros(array: Ints, segments: Ints, buffer: int, is_lost: int) -> bool:
     """Let all segments begin at the same zeros, as many as the longest segment needs.
 
     Returns
@@ -324,17 +254,17 @@ def _take_zeros(
     """
     longest = 0
     for k in range(len(segments)):
-        longest = max(longest, segments[k, COUNT])
+        longest = max(longest, segments[k, fields.COUNT])
     # No row has more than one element of column 0.
-    may_be_zeros = array[LOST_IS_ZERO] or (array[INDEX_LIMIT] >= 0 and longest <= 1)
+    may_be_zeros = array[fields.LOST_IS_ZERO] or (array[fields.INDEX_LIMIT] >= 0 and longest <= 1)
     if is_lost and not may_be_zeros:
         return False
-    if array[PLACING] == SCATTERED:
-        clear_bytes(buffer, array[DECODED_BYTES])
+    if array[fields.PLACING] == fields.SCATTERED:
+        clear_bytes(buffer, array[fields.DECODED_BYTES])
         return True
     for k in range(len(segments)):
-        segments[k, FROM] = 0
-    clear_bytes(buffer, longest * array[ITEMSIZE])
+        segments[k, fields.FROM] = 0
+    clear_bytes(buffer, longest * array[fields.ITEMSIZE])
     return True
 
 
@@ -343,15 +273,15 @@ def _take_zeros(
     "uint8[::1], uint8[::1], uint8[::1], uint8[::1])"
 )
 def _decode(  # noqa: PLR0912 - one loop over chunks
-    arrays: NDArray[np.int64],
-    chunks: NDArray[np.int64],
-    segments: NDArray[np.int64],
-    functions: NDArray[np.int64],
-    report: NDArray[np.int64],
-    raw_buffer: NDArray[np.uint8],
-    decoded_buffer: NDArray[np.uint8],
-    unshuffled_buffer: NDArray[np.uint8],
-    scratch_buffer: NDArray[np.uint8],
+    arrays: Ints,
+    chunks: Ints,
+    segments: Ints,
+    functions: Ints,
+    report: Ints,
+    raw_buffer: _Bytes,
+    decoded_buffer: _Bytes,
+    unshuffled_buffer: _Bytes,
+    scratch_buffer: _Bytes,
 ) -> int:
     """Do what `decode` does, with the functions whose addresses are in ``arrays``."""
     n_chunks = len(chunks)
@@ -360,42 +290,42 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
     unshuffled = np.int64(unshuffled_buffer.ctypes.data)
     scratch, reported = scratch_buffer.ctypes.data, report.ctypes.data
     of_functions = functions.ctypes.data
-    zlib = call(functions[DEFLATE_NEW], ()) if functions[DEFLATE_NEW] else 0
-    zstd = call(functions[ZSTD_NEW], ()) if functions[ZSTD_NEW] else 0
-    clock = functions[CLOCK]
+    zlib = call(functions[codecs.DEFLATE_NEW], ()) if functions[codecs.DEFLATE_NEW] else 0
+    zstd = call(functions[codecs.ZSTD_NEW], ()) if functions[codecs.ZSTD_NEW] else 0
+    clock = functions[codecs.CLOCK]
     n_read = n_decompressed = reading = decompressing = placing = 0
     now = nanoseconds(clock)
-    while report[FAILURE] == 0:
-        first = atomic_add(reported + NEXT_TASK * 8, CHUNKS_OF_A_TASK)
+    while report[fields.FAILURE] == 0:
+        first = atomic_add(reported + fields.NEXT_TASK * 8, fields.CHUNKS_OF_A_TASK)
         if first >= n_chunks:
             break
-        stop = min(first + CHUNKS_OF_A_TASK, n_chunks)
+        stop = min(first + fields.CHUNKS_OF_A_TASK, n_chunks)
         begin = end = first  # chunks whose bytes have been read
         for c in range(first, stop):
             failure = 0
-            chunk, array = chunks[c], arrays[chunks[c, ARRAY]]
-            size = array[DECODED_BYTES]
+            chunk, array = chunks[c], arrays[chunks[c, fields.ARRAY]]
+            size = array[fields.DECODED_BYTES]
             if c >= end:
                 begin = c
                 failure, end, n = read_ahead(chunks, c, stop, raw, size, functions)
                 n_read += n
                 before, now = now, nanoseconds(clock)
                 reading += now - before
-            here = chunk[OFFSET]
-            if not chunk[FLAGS] & IN_MEMORY:
-                here += raw - chunks[begin, OFFSET]
-            own = segments[chunk[FIRST_SEGMENT] : chunk[END_SEGMENT]]
-            is_lost = failure == MISSING or chunk[FLAGS] & LOST != 0
-            if is_lost or (failure == 0 and chunk[FLAGS] & ABSENT):
-                failure = 0 if _take_zeros(array, own, decoded, is_lost) else MISSING
+            here = chunk[fields.OFFSET]
+            if not chunk[fields.FLAGS] & fields.IN_MEMORY:
+                here += raw - chunks[begin, fields.OFFSET]
+            own = segments[chunk[fields.FIRST_SEGMENT] : chunk[fields.END_SEGMENT]]
+            is_lost = failure == fields.MISSING or chunk[fields.FLAGS] & fields.LOST != 0
+            if is_lost or (failure == 0 and chunk[fields.FLAGS] & fields.ABSENT):
+                failure = 0 if _take_zeros(array, own, decoded, is_lost) else fields.MISSING
                 here = decoded
             elif failure == 0:
-                is_filtered = array[SHUFFLED] or array[DELTA]
+                is_filtered = array[fields.SHUFFLED] or array[fields.DELTA]
                 if _is_compressed(array, chunk):
                     wanted = _wanted_bytes(array, chunk, own)
-                    stored = chunk[SIZE]
+                    stored = chunk[fields.SIZE]
                     compressed = (here, stored, decoded, size, wanted, of_functions, zlib, zstd)
-                    n = call(array[DECOMPRESS], compressed)
+                    n = call(array[fields.DECOMPRESS], compressed)
                     if n < 0:
                         failure, n = -n, size
                     elif n == size:
@@ -403,36 +333,41 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
                     n_decompressed += n
                     here = decoded
                 # Uncompressed chunks were cut to the wanted elements, unless they are filtered.
-                elif (array[CODEC] != STORED or is_filtered) and chunk[SIZE] != size:
-                    failure = WRONG_SIZE
+                elif (array[fields.CODEC] != codecs.STORED or is_filtered) and chunk[
+                    fields.SIZE
+                ] != size:
+                    failure = fields.WRONG_SIZE
                 if is_filtered and failure == 0:
-                    if array[SHUFFLED] and not chunk[FLAGS] & UNSHUFFLED:
-                        call(array[UNSHUFFLE], (here, size, unshuffled, array[ITEMSIZE]))
+                    if array[fields.SHUFFLED] and not chunk[fields.FLAGS] & fields.UNSHUFFLED:
+                        call(
+                            array[fields.UNSHUFFLE],
+                            (here, size, unshuffled, array[fields.ITEMSIZE]),
+                        )
                         here = unshuffled
-                    if array[DELTA]:
+                    if array[fields.DELTA]:
                         tables = own.ctypes.data, array.ctypes.data
-                        call(array[ADD_UP], (here, decoded, tables[0], len(own), tables[1]))
+                        call(array[fields.ADD_UP], (here, decoded, tables[0], len(own), tables[1]))
                         here = decoded
             before, now = now, nanoseconds(clock)
             decompressing += now - before
-            if failure == 0 and not array[NOT_PLACED]:
+            if failure == 0 and not array[fields.NOT_PLACED]:
                 is_ours = int(here in (decoded, unshuffled))
                 tables = own.ctypes.data, array.ctypes.data
                 arguments = (here, tables[0], len(own), tables[1], reported, scratch, is_ours)
-                failure = call(array[PLACE], arguments)
+                failure = call(array[fields.PLACE], arguments)
                 before, now = now, nanoseconds(clock)
                 placing += now - before
             if failure:
-                report[FAILED_CHUNK] = c
-                report[FAILURE] = failure
+                report[fields.FAILED_CHUNK] = c
+                report[fields.FAILURE] = failure
                 break
     finish_streams()
-    atomic_add(reported + DECOMPRESSED * 8, n_decompressed)
-    atomic_add(reported + READING * 8, reading)
-    atomic_add(reported + DECOMPRESSING * 8, decompressing)
-    atomic_add(reported + PLACING_ELEMENTS * 8, placing)
+    atomic_add(reported + fields.DECOMPRESSED * 8, n_decompressed)
+    atomic_add(reported + fields.READING * 8, reading)
+    atomic_add(reported + fields.DECOMPRESSING * 8, decompressing)
+    atomic_add(reported + fields.PLACING_ELEMENTS * 8, placing)
     if zlib:
-        call(functions[DEFLATE_FREE], (zlib,))
+        call(functions[codecs.DEFLATE_FREE], (zlib,))
     if zstd:
-        call(functions[ZSTD_FREE], (zstd,))
+        call(functions[codecs.ZSTD_FREE], (zstd,))
     return n_read

@@ -13,35 +13,9 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled, compiled_callback
-from cellfeed._decode._kernels._codecs import (
-    BLOSC,
-    BLOSC_DECOMPRESS,
-    BLOSC_GETITEM,
-    BLOSC_VALIDATE,
-    GZIP,
-    GZIP_DECOMPRESS,
-    LZ4,
-    LZ4_DECOMPRESS,
-    LZ4_DECOMPRESS_HEAD,
-    LZF,
-    N_FUNCTIONS,
-    STORED,
-    ZLIB,
-    ZLIB_DECOMPRESS,
-    ZSTD,
-    ZSTD_DECOMPRESS,
-    ZSTD_START_STREAM,
-    ZSTD_STREAM,
-)
-from cellfeed._decode._kernels._fields import (
-    DECODED_BYTES,
-    ITEMSIZE,
-    N_ARRAY_COLUMNS,
-    N_SEGMENT_COLUMNS,
-    PLACING,
-    UNDECODABLE,
-    WRONG_SIZE,
-)
+from cellfeed._decode._kernels import _codecs as codecs
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import LANES, add_up_lanes, call, copy_bytes, pointer
 from cellfeed._decode._kernels._planning import extent
 
@@ -69,7 +43,7 @@ _decompressors = dict[int, Any]()
 
 def decompressor(codec: int) -> int:
     """Return the address of a codec's function; 0 if chunks are not compressed."""
-    return 0 if codec == STORED else int(_decompressors[codec].address)
+    return 0 if codec == codecs.STORED else int(_decompressors[codec].address)
 
 
 def _decompresses(codec: int) -> Callable[[Callable[..., Any]], Any]:
@@ -85,7 +59,7 @@ def _inflates(codec: int, function: int) -> None:
 
     @_decompresses(codec)
     def inflate(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-        decompress = carray(pointer(functions), (N_FUNCTIONS,), np.int64)[function]
+        decompress = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)[function]
         n = wanted + _HEAD_MARGIN
         if n < expected:
             mark = carray(pointer(target + wanted + _MARK_AT), (1,), np.uint64)
@@ -97,62 +71,56 @@ def _inflates(codec: int, function: int) -> None:
         result = np.int32(call(decompress, (zlib, source, size, target, expected, 0)))
         if result == 0:
             return expected
-        return -UNDECODABLE if result == 1 else -WRONG_SIZE
+        return -fields.UNDECODABLE if result == 1 else -fields.WRONG_SIZE
 
 
-_inflates(ZLIB, ZLIB_DECOMPRESS)
-_inflates(GZIP, GZIP_DECOMPRESS)
+_inflates(codecs.ZLIB, codecs.ZLIB_DECOMPRESS)
+_inflates(codecs.GZIP, codecs.GZIP_DECOMPRESS)
 
 
 @compiled("int64(int64, int64, int64, int64, int64, int64[::1], int64)", inner=True)
 def _zstd_head(
-    source: int,
-    size: int,
-    target: int,
-    expected: int,
-    wanted: int,
-    functions: NDArray[np.int64],
-    zstd: int,
+    source: int, size: int, target: int, expected: int, wanted: int, functions: Ints, zstd: int
 ) -> int:
     """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
     n = -(-wanted // _ZSTD_BLOCK) * _ZSTD_BLOCK
-    if n >= expected or not functions[ZSTD_STREAM]:
+    if n >= expected or not functions[codecs.ZSTD_STREAM]:
         return 0
-    call(functions[ZSTD_START_STREAM], (zstd,))
+    call(functions[codecs.ZSTD_START_STREAM], (zstd,))
     out = np.array([target, wanted, 0], np.int64)  # address, size, position
     ins = np.array([source, size, 0], np.int64)
     out_address, in_address = out.ctypes.data, ins.ctypes.data
     while out[2] < wanted:
         before = out[2] + ins[2]
-        result = call(functions[ZSTD_STREAM], (zstd, out_address, in_address))
+        result = call(functions[codecs.ZSTD_STREAM], (zstd, out_address, in_address))
         if _ZSTD_ERRORS <= result <= 0 or out[2] + ins[2] == before:
             break
     return n if out[2] == wanted else 0
 
 
-@_decompresses(ZSTD)
+@_decompresses(codecs.ZSTD)
 def _zstd(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
     if wanted < expected:
         n = _zstd_head(source, size, target, expected, wanted, table, zstd)
         if n:
             return n
-    n = call(table[ZSTD_DECOMPRESS], (zstd, target, expected, source, size))
+    n = call(table[codecs.ZSTD_DECOMPRESS], (zstd, target, expected, source, size))
     if 0 <= n <= expected:
-        return expected if n == expected else -WRONG_SIZE
-    return -UNDECODABLE
+        return expected if n == expected else -fields.WRONG_SIZE
+    return -fields.UNDECODABLE
 
 
 @compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
 def _blosc_head(
-    source: int, size: int, target: int, expected: int, wanted: int, functions: NDArray[np.int64]
+    source: int, size: int, target: int, expected: int, wanted: int, functions: Ints
 ) -> int:
     """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
-    if size < _BLOSC_HEADER or not functions[BLOSC_GETITEM]:
+    if size < _BLOSC_HEADER or not functions[codecs.BLOSC_GETITEM]:
         return 0
     stated = np.zeros(1, np.int64)
     address = stated.ctypes.data
-    if np.int32(call(functions[BLOSC_VALIDATE], (source, size, address))) != 0:
+    if np.int32(call(functions[codecs.BLOSC_VALIDATE], (source, size, address))) != 0:
         return 0
     typesize = np.int64(carray(pointer(source + _BLOSC_TYPESIZE), (1,), np.uint8)[0])
     block = np.int64(carray(pointer(source + _BLOSC_BLOCK_SIZE), (1,), np.int32)[0])
@@ -162,43 +130,45 @@ def _blosc_head(
     if n >= stated[0]:
         return 0
     n_items = -(-wanted // typesize)
-    result = np.int32(call(functions[BLOSC_GETITEM], (source, 0, n_items, target)))
+    result = np.int32(call(functions[codecs.BLOSC_GETITEM], (source, 0, n_items, target)))
     return int(n) if result == n_items * typesize else 0
 
 
-@_decompresses(BLOSC)
+@_decompresses(codecs.BLOSC)
 def _blosc(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
     if wanted < expected:
         n = _blosc_head(source, size, target, expected, wanted, table)
         if n:
             return n
     stated = np.zeros(1, np.int64)
     address = stated.ctypes.data
-    if np.int32(call(table[BLOSC_VALIDATE], (source, size, address))) != 0:
-        return -UNDECODABLE
+    if np.int32(call(table[codecs.BLOSC_VALIDATE], (source, size, address))) != 0:
+        return -fields.UNDECODABLE
     if stated[0] != expected:
-        return -WRONG_SIZE
-    n = np.int64(np.int32(call(table[BLOSC_DECOMPRESS], (source, target, expected, 1))))
-    return expected if n == expected else -UNDECODABLE
+        return -fields.WRONG_SIZE
+    n = np.int64(np.int32(call(table[codecs.BLOSC_DECOMPRESS], (source, target, expected, 1))))
+    return expected if n == expected else -fields.UNDECODABLE
 
 
-@_decompresses(LZ4)
+@_decompresses(codecs.LZ4)
 def _lz4(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Decompress LZ4 as numcodecs writes it."""
     if size <= _LZ4_HEADER:
-        return -UNDECODABLE
-    table = carray(pointer(functions), (N_FUNCTIONS,), np.int64)
+        return -fields.UNDECODABLE
+    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
     begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
-    if wanted < expected and table[LZ4_DECOMPRESS_HEAD]:
+    if wanted < expected and table[codecs.LZ4_DECOMPRESS_HEAD]:
         arguments = (begin, target, n_compressed, wanted, expected)
-        n = np.int64(np.int32(call(table[LZ4_DECOMPRESS_HEAD], arguments)))
+        n = np.int64(np.int32(call(table[codecs.LZ4_DECOMPRESS_HEAD], arguments)))
         if n >= wanted:
             return n
-    n = np.int64(np.int32(call(table[LZ4_DECOMPRESS], (begin, target, n_compressed, expected))))
+    n = np.int64(
+        np.int32(call(table[codecs.LZ4_DECOMPRESS], (begin, target, n_compressed, expected)))
+    )
     if n < 0:
-        return -UNDECODABLE
-    return expected if n == expected else -WRONG_SIZE
+        return -fields.UNDECODABLE
+    return expected if n == expected else -fields.WRONG_SIZE
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
@@ -241,7 +211,7 @@ def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
     return int(o)
 
 
-@_decompresses(LZF)
+@_decompresses(codecs.LZF)
 def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     if wanted < expected:
         n = lzf(source, size, target, expected, wanted)
@@ -249,8 +219,8 @@ def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type
             return n
     n = lzf(source, size, target, expected, expected + 1)
     if n < 0:
-        return -UNDECODABLE
-    return expected if n == expected else -WRONG_SIZE
+        return -fields.UNDECODABLE
+    return expected if n == expected else -fields.WRONG_SIZE
 
 
 @compiled("void(int64, int64, int64, int64)")
@@ -323,18 +293,18 @@ def adder(source, target, segments_at, n_segments, array_at):  # type: ignore[no
     All are addresses, of the chunk's elements, of the output, which may be the same, and of the
     tables of segments and arrays.
     """
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    n, wanted = array[DECODED_BYTES] // array[ITEMSIZE], 0
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    n, wanted = array[fields.DECODED_BYTES] // array[fields.ITEMSIZE], 0
     for k in range(n_segments):
-        _, stop = extent(segments[k], array[PLACING])
+        _, stop = extent(segments[k], array[fields.PLACING])
         wanted = max(wanted, stop)
     n = min(n, wanted)
-    if array[ITEMSIZE] == 1:
+    if array[fields.ITEMSIZE] == 1:
         _add_up(carray(pointer(source), (n,), np.uint8), carray(pointer(target), (n,), np.uint8))
-    elif array[ITEMSIZE] == 2:
+    elif array[fields.ITEMSIZE] == 2:
         _add_up_16_bits(source, target, n)
-    elif array[ITEMSIZE] == 4:
+    elif array[fields.ITEMSIZE] == 4:
         _add_up(carray(pointer(source), (n,), np.uint32), carray(pointer(target), (n,), np.uint32))
     else:
         _add_up(carray(pointer(source), (n,), np.uint64), carray(pointer(target), (n,), np.uint64))

@@ -3,6 +3,14 @@
 Tables are int64 arrays with one row per item; the names of their columns are below.
 """
 
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+"""Numbers, addresses, or a table."""
+
 # Columns of a table of arrays.
 (
     CODEC,
@@ -16,7 +24,7 @@ Tables are int64 arrays with one row per item; the names of their columns are be
     STREAMED,  # whether writes bypass the cache, since there are more than it holds
     PLACING,  # how elements are written to their destinations; see below
     COLUMN_MAP,  # address of an int32 for each column: its new number, -1 if it is left out
-    IS_KEPT,  # SELECTED: address of a byte for each column: 1 if it is kept, else 0
+    IS_SELECTED,  # SELECTED: address of a byte for each column: 1 if it is selected, else 0
     STEPS,  # TRANSFORMED: address of an int64 for each step: its kind
     NUMBERS,  # address of a float64 for each step: its number
     N_STEPS,
@@ -37,8 +45,8 @@ EVERY_TIME, NEVER = 0, -1
 (
     COPIED,  # contiguously, unchanged
     RENUMBERED,  # column indices, renumbered by COLUMN_MAP; none is left out
-    SELECTED,  # column indices; the kept ones are listed, see `_selecting`
-    SCATTERED,  # values of kept elements, each to its slot
+    SELECTED,  # column indices; the selected ones are listed, see `_selecting`
+    SCATTERED,  # values of selected elements, each to its slot
     SPREAD,  # a dense row, each element to its column in COLUMN_MAP
     TRANSFORMED,  # values of sparse rows, to which STEPS are applied
 ) = range(6)
@@ -64,16 +72,16 @@ WHOLE_ROW = -1
 PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
 
 # What `decode` reports: a failure (0 if none), its chunk, and whether the columns of each row
-# ascend within each chunk. KEPT: address of the list for SELECTED, and N_KEPT its length.
-# DECOMPRESSED: number of decompressed bytes. The rest are nanoseconds, summed over all threads:
+# ascend within each chunk. SELECTION: address of the list for SELECTED, and N_SELECTED its length.
+# DECOMPRESSED: number of decompressed bytes. The others are nanoseconds, summed over all threads:
 # for reading bytes, for decompressing, and for placing elements.
 (
     FAILURE,
     FAILED_CHUNK,
     NEXT_TASK,
     ASCENDING,
-    KEPT,
-    N_KEPT,
+    SELECTION,
+    N_SELECTED,
     DECOMPRESSED,
     READING,
     DECOMPRESSING,

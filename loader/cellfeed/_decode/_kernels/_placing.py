@@ -7,39 +7,8 @@ from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled, compiled_callback
-from cellfeed._decode._kernels._fields import (
-    ASCENDING,
-    BAD_INDEX,
-    CAST,
-    COPIED,
-    COUNT,
-    FAILURE,
-    FROM,
-    INDEX_LIMIT,
-    ITEMSIZE,
-    N_ARRAY_COLUMNS,
-    N_PIECE_COLUMNS,
-    N_REPORTS,
-    N_SEGMENT_COLUMNS,
-    N_STEPS,
-    NUMBERS,
-    OUT_ITEMSIZE,
-    PIECE_START,
-    PLACING,
-    RENUMBERED,
-    ROW_ELEMENTS,
-    ROW_PIECES,
-    ROW_PLACED,
-    SCATTERED,
-    SELECTED,
-    SPREAD,
-    STEPS,
-    STREAMED,
-    TO,
-    TRANSFORMED,
-    WHOLE_ROW,
-    WITHIN,
-)
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     BLOCK_BYTES,
     atomic_add,
@@ -108,66 +77,68 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
 @compiled_callback(PLACING_SIGNATURE)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Copy or cast elements of a chunk contiguously."""
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
     for k in range(n_segments):
-        begin = source + segments[k, FROM] * array[ITEMSIZE]
-        n, target = segments[k, COUNT], segments[k, TO]
-        if array[CAST]:
-            cast = scratch if array[STREAMED] else target
-            call(array[CAST], (begin, cast, n))
+        begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
+        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
+        if array[fields.CAST]:
+            cast = scratch if array[fields.STREAMED] else target
+            call(array[fields.CAST], (begin, cast, n))
             begin = cast
-        if array[INDEX_LIMIT] >= 0:
-            problem = _check_indices(begin, n, array[OUT_ITEMSIZE], array[INDEX_LIMIT])
+        if array[fields.INDEX_LIMIT] >= 0:
+            problem = _check_indices(
+                begin, n, array[fields.OUT_ITEMSIZE], array[fields.INDEX_LIMIT]
+            )
             if problem == _OUT_OF_BOUNDS:
-                return BAD_INDEX
+                return fields.BAD_INDEX
             if problem == _UNSORTED:
-                report[ASCENDING] = 0
-        if array[STREAMED]:
-            _stream_bytes(target, begin, n * array[OUT_ITEMSIZE])
-        elif not array[CAST]:
-            copy_bytes(target, begin, n * array[ITEMSIZE])
+                report[fields.ASCENDING] = 0
+        if array[fields.STREAMED]:
+            _stream_bytes(target, begin, n * array[fields.OUT_ITEMSIZE])
+        elif not array[fields.CAST]:
+            copy_bytes(target, begin, n * array[fields.ITEMSIZE])
     return 0
 
 
 @compiled("void(int64[::1], int64, int64, int64[::1])", inner=True)
-def _place_piece(
-    segment: NDArray[np.int64], source: int, target: int, array: NDArray[np.int64]
-) -> None:
+def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
     """Place a piece of a row; the thread that places the last piece transforms the row."""
-    n, itemsize = segment[COUNT], array[OUT_ITEMSIZE]
-    if array[CAST]:
-        call(array[CAST], (source, target, n))
+    n, itemsize = segment[fields.COUNT], array[fields.OUT_ITEMSIZE]
+    if array[fields.CAST]:
+        call(array[fields.CAST], (source, target, n))
     else:
         copy_bytes(target, source, n * itemsize)
-    piece = carray(pointer(segment[WITHIN]), (N_PIECE_COLUMNS,), np.int64)
-    if (atomic_add(piece[ROW_PLACED], 1) + 1) % piece[ROW_PIECES] == 0:
-        row = target - piece[PIECE_START] * itemsize
-        steps = array[STEPS], array[NUMBERS], array[N_STEPS]
-        apply_steps(row, piece[ROW_ELEMENTS], itemsize, *steps)
+    piece = carray(pointer(segment[fields.WITHIN]), (fields.N_PIECE_COLUMNS,), np.int64)
+    if (atomic_add(piece[fields.ROW_PLACED], 1) + 1) % piece[fields.ROW_PIECES] == 0:
+        row = target - piece[fields.PIECE_START] * itemsize
+        steps = array[fields.STEPS], array[fields.NUMBERS], array[fields.N_STEPS]
+        apply_steps(row, piece[fields.ROW_ELEMENTS], itemsize, *steps)
 
 
 @compiled_callback(PLACING_SIGNATURE)
 def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place values of sparse rows, and transform them while they are in the cache."""
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    itemsize = array[OUT_ITEMSIZE]
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    itemsize = array[fields.OUT_ITEMSIZE]
     for k in range(n_segments):
-        begin = source + segments[k, FROM] * array[ITEMSIZE]
-        n, target = segments[k, COUNT], segments[k, TO]
-        if segments[k, WITHIN] != WHOLE_ROW:
+        begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
+        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
+        if segments[k, fields.WITHIN] != fields.WHOLE_ROW:
             _place_piece(segments[k], begin, target, array)
             continue
-        if array[CAST]:
-            call(array[CAST], (begin, scratch, n))
+        if array[fields.CAST]:
+            call(array[fields.CAST], (begin, scratch, n))
             begin = scratch
         elif not may_change:
             copy_bytes(scratch, begin, n * itemsize)
             begin = scratch
-        apply_steps(begin, n, itemsize, array[STEPS], array[NUMBERS], array[N_STEPS])
-        if array[STREAMED]:
+        apply_steps(
+            begin, n, itemsize, array[fields.STEPS], array[fields.NUMBERS], array[fields.N_STEPS]
+        )
+        if array[fields.STREAMED]:
             _stream_bytes(target, begin, n * itemsize)
         else:
             copy_bytes(target, begin, n * itemsize)
@@ -175,12 +146,12 @@ def _transform(source, segments_at, n_segments, array_at, report_at, scratch, ma
 
 
 _PLACERS = {
-    COPIED: _copy,
-    RENUMBERED: renumber,
-    SELECTED: select,
-    SCATTERED: scatter,
-    SPREAD: spread,
-    TRANSFORMED: _transform,
+    fields.COPIED: _copy,
+    fields.RENUMBERED: renumber,
+    fields.SELECTED: select,
+    fields.SCATTERED: scatter,
+    fields.SPREAD: spread,
+    fields.TRANSFORMED: _transform,
 }
 
 
@@ -189,33 +160,24 @@ def placer(placing: int) -> int:
     return int(_PLACERS[placing].address)
 
 
-def place(
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    report: NDArray[np.int64],
-    scratch: int,
-) -> None:
+def place(source: int, segments: Ints, array: Ints, report: Ints, scratch: int) -> None:
     """Place elements that are already in memory, as `decode` does for chunks."""
-    _place(placer(int(array[PLACING])), source, segments, array, report, scratch)
+    _place(placer(int(array[fields.PLACING])), source, segments, array, report, scratch)
 
 
 @compiled("void(int64, int64, int64[:,::1], int64[::1], int64[::1], int64)")
 def _place(
-    function: int,
-    source: int,
-    segments: NDArray[np.int64],
-    array: NDArray[np.int64],
-    report: NDArray[np.int64],
-    scratch: int,
+    function: int, source: int, segments: Ints, array: Ints, report: Ints, scratch: int
 ) -> None:
     own, reported = (segments.ctypes.data, array.ctypes.data), report.ctypes.data
-    report[FAILURE] = call(function, (source, own[0], len(segments), own[1], reported, scratch, 0))
+    report[fields.FAILURE] = call(
+        function, (source, own[0], len(segments), own[1], reported, scratch, 0)
+    )
     finish_streams()
 
 
 @compiled("boolean(int64[::1], int64)")
-def crossings_ascend(crossings: NDArray[np.int64], itemsize: int) -> bool:
+def crossings_ascend(crossings: Ints, itemsize: int) -> bool:
     """Return whether the index at each address is larger than the one before it in memory."""
     for i in range(crossings.size):
         if itemsize == 4:
@@ -279,9 +241,7 @@ def densify(
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1])")
-def copy_all(
-    sources: NDArray[np.int64], targets: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> None:
+def copy_all(sources: Ints, targets: Ints, sizes: Ints) -> None:
     """Copy pieces of memory, given by addresses and sizes in bytes."""
     for i in range(sizes.size):
         copy_bytes(targets[i], sources[i], sizes[i])

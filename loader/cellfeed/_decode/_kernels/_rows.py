@@ -7,13 +7,14 @@ from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled
-from cellfeed._decode._kernels._codecs import ZSTD_DECOMPRESS, ZSTD_FREE, ZSTD_NEW
-from cellfeed._decode._kernels._fields import BEFORE, FIRST, MOST_ROWS, N_ELEMENTS, ROW
+from cellfeed._decode._kernels import _codecs as codecs
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import call, pointer
 
 
 @compiled("int64(int64[::1], int64)", inner=True)
-def _find(ids: NDArray[np.int64], wanted: int) -> int:
+def _find(ids: Ints, wanted: int) -> int:
     """Return the position of a number in an ascending array, -1 if it is not there."""
     first, last = 0, ids.size
     while first < last:
@@ -26,9 +27,7 @@ def _find(ids: NDArray[np.int64], wanted: int) -> int:
 
 
 @compiled("boolean(int64, int64, int64[::1], int64[::1])")
-def count_by_row(
-    rows_address: int, n: int, ids: NDArray[np.int64], counts: NDArray[np.int64]
-) -> bool:
+def count_by_row(rows_address: int, n: int, ids: Ints, counts: Ints) -> bool:
     """Add the number of values of each of the ascending ``ids``, out of n values, to ``counts``.
 
     Returns
@@ -58,8 +57,8 @@ def scatter_by_row(
     columns_address: int,
     values_address: int,
     n: int,
-    ids: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    ids: Ints,
+    ends: Ints,
     indices: NDArray[np.int32],
     data: NDArray[Any],
 ) -> bool:
@@ -108,10 +107,10 @@ _UNSIGNED = 117  # "u"
 @compiled("int64(uint8[::1], int64[::1], int64, int64, int64[::1], boolean[::1])")
 def count_packed(
     packed: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    starts: Ints,
     itemsize: int,
     n_columns: int,
-    counts: NDArray[np.int64],
+    counts: Ints,
     is_raw: NDArray[np.bool_],
 ) -> int:
     """Read the headers of rows, of which row k is ``packed[starts[k] : starts[k + 1]]``.
@@ -167,15 +166,15 @@ def _joined(planes: NDArray[np.uint8], n: int, width: int, k: int) -> int:
 )
 def unpack(
     packed: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    starts: Ints,
     itemsize: int,
     n_columns: int,
-    indptr: NDArray[np.int64],
+    indptr: Ints,
     is_raw: NDArray[np.bool_],
     indices: NDArray[np.int32],
     small: NDArray[np.uint32],
     raw: NDArray[np.uint8],
-    functions: NDArray[np.int64],
+    functions: Ints,
 ) -> int:
     """Decompress rows whose headers `count_packed` has read.
 
@@ -199,14 +198,14 @@ def unpack(
     for k in range(is_raw.size):
         most = max(most, indptr[k + 1] - indptr[k])
     room = np.empty(most * (4 + max(4, itemsize)) + 1, np.uint8)
-    context = call(functions[ZSTD_NEW], ())
+    context = call(functions[codecs.ZSTD_NEW], ())
     damaged = -1
     for k in range(is_raw.size):
         first, at, n = starts[k], indptr[k], indptr[k + 1] - indptr[k]
         index_width, width = np.int64(packed[first + 2]), np.int64(packed[first + 4])
         size = n * (index_width + width)
         found = call(
-            functions[ZSTD_DECOMPRESS],
+            functions[codecs.ZSTD_DECOMPRESS],
             (
                 context,
                 room.ctypes.data,
@@ -234,7 +233,7 @@ def unpack(
         else:
             for j in range(n):
                 small[at + j] = _joined(values, n, width, j)
-    call(functions[ZSTD_FREE], (context,))
+    call(functions[codecs.ZSTD_FREE], (context,))
     return damaged
 
 
@@ -246,7 +245,7 @@ def unpack(
 
 @compiled("Tuple((int64, int64, int64))(int64[::1], int64, int64, int64, uint16[::1], uint16[::1])")
 def find_runs(
-    rows: NDArray[np.int64],
+    rows: Ints,
     capacity: int,
     first_row: int,
     n_rows: int,
@@ -279,7 +278,7 @@ def find_runs(
         row = rows[i] - first_row
         if not 0 <= row < n_rows:
             break
-        stop = min(rows.size, (i // capacity + 1) * capacity, i + MOST_ROWS)
+        stop = min(rows.size, (i // capacity + 1) * capacity, i + fields.MOST_ROWS)
         k = i + 1
         while k < stop and rows[k] == rows[i]:
             k += 1
@@ -297,8 +296,8 @@ def find_row_pieces(
     run_lengths: NDArray[np.uint16],
     first: int,
     places: NDArray[np.int32],
-    lengths: NDArray[np.int64],
-    pieces: NDArray[np.int64],
+    lengths: Ints,
+    pieces: Ints,
 ) -> int:
     """List the runs of some rows of a band.
 
@@ -323,10 +322,10 @@ def find_row_pieces(
     for k in range(run_rows.size):
         place, length = places[run_rows[k]], np.int64(run_lengths[k])
         if place >= 0:
-            pieces[n, ROW] = place
-            pieces[n, FIRST] = element
-            pieces[n, N_ELEMENTS] = length
-            pieces[n, BEFORE] = lengths[place]
+            pieces[n, fields.ROW] = place
+            pieces[n, fields.FIRST] = element
+            pieces[n, fields.N_ELEMENTS] = length
+            pieces[n, fields.BEFORE] = lengths[place]
             lengths[place] += length
             n += 1
         element += length

@@ -1,10 +1,10 @@
 """Compiled: mapping columns of a source to columns of a collection, leaving some out.
 
-How many elements of a sparse row are kept is known only after its column indices are read. So
-indices are decoded first, and each kept element is listed, as its column in the collection and
+How many elements of a sparse row are selected is known only after its column indices are read. So
+indices are decoded first, and each selected element is listed, as its column in the collection and
 its position in the stored row (`select`). This list determines the columns of each row, and the
-slot among them of each element (`gather`). Values are decoded last, and only kept ones are
-touched (`plan_kept`, `scatter`).
+slot among them of each element (`gather`). Values are decoded last, and only selected ones are
+touched (`plan_selected`, `scatter`).
 
 Two int32 are packed into one int64: the first is its upper half.
 """
@@ -16,25 +16,8 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled, compiled_callback
-from cellfeed._decode._kernels._fields import (
-    ASCENDING,
-    BAD_INDEX,
-    CAST,
-    COLUMN_MAP,
-    COUNT,
-    FROM,
-    INDEX_LIMIT,
-    IS_KEPT,
-    ITEMSIZE,
-    KEPT,
-    N_ARRAY_COLUMNS,
-    N_KEPT,
-    N_REPORTS,
-    N_SEGMENT_COLUMNS,
-    OUT_ITEMSIZE,
-    TO,
-    WITHIN,
-)
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import atomic_add, call, copy_bytes, pointer, popcount
 
 # Compiled: sorting the columns of sparse rows.
@@ -97,7 +80,7 @@ def rank(
     columns: NDArray[Any],
     bits: NDArray[np.uint64],
     before: NDArray[np.int32],
-    keys: NDArray[np.int64],
+    keys: Ints,
     slots: NDArray[np.int32],
 ) -> bool:
     """Find the slot of each column of a row among all of them; equal columns keep their order.
@@ -139,16 +122,16 @@ def _to_slots(
     first: int,
     itemsize: int,
     slots: NDArray[np.int32],
-    kept: NDArray[Any],
+    copied: NDArray[Any],
     values: int,
 ) -> None:
     """Move columns, and values at an address, to their slots, using scratch memory."""
     n = columns.size
     for j in range(n):
-        kept[j] = columns[j]
+        copied[j] = columns[j]
     copy_bytes(values, first, n * itemsize)
     for j in range(n):
-        columns[slots[j]] = kept[j]
+        columns[slots[j]] = copied[j]
     if itemsize == 4:
         target = carray(pointer(first), (n,), np.uint32)
         source = carray(pointer(values), (n,), np.uint32)
@@ -184,7 +167,7 @@ def sort_rows(
     keys, values = np.empty(longest, np.int64), np.empty(longest * itemsize, np.uint8)
     bits = np.empty(longest * WORDS_OF_A_COLUMN, np.uint64)
     before = np.empty(longest * WORDS_OF_A_COLUMN, np.int32)
-    slots, kept = np.empty(longest, np.int32), np.empty(longest, indices.dtype)
+    slots, copied = np.empty(longest, np.int32), np.empty(longest, indices.dtype)
     distinct = True
     for row in range(indptr.size - 1):
         start, n = np.int64(indptr[row]), np.int64(indptr[row + 1] - indptr[row])
@@ -196,7 +179,7 @@ def sort_rows(
             continue
         distinct &= rank(columns, bits, before, keys, slots)
         first = data.ctypes.data + start * itemsize
-        _to_slots(columns, first, itemsize, slots, kept, values.ctypes.data)
+        _to_slots(columns, first, itemsize, slots, copied, values.ctypes.data)
     # Named after the last use of its address, so that it is not freed before.
     return distinct and values.size >= 0
 
@@ -228,45 +211,48 @@ def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
 @compiled_callback(PLACING_SIGNATURE)
 def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place column indices, renumbered to the collection's columns."""
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
-    columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
+    columns = carray(pointer(array[fields.COLUMN_MAP]), (array[fields.INDEX_LIMIT],), np.int32)
     for k in range(n_segments):
-        begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
-        target = segments[k, TO]
-        if array[CAST]:
-            call(array[CAST], (begin, target, n))
+        begin, n = (
+            source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
+            segments[k, fields.COUNT],
+        )
+        target = segments[k, fields.TO]
+        if array[fields.CAST]:
+            call(array[fields.CAST], (begin, target, n))
         else:
-            copy_bytes(target, begin, n * array[ITEMSIZE])
-        if array[OUT_ITEMSIZE] == 4:
+            copy_bytes(target, begin, n * array[fields.ITEMSIZE])
+        if array[fields.OUT_ITEMSIZE] == 4:
             ascending = _renumber(carray(pointer(target), (n,), np.int32), columns)
         else:
             ascending = _renumber(carray(pointer(target), (n,), np.int64), columns)
         if ascending < 0:
-            return BAD_INDEX
+            return fields.BAD_INDEX
         if not ascending:
-            report[ASCENDING] = 0
+            report[fields.ASCENDING] = 0
     return 0
 
 
 @compiled(
     *(f"int64({index}[::1], uint8[::1], int64)" for index in ("uint32", "uint64")), inner=True
 )
-def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int) -> int:
-    """Write the positions of kept indices to an address; return their number.
+def _find_selected(indices: NDArray[Any], is_selected: NDArray[np.uint8], positions: int) -> int:
+    """Write the positions of selected indices to an address; return their number.
 
     They are int32. If an index is out of bounds (a negative one counts as large), return -1.
     """
     highest = indices[0]
     for i in range(1, indices.size):
         highest = max(highest, indices[i])
-    if highest >= np.uint64(is_kept.size):
+    if highest >= np.uint64(is_selected.size):
         return -1
     out, n = carray(pointer(positions), (indices.size,), np.int32), np.uint64(0)
     for i in range(indices.size):
-        out[n] = i  # overwritten by the next one if it is not kept
-        n += np.uint64(is_kept[indices[i]])
+        out[n] = i  # overwritten by the next one if it is not selected
+        n += np.uint64(is_selected[indices[i]])
     return int(n)
 
 
@@ -277,17 +263,17 @@ def _find_kept(indices: NDArray[Any], is_kept: NDArray[np.uint8], positions: int
     ),
     inner=True,
 )
-def _list_kept(
+def _list_selected(
     indices: NDArray[Any],
     columns: NDArray[np.int32],
     within: int,
     positions: int,
-    kept: int,
+    listed: int,
     n: int,
 ) -> None:
-    """List at an address the elements that `_find_kept` found; the first index is at ``within``."""
+    """List at an address what `_find_selected` found; the first index is at ``within``."""
     found = carray(pointer(positions), (n,), np.int32)
-    out = carray(pointer(kept), (n,), np.int64)
+    out = carray(pointer(listed), (n,), np.int64)
     for j in range(n):
         i = np.uint64(found[j])
         out[j] = (np.int64(columns[indices[i]]) << 32) | (within + found[j])
@@ -295,47 +281,48 @@ def _list_kept(
 
 @compiled_callback(PLACING_SIGNATURE)
 def select(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    """List the kept elements of each segment.
+    """List the selected elements of each segment.
 
-    Each segment receives the number of its kept elements in ``COUNT``, and the position of the
+    Each segment receives the number of its selected elements in ``COUNT``, and the position of the
     first one in the list in ``TO``.
     ``scratch`` has 8 bytes for each element, and as many for each that is cast.
     """
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    report = carray(pointer(report_at), (N_REPORTS,), np.int64)
-    columns = carray(pointer(array[COLUMN_MAP]), (array[INDEX_LIMIT],), np.int32)
-    is_kept = carray(pointer(array[IS_KEPT]), (array[INDEX_LIMIT],), np.uint8)
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
+    columns = carray(pointer(array[fields.COLUMN_MAP]), (array[fields.INDEX_LIMIT],), np.int32)
+    is_selected = carray(pointer(array[fields.IS_SELECTED]), (array[fields.INDEX_LIMIT],), np.uint8)
     for k in range(n_segments):
-        begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
-        within = segments[k, WITHIN]
-        if array[CAST]:
+        begin, n = (
+            source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
+            segments[k, fields.COUNT],
+        )
+        within = segments[k, fields.WITHIN]
+        if array[fields.CAST]:
             cast = scratch + n * 8
-            call(array[CAST], (begin, cast, n))
+            call(array[fields.CAST], (begin, cast, n))
             begin = cast
         narrow = carray(pointer(begin), (n,), np.uint32)
         wide = carray(pointer(begin), (n,), np.uint64)
-        is_narrow = array[OUT_ITEMSIZE] == 4
+        is_narrow = array[fields.OUT_ITEMSIZE] == 4
         if is_narrow:
-            n_kept = int(_find_kept(narrow, is_kept, scratch))
+            n_selected = int(_find_selected(narrow, is_selected, scratch))
         else:
-            n_kept = int(_find_kept(wide, is_kept, scratch))
-        if n_kept < 0:
-            return BAD_INDEX
-        start = atomic_add(report_at + N_KEPT * 8, n_kept)
-        kept = report[KEPT] + start * 8
+            n_selected = int(_find_selected(wide, is_selected, scratch))
+        if n_selected < 0:
+            return fields.BAD_INDEX
+        start = atomic_add(report_at + fields.N_SELECTED * 8, n_selected)
+        listed = report[fields.SELECTION] + start * 8
         if is_narrow:
-            _list_kept(narrow, columns, within, scratch, kept, n_kept)
+            _list_selected(narrow, columns, within, scratch, listed, n_selected)
         else:
-            _list_kept(wide, columns, within, scratch, kept, n_kept)
-        segments[k, TO], segments[k, COUNT] = start, n_kept
+            _list_selected(wide, columns, within, scratch, listed, n_selected)
+        segments[k, fields.TO], segments[k, fields.COUNT] = start, n_selected
     return 0
 
 
 @compiled("boolean(int64, int64, int32[::1], int64[::1])", inner=True)
-def _sort_row(
-    start: int, stop: int, columns: NDArray[np.int32], entries: NDArray[np.int64]
-) -> bool:
+def _sort_row(start: int, stop: int, columns: NDArray[np.int32], entries: Ints) -> bool:
     """Sort the columns of a row, with their slots; return whether the columns are distinct."""
     n = stop - start
     n_words = n * WORDS_OF_A_COLUMN
@@ -351,14 +338,14 @@ def _sort_row(
 
 @compiled(f"boolean({_int64_2d}, int64[::1], int64[::1], int64[::1], int32[::1], int64[::1])")
 def gather(
-    segments: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    kept: NDArray[np.int64],
+    segments: Ints,
+    rows: Ints,
+    starts: Ints,
+    listed: Ints,
     columns: NDArray[np.int32],
-    entries: NDArray[np.int64],
+    entries: Ints,
 ) -> bool:
-    """Gather the kept elements of each row.
+    """Gather the selected elements of each row.
 
     Parameters
     ----------
@@ -366,8 +353,8 @@ def gather(
         Segments as `select` left them, in row order, and the row of each.
     starts
         Where each row begins, shape (n_rows + 1,).
-    kept
-        The list of kept elements.
+    listed
+        The list of selected elements.
     columns
         Output: the columns of each row, ascending.
     entries
@@ -383,13 +370,13 @@ def gather(
         row = rows[k]
         n, last, ascending = starts[row], -1, True
         while k < len(segments) and rows[k] == row:
-            first = segments[k, TO]
-            for j in range(first, first + segments[k, COUNT]):
-                column = kept[j] >> 32
+            first = segments[k, fields.TO]
+            for j in range(first, first + segments[k, fields.COUNT]):
+                column = listed[j] >> 32
                 ascending &= column > last
                 last = column
                 columns[n] = column
-                entries[n] = ((kept[j] & _LOWER) << 32) | (n - starts[row])
+                entries[n] = ((listed[j] & _LOWER) << 32) | (n - starts[row])
                 n += 1
             k += 1
         if not ascending:
@@ -401,14 +388,10 @@ def gather(
     f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
     "(int64[::1], int64[::1], int64[::1], int64[::1], int64)"
 )
-def plan_kept(
-    starts: NDArray[np.int64],
-    entry_starts: NDArray[np.int64],
-    entries: NDArray[np.int64],
-    destinations: NDArray[np.int64],
-    chunk_elements: int,
+def plan_selected(
+    starts: Ints, entry_starts: Ints, entries: Ints, destinations: Ints, chunk_elements: int
 ) -> Any:
-    """Return the chunks and segments that contain the kept elements of rows; see `plan_flat`.
+    """Return the chunks and segments that contain the selected elements of rows; see `plan_flat`.
 
     Parameters
     ----------
@@ -431,7 +414,7 @@ def plan_kept(
             if place >= end:
                 end = (place // chunk_elements + 1) * chunk_elements
                 n_segments += 1
-    segments = np.empty((n_segments, N_SEGMENT_COLUMNS), np.int64)
+    segments = np.empty((n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
     chunks = np.empty(n_segments, np.int64)
     firsts = np.empty(n_segments, np.int64)
     n_chunks = k = 0
@@ -446,10 +429,10 @@ def plan_kept(
                 chunks[n_chunks] = chunk
                 firsts[n_chunks] = k
                 n_chunks += 1
-            segments[k, FROM] = starts[i] - chunk * chunk_elements
-            segments[k, COUNT] = j - first
-            segments[k, TO] = destinations[i]
-            segments[k, WITHIN] = entries.ctypes.data + first * 8
+            segments[k, fields.FROM] = starts[i] - chunk * chunk_elements
+            segments[k, fields.COUNT] = j - first
+            segments[k, fields.TO] = destinations[i]
+            segments[k, fields.WITHIN] = entries.ctypes.data + first * 8
             k += 1
     return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
 
@@ -467,18 +450,18 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
 
 @compiled_callback(PLACING_SIGNATURE)
 def scatter(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    """Place the kept values, each in its slot."""
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    itemsize, out_itemsize = array[ITEMSIZE], array[OUT_ITEMSIZE]
+    """Place the selected values, each in its slot."""
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    itemsize, out_itemsize = array[fields.ITEMSIZE], array[fields.OUT_ITEMSIZE]
     for k in range(n_segments):
-        n, target = segments[k, COUNT], segments[k, TO]
-        begin = source + segments[k, FROM] * itemsize
-        entries = carray(pointer(segments[k, WITHIN]), (n,), np.int64)
+        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
+        begin = source + segments[k, fields.FROM] * itemsize
+        entries = carray(pointer(segments[k, fields.WITHIN]), (n,), np.int64)
         for j in range(n):
             value, slot = begin + (entries[j] >> 32) * itemsize, entries[j] & _LOWER
-            if array[CAST]:
-                call(array[CAST], (value, target + slot * out_itemsize, 1))
+            if array[fields.CAST]:
+                call(array[fields.CAST], (value, target + slot * out_itemsize, 1))
             else:
                 _copy_one(target, value, slot, itemsize)
     return 0
@@ -487,17 +470,20 @@ def scatter(source, segments_at, n_segments, array_at, report_at, scratch, may_c
 @compiled_callback(PLACING_SIGNATURE)
 def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the elements of dense rows, each in its column of the collection."""
-    segments = carray(pointer(segments_at), (n_segments, N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (N_ARRAY_COLUMNS,), np.int64)
-    itemsize = array[OUT_ITEMSIZE]
+    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    itemsize = array[fields.OUT_ITEMSIZE]
     for k in range(n_segments):
-        begin, n = source + segments[k, FROM] * array[ITEMSIZE], segments[k, COUNT]
-        within = segments[k, WITHIN]
-        columns = carray(pointer(array[COLUMN_MAP]), (within + n,), np.int32)
-        if array[CAST]:
-            call(array[CAST], (begin, scratch, n))
+        begin, n = (
+            source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
+            segments[k, fields.COUNT],
+        )
+        within = segments[k, fields.WITHIN]
+        columns = carray(pointer(array[fields.COLUMN_MAP]), (within + n,), np.int32)
+        if array[fields.CAST]:
+            call(array[fields.CAST], (begin, scratch, n))
             begin = scratch
-        row = segments[k, TO] - within * itemsize
+        row = segments[k, fields.TO] - within * itemsize
         for j in range(n):
             column = np.int64(columns[within + j])
             if column >= 0:

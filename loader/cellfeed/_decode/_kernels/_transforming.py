@@ -10,19 +10,8 @@ from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled, compiled_callback
-from cellfeed._decode._kernels._fields import (
-    BINARIZED,
-    CENTRED,
-    COLUMNS,
-    FIRST_ROW,
-    INDEX_ITEMSIZE,
-    LOG1P,
-    NORMALIZED,
-    POINTERS,
-    ROW_LENGTH,
-    ROWS_OF_A_TASK,
-    VALUES,
-)
+from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     add_unordered,
     atomic_add,
@@ -69,39 +58,28 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
     if source == target:
         return 0
     if target == np.float16:
-        _KEPT.append(_to_half())
-        return int(_KEPT[-1].address)
+        _REFERENCED.append(_to_half())
+        return int(_REFERENCED[-1].address)
     ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
     if target == np.bool_:
         function = _to_bool(ins)
     elif of_indices and target == np.int32:
         function = _to_int32(ins)
-    elif source.kind == "f" and target in _WRAPPED:
-        function = _to_wrapped(ins, from_dtype(_WRAPPED[target]), outs)
     else:
-        function = _to_number(ins, outs)
-    _KEPT.append(function)
+        is_wrapped = source.kind == "f" and target in _WRAPPED
+        function = _to_number(ins, from_dtype(_WRAPPED[target]) if is_wrapped else ins, outs)
+    _REFERENCED.append(function)
     return int(function.address)
 
 
-_KEPT: list[Any] = []  # compiled functions live only as long as they are referenced
+_REFERENCED: list[Any] = []  # compiled functions live only as long as they are referenced
 
 
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint8) if dtype == np.bool_ else dtype
 
 
-def _to_number(ins: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
-    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = carray(source, (n,), ins), carray(target, (n,), outs)
-        for i in range(n):
-            result[i] = outs(values[i])
-
-    return cast
-
-
-def _to_wrapped(ins: Any, via: Any, outs: Any) -> Any:
+def _to_number(ins: Any, via: Any, outs: Any) -> Any:
     @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = carray(source, (n,), ins), carray(target, (n,), outs)
@@ -311,15 +289,15 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
 @compiled("int64(float32[::1], int64, float64)", "int64(float64[::1], int64, float64)", inner=True)
 def _apply(values: NDArray[Any], kind: int, number: float) -> int:
     """Apply a step to the values of one row; return how many have no result."""
-    if kind == BINARIZED:
+    if kind == fields.BINARIZED:
         for i in range(values.size):
             values[i] = 1.0 if values[i] > number else 0.0
         return 0
     total, highest = _total_and_highest(values)
-    if kind == NORMALIZED:
+    if kind == fields.NORMALIZED:
         _divide(values, _divisor(total, number))
         return 0
-    return int(_log1p(values, 1.0 if kind == LOG1P else _divisor(total, number), highest))
+    return int(_log1p(values, 1.0 if kind == fields.LOG1P else _divisor(total, number), highest))
 
 
 @compiled("void(int64, int64)")
@@ -358,19 +336,19 @@ def _transform(
     values: NDArray[Any],
     columns: int,
     index_itemsize: int,
-    steps: NDArray[np.int64],
+    steps: Ints,
     numbers: NDArray[np.float64],
     moments: NDArray[np.float64],
 ) -> None:
     """Apply all steps to one row, which is in the cache after the first."""
     for k in range(len(steps)):
         kind, number = steps[k, 0], numbers[k]
-        if kind < CENTRED:
+        if kind < fields.CENTRED:
             n_undefined = _apply(values, kind, number)
             _count_undefined(numbers.ctypes.data + len(steps) * 8, n_undefined)
         elif index_itemsize == 0:
             mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
-            _scale_dense(values, mean, std, -number if kind == CENTRED else -np.inf, number)
+            _scale_dense(values, mean, std, -number if kind == fields.CENTRED else -np.inf, number)
         elif index_itemsize == 4:
             narrow = carray(pointer(columns), (values.size,), np.int32)
             _scale_sparse(values, narrow, moments[steps[k, 1], 1], number)
@@ -392,13 +370,13 @@ def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     "int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])"
 )
 def transform_rows(
-    groups: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    groups: Ints,
+    rows: Ints,
     itemsize: int,
-    steps: NDArray[np.int64],
+    steps: Ints,
     numbers: NDArray[np.float64],
     moments: NDArray[np.float64],
-    taken: NDArray[np.int64],
+    taken: Ints,
 ) -> None:
     """Transform rows until none is left; several threads share ``taken``.
 
@@ -423,21 +401,21 @@ def transform_rows(
         Number of rows that threads have begun, shape (1,).
     """
     while True:
-        first = atomic_add(taken.ctypes.data, ROWS_OF_A_TASK)
+        first = atomic_add(taken.ctypes.data, fields.ROWS_OF_A_TASK)
         if first >= rows.size:
             break
         g = 0
-        for row in rows[first : min(first + ROWS_OF_A_TASK, rows.size)]:
-            while row >= groups[g + 1, FIRST_ROW]:
+        for row in rows[first : min(first + fields.ROWS_OF_A_TASK, rows.size)]:
+            while row >= groups[g + 1, fields.FIRST_ROW]:
                 g += 1
-            number, n = row - groups[g, FIRST_ROW], groups[g, ROW_LENGTH]
-            start, columns = number * n, groups[g, COLUMNS]
-            index_itemsize = groups[g, INDEX_ITEMSIZE]
+            number, n = row - groups[g, fields.FIRST_ROW], groups[g, fields.ROW_LENGTH]
+            start, columns = number * n, groups[g, fields.COLUMNS]
+            index_itemsize = groups[g, fields.INDEX_ITEMSIZE]
             if index_itemsize:
-                start = _pointer_at(groups[g, POINTERS], index_itemsize, number)
-                n = _pointer_at(groups[g, POINTERS], index_itemsize, number + 1) - start
+                start = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number)
+                n = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number + 1) - start
                 columns += start * index_itemsize
-            address = pointer(groups[g, VALUES] + start * itemsize)
+            address = pointer(groups[g, fields.VALUES] + start * itemsize)
             if itemsize == 4:
                 narrow = carray(address, (n,), np.float32)
                 _transform(narrow, columns, index_itemsize, steps, numbers, moments)

@@ -14,18 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._decode import ChunkedArray, ChunkReads, FolderFiles, SlowRead, can_cast
+from cellfeed._decode import ChunkedArray, ChunkReads, FolderFiles, RowRanges, SlowRead, can_cast
 from cellfeed._lazy import pd
 from cellfeed._rows import (
+    Chunks,
     CsrChunks,
     CsrRows,
     DenseChunks,
     Layout,
     ObsColumn,
-    PiecedCsr,
     RaggedChunks,
     RaggedRows,
-    RaggedRuns,
     summable,
 )
 from cellfeed._runs import Runs, expand
@@ -255,7 +254,7 @@ class StoredElement(ABC):
         """
         return None
 
-    def chunked(self) -> CsrChunks | PiecedCsr | DenseChunks | RaggedChunks | None:
+    def chunked(self) -> Chunks | None:
         """Return the chunks of the rows, if cellfeed can decode them.
 
         Threads decode the chunks of many sources together. This is called for each fetch.
@@ -419,7 +418,7 @@ class ChunkedRagged(StoredElement):
     var = None
 
     def __init__(self, indptr: NDArray[np.int64], values: ChunkedArray) -> None:
-        self._chunks = RaggedRuns(indptr, values)
+        self._chunks = RaggedChunks(indptr, values)
         self.shape = (len(indptr) - 1,)
         self.dtype = values.dtype
 
@@ -431,7 +430,7 @@ class ChunkedRagged(StoredElement):
         """Return why cellfeed does not decode values as this dtype; None if it does."""
         return why_not_cast(self.dtype, dtype)
 
-    def chunked(self) -> RaggedRuns:
+    def chunked(self) -> RaggedChunks:
         """Return the chunks of the rows."""
         return self._chunks
 
@@ -440,11 +439,11 @@ class ChunkedRagged(StoredElement):
         return read_ragged(self._chunks, expand(runs))
 
 
-def read_ragged(chunks: RaggedChunks, rows: NDArray[np.int64]) -> RaggedRows:
+def read_ragged(chunks: RaggedChunks | RowRanges, rows: NDArray[np.int64]) -> RaggedRows:
     """Read ascending rows in this thread, with values as stored."""
     offsets = np.concatenate([[0], np.cumsum(chunks.lengths_of(rows))])
     out = np.empty(offsets[-1], chunks.dtype)
-    reads = chunks.reads_of_rows(rows, offsets[:-1] * out.itemsize, out.dtype)
+    reads = chunks.reads(rows, offsets[:-1] * out.itemsize, out.dtype)
     reads.readahead()
     _run(reads, out)
     return RaggedRows(offsets, out)

@@ -16,7 +16,7 @@ from cellfeed._bytes import Location
 from cellfeed._decode import SlowRead, rows_of_coordinates
 from cellfeed._errors import CellfeedError, FormatError, PathError
 from cellfeed._lazy import pd
-from cellfeed._rows import CsrRows, PiecedCsr
+from cellfeed._rows import CsrRows, SparseChunks
 from cellfeed._runs import Runs, expand, merge_consecutive
 from cellfeed._storages._base import StoredElement, library, why_not_cast
 from cellfeed._storages._soma._tiledb import UnknownLayoutError, tiled_csr
@@ -332,7 +332,7 @@ class SparseElement(SomaElement):
             return self._slow
         return why_not_cast(self.dtype, dtype)
 
-    def chunked(self) -> PiecedCsr | None:
+    def chunked(self) -> SparseChunks | None:
         """Return where rows lie, if tiles are decoded here."""
         return self._tiled
 

@@ -3,7 +3,7 @@
 import itertools
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._decode import (
     MOST_BAND_ROWS,
     ChunkedArray,
+    Extents,
     FolderFiles,
     Fragments,
     TileChunks,
@@ -23,7 +24,7 @@ from cellfeed._decode import (
     parts_of_chunk,
     tiled_array,
 )
-from cellfeed._rows import CsrPieces, PiecedCsr
+from cellfeed._rows import SparseChunks
 from cellfeed._storages._base import FileNames
 
 # The container of TileDB's metadata; ``format_spec/generic_tile.md`` and ``tile.md`` there.
@@ -445,7 +446,7 @@ _SCHEMAS = "__schema"
 _DAMAGE = (OSError, ValueError, OverflowError, MemoryError, RuntimeError, struct.error, zlib.error)
 
 
-class TiledCsr(PiecedCsr):
+class TiledCsr(SparseChunks):
     """Rows of a sparse array of TileDB.
 
     Parameters
@@ -473,33 +474,23 @@ class TiledCsr(PiecedCsr):
         n_columns: int,
         n_elements: int,
     ) -> None:
-        self._schema, self._columns, self._values, self._find = schema, columns, values, find
-        self._joinids, self._n_columns, self._n_elements = joinids, n_columns, n_elements
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """See `PiecedCsr`."""
-        return self._schema.dtype
+        self._schema, self._find = schema, find
+        (self.indices, self._columns), (self.data, self._values) = columns, values
+        self._joinids, self.n_columns, self._n_elements = joinids, n_columns, n_elements
 
     def rows_per_chunk(self, n_rows: int) -> float:
         """Return the mean number of rows whose columns lie in one chunk, of ``n_rows`` rows."""
-        blocks = -(-self._n_columns // self._schema.block_columns)
+        blocks = -(-self.n_columns // self._schema.block_columns)
         of_row = max(1.0, self._n_elements / max(1, n_rows * blocks))
-        return max(1.0, min(self._columns[1].chunk_elements / of_row, self._schema.block_rows))
+        return max(1.0, min(self._columns.chunk_elements / of_row, self._schema.block_rows))
 
-    def pieces(self, rows: NDArray[np.int64]) -> CsrPieces:
-        """See `PiecedCsr`."""
+    def extents(self, rows: NDArray[np.int64]) -> Extents:
+        """See `SparseChunks`."""
         found = self._find(rows if self._joinids is None else self._joinids[rows])
-        return CsrPieces(
-            indices=self._columns[0],
-            data=self._values[0],
-            n_columns=self._n_columns,
-            lengths=found.lengths,
-            rows=found.rows,
-            index_starts=self._columns[1].starts(found.elements),
-            data_starts=self._values[1].starts(found.elements),
-            counts=found.counts,
-            before=found.before,
+        return replace(
+            found,
+            firsts=self._values.starts(found.firsts),
+            index_firsts=self._columns.starts(found.firsts),
         )
 
 

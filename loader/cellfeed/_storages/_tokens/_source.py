@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._decode import RowExtents, RowRanges, SlowRead, can_cast
+from cellfeed._decode import FileExtents, RowRanges, SlowRead, can_cast
 from cellfeed._errors import FormatError, ParameterError, require_positive
 from cellfeed._lazy import pd
-from cellfeed._rows import DenseChunks, RaggedRanges, RaggedRows
+from cellfeed._rows import RaggedRows
 from cellfeed._runs import Runs, expand
 from cellfeed._storages._base import Source, Storage, StorageFacts, StoredElement, read_ragged
 from cellfeed._storages._tokens._format import METADATA, SPANS, SUFFIX, TOKENS, UNFINISHED, Shards
@@ -27,7 +27,7 @@ from cellfeed._storages._tokens._spans import (
     SpanReader,
     TokenRows,
     Windows,
-    pieces_of,
+    extents_of,
     require_rows,
 )
 
@@ -122,17 +122,17 @@ class _Tokens(StoredElement):
         reason = f"cellfeed does not convert {self.dtype} to {dtype}"
         return SlowRead("NumPy", reason, f"read it as {self.dtype}, or write it as {dtype}")
 
-    def _pieces(self, rows: NDArray[np.int64]) -> RowExtents:
-        return pieces_of(self._shards.bounds, *self._rows.ranges(rows))
+    def _extents(self, rows: NDArray[np.int64]) -> FileExtents:
+        return extents_of(self._shards.bounds, *self._rows.ranges(rows))
 
-    @property
-    def _ranges(self) -> RowRanges:
+    def chunked(self) -> RowRanges:
+        """Return where rows lie."""
         return RowRanges(
             name="tokens",
             shape=self.shape,
             dtype=self.dtype,
             files=self._files,
-            pieces=self._pieces,
+            extents=self._extents,
         )
 
 
@@ -151,13 +151,9 @@ class WindowTokens(_Tokens):
         super().__init__(shards, rows)
         self.shape = (rows.n_rows, window)
 
-    def chunked(self) -> DenseChunks:
-        """Return where windows lie."""
-        return DenseChunks(self._ranges, self.shape[1])
-
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Read windows, in this thread."""
-        rows = read_ragged(RaggedRanges(self._ranges), expand(runs))
+        rows = read_ragged(self.chunked(), expand(runs))
         return rows.values.reshape(len(rows), self.shape[1])
 
 
@@ -179,10 +175,6 @@ class DocumentTokens(_Tokens):
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of tokens of each document."""
         return self._rows.ranges(expand(runs))[1]
-
-    def chunked(self) -> RaggedRanges:
-        """Return where documents lie."""
-        return RaggedRanges(self._ranges)
 
     def read_rows(self, runs: Runs) -> RaggedRows:
         """Read documents, in this thread."""

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
-from cellfeed._decode import RowExtents, RowRanges
+from cellfeed._decode import FileExtents, RowRanges
 from cellfeed._errors import FormatError
-from cellfeed._rows import RaggedRanges, RaggedRows
+from cellfeed._rows import RaggedRows
 from cellfeed._runs import expand
 from cellfeed._storages._base import read_ragged
 from cellfeed._storages._tokens._format import (
@@ -117,9 +117,9 @@ class Documents:
         return np.asarray(rows - self._firsts[shard])
 
 
-def pieces_of(
+def extents_of(
     bounds: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> RowExtents:
+) -> FileExtents:
     """Return ranges of a stream by shard.
 
     Parameters
@@ -131,7 +131,7 @@ def pieces_of(
 
     Examples
     --------
-    >>> pieces_of(np.array([0, 4, 10]), np.array([1, 3]), np.array([2, 4])).files.tolist()
+    >>> extents_of(np.array([0, 4, 10]), np.array([1, 3]), np.array([2, 4])).files.tolist()
     [0, 0, 1]
     """
     first = np.searchsorted(bounds, starts, side="right") - 1
@@ -143,7 +143,8 @@ def pieces_of(
     counts = np.minimum((starts + lengths)[rows], bounds[shards + 1]) - begins
     there = np.flatnonzero(counts)  # shards may be empty
     rows, shards, begins = rows[there], shards[there], begins[there]
-    return RowExtents(
+    return FileExtents(
+        lengths=lengths,
         rows=rows,
         files=shards,
         firsts=begins - bounds[shards],
@@ -182,7 +183,7 @@ class _Found:
     """
 
     rows: NDArray[np.int64]
-    pieces: RowExtents
+    pieces: FileExtents
     records: NDArray[Any]
     of_piece: NDArray[np.int64]
     metadata: NDArray[np.int64]
@@ -253,7 +254,7 @@ class SpanReader:
         return self._last
 
     def _read(self, rows: NDArray[np.int64]) -> _Found:
-        pieces = pieces_of(self._shards.bounds, *self._rows.ranges(rows))
+        pieces = extents_of(self._shards.bounds, *self._rows.ranges(rows))
         located = self._located(pieces)
         stored = read_ragged(
             self._ranges(SPANS, SPAN_RECORD, pieces.files, located[:, :, 0]),
@@ -268,7 +269,7 @@ class SpanReader:
         is_kept &= (records["start"] < stops) & (records["stop"] > starts)
         return _Found(rows, pieces, records[is_kept], of_piece[is_kept], located[:, :, 1])
 
-    def _located(self, pieces: RowExtents) -> NDArray[np.int64]:
+    def _located(self, pieces: FileExtents) -> NDArray[np.int64]:
         """Return the first and last record and metadata byte of each piece, shape (n, 2, 2)."""
         located = np.zeros((pieces.rows.size, 2, 2), np.int64)
         there = np.flatnonzero(self._has_spans[pieces.files])
@@ -282,7 +283,7 @@ class SpanReader:
         self._check(np.logical_or.reduce(wrong, axis=1), pieces.files, INDEX)
         return located
 
-    def _first_records(self, pieces: RowExtents, first: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _first_records(self, pieces: FileExtents, first: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of records in the first block of each piece."""
         counts = np.zeros(pieces.rows.size, np.int64)
         there = np.flatnonzero(self._has_spans[pieces.files])
@@ -293,16 +294,15 @@ class SpanReader:
 
     def _ranges(
         self, name: str, dtype: np.dtype[Any], shards: NDArray[np.int64], ranges: NDArray[np.int64]
-    ) -> RaggedRanges:
+    ) -> RowRanges:
         files: ByteStore = self._files[name]
-        values = RowRanges(
+        return RowRanges(
             name=name,
             shape=(len(ranges),),
             dtype=dtype,
             files=files,
-            pieces=partial(_pieces, shards, ranges),
+            extents=partial(_extents, shards, ranges),
         )
-        return RaggedRanges(values)
 
     def _check(self, wrong: NDArray[np.bool_], shards: NDArray[np.int64], name: str) -> None:
         if wrong.any():
@@ -310,13 +310,14 @@ class SpanReader:
             raise self._shards.damaged(shard, name, "has impossible spans")
 
 
-def _pieces(
+def _extents(
     shards: NDArray[np.int64], ranges: NDArray[np.int64], rows: NDArray[np.int64]
-) -> RowExtents:
-    """Return ranges of files as pieces, one per row."""
+) -> FileExtents:
+    """Return ranges of files as extents, one per row."""
     counts = ranges[rows, 1] - ranges[rows, 0]
     there = np.flatnonzero(counts)
-    return RowExtents(
+    return FileExtents(
+        lengths=counts,
         rows=there,
         files=shards[rows[there]],
         firsts=ranges[rows[there], 0],
