@@ -113,7 +113,7 @@ def open_sources_of(
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
-    if options is not None and options.direct:
+    if options is not None and options.unbuffered:
         _check_closed(one_or_more)
     found = [each for where in one_or_more for each in _found(where, options)]
     seen = set[Location | Path]()
@@ -182,9 +182,9 @@ def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Sourc
         return [where]
     location = _located(where, options)
     found = [_Found(*each) for each in _expand(location)]
-    if location.path is None or not location.options.direct:
+    if location.path is None or not location.options.unbuffered:
         return [*found]
-    direct = StorageOptions(direct=True)
+    direct = StorageOptions(unbuffered=True)
     return [_Found(each.location.with_options(direct), each.storage) for each in found]
 
 
@@ -394,7 +394,7 @@ def open_collection(
     options = StorageOptions(
         dict(storage_options or {}),
         0 if cache is None else parse_size(cache, "cache"),
-        direct=direct_io,
+        unbuffered=direct_io,
     )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)

@@ -14,7 +14,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
-from cellfeed._bytes._tables import KeptTables, Tables
+from cellfeed._bytes._tables import CachedTables, Tables
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._array import (
     ChunkedArray,
@@ -120,7 +120,7 @@ def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
     files: ByteStore,
-    kept: KeptTables,
+    kept: CachedTables,
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
@@ -296,7 +296,7 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
     return [created.get_filter(i) for i in range(created.get_nfilters())]
 
 
-def _kept_table(dataset: h5py.Dataset, kept: KeptTables, filters: _Filters) -> ChunkTable:
+def _kept_table(dataset: h5py.Dataset, kept: CachedTables, filters: _Filters) -> ChunkTable:
     depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     return ChunkTable(**kept.get(depends_on, n_chunks, lambda: _table(dataset, filters)))
