@@ -183,10 +183,13 @@ class RequestingStore(ByteStore):
         Requests begin and end at multiples of it, in bytes, unless the file ends before.
     largest_request
         Maximum number of bytes of a request, unless a single range has more.
+    requests_empty
+        Whether ranges without bytes are requested, too, so that they arrive in their order.
     """
 
     alignment = 1
     largest_request = 1 << 20
+    requests_empty = False
 
     def __init__(self) -> None:
         self._process = -1
@@ -318,12 +321,12 @@ class RequestingStore(ByteStore):
         limits = self._limits(ranges.files)
         stops = np.minimum(ranges.offsets + ranges.sizes, limits)
         firsts = ranges.offsets // self.alignment * self.alignment
-        lengths = -(-stops // self.alignment) * self.alignment - firsts
+        lengths = np.maximum(-(-stops // self.alignment) * self.alignment - firsts, 0)
         # A file may end before its range does.
-        empty, some = stops <= ranges.offsets, np.flatnonzero(stops > ranges.offsets)
-        places = dict[Range, Place | Content]()
-        for k, limit in zip(np.flatnonzero(empty).tolist(), limits[empty].tolist(), strict=True):
-            places[ranges.listed[k]] = b"" if limit >= 0 else None
+        is_empty = (stops <= ranges.offsets) & (not self.requests_empty)
+        some = np.flatnonzero(~is_empty)
+        places: dict[Range, Place | Content]
+        places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
         if not some.size:
             return places
         order, bounds = joined(

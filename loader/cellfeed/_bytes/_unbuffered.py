@@ -62,6 +62,7 @@ class UnbufferedFiles(RequestingStore):
     """
 
     alignment = _ALIGNMENT
+    requests_empty = True
 
     def __init__(self, files: ByteStore) -> None:
         super().__init__()
