@@ -19,7 +19,7 @@ class _FixedGap:
     def __init__(self, gap):
         self.worthwhile_gap = gap
 
-    def note(self, *_):
+    def record(self, *_):
         pass
 
 

@@ -1,6 +1,7 @@
 """Memory-mapping files of a cache, so that processes share their memory."""
 
 import mmap
+import os
 import resource
 import sys
 import weakref
@@ -40,14 +41,15 @@ def _may_map(folder: Path) -> bool:
     _mapped[:] = [each for each in _mapped if each() is not None]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
-    return len(_mapped) < most and _file_system(folder.resolve()) not in _NOT_MAPPED
+    return len(_mapped) < most and file_system(folder) not in _NOT_MAPPED
 
 
-def _file_system(folder: Path) -> str:
-    """Return the type of the file system that a folder is in; "" if unknown."""
+def file_system(path: Path) -> str:
+    """Return the type of the file system of a file or folder, such as "ext4"; "" if unknown."""
+    resolved = Path(os.path.realpath(path))
     mounted = [
         (len(each.mountpoint), each.fstype)
         for each in psutil.disk_partitions(all=True)
-        if folder.is_relative_to(each.mountpoint)
+        if resolved.is_relative_to(each.mountpoint)
     ]
     return max(mounted, default=(0, ""))[1]

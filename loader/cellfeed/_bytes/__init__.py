@@ -1,6 +1,5 @@
 """Sources of bytes, and checks that they have not changed."""
 
-from cellfeed._bytes._direct import DirectFiles, check_direct
 from cellfeed._bytes._location import (
     NO_OPTIONS,
     SCHEMES,
@@ -24,3 +23,4 @@ from cellfeed._bytes._store import (
     threads_until_left,
     until_left,
 )
+from cellfeed._bytes._unbuffered import UnbufferedFiles, check_unbuffered

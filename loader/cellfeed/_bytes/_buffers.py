@@ -9,9 +9,8 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from cellfeed._errors import ParameterError
 # Memory that is reused as soon as nothing refers to it any longer.
 
 Bytes = NDArray[np.uint8]
+_Free = TypeVar("_Free")
 
 _SMALLEST = 1 << 12
 _CLASSES_OF_A_DOUBLING = 4  # few, so that minibatches of much the same size take the same piece
@@ -69,14 +69,16 @@ class BufferPool:
 
     def _take(self, capacity: int) -> Bytes:
         """Return free memory, or new memory."""
-        if self._free.get(capacity):
-            return self._free[capacity].pop()
-        fitting = [size for size, free in self._free.items() if free and size >= capacity]
-        if fitting and min(fitting) <= 2 * capacity:
-            return self._free[min(fitting)].pop()
-        for size in sizes_replaced(self._free, capacity):
+        found = _fitting(self._free, capacity)
+        if found is not None:
+            return found
+        for size in _sizes_replaced(self._free, capacity):
             self._free[size].pop()
-        return _map(capacity)
+        return self._map(capacity)
+
+    def _map(self, capacity: int) -> Bytes:
+        """Return new memory."""
+        return np.frombuffer(mapped(capacity), np.uint8)
 
     def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
         return BufferPool, ()  # memory does not travel
@@ -85,18 +87,17 @@ class BufferPool:
 _lock = threading.Lock()  # of all pools, for a moment each
 
 
-@contextmanager
-def locked() -> Iterator[None]:
-    """Hold the lock of all pools."""
-    with _lock:
-        yield
+def _fitting(free: Mapping[int, list[_Free]], n_bytes: int) -> _Free | None:
+    """Remove and return a free piece of about this size, if there is one; the smallest."""
+    size = min((each for each, some in free.items() if some and each >= n_bytes), default=0)
+    return free[size].pop() if n_bytes <= size <= 2 * n_bytes else None
 
 
-def sizes_replaced(free: Mapping[int, Sequence[object]], n_bytes: int) -> Iterator[int]:
+def _sizes_replaced(free: Mapping[int, Sequence[object]], n_bytes: int) -> Iterator[int]:
     """Yield sizes of free pieces that new memory replaces; the caller removes each.
 
-    The memory that is kept for reuse must not grow. A piece of similar size is replaced one for
-    one.
+    The memory that is retained for reuse must not grow. A piece of similar size is replaced one
+    for one.
     """
     replaced = 0
     while 2 * replaced < n_bytes:
@@ -184,15 +185,14 @@ def array_at(address: int, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
     return np.asarray(_Base(None, dtype, n, address))
 
 
-def _map(capacity: int) -> Bytes:
+def mapped(capacity: int, how: int = mmap.MAP_PRIVATE) -> mmap.mmap:
     """Return memory from the system, to which it returns when nothing refers to it any longer.
 
     Memory from the heap would not: pieces of this size, allocated and freed by changing threads,
-    fragment it. It is private, since another process may be forked.
+    fragment it. It is private by default, since another process may be forked.
     """
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        return np.frombuffer(mmap.mmap(-1, capacity, flags=private), np.uint8)
+        return mmap.mmap(-1, capacity, flags=how | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         msg = (
             f"cannot allocate {capacity:,} bytes of memory for rows ({error}); read fewer at "
@@ -276,7 +276,7 @@ class Segment:
         return self._address + PAGE + index * self.piece_bytes
 
     def discard(self, index: int) -> None:
-        """Give the memory of a piece back to the system; it is zero when it is used again."""
+        """Return the memory of a piece to the system; it is zero when it is used again."""
         self.remains(index).discard()
 
     def remains(self, index: int) -> "Remains":
@@ -293,10 +293,10 @@ class Remains:
     n_bytes: int
 
     def discard(self) -> None:
-        """Give its memory back to the system, if that is not done."""
+        """Return its memory to the system, if that is not done."""
         mapped = self.mapped()
         if mapped is not None:
-            with contextlib.suppress(OSError):  # of a system that cannot, it is kept
+            with contextlib.suppress(OSError):  # on a system that cannot, it is retained
                 mapped.madvise(mmap.MADV_REMOVE, self.start, self.n_bytes)
 
 
@@ -364,7 +364,7 @@ class Piece:
 
 
 class SharedPool(BufferPool):
-    """Hands out pieces of shared memory, and takes each back when both processes have let it go.
+    """Allocates pieces of shared memory, and reuses each when both processes have released it.
 
     A piece is used again once no array over it is left here, and its mark `Segment.is_lent` is
     not set, which the process that it was lent to clears. Memory that is taken in place of some
@@ -379,7 +379,7 @@ class SharedPool(BufferPool):
         self._at = dict[int, Piece]()  # by address
         self._addresses = list[int]()  # ascending
         self._lent = list[Piece]()
-        self._kept = dict[int, list[Piece]]()  # free, by size
+        self._idle = dict[int, list[Piece]]()  # free, by size
         self._empty = dict[int, list[Piece]]()  # free, and without memory
         self.n_segments = 0
         self._n_bytes = 0
@@ -392,7 +392,7 @@ class SharedPool(BufferPool):
 
     def find(self, address: int) -> tuple[Piece, int] | None:
         """Return the piece that has an address, and how many bytes from its start that is."""
-        with locked():
+        with _lock:
             k = bisect_right(self._addresses, address) - 1
             if k < 0:
                 return None
@@ -405,41 +405,31 @@ class SharedPool(BufferPool):
         while self._returned:
             lease = self._returned.popleft()
             self._leased.discard(lease)
-            piece = self._at[lease.memory.ctypes.data]
-            if piece.is_lent:
-                self._lent.append(piece)
-            else:
-                self._kept.setdefault(lease.memory.size, []).append(piece)
+            self._add_free(self._at[lease.memory.ctypes.data])
+
+    def _add_free(self, piece: Piece) -> None:
+        if piece.is_lent:
+            self._lent.append(piece)
+        else:
+            self._idle.setdefault(piece.segment.piece_bytes, []).append(piece)
 
     def _take(self, capacity: int) -> Bytes:
         size = -(-capacity // PAGE) * PAGE
-        piece = self._fitting(self._kept, size)
+        piece = _fitting(self._idle, size)
         if piece is None:
-            self._take_back()
-            piece = self._fitting(self._kept, size)
+            lent, self._lent = self._lent, []
+            for each in lent:  # of which the other process may have released some
+                self._add_free(each)
+            piece = _fitting(self._idle, size)
         if piece is None:
             self._discard_for(size)
-            piece = self._fitting(self._empty, size) or self._new(size)
+            piece = _fitting(self._empty, size) or self._new(size)
         return piece.memory
 
-    def _take_back(self) -> None:
-        """Note what the other process has let go."""
-        lent, self._lent = self._lent, []
-        for piece in lent:
-            if piece.is_lent:
-                self._lent.append(piece)
-            else:
-                self._kept.setdefault(piece.segment.piece_bytes, []).append(piece)
-
-    @staticmethod
-    def _fitting(free: dict[int, list[Piece]], size: int) -> Piece | None:
-        fitting = min((each for each, some in free.items() if some and each >= size), default=0)
-        return free[fitting].pop() if size <= fitting <= 2 * size else None
-
     def _discard_for(self, n_bytes: int) -> None:
-        """Give memory back to the system that new memory takes the place of."""
-        for size in sizes_replaced(self._kept, n_bytes):
-            piece = self._kept[size].pop()
+        """Return as much free memory to the system as new memory takes."""
+        for size in _sizes_replaced(self._idle, n_bytes):
+            piece = self._idle[size].pop()
             piece.segment.discard(piece.index)
             self._empty.setdefault(size, []).append(piece)
 

@@ -29,13 +29,13 @@ class StorageOptions:
         Options of obstore for a server, such as ``access_key_id`` or ``client_options``.
     cache_bytes
         Maximum size of the disk cache for data from servers, in bytes; 0 for no cache.
-    direct
+    unbuffered
         Whether to read local files with direct I/O, which bypasses the page cache.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache_bytes: int = 0
-    direct: bool = False
+    unbuffered: bool = False
 
 
 NO_OPTIONS = StorageOptions()
@@ -126,9 +126,9 @@ class Location:
 
 def _without_password(location: Location) -> Location:
     """Return the URL of a database without its password, parsed as by libpq."""
-    scheme, _, rest = location.text.partition("://")
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    behind = rest[len(authority) :]
+    scheme, _, text = location.text.partition("://")
+    authority = re.split(r"[/?#]", text, maxsplit=1)[0]
+    behind = text[len(authority) :]
     if "@" in behind:
         msg = "the URL of a database has an @ after a /, ? or #, perhaps in its user or password"
         raise PathError(f"{msg}; quote these with urllib.parse.quote(password, safe='')")
@@ -136,16 +136,16 @@ def _without_password(location: Location) -> Location:
     name, _, password = user.partition(":")
     secrets = {"password": unquote(password)} if password else {}
     path, _, query = behind.partition("?")
-    kept = list[tuple[str, str]]()
+    others = list[tuple[str, str]]()
     for key, value in parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
         if key in _SECRETS:
             secrets[key] = value
         else:
-            kept.append((key, value))
+            others.append((key, value))
     if not secrets:
         return location
     shown = f"{scheme}://{name}@{host}{path}" if name else f"{scheme}://{host}{path}"
-    query = urlencode(kept, quote_via=quote, safe="/")
+    query = urlencode(others, quote_via=quote, safe="/")
     return Location(f"{shown}?{query}" if query else shown, StorageOptions(secrets))
 
 

@@ -99,97 +99,31 @@ def _padded(n_bytes: int) -> int:
     return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-# The folder of tables: bounded, and written by any number of processes concurrently.
-
-_MOST_BYTES = 5 * 10**9  # enough for tables of 400 million cells and their chunks
-_IN_USE_SECONDS = 24 * 3600  # for which a table stays after its last use
-_SUFFIX, _UNFINISHED = ".tables", ".unfinished"
-
-
-class TableFolder:
-    """Files of tables by name, ``tables`` in the `cache_folder`.
-
-    Files are written under a temporary name and renamed, so each is complete, and a mapped file
-    stays valid even if it is removed or replaced. Tables that have not been used for a day are
-    evicted, oldest first, to make room for new ones; if that is not enough, nothing is written.
-    """
-
-    @property
-    def _path(self) -> Path:
-        return cache_folder("tables")
-
-    def read(self, name: str, key: bytes) -> Tables | None:
-        """Return the tables of a name, read-only; None if there are none.
-
-        Raises
-        ------
-        OSError, ValueError
-            They cannot be read, are damaged, or have another key.
-        """
-        path = self._path / f"{name}{_SUFFIX}"
-        try:
-            content = map_or_read(path)
-        except FileNotFoundError:
-            return None
-        tables = parse(content, key)
-        with suppress(OSError):
-            os.utime(path)  # time of the last use
-        return tables
-
-    def write(self, name: str, key: bytes, tables: Tables) -> None:
-        """Write tables, unless the folder is full of tables in use.
-
-        Raises
-        ------
-        OSError
-            They cannot be written.
-        """
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not self._make_room(size_of(key, tables)):
-            return
-        descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=self._path)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                write(file, key, tables)
-            Path(unfinished).replace(self._path / f"{name}{_SUFFIX}")
-        except BaseException:
-            Path(unfinished).unlink(missing_ok=True)
-            raise
-
-    def _make_room(self, n_bytes: int) -> bool:
-        """Remove files until there is room for another; return whether there is."""
-        found = list[tuple[float, int, Path]]()
-        for path in self._path.iterdir():
-            with suppress(FileNotFoundError):  # another process may remove files concurrently
-                if path.suffix in {_SUFFIX, _UNFINISHED}:
-                    state = path.stat()
-                    found.append((state.st_mtime, state.st_size, path))
-        taken, now = sum(size for _, size, _ in found), time.time()
-        for used, size, path in sorted(found):
-            if taken + n_bytes <= _MOST_BYTES or now - used < _IN_USE_SECONDS:
-                break
-            path.unlink(missing_ok=True)
-            taken -= size
-        return taken + n_bytes <= _MOST_BYTES
-
-
 # Tables of an array, computed once and found again by later openings of the same file.
 
-Made = TypeVar("Made", Tables, Tables | None)
+Computed = TypeVar("Computed", Tables, Tables | None)
 
 _logger = logging.getLogger(__name__)
 
 _FORMAT = 1  # of the files, and of the meaning of their tables
 _FEWEST_ENTRIES = 100_000  # fewer are read in less than 0.1 s, and take less than 2 MB
+_MOST_BYTES = 5 * 10**9  # of the folder; enough for tables of 400 million cells and their chunks
+_IN_USE_SECONDS = 24 * 3600  # for which a table stays after its last use
+_SUFFIX, _UNFINISHED = ".tables", ".unfinished"
 
 
-class KeptTables:
-    """Tables computed from one stored array, cached in the user's cache folder.
+class CachedTables:
+    """Tables computed from one stored array, cached in ``tables`` of the user's `cache_folder`.
 
     A cached table is memory-mapped, so its memory is that of the page cache, shared by all
     processes of the machine. Its key is the path of the storage, its identity, the array and the
     table's dependencies, and the versions of cellfeed and of the format; it is used only if its
     checksum is right. Without a working cache, tables are recomputed.
+
+    The folder is bounded, and any number of processes write to it concurrently. Files are written
+    under a temporary name and renamed, so each is complete, and a mapped file stays valid even if
+    it is removed or replaced. Tables that have not been used for a day are evicted, oldest first,
+    to make room for new ones; if that is not enough, nothing is written.
 
     Parameters
     ----------
@@ -212,10 +146,10 @@ class KeptTables:
         self,
         depends_on: str,
         n_entries: int,
-        make: Callable[[], Made],
+        compute: Callable[[], Computed],
         *,
         fewest: int | None = None,
-    ) -> Made | Tables:
+    ) -> Computed | Tables:
         """Return tables: mapped if cached, otherwise computed, and cached if that is worth it.
 
         Parameters
@@ -224,47 +158,80 @@ class KeptTables:
             Names the tables and what they depend on besides the content of the storage.
         n_entries
             Length of the longest table.
-        make
+        compute
             Computes them; its exceptions are passed on. None if the tables cannot be computed.
         fewest
             Minimum number of entries to cache; by default, as many as take 0.1 s to read.
         """
         if n_entries < (_FEWEST_ENTRIES if fewest is None else fewest):
-            return make()
+            return compute()
         before = self._identity()
         if before is None or not before.is_settled:
-            return make()
-        key = self._key(before, depends_on)
-        name = blake2b(key, digest_size=16).hexdigest()
-        folder = TableFolder()
-        kept: Tables | None = _or_none(lambda: folder.read(name, key))
-        if kept is not None:
-            return kept
-        made = make()
-        # A change while computing may have mixed old and new content.
-        if self._identity() != before or made is None:
-            return made
-        _or_none(lambda: folder.write(name, key, made))
-        again: Tables | None = _or_none(lambda: folder.read(name, key))
-        return made if again is None else again
-
-    def _key(self, identity: LastingIdentity, depends_on: str) -> bytes:
+            return compute()
         facts = {
             "array": self._array,
             "byteorder": sys.byteorder,
             "cellfeed": __version__,
             "depends on": depends_on,
             "format": _FORMAT,
-            "identity": identity.digest,
+            "identity": before.digest,
             "path": self._name,
         }
-        return json.dumps(facts, sort_keys=True).encode()
+        key = json.dumps(facts, sort_keys=True).encode()
+        cached = _cached(key)
+        if cached is not None:
+            return cached
+        computed = compute()
+        # A change while computing may have mixed old and new content.
+        if self._identity() != before or computed is None:
+            return computed
+        cached = _cached(key, computed)
+        return computed if cached is None else cached
 
 
-def _or_none(step: Callable[[], Any]) -> Any:
-    """Return the result of a step, None if the cache cannot be used for any reason."""
+def _cached(key: bytes, tables: Tables | None = None) -> Tables | None:
+    """Return the tables of a key, which are written first if given; None if that is impossible."""
     try:
-        return step()
+        path = cache_folder("tables") / f"{blake2b(key, digest_size=16).hexdigest()}{_SUFFIX}"
+        if tables is not None:
+            _write_file(path, key, tables)
+        with suppress(FileNotFoundError):
+            found = parse(map_or_read(path), key)
+            with suppress(OSError):
+                os.utime(path)  # time of the last use
+            return found
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError) as error:
         _logger.info("tables cannot be cached for later openings: %s", error)
-        return None
+    return None
+
+
+def _write_file(path: Path, key: bytes, tables: Tables) -> None:
+    """Write a file, unless the folder is full of tables in use."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _make_room(path.parent, size_of(key, tables)):
+        return
+    descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file, key, tables)
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def _make_room(folder: Path, n_bytes: int) -> bool:
+    """Remove files until there is room for another; return whether there is."""
+    found = list[tuple[float, int, Path]]()
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process may remove files concurrently
+            if path.suffix in {_SUFFIX, _UNFINISHED}:
+                state = path.stat()
+                found.append((state.st_mtime, state.st_size, path))
+    taken, now = sum(size for _, size, _ in found), time.time()
+    for used, size, path in sorted(found):
+        if taken + n_bytes <= _MOST_BYTES or now - used < _IN_USE_SECONDS:
+            break
+        path.unlink(missing_ok=True)
+        taken -= size
+    return taken + n_bytes <= _MOST_BYTES

@@ -315,7 +315,7 @@ class Collection:
     @property
     def direct_io(self) -> bool:
         """Whether direct I/O reads files, bypassing the page cache."""
-        return any(location.options.direct for location in self.locations)
+        return any(location.options.unbuffered for location in self.locations)
 
     @property
     def can_be_forked(self) -> bool:

@@ -115,7 +115,7 @@ def open_sources_of(
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
     for each in one_or_more:
-        if options is not None and options.direct and isinstance(each, Source):
+        if options is not None and options.unbuffered and isinstance(each, Source):
             msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
             raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
     found = [each for where in one_or_more for each in _found(where, options)]
@@ -181,8 +181,8 @@ def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Sourc
     if location.path is None:
         return [*_found_on_server(location)]
     found = _found_at(location.path, location)
-    if location.options.direct:
-        direct = StorageOptions(direct=True)
+    if location.options.unbuffered:
+        direct = StorageOptions(unbuffered=True)
         found = [_Found(each.location.with_options(direct), each.storage) for each in found]
     return [*found]
 
@@ -375,7 +375,7 @@ def open_collection(
     options = StorageOptions(
         dict(storage_options or {}),
         0 if cache is None else parse_size(cache, "cache"),
-        direct=direct_io,
+        unbuffered=direct_io,
     )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)

@@ -14,7 +14,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
-from cellfeed._bytes._tables import KeptTables, Tables
+from cellfeed._bytes._tables import CachedTables, Tables
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._array import (
     CHUNK_ELEMENTS,
@@ -120,7 +120,7 @@ def hdf5_array(
     dataset: h5py.Dataset,
     name: str,
     files: ByteStore,
-    cached: KeptTables,
+    cached: CachedTables,
     *,
     lost_is_zero: bool,
 ) -> ChunkedArray | None:
@@ -292,7 +292,7 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
     return [created.get_filter(i) for i in range(created.get_nfilters())]
 
 
-def _cached_table(dataset: h5py.Dataset, cached: KeptTables, filters: _Filters) -> ChunkTable:
+def _cached_table(dataset: h5py.Dataset, cached: CachedTables, filters: _Filters) -> ChunkTable:
     depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     return ChunkTable(**cached.get(depends_on, n_chunks, lambda: _table(dataset, filters)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore, threads_until_left
-from cellfeed._bytes._tables import KeptTables, Tables
+from cellfeed._bytes._tables import CachedTables, Tables
 from cellfeed._decode._array import (
     ChunkedArray,
     ChunkLocations,
@@ -325,7 +325,7 @@ _READERS = 8  # of indexes, which are small and far from each other
 
 
 def zarr_array(
-    layout: ZarrLayout, files: ByteStore, name: str, cached: KeptTables, *, lost_is_zero: bool
+    layout: ZarrLayout, files: ByteStore, name: str, cached: CachedTables, *, lost_is_zero: bool
 ) -> ChunkedArray:
     """Return a chunked array; the indexes of all its shards are read, or taken from the cache.
 

@@ -58,11 +58,11 @@ class MappedBytes:
 
     def __init__(self, monkeypatch):
         self.now = self.most = 0
-        self._map = _buffers._map
-        monkeypatch.setattr(_buffers, "_map", self.map)
+        self._mapped = _buffers.mapped
+        monkeypatch.setattr(_buffers, "mapped", self.map)
 
     def map(self, capacity):
-        memory = self._map(capacity)
+        memory = self._mapped(capacity)
         self.now += capacity
         self.most = max(self.most, self.now)
         weakref.finalize(memory, self.unmap, capacity)

@@ -356,7 +356,7 @@ def test_processes_that_write_at_once(path, tables, made):
 def test_tables_that_cannot_be_mapped_are_copied(path, monkeypatch, made, reason):
     read(path)
     if reason == "server":
-        monkeypatch.setattr(_mapping, "_file_system", lambda folder: "nfs4")
+        monkeypatch.setattr(_mapping, "file_system", lambda folder: "nfs4")
     else:
         monkeypatch.setattr(_mapping, "_SHARE_OF_OPEN_FILES", 1 << 62)
     made.clear()

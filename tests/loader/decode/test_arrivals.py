@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import FormatError
-from cellfeed._bytes._tables import KeptTables
+from cellfeed._bytes._tables import CachedTables
 from cellfeed._decode import Decoder, hdf5_array
 from cellfeed.sources import Arrival, ByteStore, Location
 
@@ -62,7 +62,7 @@ def reads_of(content, piece_of):
     bytes_of_file, path = content
     store = Arriving(bytes_of_file, piece_of)
     with h5py.File(path) as file:
-        tables = KeptTables(str(path), "x", lambda: None)
+        tables = CachedTables(str(path), "x", lambda: None)
         array: Any = hdf5_array(file["x"], "x", store, tables, lost_is_zero=False)
     out = np.full(2 * N_CHUNKS, -1, np.int32)
     starts = np.arange(N_CHUNKS, dtype=np.int64) * 300

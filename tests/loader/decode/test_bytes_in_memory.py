@@ -13,7 +13,7 @@ from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
-from cellfeed._bytes._tables import KeptTables
+from cellfeed._bytes._tables import CachedTables
 from cellfeed._decode import ChunkReads, Decoder, ZarrFiles, hdf5_array, zarr_array, zarr_layout
 from cellfeed.sources import ByteStore, Location
 
@@ -60,7 +60,7 @@ class Objects(ByteStore):
 
 
 def no_tables(path):
-    return KeptTables(str(path), "x", lambda: None)
+    return CachedTables(str(path), "x", lambda: None)
 
 
 def hdf5(path, options, chunks=(300,)):

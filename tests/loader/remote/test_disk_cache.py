@@ -1,21 +1,20 @@
-"""Remote bytes that are kept on disk. The oracle: a dictionary of what was written."""
+"""Remote bytes that are cached on disk. The oracle: a set of the ranges that were written."""
 
-import fcntl
 import logging
 import os
 import pickle
 import shutil
+import sqlite3
 import threading
-import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import _mapping
-from cellfeed._bytes._remote import _disk_cache, _segments
-from cellfeed._bytes._remote._disk_cache import DiskCache
+from cellfeed._bytes._remote import _disk_cache
+from cellfeed._bytes._remote._disk_cache import DiskCache, ObjectVersion
 from cellfeed.machine import cache_folder
 
 PLENTY = 10**8
@@ -27,28 +26,33 @@ def content(url, etag, offset, size):
 
 
 def write(cache, ranges, url="https://host/a", etag="1"):
-    offsets = np.array([offset for offset, _ in ranges], np.int64)
-    cache.object(url, etag, 10**9).write(offsets, [content(url, etag, *each) for each in ranges])
+    version = ObjectVersion(url, etag, 10**9)
+    cache.write([(version, each[0], content(url, etag, *each)) for each in ranges])
 
 
 def found(cache, ranges, url="https://host/a", etag="1"):
-    """Return for each range whether it is there, once what is there is what was written."""
-    offsets, sizes = np.array(ranges, np.int64).reshape(-1, 2).T
-    read = cache.object(url, etag, 10**9).read(np.ascontiguousarray(offsets), sizes.copy())
+    """Return for each range whether it is cached, after checking its bytes."""
+    version = ObjectVersion(url, etag, 10**9)
+    read = cache.read([(version, *each) for each in ranges])
     assert len(read) == len(ranges)
-    for each, kept in zip(ranges, read, strict=True):
-        assert kept is None or kept == content(url, etag, *each)
-    return [kept is not None for kept in read]
+    for each, cached in zip(ranges, read, strict=True):
+        assert cached is None or cached == content(url, etag, *each)
+    return [cached is not None for cached in read]
 
 
 def n_bytes(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def database_of(folder):
+    return folder / "bytes" / "ranges.sqlite"
+
+
 def age(folder, hours):
-    for path in folder.rglob("*.segment"):
-        then = time.time() - 3600 * hours
-        os.utime(path, (then, then))
+    """Let all ranges have been used so long ago."""
+    if database_of(folder).exists():
+        with closing(sqlite3.connect(database_of(folder))) as database, database:
+            database.execute("UPDATE segments SET used = used - ?", (3600 * hours,))
 
 
 def chunks(n, size=10_000, first=0):
@@ -86,40 +90,26 @@ def test_any_sequence_of_steps(new_folder, steps, max_bytes):
         assert n_bytes(folder) <= max_bytes
 
 
-def test_buffers_of_any_kind(tmp_path):
-    kept = DiskCache(PLENTY, tmp_path).object("a", "1", 100)
-    assert kept is not None
-    array = np.arange(20, dtype=np.uint8)
-    kept.write(np.arange(4), [b"bytes", memoryview(b"a view")[2:], array[:7], array[::2]])
-    assert kept.read(np.arange(4), np.array([5, 4, 7, 10])) == [
-        b"bytes",
-        b"view",
-        array[:7].tobytes(),
-        array[::2].tobytes(),
-    ]
-
-
-def test_what_has_no_etag_is_not_kept(tmp_path):
-    assert DiskCache(PLENTY, tmp_path).object("a", None, 100) is None
+def test_bytes_and_views(tmp_path):
+    cache, version = DiskCache(PLENTY, tmp_path), ObjectVersion("a", "1", 100)
+    cache.write([(version, 0, b"bytes"), (version, 1, memoryview(b"a view")[2:])])
+    assert cache.read([(version, 0, 5), (version, 1, 4)]) == [b"bytes", b"view"]
 
 
 @pytest.mark.parametrize("other", [("b", "1", 100), ("a", "2", 100), ("a", "1", 99)])
 def test_another_identity_is_another_object(tmp_path, other):
     cache = DiskCache(PLENTY, tmp_path)
-    one, another = cache.object("a", "1", 100), cache.object(*other)
-    assert one is not None
-    assert another is not None
-    one.write(np.array([5]), [b"abc"])
-    assert another.read(np.array([5]), np.array([3])) == [None]
-    assert one.read(np.array([5]), np.array([3])) == [b"abc"]
+    one, another = ObjectVersion("a", "1", 100), ObjectVersion(*other)
+    cache.write([(one, 5, b"abc")])
+    assert cache.read([(another, 5, 3), (one, 5, 3)]) == [None, b"abc"]
 
 
 def test_folder_is_that_of_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
     write(DiskCache(PLENTY), chunks(1))
     write(DiskCache(PLENTY, name="pages"), chunks(1))
-    assert (cache_folder("bytes") / "index").exists()
-    assert (cache_folder("pages") / "index").exists()
+    assert (cache_folder("bytes") / "ranges.sqlite").exists()
+    assert (cache_folder("pages") / "ranges.sqlite").exists()
 
 
 class TestTheBound:
@@ -181,71 +171,74 @@ class TestTheBound:
         write(cache, chunks(1000))
         assert all(found(cache, chunks(1000)))
 
-    def test_ranges_larger_than_a_segment(self, tmp_path):
+    def test_ranges_larger_than_the_cache(self, tmp_path):
         cache, large = DiskCache(self.MOST, tmp_path), [(0, self.MOST // 2), (7, 2 * self.MOST)]
         write(cache, large)
         assert found(cache, large) == [True, False]
 
-    def test_small_ranges_than_the_index_has_slots_for(self, tmp_path):
+    def test_many_small_ranges(self, tmp_path):
         cache, ranges = DiskCache(self.MOST, tmp_path), chunks(2000, size=10)
-        for _ in range(3):
-            write(cache, ranges)
-        assert 0 < sum(found(cache, ranges)) < 2000
-        assert sum(path.stat().st_size for path in tmp_path.rglob("*")) <= self.MOST
+        write(cache, ranges)
+        assert all(found(cache, ranges))
+        write(cache, chunks(500_000 // 10, size=10))
+        assert n_bytes(tmp_path) <= self.MOST
 
 
 class TestDamage:
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("seed", range(40))
     def test_a_flipped_byte_is_noticed(self, tmp_path, seed):
-        write(DiskCache(200_000, tmp_path), chunks(10))
-        path = min(tmp_path.rglob("*.segment" if seed % 2 else "index"))
+        write(DiskCache(300_000, tmp_path), chunks(10))
+        path = database_of(tmp_path)
         damaged = bytearray(path.read_bytes())
-        place = np.random.default_rng(seed).integers(20_000 if seed % 2 else len(damaged))
+        place = np.random.default_rng(seed).integers(len(damaged) if seed % 2 else 20_000)
         damaged[place] ^= 1 << (seed % 8)
         path.write_bytes(damaged)
-        cache = DiskCache(200_000, tmp_path)
+        cache = DiskCache(300_000, tmp_path)
         there = found(cache, chunks(10))
-        assert not (seed % 2 and all(there))
         write(cache, chunks(10))
         assert sum(found(cache, chunks(10))) >= sum(there)
         write(cache, chunks(3, first=20))
         found(cache, chunks(30))
-        assert n_bytes(tmp_path) <= 200_000
+        assert n_bytes(tmp_path) <= 300_000
 
-    def test_what_was_damaged_is_kept_again(self, tmp_path):
+    def test_a_damaged_range_is_cached_again(self, tmp_path):
         cache = DiskCache(PLENTY, tmp_path)
         write(cache, chunks(10))
-        (segment,) = tmp_path.rglob("*.segment")
-        with segment.open("r+b") as file:
-            file.seek(45_000)
-            file.write(b"damaged")
+        damaged = bytearray(database_of(tmp_path).read_bytes())
+        place = damaged.index(content("https://host/a", "1", 40_000, 10_000)[-1000:])
+        damaged[place : place + 7] = b"damaged"
+        database_of(tmp_path).write_bytes(damaged)
         assert found(cache, chunks(10)) == [number != 4 for number in range(10)]
         write(cache, chunks(10))
         assert all(found(cache, chunks(10)))
 
-    @pytest.mark.parametrize("name", ["index", "*.segment"])
-    @pytest.mark.parametrize("left", [0, 1, 100, 45_000])
-    def test_truncated_files(self, tmp_path, name, left):
+    @pytest.mark.parametrize("left", [0, 1, 100, 4096, 45_000, 100_000])
+    def test_truncated_files(self, tmp_path, left):
         write(DiskCache(10**7, tmp_path), chunks(10))
-        (path,) = tmp_path.rglob(name)
-        os.truncate(path, left)
+        os.truncate(database_of(tmp_path), left)
         cache = DiskCache(10**7, tmp_path)
-        assert found(cache, chunks(10)) == [
-            10_000 * (number + 1) <= left and name != "index" for number in range(10)
-        ]
+        assert not all(found(cache, chunks(10)))
+        write(cache, chunks(20))
         write(cache, chunks(20))
         assert all(found(cache, chunks(20)))
         assert n_bytes(tmp_path) <= 10**7
 
-    @pytest.mark.parametrize("name", ["index", "*.segment", "*"])
-    def test_files_that_are_removed_while_they_are_used(self, tmp_path, name):
+    def test_a_database_of_something_else(self, tmp_path):
+        database_of(tmp_path).parent.mkdir()
+        with closing(sqlite3.connect(database_of(tmp_path))) as database, database:
+            database.execute("CREATE TABLE others (id)")
+        cache = DiskCache(PLENTY, tmp_path)
+        assert not any(found(cache, chunks(10)))
+        write(cache, chunks(10))
+        assert all(found(cache, chunks(10)))
+
+    def test_files_that_are_removed_while_they_are_used(self, tmp_path):
         cache = DiskCache(PLENTY, tmp_path)
         write(cache, chunks(10))
-        for path in (tmp_path / "bytes").glob(name):
+        for path in (tmp_path / "bytes").iterdir():
             path.unlink()
-        found(cache, chunks(10))
+        assert not any(found(cache, chunks(10)))
         write(cache, chunks(20))
-        write(cache, chunks(20))  # by the first of these it has noticed
         assert all(found(DiskCache(PLENTY, tmp_path), chunks(20)))
 
 
@@ -263,26 +256,19 @@ class TestWhereItDoesNotWork:
 
     def test_the_last_of_a_disk_is_left_to_others(self, tmp_path, monkeypatch):
         usage = shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(_segments, "disk_usage", lambda folder: usage._replace(free=45_000))
+        monkeypatch.setattr(_disk_cache, "disk_usage", lambda folder: usage._replace(free=45_000))
         cache = DiskCache(PLENTY, tmp_path)
         write(cache, chunks(10))
         assert not any(found(cache, chunks(10)))
-        assert not [*tmp_path.rglob("*.segment")]
-
-    def test_files_that_cannot_be_mapped(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(_mapping, "_file_system", lambda folder: "nfs4")
-        cache = DiskCache(PLENTY, tmp_path)
-        write(cache, chunks(10))
-        assert all(found(cache, chunks(10)))
-        assert all(found(DiskCache(PLENTY, tmp_path), chunks(10)))
+        assert n_bytes(tmp_path) < 10_000
 
     def test_a_process_that_holds_the_lock_is_not_waited_for(self, tmp_path, monkeypatch):
         monkeypatch.setattr(_disk_cache, "_LOCK_SECONDS", 0.01)
         monkeypatch.setattr(_disk_cache, "_BUSY_SECONDS", 0.0)
         cache = DiskCache(PLENTY, tmp_path)
         write(cache, chunks(10))
-        with (tmp_path / "bytes" / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with closing(sqlite3.connect(database_of(tmp_path), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
             write(cache, chunks(20))
             assert found(cache, chunks(20)) == [True] * 10 + [False] * 10
         write(cache, chunks(20))
@@ -290,10 +276,9 @@ class TestWhereItDoesNotWork:
 
 
 def test_pickled(tmp_path):
-    kept = DiskCache(PLENTY, tmp_path).object("a", "1", 100)
-    assert kept is not None
-    kept.write(np.array([5]), [b"abc"])
-    assert pickle.loads(pickle.dumps(kept)).read(np.array([5]), np.array([3])) == [b"abc"]
+    cache = DiskCache(PLENTY, tmp_path)
+    write(cache, chunks(1))
+    assert found(pickle.loads(pickle.dumps(cache)), chunks(1)) == [True]
 
 
 def test_threads(tmp_path):

@@ -5,13 +5,14 @@ import os
 import random
 import resource
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cellfeed._bytes._remote._disk_cache import DiskCache
+from cellfeed._bytes._remote._disk_cache import DiskCache, ObjectVersion
 
 MOST, SIZE, N_RANGES = 4_000_000, 10_000, 300
 PLENTY = 10**8
@@ -26,22 +27,18 @@ def content(number):
 CONTENTS = [content(number) for number in range(N_RANGES)]
 
 
-def kept_object(cache):
-    kept = cache.object("https://host/a", "1", 10**9)
-    assert kept is not None
-    return kept
+VERSION = ObjectVersion("https://host/a", "1", 10**9)
 
 
 def write(cache, numbers):
-    kept_object(cache).write(np.array(numbers) * SIZE, [CONTENTS[each] for each in numbers])
+    cache.write([(VERSION, each * SIZE, CONTENTS[each]) for each in numbers])
 
 
 def found(cache, numbers=range(N_RANGES)):
     """Return the numbers of ranges that are there, all of them right."""
-    offsets = np.array(numbers, np.int64) * SIZE
-    read = kept_object(cache).read(offsets, np.full(offsets.size, SIZE))
-    there = [each for each, kept in zip(numbers, read, strict=True) if kept is not None]
-    assert all(kept in (None, CONTENTS[each]) for each, kept in zip(numbers, read, strict=True))
+    read = cache.read([(VERSION, each * SIZE, SIZE) for each in numbers])
+    there = [each for each, cached in zip(numbers, read, strict=True) if cached is not None]
+    assert all(each in (None, CONTENTS[k]) for k, each in zip(numbers, read, strict=True))
     return there
 
 
@@ -91,7 +88,7 @@ def write_for_ever(folder, max_bytes, seed):
         for _ in range(5):
             write(cache, moments.sample(range(N_RANGES), 5))
         if moments.random() < 0.3:
-            for path in folder.rglob("*.segment"):
+            for path in folder.rglob("*.sqlite"):
                 path.unlink(missing_ok=True)
 
 
@@ -153,33 +150,32 @@ def test_no_descriptor_stays_open(tmp_path):
 
 
 def use_without_permission(folder):
-    os.chdir(folder)
     if os.getuid() == 0:
         os.setuid(65534)
-    relative = Path()
-    assert not os.access(relative / "bytes", os.W_OK)
-    cache = DiskCache(PLENTY, relative)
+    assert not os.access(folder / "bytes", os.W_OK)
+    cache = DiskCache(PLENTY, folder)
     for _ in range(2):
         assert found(cache) == [0, 1]
         write(cache, [2])
 
 
-def test_a_folder_that_can_only_be_read(tmp_path):
-    write(DiskCache(PLENTY, tmp_path), [0, 1])
-    for path in [*tmp_path.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    tmp_path.chmod(0o555)
-    try:
-        run((use_without_permission, tmp_path))
-    finally:
-        for path in [tmp_path, *tmp_path.rglob("*")]:
-            path.chmod(0o755)
+def test_a_folder_that_can_only_be_read():
+    with tempfile.TemporaryDirectory() as name:  # which others may enter, unlike `tmp_path`
+        folder = Path(name)
+        write(DiskCache(PLENTY, folder), [0, 1])
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        try:
+            run((use_without_permission, folder))
+        finally:
+            for path in [folder, *folder.rglob("*")]:
+                path.chmod(0o755)
 
 
 def use_with_a_full_disk(folder):
     cache = DiskCache(PLENTY, folder)
     write(cache, [0, 1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5 * SIZE // 2, 5 * SIZE // 2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes(folder), n_bytes(folder)))
     write(cache, [2, 3])
     write(cache, [4])
     assert found(cache) == [0, 1]

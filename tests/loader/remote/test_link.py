@@ -24,8 +24,8 @@ def sent_over(window, link, *, latency, bandwidth, n_bytes):
             n_sent += 1
         done, began, first = heapq.heappop(under_way)
         now = done
-        link.note(n_bytes, first - began, now)
-        window.note(began, now, is_full=n_sent < N_REQUESTS)
+        link.record(n_bytes, first - began, now)
+        window.record(began, now, is_full=n_sent < N_REQUESTS)
     return now - 1.0
 
 
@@ -69,5 +69,5 @@ def test_window_halves_when_asked_to_and_not_below_what_is_least():
 def test_times_of_a_window_that_is_not_full_say_nothing():
     window = Window()
     for k in range(1_000):
-        window.note(float(k), k + 0.1, is_full=False)
+        window.record(float(k), k + 0.1, is_full=False)
     assert window.limit == 8

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from cellfeed import (
     open_collection,
     preshuffle,
 )
-from cellfeed._bytes import ByteStore, DirectFiles, Location, check_direct
+from cellfeed._bytes import ByteStore, Location, UnbufferedFiles, check_unbuffered
 from cellfeed._decode import FolderFiles
 from cellfeed._storages._base import FileNames
 from cellfeed.sources import Source
@@ -46,7 +44,7 @@ def _direct_here(tmp_path_factory):
     path = tmp_path_factory.mktemp("direct") / "file"
     path.write_bytes(bytes(5000))
     try:
-        check_direct(path)
+        check_unbuffered(path)
     except ParameterError as error:
         pytest.skip(str(error))
 
@@ -267,47 +265,6 @@ def files(tmp_path_factory):
 
 
 class TestRanges:
-    """Any ranges of any files, whatever was expected before."""
-
-    def ranges(self):
-        one = st.tuples(st.integers(0, 4), st.integers(0, 310_000), st.integers(0, 50_000))
-        return st.lists(one, max_size=12)
-
-    def test_are_read_as_they_are(self, files):
-        store, contents = DirectFiles(files[0]), files[1]
-
-        @given(st.data(), st.booleans())
-        def check(data, keep):
-            expected = data.draw(self.ranges())
-            asked = data.draw(self.ranges()) + expected[::2]
-            coming = store.expect(*columns(expected))
-            if not keep:
-                del coming
-            arrivals = store.arrivals(*columns(asked))
-            together = [k for each in arrivals for k in each.ranges.tolist()]
-            assert sorted(together) == list(range(len(asked)))
-            for each in arrivals:
-                each.is_here.result(60)
-                some = [asked[k] for k in each.ranges.tolist()]
-                found = store.read_ranges(*columns(some))
-                for (file, first, n), content in zip(some, found, strict=True):
-                    assert content is not None
-                    assert bytes(content) == contents[file][first : first + n]
-
-        check()
-
-    def test_are_read_by_many_threads_and_after_a_pickle(self, files):
-        store, contents = pickle.loads(pickle.dumps(DirectFiles(files[0]))), files[1]
-        asked = [(4, 1000 * k, 30_000) for k in range(100)]
-
-        def read(k):
-            (content,) = store.read_ranges(*columns([asked[k]]))
-            return None if content is None else bytes(content)
-
-        with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(read, range(100)))
-        assert found == [contents[4][first : first + n] for _, first, n in asked]
-
     def test_that_overlap_are_read_once(self, files, monkeypatch):
         n_read, preadv = list[int](), os.preadv
 
@@ -316,11 +273,11 @@ class TestRanges:
             return n_read[-1]
 
         monkeypatch.setattr(os, "preadv", counted)
-        store = DirectFiles(files[0])
+        store = UnbufferedFiles(files[0])
         asked = [(4, 100, 9000), (4, 5000, 9000), (4, 13_000, 10), (4, 20_000, 100)]
-        coming = store.expect(*columns(asked))
+        pending = store.expect(*columns(asked))
         store.read_ranges(*columns(asked))
-        assert coming is not None
+        assert pending is not None
         assert n_read == [20_480]  # up to the end of the page of the last byte
 
     def test_take_no_memory_beyond_the_end_of_their_file(self, files, monkeypatch):
@@ -331,7 +288,7 @@ class TestRanges:
             return preadv(descriptor, buffers, offset)
 
         monkeypatch.setattr(os, "preadv", counted)
-        store, contents = DirectFiles(files[0]), files[1]
+        store, contents = UnbufferedFiles(files[0]), files[1]
         asked = [(1, 0, 50_000), (3, 0, 50_000), (4, 299_000, 50_000), (2, 100_000, 50_000)]
         found = store.read_ranges(*columns(asked))
         assert [None if each is None else bytes(each) for each in found] == [
@@ -348,7 +305,7 @@ class TestRanges:
                 return np.array([size for size, _ in self._found(files)], np.int64)
 
         (tmp_path / "0").write_bytes(bytes(10))
-        store: ByteStore = DirectFiles(Paths(tmp_path, FileNames("0", "1"), 0))
+        store: ByteStore = UnbufferedFiles(Paths(tmp_path, FileNames("0", "1"), 0))
         found = store.read_ranges(*columns([(0, 0, 20), (1, 0, 20)]))
         assert found[1] is None
         assert found[0] is not None

@@ -14,7 +14,7 @@ from cellfeed._bytes import Location, StorageOptions
 from cellfeed._storages import open_sources
 from cellfeed._storages._anndata._local_h5file import LocalH5File
 
-DIRECT = StorageOptions(direct=True)
+DIRECT = StorageOptions(unbuffered=True)
 
 
 @pytest.fixture(autouse=True)

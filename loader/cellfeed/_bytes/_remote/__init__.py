@@ -4,15 +4,9 @@ The ranges of a fetch are known before it is read. They are joined where that sa
 many requests are in flight at a time, and each answer waits for the fetch that needs it.
 """
 
-from cellfeed._bytes._remote._asking import (
-    expand_url,
-    open_object,
-    versions_below,
-    versions_of,
-    zarr_store,
-)
+from cellfeed._bytes._remote._client import Version, open_object
 from cellfeed._bytes._remote._failures import failure, is_of_server
+from cellfeed._bytes._remote._listing import expand_url, versions_below, versions_of, zarr_store
 from cellfeed._bytes._remote._objects import RemoteObjects
-from cellfeed._bytes._remote._opening import Version
 from cellfeed._bytes._remote._pages import PagedFile, outside_lock, paged_file
 from cellfeed._bytes._remote._scheduler import begin_with_requests, requests_under_way

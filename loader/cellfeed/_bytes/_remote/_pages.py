@@ -1,8 +1,8 @@
-"""A remote object as a file for h5py: read in pages, which are kept, and many of them at a time.
+"""A remote object as a file for h5py: read in cached pages, many of them at a time.
 
-HDF5 reads its metadata piece by piece, one after the other, which would take a round trip each.
-So the pages that a piece refers to are fetched with one round trip before HDF5 reads them: all
-children of a node of a B-tree, or all chunks of a column. Only HDF5 interprets the contents: a
+HDF5 reads its metadata in small sequential reads, which would take a round trip each. So the pages
+that a node refers to are fetched with one round trip before HDF5 reads them: all children of a node
+of a B-tree, or all chunks of a column. Only HDF5 interprets the contents: a
 wrong guess costs bytes, and nothing else.
 
 While HDF5 is locked, requests are made in the calling thread, and no other Python code runs for
@@ -15,18 +15,26 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes._location import Location
-from cellfeed._bytes._remote._asking import answer_of, ask_in_loop, ask_in_thread, open_object
-from cellfeed._bytes._remote._disk_cache import KeptObject
+from cellfeed._bytes._remote._client import (
+    Version,
+    answer_of,
+    ask_in_loop,
+    ask_in_thread,
+    disk_cache,
+    open_object,
+    stores_of,
+    version_of,
+)
+from cellfeed._bytes._remote._disk_cache import ObjectVersion
 from cellfeed._bytes._remote._failures import ShortError
-from cellfeed._bytes._remote._opening import Version, disk_cache, stores_of, version_of
 from cellfeed._bytes._remote._scheduler import LARGEST_REQUEST
-from cellfeed._bytes._store import joined
+from cellfeed._bytes._requests import joined
 
 # Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
 #
@@ -35,53 +43,46 @@ from cellfeed._bytes._store import joined
 # concurrently.
 
 _Read = TypeVar("_Read")
-_File = TypeVar("_File")
+
+
+class _Attempts:
+    """The attempts at a read outside the lock.
+
+    Attributes
+    ----------
+    is_outside
+        Whether missing pages end an attempt, and are fetched outside the lock.
+    files
+        Files that an attempt opened, so that later ones find their pages.
+    fetched
+        Files of which pages were fetched outside the lock.
+    """
+
+    def __init__(self) -> None:
+        self.is_outside = True
+        self.files = dict[tuple[Location, int], PagedFile]()
+        self.fetched = set[PagedFile]()
 
 
 class _Local(threading.local):
-    is_on = False
-    files: dict[object, object] | None = None
-    at_end: dict[object, Callable[[], None]] | None = None
+    attempts: _Attempts | None = None
 
 
 _local = _Local()
 
 
-class Bringing(Protocol):
-    """Knows which pages are missing."""
-
-    def __call__(self) -> bool:
-        """Fetch them; return whether they will still be present at the next attempt."""
-        ...
-
-
 class MissingError(BaseException):
-    """Pages are missing; not an `Exception`, so that nobody mistakes it for damage."""
+    """Pages are missing; not an `Exception`, so that nobody mistakes it for damage.
 
-    def __init__(self, bring: Bringing) -> None:
+    Parameters
+    ----------
+    fetch
+        Fetches them; returns whether they will still be present at the next attempt.
+    """
+
+    def __init__(self, fetch: Callable[[], bool]) -> None:
         super().__init__()
-        self.bring = bring
-
-
-def brings_outside() -> bool:
-    """Return whether this thread fetches pages without the lock of h5py."""
-    return _local.is_on
-
-
-def at_end(key: object, call: Callable[[], None]) -> None:
-    """Call a function once this thread has finished its read outside the lock."""
-    if _local.at_end is not None:
-        _local.at_end[key] = call
-
-
-def opened_outside(key: object, make: Callable[[], _File]) -> _File:
-    """Return a file that an earlier attempt of this thread opened, so that its pages are kept."""
-    if _local.files is None:
-        return make()
-    if key not in _local.files:
-        _local.files[key] = make()
-    found: _File = _local.files[key]  # type: ignore[assignment]
-    return found
+        self.fetch = fetch
 
 
 def outside_lock(read: Callable[[], _Read]) -> _Read:
@@ -92,33 +93,36 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
     read
         Called again after each time that pages were missing, so it must have no side effects then.
     """
-    if _local.files is not None:
+    if _local.attempts is not None:
         return read()
-    _local.files, _local.is_on = {}, True
-    _local.at_end = {}
+    attempts = _local.attempts = _Attempts()
     try:
         while True:
             try:
                 return read()
             except MissingError as missing:
                 # Pages beyond the limit are fetched one after the other, under the lock.
-                _local.is_on = missing.bring()
+                attempts.is_outside = missing.fetch()
     finally:
-        ended, _local.at_end = _local.at_end, None
-        _local.files, _local.is_on = None, False
-        for call in ended.values():
-            call()
+        _local.attempts = None
+        for file in attempts.fetched:
+            file.drop_cached()
+
+
+def _attempts_outside() -> _Attempts | None:
+    """Return the attempts of this thread, if it fetches pages without the lock of h5py."""
+    return None if _local.attempts is None or not _local.attempts.is_outside else _local.attempts
 
 
 PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
-_MOST_AHEAD = 256  # pages
+_MOST_PREFETCHED = 256  # pages
 _GAP = 1 << 18
 _AT_ONCE = 32  # concurrent requests for one file
-_PIECE = 1 << 20  # of a large read, whose pieces are requested concurrently
+_PART = 1 << 20  # of a large read, whose parts are requested concurrently
 _MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
-_MOST_KEPT = 1 << 30  # of pages of all objects, cached on this machine's disk
+_MOST_CACHED = 1 << 30  # of pages of all objects, cached on this machine's disk
 
 _NODE_OF_CHUNKS = b"TREE\x01"
 _NODE_HEAD = 24
@@ -136,8 +140,12 @@ def paged_file(location: Location) -> "PagedFile":
     RemoteError
         The server cannot be reached, or refuses the request.
     """
+    if _local.attempts is None:
+        return PagedFile(location, open_object(location))
     key = location, id(location.options)
-    return opened_outside(key, lambda: PagedFile(location, open_object(location)))
+    if key not in _local.attempts.files:
+        _local.attempts.files[key] = PagedFile(location, open_object(location))
+    return _local.attempts.files[key]
 
 
 class PagedFile(io.RawIOBase):
@@ -155,17 +163,15 @@ class PagedFile(io.RawIOBase):
         super().__init__()
         self._location = location
         self._version = version
-        stores, self._path = stores_of(location)
-        self._stores = stores
+        self._stores, self._path = stores_of(location)
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
         self._has_all = True
-        self._ahead_to, self._n_ahead = -_MOST_AHEAD, _PAGES_OF_A_MISS
-        cache = disk_cache("pages", _MOST_KEPT)
-        self._kept: KeptObject | None = None
-        if cache is not None:
-            self._kept = cache.object(str(location), version.strong_etag, version.size)
+        self._prefetched_to, self._n_prefetched = -_MOST_PREFETCHED, _PAGES_OF_A_MISS
+        etag = version.strong_etag
+        self._cache = None if etag is None else disk_cache("pages", _MOST_CACHED)
+        self._cached = ObjectVersion(str(location), etag or "", version.size)
 
     @property
     def version(self) -> Version:
@@ -197,16 +203,16 @@ class PagedFile(io.RawIOBase):
         stop = min(first + len(view), self._version.size)
         if stop <= first:
             return 0
-        if stop - first > (_MOST_IN_PAGES if brings_outside() else _PIECE):
+        if stop - first > (_MOST_IN_PAGES if _attempts_outside() else _PART):
             self._read_large(view[: stop - first], first)
         else:
-            view[: stop - first] = self._piece(first, stop)
+            view[: stop - first] = self._read_pages(first, stop)
             if self._n_dimensions and bytes(view[: len(_NODE_OF_CHUNKS)]) == _NODE_OF_CHUNKS:
-                self._bring_children([bytes(view[: stop - first])])
+                self._fetch_children([bytes(view[: stop - first])])
         self._position = stop
         return stop - first
 
-    def bring(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+    def prefetch(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Fetch ranges that will be read, with one round trip for all of them."""
         stops = np.minimum(offsets + sizes, self._version.size)
         is_there = (offsets >= 0) & (stops > offsets)
@@ -215,101 +221,103 @@ class PagedFile(io.RawIOBase):
             np.concatenate([[0], *(np.arange(a, b + 1) for a, b in zip(first, last, strict=True))])
         ).astype(np.int64)
         self._make_room(len(pages))
-        self._bring_pages([page for page in pages.tolist() if page not in self._pages])
+        self._fetch([page for page in pages.tolist() if page not in self._pages])
 
     def index_of_chunks(self, n_dimensions: int) -> None:
         """Announce the listing of chunks of an array with so many dimensions; 0 once it is done."""
         self._n_dimensions = n_dimensions
 
-    def _piece(self, first: int, stop: int) -> bytes:
+    def _read_pages(self, first: int, stop: int) -> bytes:
         pages = range(first // PAGE_BYTES, (stop - 1) // PAGE_BYTES + 1)
         begin = first - pages.start * PAGE_BYTES
         while True:
-            self._bring_missing(pages)
+            self._fetch_missing(pages)
             try:
                 content = b"".join(self._pages[page] for page in pages)
             except KeyError:  # another thread evicted it meanwhile
                 continue
             return content[begin : begin + stop - first]
 
-    def _bring_missing(self, pages: range) -> None:
+    def _fetch_missing(self, pages: range) -> None:
         """Fetch pages that are being read, and some after them."""
         if not all(page in self._pages for page in pages):
             self._make_room(_PAGES_OF_A_MISS + len(pages))
             n_pages = -(-self._version.size // PAGE_BYTES)
             missing = next((page for page in pages if page not in self._pages), pages.start)
-            # Sequential reads, such as of gene names, fetch ever larger pieces.
-            goes_on = 0 <= missing - self._ahead_to < _PAGES_OF_A_MISS
-            self._n_ahead = min(2 * self._n_ahead, _MOST_AHEAD) if goes_on else _PAGES_OF_A_MISS
-            end = self._ahead_to = min(max(pages.stop, missing + self._n_ahead), n_pages)
-            self._bring_pages([k for k in range(missing, end) if k not in self._pages])
+            # Sequential reads, such as of gene names, fetch ever larger ranges.
+            is_next = 0 <= missing - self._prefetched_to < _PAGES_OF_A_MISS
+            n = min(2 * self._n_prefetched, _MOST_PREFETCHED) if is_next else _PAGES_OF_A_MISS
+            self._n_prefetched = n
+            self._prefetched_to = min(max(pages.stop, missing + n), n_pages)
+            wanted = range(missing, self._prefetched_to)
+            self._fetch([page for page in wanted if page not in self._pages])
 
     def _make_room(self, n_pages: int) -> None:
         if len(self._pages) + n_pages > _MOST_PAGES:
             self._pages.clear()
             self._has_all = False
 
-    def _bring_pages(self, pages: Sequence[int]) -> None:
+    def _fetch(self, pages: Sequence[int]) -> None:
         if not pages:
             return
-        if brings_outside():
-            raise MissingError(partial(self._bring_now, pages))
-        self._bring_now(pages)
+        if _attempts_outside() is not None:
+            raise MissingError(partial(self._fetch_now, pages))
+        self._fetch_now(pages)
 
-    def _bring_now(self, pages: Sequence[int]) -> bool:
+    def _fetch_now(self, pages: Sequence[int]) -> bool:
         """Fetch pages; return whether all pages fetched before are still present."""
-        is_outside = brings_outside()
-        ask = self._ask_outside if is_outside else self._ask
-        if is_outside:
-            at_end(self, self._forget)
-        pages = self._not_kept(pages)
+        attempts = _attempts_outside()
+        if attempts is not None:
+            attempts.fetched.add(self)
+        pages = self._not_cached(pages)
+        if not pages:
+            return self._has_all
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
-        order, bounds = joined(
-            np.zeros(len(pages), np.int64), offsets, sizes, _GAP, LARGEST_REQUEST
-        )
-        firsts = offsets[order[bounds[:-1]]]
-        lasts = order[bounds[1:] - 1]
-        contents = ask(firsts.tolist(), (offsets[lasts] + sizes[lasts]).tolist())
-        brought = dict[int, bytes]()
-        for first, content, begin, end in zip(
-            firsts.tolist(), contents, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
-        ):
-            for k in order[begin:end].tolist():
+        order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP, LARGEST_REQUEST)
+        requests = np.split(order, bounds[1:-1])
+        firsts = [int(offsets[own[0]]) for own in requests]
+        stops = [int(offsets[own[-1]] + sizes[own[-1]]) for own in requests]
+        contents = (self._ask if attempts is None else self._ask_outside)(firsts, stops)
+        fetched = dict[int, bytes]()
+        for first, content, own in zip(firsts, contents, requests, strict=True):
+            for k in own.tolist():
                 start = int(offsets[k]) - first
-                brought[pages[k]] = bytes(content[start : start + int(sizes[k])])
-        self._pages |= brought
+                fetched[pages[k]] = bytes(content[start : start + int(sizes[k])])
+        self._pages |= fetched
         # Only pages known to be of this version: with several ranges, `_ask` checks the last one.
-        if self._kept is not None and (is_outside or len(firsts) == 1):
-            self._kept.write(offsets, [brought[page] for page in pages])
+        if self._cache is not None and (attempts is not None or len(firsts) == 1):
+            self._cache.write(
+                [(self._cached, page * PAGE_BYTES, each) for page, each in fetched.items()]
+            )
         return self._has_all
 
-    def _forget(self) -> None:
+    def drop_cached(self) -> None:
         """Drop pages that are cached on this machine's disk."""
-        if self._kept is not None:
+        if self._cache is not None:
             self._pages.clear()
 
-    def _not_kept(self, pages: Sequence[int]) -> list[int]:
+    def _not_cached(self, pages: Sequence[int]) -> list[int]:
         """Load pages that are cached on this machine's disk, and return the others."""
-        if self._kept is None:
+        if self._cache is None or not pages:
             return list(pages)
-        offsets = np.array(pages, np.int64) * PAGE_BYTES
-        found = self._kept.read(offsets, np.minimum(PAGE_BYTES, self._version.size - offsets))
+        size, firsts = self._version.size, [page * PAGE_BYTES for page in pages]
+        found = self._cache.read(
+            [(self._cached, first, min(PAGE_BYTES, size - first)) for first in firsts]
+        )
         self._pages |= {
             page: content for page, content in zip(pages, found, strict=True) if content is not None
         }
         return [page for page, content in zip(pages, found, strict=True) if content is None]
 
     def _read_large(self, view: memoryview, first: int) -> None:
-        starts = range(first, first + len(view), _PIECE)
-        stops = [min(start + _PIECE, first + len(view)) for start in starts]
+        starts = range(first, first + len(view), _PART)
+        stops = [min(start + _PART, first + len(view)) for start in starts]
         for start, content in zip(starts, self._ask(list(starts), stops), strict=True):
             view[start - first : start - first + len(content)] = content
 
     def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges; the last is requested after the others, to check the version."""
-        if not firsts:
-            return ()
 
         def ask() -> list[memoryview]:
             store, contents = self._stores.blocking, list[memoryview]()
@@ -332,7 +340,7 @@ class PagedFile(io.RawIOBase):
                 *(self._range(gate, *each) for each in zip(firsts, stops, strict=True))
             )
 
-        return answer_of(self._location, ask()) if firsts else ()
+        return answer_of(self._location, ask())
 
     async def _range(self, gate: asyncio.Semaphore, first: int, stop: int) -> memoryview:
         async def ask() -> memoryview:
@@ -344,7 +352,7 @@ class PagedFile(io.RawIOBase):
         async with gate:
             return await ask_in_loop(self._location, ask, first, stop)
 
-    def _bring_children(self, nodes: Sequence[bytes]) -> None:
+    def _fetch_children(self, nodes: Sequence[bytes]) -> None:
         """Fetch all descendants of nodes of a chunk index, level by level."""
         key = 8 + 8 * (self._n_dimensions + 1)
         node_bytes = _NODE_HEAD + (_NODE_ENTRIES + 1) * key + _NODE_ENTRIES * _ADDRESS
@@ -362,8 +370,8 @@ class PagedFile(io.RawIOBase):
             if not inside:
                 return
             starts = np.array(inside, np.int64)
-            self.bring(starts, np.full(len(starts), node_bytes, np.int64))
-            nodes = [self._piece(start, start + node_bytes) for start in inside]
+            self.prefetch(starts, np.full(len(starts), node_bytes, np.int64))
+            nodes = [self._read_pages(start, start + node_bytes) for start in inside]
             if any(node[:5] != _NODE_OF_CHUNKS for node in nodes):
                 return
 

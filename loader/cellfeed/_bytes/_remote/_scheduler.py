@@ -8,36 +8,35 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from cellfeed._bytes._location import Location
-from cellfeed._bytes._remote._failures import (
-    Attempts,
-    ShortError,
-    failure,
-    given_up,
-    is_missing,
-    is_overload,
+from cellfeed._bytes._remote._client import (
+    Stores,
+    Version,
+    ask_in_loop,
+    in_loop,
+    is_forked,
+    stores_of,
+    version_of,
 )
-from cellfeed._bytes._remote._loop import in_loop, is_forked
-from cellfeed._bytes._remote._opening import Stores, Version, stores_of, version_of
-from cellfeed._bytes._store import LOOK_UP_SECONDS, is_awaited
-from cellfeed._errors import CellfeedError
+from cellfeed._bytes._remote._failures import ShortError, failure, is_overload
+from cellfeed._bytes._requests import Batch, Request, cancelled
+from cellfeed._errors import CellfeedError, PathError
 
 # Cost of a round trip to a server, and the number of concurrent requests.
 
-LARGEST_REQUEST = 1 << 23  # a larger request would arrive late, and be kept, as a whole
+LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
 
 _SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
 _SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends
-_SECONDS_OF_A_PIECE = 0.2  # interval of throughput; one large answer must not dominate it
-_N_PIECES = 16
+_INTERVAL_SECONDS = 0.2  # interval of throughput; one large answer must not dominate it
+_N_INTERVALS = 16
 _FIRST, _LEAST, _MOST = 8, 4, 256
 _GROWTH = 2
 _RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to keep the limit
@@ -56,15 +55,15 @@ class Link:
 
     def __init__(self) -> None:
         self._latency = float("inf")
-        self._throughputs = deque[float](maxlen=_N_PIECES)
+        self._throughputs = deque[float](maxlen=_N_INTERVALS)
         self._n_bytes, self._began = 0, 0.0
         self.worthwhile_gap = _FIRST_GAP
 
-    def note(self, n_bytes: int, seconds_to_first: float, now: float) -> None:
-        """Note a request that was answered."""
+    def record(self, n_bytes: int, seconds_to_first: float, now: float) -> None:
+        """Record a request that was answered."""
         self._latency = min(self._latency, seconds_to_first)
         self._n_bytes += n_bytes
-        if now - self._began < _SECONDS_OF_A_PIECE:
+        if now - self._began < _INTERVAL_SECONDS:
             return
         if self._began:
             self._throughputs.append(self._n_bytes / (now - self._began))
@@ -96,12 +95,12 @@ class Window:
         self.limit = self.first
         self._before = self.first  # the limit before the last growth
         self._best = 0.0
-        self._n_held = 0
+        self._n_rounds = 0
         self._seconds = list[float]()
         self._since = 0.0
 
-    def note(self, began: float, now: float, *, is_full: bool) -> None:
-        """Note a request that was answered, and whether others are queued."""
+    def record(self, began: float, now: float, *, is_full: bool) -> None:
+        """Record a request that was answered, and whether others are queued."""
         if began < self._since:
             return
         if not is_full:  # a limit that does not bind cannot be judged
@@ -113,17 +112,17 @@ class Window:
             self._begin_round(now)
 
     def overloaded(self, now: float) -> None:
-        """Note that the server asked for fewer requests."""
+        """Record that the server asked for fewer requests."""
         self._begin_round(now)
         self.limit = self._before = max(_LEAST, self.limit // 2)
-        self._best, self._n_held = 0.0, 0
+        self._best, self._n_rounds = 0.0, 0
 
     def _end_round(self, rate: float) -> None:
-        self._n_held += 1
-        if rate > self._best * _RISE or self._n_held > _ROUNDS_ON_A_PLATEAU:
-            self._best, self._n_held, self._before = rate, 0, self.limit
+        self._n_rounds += 1
+        if rate > self._best * _RISE or self._n_rounds > _ROUNDS_ON_A_PLATEAU:
+            self._best, self._n_rounds, self._before = rate, 0, self.limit
             self.limit = min(self.limit * _GROWTH, _MOST)
-        elif self._n_held == 1 and rate < self._best * _GAIN:
+        elif self._n_rounds == 1 and rate < self._best * _GAIN:
             self.limit = self._before  # the last growth brought nothing
 
     def _begin_round(self, now: float) -> None:
@@ -165,9 +164,8 @@ class Counters:
     n_repeated: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """A range of bytes of one object.
+class Object(NamedTuple):
+    """An object of a store.
 
     Parameters
     ----------
@@ -175,90 +173,46 @@ class Request:
         The object, and its path in the store.
     version
         The version that it must have; None if any is accepted.
-    first, stop
-        The bytes; an object whose version is not known may end before ``stop``.
-    n_wanted
-        Number of these bytes that are needed; the others are gaps.
     """
 
     location: Location
     path: str
     version: Version | None
-    first: int
-    stop: int
-    n_wanted: int
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Requests that are awaited together.
+class RemoteBatch(Batch):
+    """Requests to a store; see `Batch`.
 
     Parameters
     ----------
     requests
-        The requests.
-
-    Attributes
-    ----------
-    is_here
-        Done once each request is answered, or has failed.
+        The requests. An object whose version is not known may end before them.
+    objects
+        The objects of the requests, by number.
     """
 
-    requests: Sequence[Request]
-    answers: list[memoryview | CellfeedError | None] = field(init=False)
-    _left: int = field(init=False)
-    _is_given_up: bool = field(init=False, default=False)
-    is_here: Future[None] = field(init=False, default_factory=Future)
-    _tasks: set["asyncio.Task[memoryview | None]"] = field(init=False, default_factory=set)
+    def __init__(self, requests: Sequence[Request], objects: Mapping[int, Object]) -> None:
+        super().__init__(requests, objects[requests[0].file].location)
+        self.objects = objects
+        self.tasks = set[asyncio.Task[memoryview | None]]()
+        self._n_left = len(requests)
 
-    def __post_init__(self) -> None:
-        self.answers = [None] * len(self.requests)
-        self._left = len(self.requests)
-        if not self._left:
-            self.is_here.set_result(None)
-
-    def result(self) -> Sequence[memoryview | CellfeedError | None]:
-        """Wait for all answers: the bytes, None if there is no such object, or the error.
-
-        Each request ends in bounded time, so this does too, and immediately when the process exits,
-        which must not wait for a server.
-
-        Raises
-        ------
-        RemoteError
-            The requests are no longer needed, as when the process exits.
-        """
-        while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
-            if self._is_given_up or not is_awaited():  # others may still be waiting for it
-                raise given_up(self.requests[0].location)
-        return self.answers
-
-    def give_up(self) -> None:
-        """Cancel the requests; from any thread, and without waiting."""
+    def cancel(self) -> None:
+        """Cancel the requests; see `Batch`."""
         if not self.is_here.done() and not is_forked():
-            in_loop(self._give_up)
+            in_loop(self._cancel)
 
-    def _give_up(self) -> None:
-        self._is_given_up = True
-        for task in list(self._tasks):
+    def _cancel(self) -> None:
+        self.is_cancelled = True
+        for task in list(self.tasks):
             task.cancel()
 
     def put(self, number: int, answer: memoryview | CellfeedError | None) -> None:
         """Store an answer."""
         self.answers[number] = answer
-        self._left -= 1
-        if not self._left:
+        self._n_left -= 1
+        if not self._n_left:
             self.is_here.set_result(None)
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._is_given_up
-
-    @property
-    def tasks(self) -> set["asyncio.Task[memoryview | None]"]:
-        """The running requests."""
-        return self._tasks
 
 
 class Scheduler:
@@ -272,8 +226,8 @@ class Scheduler:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._waiting = deque[tuple[Batch, int]]()
-        self._n_under_way = 0
+        self._waiting = deque[tuple[RemoteBatch, int]]()
+        self._n_in_flight = 0
         self._window = Window()
         self.link = Link()
         self.counters = Counters()
@@ -283,34 +237,37 @@ class Scheduler:
         """Limit of concurrent requests."""
         return self._window.limit
 
-    def submit(self, batches: Sequence[Batch]) -> None:
+    def submit(self, batches: Sequence[RemoteBatch]) -> None:
         """Queue requests; from any thread, and without waiting."""
-        if batches:
-            in_loop(self._submit, batches)
+        in_loop(self._submit, batches)
 
-    def _submit(self, batches: Sequence[Batch]) -> None:
+    def _submit(self, batches: Sequence[RemoteBatch]) -> None:
         for batch in batches:
             self._waiting += ((batch, number) for number in range(len(batch.requests)))
         self._send()
 
     def _send(self) -> None:
-        while self._waiting and self._n_under_way < self._window.limit:
+        while self._waiting and self._n_in_flight < self._window.limit:
             batch, number = self._waiting.popleft()
-            if batch.is_given_up:
+            if batch.is_cancelled:
                 continue
-            self._n_under_way += 1
-            task = asyncio.get_running_loop().create_task(self._bytes_of(batch.requests[number]))
+            self._n_in_flight += 1
+            request = batch.requests[number]
+            receiving = self._receive(request, batch.objects[request.file])
+            task = asyncio.get_running_loop().create_task(receiving)
             batch.tasks.add(task)
             # Also called for a task that was cancelled before it began.
             task.add_done_callback(partial(self._answered, batch, number))
 
-    def _answered(self, batch: Batch, number: int, task: "asyncio.Task[memoryview | None]") -> None:
-        self._n_under_way -= 1
-        self._send_soon()
+    def _answered(
+        self, batch: RemoteBatch, number: int, task: "asyncio.Task[memoryview | None]"
+    ) -> None:
+        self._n_in_flight -= 1
+        asyncio.get_running_loop().call_soon(self._send)
         batch.tasks.discard(task)
-        location = batch.requests[number].location
+        location = batch.objects[batch.requests[number].file].location
         if task.cancelled():
-            batch.put(number, given_up(location))
+            batch.put(number, cancelled(location))
             return
         error = task.exception()
         if error is None:
@@ -320,40 +277,37 @@ class Scheduler:
         else:  # any error, since somebody waits for the result
             batch.put(number, failure(error, location))
 
-    def _send_soon(self) -> None:
-        asyncio.get_running_loop().call_soon(self._send)
-
-    async def _bytes_of(self, request: Request) -> memoryview | None:
+    async def _receive(self, request: Request, wanted: Object) -> memoryview | None:
         """Return the bytes, None if the object does not exist and need not exist."""
-        attempts = Attempts(request.location, request.first, request.stop)
-        while True:
-            try:
-                return await self._ask(request)
-            except Exception as error:  # noqa: BLE001 - whatever obstore raises
-                if request.version is None and is_missing(error):
-                    return None
-                pause = attempts.pause_after(error)
-                if is_overload(error):
-                    self._window.overloaded(time.monotonic())
-            self.counters.n_repeated += 1
-            await asyncio.sleep(pause)
+        ask, where = partial(self._ask, request, wanted), (request.first, request.stop)
+        try:
+            return await ask_in_loop(wanted.location, ask, *where, self._before_retry)
+        except PathError:
+            if wanted.version is None:
+                return None
+            raise
 
-    async def _ask(self, request: Request) -> memoryview:
+    def _before_retry(self, error: BaseException) -> None:
+        self.counters.n_repeated += 1
+        if is_overload(error):
+            self._window.overloaded(time.monotonic())
+
+    async def _ask(self, request: Request, wanted: Object) -> memoryview:
         began = time.monotonic()
         options = {"range": (request.first, request.stop)}
-        got = await self._store.get_async(request.path, options=options)
+        got = await self._store.get_async(wanted.path, options=options)
         answered = time.monotonic()
-        if request.version is not None:
-            request.version.check(version_of(got.meta))
+        if wanted.version is not None:
+            wanted.version.check(version_of(got.meta))
         content = memoryview(await got.bytes_async())
         now = time.monotonic()
-        if request.version is not None and len(content) != request.stop - request.first:
+        if wanted.version is not None and len(content) != request.stop - request.first:
             raise ShortError
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)
         self.counters.n_wanted += min(request.n_wanted, len(content))
-        self.link.note(len(content), answered - began, now)
-        self._window.note(began, now, is_full=bool(self._waiting))
+        self.link.record(len(content), answered - began, now)
+        self._window.record(began, now, is_full=bool(self._waiting))
         return content
 
 

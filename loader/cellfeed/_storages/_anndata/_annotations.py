@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import LastingIdentity
-from cellfeed._bytes._tables import KeptTables, Tables
+from cellfeed._bytes._tables import CachedTables, Tables
 from cellfeed._lazy import pd
 from cellfeed._rows import CategoricalColumn, NumericColumn, ObsColumn
 from cellfeed._runs import Runs
@@ -71,7 +71,7 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
             return None  # the file was replaced meanwhile
         return {"names": np.frombuffer(joined, np.uint8)}
 
-    shared = KeptTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
+    shared = CachedTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
     kept = shared.get("names", n, names, fewest=_FEWEST)
     if kept is None:
         return _read(file, path)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import h5py
 
 from cellfeed._bytes import ByteStore, Location
-from cellfeed._bytes._tables import KeptTables
+from cellfeed._bytes._tables import CachedTables
 from cellfeed._decode import (
     ChunkedArray,
     SlowRead,
@@ -119,7 +119,7 @@ class AnnDataFile(Protocol):
         """
         ...
 
-    def kept_tables(self, name: str) -> KeptTables:
+    def kept_tables(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings."""
         ...
 
@@ -267,10 +267,10 @@ class H5File(ByteStore):
         """Return the byte store of chunks."""
         return self
 
-    def kept_tables(self, name: str) -> KeptTables:
+    def kept_tables(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings."""
         file, key = self._where(name)
-        return KeptTables(file.lasting_name, key, file.identity)
+        return CachedTables(file.lasting_name, key, file.identity)
 
     def _where(self, name: str) -> tuple[H5File, str]:
         """Return the file in which an array lies, and what identifies it there."""

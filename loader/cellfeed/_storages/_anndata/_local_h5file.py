@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from cellfeed._bytes import (
     NO_OPTIONS,
     ByteStore,
-    DirectFiles,
     Identity,
     LastingIdentity,
     Location,
     StorageOptions,
-    check_direct,
+    UnbufferedFiles,
+    check_unbuffered,
     identity,
     lasting_identity,
     removed,
@@ -55,23 +55,23 @@ class LocalH5File(H5File):
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._identity: Identity | None = None
         self._opened: LastingIdentity | None = None  # the file as this process opened it
-        self._direct: weakref.ref[DirectFiles] | None = None  # which refers to this
+        self._unbuffered: weakref.ref[UnbufferedFiles] | None = None  # which refers to this
         self._linked: dict[Path, LocalH5File] = {}  # files into which links lead
         self._others: dict[Path, Identity] = {}  # all files that it refers to
         self._n_unmapped: dict[str, int] = {}  # elements of virtual datasets that are nowhere
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_direct": None}
+        return super().__getstate__() | {"_unbuffered": None}
 
     def byte_store(self) -> ByteStore:
         """Return the byte store of chunks; the same for all arrays."""
-        if not self.location.options.direct:
+        if not self.location.options.unbuffered:
             return self
-        direct = None if self._direct is None else self._direct()
-        if direct is None:
-            direct = DirectFiles(self)
-            self._direct = weakref.ref(direct)
-        return direct
+        unbuffered = None if self._unbuffered is None else self._unbuffered()
+        if unbuffered is None:
+            unbuffered = UnbufferedFiles(self)
+            self._unbuffered = weakref.ref(unbuffered)
+        return unbuffered
 
     def _open(self) -> h5py.File:
         file = _open(self.location, self._absolute)
@@ -157,8 +157,8 @@ class LocalH5File(H5File):
             )
             raise FormatError(msg)
         if path not in self._linked:
-            if self.location.options.direct:
-                check_direct(path)
+            if self.location.options.unbuffered:
+                check_unbuffered(path)
             self._linked[path] = LocalH5File(path, self.location.options)
         linked = self._linked[path]
         ours, theirs = (os.fstat(each.id.get_vfd_handle()) for each in (linked(), file))

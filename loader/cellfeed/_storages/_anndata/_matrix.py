@@ -179,7 +179,7 @@ class StoredCsr(StoredMatrix):
     """A CSR matrix of an AnnData file.
 
     The row pointers are kept in memory once they are needed: 8 bytes per cell, which all processes
-    share if they are large; see `KeptTables`.
+    share if they are large; see `CachedTables`.
 
     Parameters
     ----------

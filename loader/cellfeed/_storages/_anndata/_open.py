@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import SCHEMES, Location, check_direct
+from cellfeed._bytes import SCHEMES, Location, check_unbuffered
 from cellfeed._errors import FormatError
 from cellfeed._storages._anndata._attributes import is_group, text
 from cellfeed._storages._anndata._damage import damage_named, other_format_of
@@ -67,8 +67,8 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in remote_groups(location)]
     metadata = metadata_of(location.path)
-    if location.options.direct:
-        check_direct(metadata or location.path)
+    if location.options.unbuffered:
+        check_unbuffered(metadata or location.path)
     if metadata is not None:
         groups = anndata_groups(location.path)
         return [LocalZarrStore(group, location.options) for group in groups]

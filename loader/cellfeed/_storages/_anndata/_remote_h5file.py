@@ -117,7 +117,7 @@ class RemoteH5File(H5File):
         files: NDArray[np.int64],
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
-    ) -> Sequence[bytes | memoryview | None]:
+    ) -> Sequence[bytes | memoryview | NDArray[np.uint8] | None]:
         """Return ranges; see `ByteStore`."""
         return self._objects.read_ranges(files, offsets, sizes)
 
@@ -175,7 +175,7 @@ class RemoteH5File(H5File):
         if found and self._pages is not None:
             offsets, sizes = np.array(found, np.int64).T
             with phil:
-                self._pages.bring(offsets, sizes)
+                self._pages.prefetch(offsets, sizes)
 
     @contextmanager
     def _listing(self, n_dimensions: int) -> Iterator[None]:

@@ -19,11 +19,11 @@ from typing import Any
 from cellfeed._bytes import (
     NO_OPTIONS,
     ByteStore,
-    DirectFiles,
     Identity,
     LastingIdentity,
     Location,
     StorageOptions,
+    UnbufferedFiles,
     broken_link,
     digest_of,
     identity,
@@ -32,7 +32,7 @@ from cellfeed._bytes import (
 )
 from cellfeed._bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed._bytes._remote import zarr_store as store_of
-from cellfeed._bytes._tables import KeptTables
+from cellfeed._bytes._tables import CachedTables
 from cellfeed._decode import (
     ChunkedArray,
     SlowRead,
@@ -261,9 +261,9 @@ class ZarrStore(ABC):
             layout, self._files[name], name, self.kept_tables(name), lost_is_zero=lost_is_zero
         )
 
-    def kept_tables(self, name: str) -> KeptTables:
+    def kept_tables(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings."""
-        return KeptTables(self._lasting_name, name, lambda: self._identity_of(name))
+        return CachedTables(self._lasting_name, name, lambda: self._identity_of(name))
 
     def read_old_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
@@ -334,7 +334,7 @@ class LocalZarrStore(ZarrStore):
 
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
         files = ZarrFiles(self._path / name, layout)
-        return DirectFiles(files) if self.location.options.direct else files
+        return UnbufferedFiles(files) if self.location.options.unbuffered else files
 
     def _identity_of(self, name: str) -> LastingIdentity | None:
         return identity_of_files(self._absolute / name)

@@ -79,7 +79,7 @@ class Storage:
     extra
         The extra of cellfeed that installs the library it needs; empty if it needs none.
     reads_directly
-        Whether it supports direct I/O, which ``location.options.direct`` requests.
+        Whether it supports direct I/O, which ``location.options.unbuffered`` requests.
     facts
         Row of the table in "What can be opened", for storages that come with cellfeed.
 
@@ -212,7 +212,7 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
     FormatError
         A source lacks an element, or the storage raises it.
     """
-    if location.options.direct and (location.path is None or not storage.reads_directly):
+    if location.options.unbuffered and (location.path is None or not storage.reads_directly):
         whose = "is not local" if location.path is None else f"is {storage.name}"
         msg = f"{location.shown}: {whose}, but `direct_io` is only for local h5ad and zarr"
         raise ParameterError(f"{msg}; open it without `direct_io`")

@@ -1,4 +1,4 @@
-"""The conformance suites once more, where tables were kept by an opening before."""
+"""The conformance suites once more, where an earlier opening cached tables."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from cellfeed._storages import open_sources
 
 
 def open_before(path, case):
-    """Open what was written long ago, so that its tables are kept."""
+    """Open what was written long ago, so that its tables are cached."""
     then = time.time() - 1000
     for file in [path, *path.rglob("*")]:
         os.utime(file, (then, then))

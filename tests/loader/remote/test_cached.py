@@ -1,4 +1,4 @@
-"""What this machine's disk keeps is not asked for again."""
+"""What is cached on this machine's disk is not requested again."""
 
 import anndata
 import numpy as np

@@ -1,100 +1,30 @@
-"""Requests to a server, with retries where they may help."""
+"""Finding objects: what a URL refers to, versions of the objects in a folder, and zarr groups."""
 
 import asyncio
 import atexit
 import concurrent.futures
 import importlib
 import re
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from cellfeed._bytes._location import Location
-from cellfeed._bytes._remote._failures import Attempts, given_up
-from cellfeed._bytes._remote._loop import GivenUpError, from_loop, result_of
-from cellfeed._bytes._remote._opening import WEB, Version, check_url, object_store, version_of
-from cellfeed._bytes._store import is_awaited
+from cellfeed._bytes._remote._client import (
+    WEB,
+    Version,
+    answer_of,
+    ask_in_loop,
+    check_url,
+    from_loop,
+    object_store,
+    version_of,
+)
 from cellfeed._errors import CellfeedError, PathError
 
-_Answer = TypeVar("_Answer")
-
 _LEAVING_SECONDS = 1.0  # that the process may take to exit
-
-
-def open_object(location: Location) -> Version:
-    """Ask for the version of an object.
-
-    Raises
-    ------
-    The object does not exist.
-        There is no such object.
-    RemoteError
-        The server cannot be reached, or refuses the request.
-    """
-    store, path = object_store(location)
-    return version_of(answer_of(location, ask_in_loop(location, lambda: store.head_async(path))))
-
-
-def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Wait for the result of `ask_in_loop`, as long as somebody needs it.
-
-    Raises
-    ------
-    CellfeedError
-        As `ask_in_loop`; `RemoteError` if nobody needs the result any more.
-    """
-    try:
-        return result_of(asking)
-    except GivenUpError:
-        raise given_up(location) from None
-
-
-async def ask_in_loop(
-    location: Location,
-    ask: Callable[[], Awaitable[_Answer]],
-    first: int | None = None,
-    stop: int | None = None,
-) -> _Answer:
-    """Send a request to a server, with retries where they may help.
-
-    Raises
-    ------
-    CellfeedError
-        The server does not answer; names the object, and the bytes from ``first`` to ``stop``.
-    """
-    attempts = Attempts(location, first, stop)
-    while True:
-        try:
-            return await ask()
-        except CellfeedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = attempts.pause_after(error)
-        await asyncio.sleep(pause)
-
-
-def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, stop: int) -> _Answer:
-    """Send a request in the calling thread, and run no other Python code meanwhile.
-
-    Raises
-    ------
-    CellfeedError
-        The server does not answer; names the object, and the bytes from ``first`` to ``stop``.
-    """
-    attempts = Attempts(location, first, stop)
-    while True:
-        try:
-            return ask()
-        except CellfeedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = attempts.pause_after(error)
-        if not is_awaited():
-            raise given_up(location)
-        time.sleep(pause)
 
 
 def zarr_store(location: Location) -> tuple[Any, str]:
@@ -107,11 +37,11 @@ def zarr_store(location: Location) -> tuple[Any, str]:
     """
     store, path = object_store(location)
     root = Location(location.text[: len(location.text.rstrip("/")) - len(path)], location.options)
-    return _asking_again()(store, root), path
+    return _retrying_store()(store, root), path
 
 
 @cache
-def _asking_again() -> Any:
+def _retrying_store() -> Any:
     base: Any = importlib.import_module("zarr.storage").ObjectStore  # zarr is slow to import
     atexit.register(_end_requests_of_zarr)  # before zarr ends its loop, which came earlier
 
@@ -217,17 +147,7 @@ def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
     """
     if folder.scheme in WEB:
         return None
-    store, prefix = object_store(folder)
-
-    async def ask() -> dict[str, Version]:
-        pages, found = store.list(prefix, chunk_size=_MOST_AT_ONCE), dict[str, Version]()
-        async for page in pages:
-            found |= {meta["path"][len(prefix) + 1 :]: version_of(meta) for meta in page}
-            if len(found) > most:
-                break
-        return found
-
-    found = answer_of(folder, ask_in_loop(folder, ask))
+    found = _listed(folder, most)
     return None if len(found) > most else found
 
 
@@ -259,7 +179,7 @@ def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
 
 
 def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
-    below = _names_below(location)
+    below = _listed(location)
     if not _ZARR.isdisjoint(below):
         return [location]
     names = {name.partition("/")[0] for name in below}
@@ -268,11 +188,10 @@ def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
 
 def _matches(location: Location, first: int) -> list[Location]:
     folder, _, _ = location.text[:first].rpartition("/")
-    rest = location.text[len(folder) + 1 :]
     below = replace(location, text=folder)
     matches = set[str]()
-    wanted = re.compile(_regular_expression(rest))
-    for name in _names_below(below):
+    wanted = re.compile(_regular_expression(location.text[len(folder) + 1 :]))
+    for name in _listed(below):
         parts = name.split("/")
         # A zarr store is a folder of objects, which matches as a whole.
         candidates = ("/".join(parts[: k + 1]) for k in range(len(parts)))
@@ -290,13 +209,17 @@ def _regular_expression(pattern: str) -> str:
     )
 
 
-def _names_below(location: Location) -> list[str]:
-    """Return the names of all objects below a folder, relative to it."""
-    store, prefix = object_store(location)
-
-    async def ask() -> list[str]:
-        pages = store.list(prefix or None, chunk_size=_MOST_AT_ONCE)
-        return [meta["path"] async for page in pages for meta in page]
-
+def _listed(folder: Location, most: int | None = None) -> dict[str, Version]:
+    """Return the versions of all objects in a folder, or of more than ``most``, by name."""
+    store, prefix = object_store(folder)
     start = len(prefix) + 1 if prefix else 0
-    return [path[start:] for path in answer_of(location, ask_in_loop(location, ask))]
+
+    async def ask() -> dict[str, Version]:
+        found = dict[str, Version]()
+        async for page in store.list(prefix or None, chunk_size=_MOST_AT_ONCE):
+            found |= {meta["path"][start:]: version_of(meta) for meta in page}
+            if most is not None and len(found) > most:
+                break
+        return found
+
+    return answer_of(folder, ask_in_loop(folder, ask))
