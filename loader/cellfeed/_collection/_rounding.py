@@ -88,8 +88,8 @@ def sizes_of_parts(n: int, weights: Sequence[int], key: int | None) -> NDArray[n
         (before * n * unit + u * whole) // (whole * unit)
         for before in itertools.accumulate(weights, initial=0)
     ]
-    sizes: NDArray[np.int64] = np.diff(np.array(bounds, np.int64))
-    return sizes
+    ends = np.array(bounds, np.int64)
+    return ends[1:] - ends[:-1]
 
 
 def controlled_rounding(

@@ -1,15 +1,13 @@
-"""Sources of rows: one protocol, one folder per storage."""
+"""Sources of rows: base classes, a registry, and a file or folder for each storage."""
 
 from cellfeed._storages._anndata import ANNDATA, open_sources
-from cellfeed._storages._base import (
-    ChunkedCsr,
-    ChunkedDense,
-    ChunkedRagged,
-    DirectCsr,
-    Layout,
-    Source,
+from cellfeed._storages._cellstream import CELLSTREAM
+from cellfeed._storages._huggingface import HUGGINGFACE, HuggingFaceSource
+from cellfeed._storages._in_memory import AnnDataObjectSource, locations_or_sources
+from cellfeed._storages._memory_maps import MEMORY_MAPS, SCDL, MemoryMapSource
+from cellfeed._storages._postgres import POSTGRES, PostgresSource
+from cellfeed._storages._registry import (
     Storage,
-    StoredElement,
     built_in,
     find_storage,
     open_location,
@@ -18,19 +16,19 @@ from cellfeed._storages._base import (
     storage_of,
     suffixes,
 )
-from cellfeed._storages._cellstream import CELLSTREAM
-from cellfeed._storages._huggingface import HUGGINGFACE, HuggingFaceSource
-from cellfeed._storages._in_memory import AnnDataObjectSource, locations_or_sources
-from cellfeed._storages._memory_maps import MEMORY_MAPS, SCDL, MemoryMapSource
-from cellfeed._storages._postgres import POSTGRES, PostgresSource
 from cellfeed._storages._soma import SOMA, SomaSource
+from cellfeed._storages._source import (
+    ChunkedCsr,
+    ChunkedDense,
+    ChunkedRagged,
+    DirectCsr,
+    Layout,
+    Source,
+    StoredElement,
+)
 from cellfeed._storages._tokens import TOKEN_STREAM, Span, TokenStream, TokenStreamWriter
 
-register(ANNDATA)
-register(SOMA)
-register(POSTGRES)
-register(HUGGINGFACE)
-register(MEMORY_MAPS)
-register(SCDL)
-register(CELLSTREAM)
-register(TOKEN_STREAM)
+for _storage in (
+    ANNDATA, SOMA, POSTGRES, HUGGINGFACE, MEMORY_MAPS, SCDL, CELLSTREAM, TOKEN_STREAM,
+):  # fmt: skip
+    register(_storage)

@@ -15,29 +15,22 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import (
-    ByteStore,
-    Identity,
-    LastingIdentity,
-    Location,
-    identity,
-    lasting_identity,
-    removed,
-    replaced,
-)
+from cellfeed._bytes import ByteStore, LastingIdentity, Location, lasting_identity, removed
 from cellfeed._bytes._store import closed_with
 from cellfeed._decode import ChunkReads, Pieces, SlowRead, pieced_array
 from cellfeed._errors import CellfeedError, FormatError, PathError, one_line
 from cellfeed._lazy import ad, pd
 from cellfeed._rows import Layout
 from cellfeed._runs import Runs, count_rows, expand
-from cellfeed._storages._base import (
+from cellfeed._storages._registry import Storage, library
+from cellfeed._storages._source import (
     DirectCsr,
+    OpenedPerProcess,
     Source,
-    Storage,
-    StorageFacts,
     StoredElement,
-    library,
+    WatchedFiles,
+    as_text,
+    fill,
 )
 
 # An archive opened in this process: its tables, the bytes of its cells, and its decoder.
@@ -82,13 +75,8 @@ class Opened:
     payload: NDArray[np.uint8]
     decode: Decode | None
 
-    @property
-    def manifest(self) -> Any:
-        """The manifest of the archive."""
-        return self.packed.manifest
 
-
-class Archive(ByteStore):
+class Archive(OpenedPerProcess, ByteStore):
     """An archive, opened separately in each process that reads it.
 
     Parameters
@@ -108,18 +96,7 @@ class Archive(ByteStore):
             raise PathError(f"{msg}; download it")
         self.location = location
         self.path = location.path.absolute()  # stays valid if the working directory changes
-        self._identity: Identity | None = None
-        self._opened: tuple[int, Opened] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-    def __call__(self) -> Opened:
-        """Return the opened archive."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            with self.failures_named("archive"):
-                self._opened = os.getpid(), self._open()
-        return self._opened[1]
+        self._watched = WatchedFiles()
 
     @contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
@@ -146,10 +123,7 @@ class Archive(ByteStore):
 
         The file is memory-mapped: reading a part that no longer exists would kill the process.
         """
-        try:
-            self._compare(identity(os.stat(self.path)))  # noqa: PTH116 - called often
-        except OSError as error:
-            raise removed(self.location) from error
+        self._watched.check()
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
         """Return the location of the archive."""
@@ -172,21 +146,22 @@ class Archive(ByteStore):
     def _open(self) -> Opened:
         cellstream = library("cellstream", self.location, what=_WHAT, extra="cellstream")
         reader = library("cellstream.packed.reader", self.location, what=_WHAT, extra="cellstream")
-        packed = reader.PackedArchive(self.path)
-        if packed.manifest.get("layout") != "cell":
-            msg = f"{self.location}: is a cellstream archive with shards, not with a frame"
-            raise FormatError(f'{msg} for each cell; write it with `layout="cell"`')
-        with closing(cellstream.CellStore(self.path)) as store:  # which checks its tables
-            shape, offsets, indptr = store.shape, store.offsets, store.indptr
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        owner = closed_with(descriptor)
-        self._compare(identity(os.fstat(descriptor)))
-        _, first, n_bytes = packed.member_location(_PAYLOAD)
-        payload = np.empty(0, np.uint8)
-        if n_bytes:
-            mapped = mmap.mmap(descriptor, n_bytes, offset=first, access=mmap.ACCESS_READ)
-            payload = np.frombuffer(mapped, np.uint8)
-        decode = _decoder(packed.manifest, payload, offsets, indptr, shape[1])
+        with self.failures_named("archive"):
+            packed = reader.PackedArchive(self.path)
+            if packed.manifest.get("layout") != "cell":
+                msg = f"{self.location}: is a cellstream archive with shards, not with a frame"
+                raise FormatError(f'{msg} for each cell; write it with `layout="cell"`')
+            with closing(cellstream.CellStore(self.path)) as store:  # which checks its tables
+                shape, offsets, indptr = store.shape, store.offsets, store.indptr
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            owner = closed_with(descriptor)
+            self._watched.see(self.path, os.fstat(descriptor), self.location)
+            _, first, n_bytes = packed.member_location(_PAYLOAD)
+            payload = np.empty(0, np.uint8)
+            if n_bytes:
+                mapped = mmap.mmap(descriptor, n_bytes, offset=first, access=mmap.ACCESS_READ)
+                payload = np.frombuffer(mapped, np.uint8)
+            decode = _decoder(packed.manifest, payload, offsets, indptr, shape[1])
         return Opened(packed, shape, offsets, indptr, descriptor, owner, first, payload, decode)
 
     def gather(self, rows: NDArray[np.int64], dtype: np.dtype[Any]) -> Any:
@@ -195,11 +170,27 @@ class Archive(ByteStore):
         with closing(cellstream.CellStore(self.path)) as store:
             return store.gather_rows(rows, out_dtype=dtype)
 
-    def _compare(self, found: Identity) -> None:
-        if self._identity is None:
-            self._identity = found
-        if self._identity != found:
-            raise replaced(self.location)
+    @contextmanager
+    def header(self) -> Iterator[h5py.File]:
+        """Open all but the matrix: an AnnData file within the archive."""
+        with self.failures_named("header"), h5py.File(self.member("header.h5ad"), "r") as file:
+            yield file
+
+    def member(self, name: str) -> Any:
+        """Return a member of the archive as a memory-mapped file."""
+        import pyarrow as pa  # noqa: PLC0415 - cellstream needs it
+
+        _, first, n_bytes = self().packed.member_location(name)
+        self.check_unchanged()
+        with pa.memory_map(str(self.path)) as whole:
+            whole.seek(first)
+            return pa.BufferReader(whole.read_buffer(n_bytes))
+
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of genes."""
+        with self.header() as file:
+            found: pd.DataFrame = ad.io.read_elem(file["var"])
+        return found
 
 
 def _decoder(
@@ -236,64 +227,6 @@ def _decoder(
     return decode
 
 
-# Tables of cells and genes in an archive: members of its file, read by column.
-
-
-def obs_names(archive: Archive) -> list[str]:
-    """Return the names of the obs columns, without the names of the cells."""
-    with archive.failures_named("obs"):
-        return list(archive().packed.obs_columns())
-
-
-def read_obs(
-    archive: Archive, columns: Sequence[str], rows: NDArray[np.int64] | None = None
-) -> pd.DataFrame:
-    """Read obs columns.
-
-    Parameters
-    ----------
-    archive
-        The archive.
-    columns
-        Names of the columns; may be empty if rows are given.
-    rows
-        Rows to read, indexed by the names of the cells; if None, all cells, indexed by number.
-    """
-    import pyarrow.parquet as pq  # noqa: PLC0415 - cellstream needs it
-
-    with archive.failures_named("obs"):
-        file = pq.ParquetFile(_member(archive, "obs.parquet"))
-        table = file.read(columns=[*columns], use_pandas_metadata=rows is not None)
-        some = table if rows is None else table.take(rows)
-        found: pd.DataFrame = some.to_pandas(ignore_metadata=rows is None)
-    return found
-
-
-def read_var(archive: Archive) -> pd.DataFrame:
-    """Read the table of genes."""
-    with header(archive) as file:
-        found: pd.DataFrame = ad.io.read_elem(file["var"])
-    return found
-
-
-@contextmanager
-def header(archive: Archive) -> Iterator[h5py.File]:
-    """Open the rest of an archive, all except the matrix: an AnnData file within its file."""
-    with archive.failures_named("header"), h5py.File(_member(archive, "header.h5ad"), "r") as file:
-        yield file
-
-
-def _member(archive: Archive, name: str) -> Any:
-    """Return a member of the archive as a memory-mapped file."""
-    import pyarrow as pa  # noqa: PLC0415 - cellstream needs it
-
-    _, first, n_bytes = archive().packed.member_location(name)
-    archive.check_unchanged()
-    with pa.memory_map(str(archive.path)) as whole:
-        whole.seek(first)
-        return pa.BufferReader(whole.read_buffer(n_bytes))
-
-
 # The matrix of an archive, which stores each cell in a frame of its own.
 
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
@@ -316,7 +249,7 @@ class CellFrames(DirectCsr):
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         opened = archive()
-        manifest, self.shape = opened.manifest, opened.shape
+        manifest, self.shape = opened.packed.manifest, opened.shape
         is_wide = manifest["value_dtype_on_disk"] == "float64" or (
             manifest["value_dtype_on_disk"] == "uint32"
             and np.iinfo(manifest["x_data_dtype_min"]).max > _LARGEST
@@ -329,7 +262,7 @@ class CellFrames(DirectCsr):
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the genes."""
-        return read_var(self._archive).index.to_numpy(object)
+        return self._archive.read_var().index.to_numpy(object)
 
     def stored_bytes(self) -> int:
         """Return the size in bytes of the frames, and of the tables that locate them."""
@@ -338,7 +271,7 @@ class CellFrames(DirectCsr):
 
     def codec(self) -> str:
         """Return the compression of frames."""
-        return str(self._archive().manifest["codec"])
+        return str(self._archive().packed.manifest["codec"])
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - any is cast to
         """Return why cells are not decoded in place; None if they are."""
@@ -410,15 +343,11 @@ class CellstreamSource(Source):
     def __init__(self, path: str | os.PathLike[str] | Location) -> None:
         self.location = path if isinstance(path, Location) else Location.of(path)
         self._archive = Archive(self.location)
-        frames = CellFrames(self._archive)
-        self.elements: dict[str, StoredElement] = {"X": frames}
-        with header(self._archive) as file:
+        self.elements: dict[str, StoredElement] = {"X": CellFrames(self._archive)}
+        with self._archive.header() as file:
             for name, stored in file.get("obsm", {}).items():
                 if isinstance(stored, h5py.Dataset) and stored.ndim > 1:
                     self.elements[f"obsm/{name}"] = _Embedding(self._archive, name, stored)
-
-    def __repr__(self) -> str:
-        return f"CellstreamSource({str(self.location)!r})"
 
     @property
     def n_rows(self) -> int:
@@ -426,22 +355,30 @@ class CellstreamSource(Source):
         return self.elements["X"].shape[0] if "X" in self.elements else super().n_rows
 
     def obs_names(self) -> list[str]:
-        """Return the names of the obs columns."""
-        return obs_names(self._archive)
+        """Return the names of the obs columns, without the names of the cells."""
+        with self._archive.failures_named("obs"):
+            return list(self._archive().packed.obs_columns())
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
-        return read_obs(self._archive, columns)
+        with self._archive.failures_named("obs"):
+            found: pd.DataFrame = self._obs_table(columns).to_pandas(ignore_metadata=True)
+        return found
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read some rows of obs columns, indexed by the names of the cells."""
-        table = read_obs(self._archive, columns, rows)
-        table = table.set_index(table.index.astype(str))
-        return table.astype({name: "string" for name in table if table[name].dtype == object})
+        with self._archive.failures_named("obs"):
+            found = self._obs_table(columns, use_pandas_metadata=True).take(rows).to_pandas()
+        return as_text(found.set_index(found.index.astype(str)))
+
+    def _obs_table(self, columns: Sequence[str], **options: bool) -> Any:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - cellstream needs it
+
+        return pq.ParquetFile(self._archive.member("obs.parquet")).read([*columns], **options)
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
-        return read_var(self._archive)
+        return self._archive.read_var()
 
 
 class _Embedding(StoredElement):
@@ -457,21 +394,13 @@ class _Embedding(StoredElement):
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Read rows."""
         out = np.empty((count_rows(runs), *self.shape[1:]), self.dtype)
-        done = 0
-        with header(self._archive) as file:
-            for start, stop in runs.tolist():
-                out[done : done + stop - start] = file[self._name][start:stop]
-                done += stop - start
-        return out
+        with self._archive.header() as file:
+            return fill(out, runs, lambda start, stop: file[self._name][start:stop])
 
 
 # Files that are archives of cellstream.
 
 _MAGIC = b"SHPK"
-
-
-def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa: ARG001 - it has one
-    return [CellstreamSource(location)]
 
 
 def _is_archive(path: Path) -> bool:
@@ -484,12 +413,8 @@ def _is_archive(path: Path) -> bool:
 
 CELLSTREAM = Storage(
     name="cellstream",
-    open=_open,
+    open=lambda location, _: [CellstreamSource(location)],
     suffixes=(".csad", ".shad"),
     recognizes=_is_archive,
     extra="cellstream",
-    facts=StorageFacts(
-        recognized="a file with the header of `.csad` and `.shad`, and one frame per cell",
-        reading="fast: cellstream's compiled decoder writes into minibatches",
-    ),
 )

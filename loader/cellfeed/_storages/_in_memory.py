@@ -16,11 +16,11 @@ from cellfeed._bytes import SCHEMES, ByteStore, Location
 from cellfeed._decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd, sp
-from cellfeed._rows import CsrChunks, CsrRows, DenseChunks, Layout
+from cellfeed._rows import CsrChunks, CsrRows, DenseChunks
 from cellfeed._runs import Runs, expand
 from cellfeed._storages._anndata import as_names, open_sources
-from cellfeed._storages._base import Source, StoredElement
 from cellfeed._storages._huggingface import HuggingFaceSource
+from cellfeed._storages._source import Source, StoredElement
 
 # Arrays in memory, as chunks that need no reading.
 
@@ -47,147 +47,93 @@ class _Memory(ByteStore):
     ) -> list[NDArray[np.uint8]]:
         """Return views of the array."""
         content = self._values.reshape(-1).view(np.uint8)
-        stops = offsets + sizes
-        ranges = zip(offsets.tolist(), stops.tolist(), strict=True)
+        ranges = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
         return [content[first:stop] for first, stop in ranges]
-
-
-def array_in_memory(location: Location, name: str, values: NDArray[Any]) -> ChunkedArray:
-    """Return an array as chunks, which are copied directly from its memory.
-
-    Parameters
-    ----------
-    location, name
-        For messages.
-    values
-        Of native dtype, in C order; a two-dimensional array is flattened.
-    """
-    size = math.prod(values.shape)
-    pieces = Pieces(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([size]), values.itemsize)
-    return pieced_array(name, pieces, values.dtype, _Memory(location, values))
 
 
 # Matrices in memory.
 
 
-def element_in_memory(
-    location: Location, name: str, matrix: Any, columns: NDArray[np.object_] | None
-) -> StoredElement:
-    """Return a matrix as an element.
+class MatrixInMemory(StoredElement):
+    """A CSR matrix of SciPy, or a NumPy array of numbers.
 
     Parameters
     ----------
     location, name
         For messages.
     matrix
-        CSR, or a NumPy array of numbers.
+        The matrix.
     columns
         Names of its columns, str; None if they have none.
 
     Raises
     ------
     FormatError
-        It is neither.
+        It is something else.
     """
-    if sp.issparse(matrix):
-        kind: str = getattr(matrix, "format", "sparse")
-        if kind != "csr":
-            msg = f"{location}: `{name}` is stored by gene ({kind}), which is slow by cell"
-            raise FormatError(f"{msg}; make it CSR with `.tocsr()`")
-        return SparseInMemory(location, name, matrix, columns)
-    if not isinstance(matrix, np.ndarray) or matrix.ndim < 2 or matrix.dtype.kind not in "biuf":  # noqa: PLR2004 - cells, columns
-        msg = f"{location}: `{name}` is a {type(matrix).__name__}, not a matrix of numbers"
-        raise FormatError(f"{msg}; make it a NumPy array or CSR")
-    return DenseInMemory(location, name, matrix, columns)
 
-
-class _InMemory(StoredElement):
     def __init__(
         self, location: Location, name: str, matrix: Any, columns: NDArray[np.object_] | None
     ) -> None:
-        self._location, self._name, self._columns = location, name, columns
+        self._is_sparse = sp.issparse(matrix)
+        if self._is_sparse and (kind := getattr(matrix, "format", "sparse")) != "csr":
+            msg = f"{location}: `{name}` is stored by gene ({kind}), which is slow by cell"
+            raise FormatError(f"{msg}; make it CSR with `.tocsr()`")
+        if not self._is_sparse and not (_is_array(matrix) and matrix.ndim > 1):
+            msg = f"{location}: `{name}` is a {type(matrix).__name__}, not a matrix of numbers"
+            raise FormatError(f"{msg}; make it a NumPy array or CSR")
+        self.layout = "csr" if self._is_sparse else "dense"
         self.var = None if columns is None else "raw/var" if name == "raw/X" else "var"
+        self.column_names = columns
         self.shape = tuple(int(n) for n in matrix.shape)
         self.dtype = matrix.dtype.newbyteorder("=")
-
-    def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns."""
-        return super().var_names() if self._columns is None else self._columns
+        self._matrix = matrix
+        self._arrays = [matrix.indices, matrix.data] if self._is_sparse else [matrix]
+        self._chunks: CsrChunks | DenseChunks | None = None
+        is_plain = all(each.flags.c_contiguous and each.dtype.isnative for each in self._arrays)
+        if is_plain and can_cast(matrix.dtype, self.dtype):
+            arrays = [_array(location, name, each) for each in self._arrays]
+            if self._is_sparse:
+                indptr = np.asarray(matrix.indptr, np.int64)
+                self._chunks = CsrChunks(indptr, arrays[0], arrays[1], self.shape[1])
+            elif matrix.size:
+                self._chunks = DenseChunks(arrays[0], matrix.size // len(matrix))
 
     def codec(self) -> str:
         """Return that nothing is compressed."""
         return "none"
 
-    def _array(self, values: NDArray[Any]) -> Any:
-        return array_in_memory(self._location, self._name, values)
-
-
-class SparseInMemory(_InMemory):
-    """A CSR matrix of SciPy."""
-
-    layout: Layout = "csr"
-
-    def __init__(
-        self, location: Location, name: str, matrix: Any, columns: NDArray[np.object_] | None
-    ) -> None:
-        super().__init__(location, name, matrix, columns)
-        self._matrix = matrix
-        arrays = matrix.indices, matrix.data
-        is_plain = all(each.flags.c_contiguous and each.dtype.isnative for each in arrays)
-        self._chunks: CsrChunks | None = None
-        if is_plain and can_cast(matrix.data.dtype, self.dtype):
-            pointer = np.asarray(matrix.indptr, np.int64)
-            chunked = [self._array(each) for each in arrays]
-            self._chunks = CsrChunks(pointer, chunked[0], chunked[1], self.shape[1])
-
     def stored_bytes(self) -> int:
         """Return its size in memory, in bytes."""
-        parts = (self._matrix.data, self._matrix.indices, self._matrix.indptr)
-        return sum(int(each.nbytes) for each in parts)
+        arrays = [*self._arrays, *([self._matrix.indptr] if self._is_sparse else [])]
+        return sum(int(each.nbytes) for each in arrays)
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the number of elements of each row."""
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
+        """Return the number of non-zeros of each row of CSR."""
+        if not self._is_sparse:
+            return None
         rows = expand(runs)
         pointer = self._matrix.indptr
         return np.asarray(pointer[rows + 1] - pointer[rows], np.int64)
 
-    def chunked(self) -> CsrChunks | None:
-        """Return where rows lie."""
+    def chunked(self) -> CsrChunks | DenseChunks | None:
+        """Return the rows in memory."""
         return self._chunks
 
-    def read_rows(self, runs: Runs) -> CsrRows:
+    def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
         """Return rows."""
         rows = self._matrix[expand(runs)]
-        return CsrRows(rows.indptr, rows.indices, rows.data, self.shape[1])
+        if self._is_sparse:
+            return CsrRows(rows.indptr, rows.indices, rows.data, self.shape[1])
+        dense: NDArray[Any] = rows.astype(self.dtype, copy=False)
+        return dense
 
 
-class DenseInMemory(_InMemory):
-    """A NumPy array."""
-
-    layout: Layout = "dense"
-
-    def __init__(
-        self, location: Location, name: str, matrix: Any, columns: NDArray[np.object_] | None
-    ) -> None:
-        super().__init__(location, name, matrix, columns)
-        self._matrix = matrix
-        self._chunks: DenseChunks | None = None
-        is_plain = matrix.flags.c_contiguous and matrix.dtype.isnative
-        if is_plain and matrix.size and can_cast(matrix.dtype, self.dtype):
-            self._chunks = DenseChunks(self._array(matrix), matrix.size // len(matrix))
-
-    def stored_bytes(self) -> int:
-        """Return its size in memory, in bytes."""
-        return int(self._matrix.nbytes)
-
-    def chunked(self) -> DenseChunks | None:
-        """Return where rows lie."""
-        return self._chunks
-
-    def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Return rows."""
-        rows: NDArray[Any] = self._matrix[expand(runs)]
-        return rows.astype(self.dtype, copy=False)
+def _array(location: Location, name: str, values: NDArray[Any]) -> ChunkedArray:
+    """Return an array of native dtype, in C order, as chunks that are copied from its memory."""
+    size = math.prod(values.shape)
+    pieces = Pieces(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([size]), values.itemsize)
+    return pieced_array(name, pieces, values.dtype, _Memory(location, values))
 
 
 # AnnData objects: in memory, or backed by a file.
@@ -281,7 +227,7 @@ class AnnDataObjectSource(Source):
             raise FormatError(f"{self.location}: has no `{name}`; {listed}")
         if folder != "obsm":
             columns = as_names(owner.var_names)
-        return element_in_memory(self.location, name, found, columns)
+        return MatrixInMemory(self.location, name, found, columns)
 
 
 def _fingerprint(adata: Any) -> str:
@@ -290,18 +236,15 @@ def _fingerprint(adata: Any) -> str:
     digest = hashlib.blake2b(repr((adata.shape, [*map(str, names)])).encode(), digest_size=16)
     n_looked_at = _BYTES_LOOKED_AT // max(1, n_columns * np.dtype(np.float64).itemsize)
     matrix = adata.X
-    if _is_by_row(matrix):
+    is_csr = sp.issparse(matrix) and getattr(matrix, "format", None) == "csr"
+    if is_csr or _is_array(matrix):
         values = matrix[_spread(n_rows, n_looked_at)]
-        is_csr = sp.issparse(values)
-        parts = (values.indptr, values.indices, values.data) if is_csr else (values,)
-        for part in parts:
+        for part in (values.indptr, values.indices, values.data) if is_csr else (values,):
             digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 
-def _is_by_row(matrix: Any) -> bool:
-    if sp.issparse(matrix):
-        return getattr(matrix, "format", None) == "csr"
+def _is_array(matrix: Any) -> bool:
     return isinstance(matrix, np.ndarray) and matrix.dtype.kind in "biuf"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
-from cellfeed._decode import FolderFiles, Pieces, can_cast, pieced_array
+from cellfeed._decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed._errors import FormatError, ParameterError, PathError
 from cellfeed._lazy import pd
 from cellfeed._mapping import map_or_read
 from cellfeed._rows import CsrChunks, CsrRows
 from cellfeed._runs import Runs, expand
-from cellfeed._storages._base import (
-    FileNames,
-    FlatCsr,
-    Source,
+from cellfeed._storages._registry import (
     Storage,
-    StorageFacts,
+    failures_named,
+    first_line,
     import_arrow,
     to_frame,
 )
+from cellfeed._storages._source import FlatCsr, Source, files_in
 
 # The arrays of a folder of memory maps: their files, dtypes and sizes.
 
@@ -144,16 +144,11 @@ def _npy(path: Path) -> FlatArray:
     try:
         mapped = np.load(path, mmap_mode="r")
     except FileNotFoundError as error:
-        msg = (
-            f"{path}: is missing; unzip a file that `scipy.sparse.save_npz` wrote with "
-            "compressed=False"
-        )
-        raise PathError(msg) from error
+        msg = f"{path}: is missing; unzip a file that `scipy.sparse.save_npz` wrote with"
+        raise PathError(f"{msg} compressed=False") from error
     except (ValueError, EOFError) as error:
-        said = str(error).splitlines()[0]
-        raise FormatError(
-            f"{path}: is not a complete .npy file ({said}); write it again"
-        ) from error
+        msg = f"{path}: is not a complete .npy file ({first_line(error)})"
+        raise FormatError(f"{msg}; write it again") from error
     if not isinstance(mapped, np.memmap) or mapped.ndim != 1:
         raise FormatError(f"{path}: is not a one-dimensional array; write it again")
     return FlatArray(path, mapped.dtype, int(mapped.offset), mapped.size)
@@ -177,12 +172,10 @@ def _scdl_dtypes(header: Path) -> dict[str, str]:
     """Return the dtypes in a header; without a header, the dtypes of folders that had none."""
     if not header.exists():
         return _WITHOUT_HEADER
-    content = header.read_bytes()
-    try:
-        return _WITHOUT_HEADER | _parsed(content)
-    except (struct.error, KeyError, ValueError, UnicodeDecodeError) as error:
-        msg = f"{header}: is not a known header of BioNeMo SCDL ({error})"
-        raise FormatError(f"{msg}; write the folder again with another version of it") from error
+    what = f"{header}: is not a known header of BioNeMo SCDL"
+    remedy = "write the folder again with another version of it"
+    with failures_named(what, remedy, (struct.error, KeyError, ValueError)):
+        return _WITHOUT_HEADER | _parsed(header.read_bytes())
 
 
 def _parsed(content: bytes) -> dict[str, str]:
@@ -197,10 +190,9 @@ def _parsed(content: bytes) -> dict[str, str]:
         at += struct.calcsize(f">{form}")
         return value
 
-    take_text: Callable[[], str] = lambda: take(f"{take('I')}s").decode()  # noqa: E731
     found = dict[str, str]()
     for _ in range(take("I")):
-        name = take_text()
+        name = take(f"{take('I')}s").decode()
         take("Q")  # the length of the array, which also follows from the file size
         found[name] = _SCDL_DTYPES[take("I")]
         if take("B"):
@@ -219,45 +211,26 @@ def _not_one_matrix(folder: Location) -> FormatError:
 _NAMES = ("var_feature_id", "feature_id", "gene_id", "ensembl_id", "feature_name", "gene_name")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GeneTable:
-    """Genes, and the cells that have these genes.
-
-    Parameters
-    ----------
-    rows
-        The first of these cells, and the one after the last.
-    var
-        One row per gene.
-    """
-
-    rows: tuple[int, int]
-    var: pd.DataFrame
-
-
-def gene_tables(folder: Location, n_rows: int) -> list[GeneTable]:
-    """Return the tables of genes of a folder, merging adjacent tables that are equal.
+def gene_tables(folder: Location, n_rows: int) -> list[tuple[range, pd.DataFrame]]:
+    """Return the tables of genes of a folder, each with its cells; equal neighbours are one.
 
     Raises
     ------
     FormatError
         There are no tables, or they do not cover the cells of the folder.
     """
-    where = next(
-        (Path(folder, n) for n in ("var_features", "features") if Path(folder, n).is_dir()), None
-    )
-    if where is None:
+    names = [name for name in ("var_features", "features") if Path(folder, name).is_dir()]
+    if not names:
         msg = f"{folder}: has no `var_features`, so the number of genes is unknown"
         raise FormatError(f"{msg}; save it with `SingleCellMemMapDataset.save`")
-    bounds, files = _saved(folder, where.name, n_rows)
+    bounds, files = _saved(folder, names[0], n_rows)
     arrow = import_arrow(folder, "scdl")
-    tables = list[GeneTable]()
+    tables = list[tuple[range, pd.DataFrame]]()
     for k, file in enumerate(files):
-        var = _read(arrow, file, None).to_pandas()
-        if tables and tables[-1].var.equals(var):
-            tables[-1] = GeneTable((tables[-1].rows[0], bounds[k + 1]), var)
-        else:
-            tables.append(GeneTable((bounds[k], bounds[k + 1]), var))
+        first, var = bounds[k], _read(arrow, file, None).to_pandas()
+        if tables and tables[-1][1].equals(var):
+            first = tables.pop()[0].start
+        tables.append((range(first, bounds[k + 1]), var))
     return tables
 
 
@@ -267,48 +240,19 @@ def names_of(var: pd.DataFrame) -> NDArray[np.object_] | None:
     return None if column is None else var[column].astype(str).to_numpy(object)
 
 
-class ScdlObs:
-    """The obs columns of a folder.
-
-    Parameters
-    ----------
-    folder
-        The folder.
-    n_rows
-        Its number of cells.
-    rows
-        First row to read, and the one after the last.
-    """
-
-    def __init__(self, folder: Location, n_rows: int, rows: tuple[int, int]) -> None:
-        self._folder, self._n_rows, self._rows = folder, n_rows, rows
-
-    def names(self) -> list[str]:
-        """Return the names of all columns."""
-        arrow, files = self._files()
-        named = [_said_in(file, arrow.parquet.read_schema).names for file in files]
-        return list(dict.fromkeys(name for names in named for name in names))
-
-    def read(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return some columns, with missing values for cells whose table lacks a column."""
-        arrow, files = self._files()
-        parts = [_read(arrow, file, columns) for file in files]
-        table = arrow.concat_tables(parts, promote_options="permissive").select(list(columns))
-        first, stop = self._rows
-        return to_frame(table.slice(first, stop - first))
-
-    def _files(self) -> tuple[Any, list[Path]]:
-        """Return pyarrow, and the tables, after comparing their row counts with the index."""
-        arrow = import_arrow(self._folder, "scdl")
-        if not Path(self._folder, "obs_features").is_dir():
-            return arrow, []
-        bounds, files = _saved(self._folder, "obs_features", self._n_rows)
-        for file, first, stop in zip(files, bounds, bounds[1:], strict=False):
-            n_rows = _said_in(file, arrow.parquet.read_metadata).num_rows
-            if n_rows != stop - first:
-                msg = f"{file}: has {n_rows} rows, but its index states {stop - first}"
-                raise FormatError(f"{msg}; write the folder {self._folder.name} again")
-        return arrow, files
+def obs_tables(folder: Location, n_rows: int) -> tuple[Any, list[Path]]:
+    """Return pyarrow, and the tables of cells, after comparing their row counts with the index."""
+    arrow = import_arrow(folder, "scdl")
+    if not Path(folder, "obs_features").is_dir():
+        return arrow, []
+    bounds, files = _saved(folder, "obs_features", n_rows)
+    for file, first, stop in zip(files, bounds, bounds[1:], strict=False):
+        with _unreadable(file):
+            n_rows = arrow.parquet.read_metadata(file).num_rows
+        if n_rows != stop - first:
+            msg = f"{file}: has {n_rows} rows, but its index states {stop - first}"
+            raise FormatError(f"{msg}; write the folder {folder.name} again")
+    return arrow, files
 
 
 def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Path]]:
@@ -324,8 +268,8 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
     """
     where = Path(folder, name)
     index = where / "cumulative_sum_index.npy"
-    stored = _said_in(index, lambda path: np.load(path).astype(np.int64))
-    bounds = np.maximum(stored, 0).ravel().tolist()
+    with _unreadable(index):
+        bounds = np.maximum(np.load(index).astype(np.int64), 0).ravel().tolist()
     n_tables = len(bounds) - 1
     if not n_tables and name == "obs_features":  # the cells have no labels
         return bounds, []
@@ -341,29 +285,21 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
     return bounds, files
 
 
-def _said_in(file: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the contents of a file.
-
-    Raises
-    ------
-    FormatError
-        It is missing or damaged.
-    """
-    try:
-        return read(file)
-    except (OSError, ValueError, EOFError) as error:
-        said = str(error).splitlines()[0]
-        raise FormatError(f"{file}: cannot be read ({said}); copy it again") from error
+def _unreadable(file: Path) -> AbstractContextManager[None]:
+    """Convert errors of a file that is missing or damaged."""
+    kinds = OSError, ValueError, EOFError
+    return failures_named(f"{file}: cannot be read", "copy it again", kinds)
 
 
 def _read(arrow: Any, file: Path, columns: Sequence[str] | None) -> Any:
-    there = _said_in(file, arrow.parquet.read_schema).names
-    wanted = None if columns is None else [name for name in columns if name in there]
-    table = _said_in(file, lambda path: arrow.parquet.ParquetFile(path).read(columns=wanted))
-    if columns is not None and not wanted:  # so that the number of rows is kept
-        n_rows = arrow.parquet.read_metadata(file).num_rows
-        return arrow.table({columns[0]: arrow.nulls(n_rows)})
-    return table
+    with _unreadable(file):
+        parquet = arrow.parquet.ParquetFile(file)
+        if columns is None:
+            return parquet.read()
+        wanted = [name for name in columns if name in parquet.schema_arrow.names]
+        if wanted:
+            return parquet.read(wanted)
+        return arrow.table({columns[0]: arrow.nulls(parquet.metadata.num_rows)})
 
 
 # The matrix of a folder of memory maps.
@@ -379,7 +315,7 @@ class MappedCsr(FlatCsr):
     arrays
         Its arrays.
     rows
-        First row, and the one after the last.
+        The rows.
     names
         Names of the columns, str, shape (n_columns,); None if they have none.
     n_columns
@@ -390,18 +326,15 @@ class MappedCsr(FlatCsr):
         self,
         folder: Location,
         arrays: FlatArrays,
-        rows: tuple[int, int],
+        rows: range,
         names: NDArray[np.object_] | None,
         n_columns: int,
     ) -> None:
-        used = (arrays.indices.path.name, arrays.data.path.name, arrays.indptr.path.name)
-        files = FolderFiles(Path(folder), FileNames(*used), len(used))
-        super().__init__(files, (rows[1] - rows[0], n_columns), arrays.data.dtype)
-        self._location, self._arrays, self._rows, self._names = folder, arrays, rows, names
-
-    def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns."""
-        return super().var_names() if self._names is None else self._names
+        used = [each.path.name for each in (arrays.indices, arrays.data, arrays.indptr)]
+        files = files_in(Path(folder), used)
+        super().__init__(files, (len(rows), n_columns), arrays.data.dtype)
+        self._location, self._arrays, self._rows = folder, arrays, rows
+        self.column_names = names
 
     def stored_bytes(self) -> int:
         """Return the size of its files in bytes, or the share of its rows in them."""
@@ -424,28 +357,17 @@ class MappedCsr(FlatCsr):
 
     def _find(self) -> CsrChunks:
         self._files.check_unchanged(np.arange(3))
-        first, stop = self._rows
-        stored = self._arrays.indptr.mapped()[first : stop + 1]
-        as_stored = np.dtype(stored.dtype.newbyteorder("=")) in (np.int64, np.uint64)
-        pointer = stored.view(np.int64) if as_stored and stored.dtype.isnative else None
-        pointer = stored.astype(np.int64) if pointer is None else pointer
+        stored = self._arrays.indptr.mapped()[self._rows.start : self._rows.stop + 1]
+        is_mapped = stored.dtype in (np.int64, np.uint64)
+        pointer = stored.view(np.int64) if is_mapped else stored.astype(np.int64)
         if np.any(pointer[1:] < pointer[:-1]) or not 0 <= pointer[0] <= pointer[-1]:
             msg = f"{self._location}: `{self._arrays.indptr.path.name}` does not ascend"
             raise FormatError(f"{msg}; it is damaged, copy or write it again")
-        arrays = [
-            pieced_array(
-                array.path.name,
-                Pieces(
-                    files=np.array([file]),
-                    offsets=np.array([array.offset]),
-                    sizes=np.array([array.size]),
-                    itemsize=array.dtype.itemsize,
-                ),
-                array.dtype,
-                self._files,
-            )
-            for file, array in enumerate((self._arrays.indices, self._arrays.data))
-        ]
+        arrays = list[ChunkedArray]()
+        for file, array in enumerate((self._arrays.indices, self._arrays.data)):
+            files, offsets, sizes = (np.array([n]) for n in (file, array.offset, array.size))
+            pieces = Pieces(files, offsets, sizes, array.dtype.itemsize)
+            arrays.append(pieced_array(array.path.name, pieces, array.dtype, self._files))
         return CsrChunks(pointer, arrays[0], arrays[1], self.shape[1])
 
 
@@ -465,7 +387,7 @@ class MemoryMapSource(Source):
     folder
         Folder of the files.
     obs
-        A data frame with a row for each cell, which replaces the table of the folder and is kept in
+        A data frame with a row for each cell, which replaces the table of the folder and stays in
         memory.
     var
         A data frame with a row for each gene, indexed by gene name, which replaces the table of the
@@ -508,43 +430,50 @@ class MemoryMapSource(Source):
     ) -> None:
         self.location = Location.of(folder)
         arrays = arrays_of(self.location)
-        rows, n_columns = (0, arrays.n_rows), arrays.n_columns
+        self._n_stored, n_columns = arrays.n_rows, arrays.n_columns
+        self._rows = range(arrays.n_rows)
         names: NDArray[np.object_] | None = None
         if var is None and is_scdl(Path(self.location)):
-            genes = _table_of(self.location, gene_tables(self.location, arrays.n_rows), part)
-            names, n_columns, rows, var = names_of(genes.var), len(genes.var), genes.rows, genes.var
+            tables = gene_tables(self.location, arrays.n_rows)
+            self._rows, var = _table_of(self.location, tables, part)
+            names, n_columns = names_of(var), len(var)
         elif part is not None:
             msg = f"{self.location}: `part` applies only to SCDL folders without a given `var`"
             raise ParameterError(f"{msg}; leave it out")
         elif var is not None:
             names = var.index.astype(str).to_numpy(object)
             n_columns = len(var) if n_columns is None else n_columns
-        n_rows = rows[1] - rows[0]
-        for table, name, n in ((obs, "obs", n_rows), (var, "var", n_columns)):
+        for table, name, n in ((obs, "obs", len(self._rows)), (var, "var", n_columns)):
             if table is not None and len(table) != n:
                 msg = f"`{name}` must have {n} rows, but has {len(table)}"
                 raise ParameterError(f"{self.location}: {msg}")
-        self._obs = ScdlObs(self.location, arrays.n_rows, rows) if obs is None else obs
-        self._var = var
-        self.elements = {"X": MappedCsr(self.location, arrays, rows, names, n_columns or 0)}
-
-    def __repr__(self) -> str:
-        return f"MemoryMapSource({str(self.location)!r})"
+        self._obs, self._var = obs, var
+        self.elements = {"X": MappedCsr(self.location, arrays, self._rows, names, n_columns or 0)}
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""
-        return self._obs.names() if isinstance(self._obs, ScdlObs) else [*map(str, self._obs)]
+        if self._obs is not None:
+            return [*map(str, self._obs)]
+        arrow, files = obs_tables(self.location, self._n_stored)
+        found = dict[str, None]()
+        for file in files:
+            with _unreadable(file):
+                found |= dict.fromkeys(arrow.parquet.read_schema(file).names)
+        return [*found]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read obs columns, and nothing else."""
-        if isinstance(self._obs, ScdlObs):
-            return self._obs.read(columns)
-        return self._obs[[*columns]].reset_index(drop=True)
+        """Read obs columns; values are missing for cells whose table lacks a column."""
+        if self._obs is not None:
+            return self._obs[[*columns]].reset_index(drop=True)
+        arrow, files = obs_tables(self.location, self._n_stored)
+        parts = [_read(arrow, file, columns) for file in files]
+        table = arrow.concat_tables(parts, promote_options="permissive").select(list(columns))
+        return to_frame(table.slice(self._rows.start, len(self._rows)))
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed as the given obs, or else by row number."""
         table = super().read_obs_rows(columns, rows)
-        if not isinstance(self._obs, ScdlObs):
+        if self._obs is not None:
             table.index = self._obs.index[rows].astype(str).astype(object)
         return table
 
@@ -556,15 +485,9 @@ class MemoryMapSource(Source):
         return self._var.set_index(pd.Index(names, dtype=object))
 
 
-def open_memory_maps(folder: Location) -> list[Source]:
-    """Open a folder as one source, or as one source for each table of genes of SCDL."""
-    if not is_scdl(Path(folder)):
-        return [MemoryMapSource(folder)]
-    n_parts = len(gene_tables(folder, arrays_of(folder).n_rows))
-    return [MemoryMapSource(folder, part=part) for part in range(n_parts)]
-
-
-def _table_of(folder: Location, tables: Sequence[GeneTable], part: int | None) -> GeneTable:
+def _table_of(
+    folder: Location, tables: Sequence[tuple[range, pd.DataFrame]], part: int | None
+) -> tuple[range, pd.DataFrame]:
     if part is None and len(tables) > 1:
         msg = f"{folder}: has cells of {len(tables)} tables of genes"
         raise FormatError(f"{msg}; give the folder to `open_collection`, or one `part` of it")
@@ -577,8 +500,12 @@ def _table_of(folder: Location, tables: Sequence[GeneTable], part: int | None) -
 # Folders of memory maps.
 
 
-def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa: ARG001 - it has X
-    return open_memory_maps(location)
+def _open(folder: Location, elements: Sequence[str]) -> list[Source]:  # noqa: ARG001 - it has X
+    """Open a folder as one source, or as one source for each table of genes of SCDL."""
+    if not is_scdl(Path(folder)):
+        return [MemoryMapSource(folder)]
+    n_parts = len(gene_tables(folder, arrays_of(folder).n_rows))
+    return [MemoryMapSource(folder, part=part) for part in range(n_parts)]
 
 
 SCDL = Storage(
@@ -587,18 +514,9 @@ SCDL = Storage(
     suffixes=(".scdl",),
     recognizes=is_scdl,
     extra="scdl",
-    facts=StorageFacts(
-        recognized="a folder with `data.npy`, `col_ptr.npy` and `row_ptr.npy`; BioNeMo's object",
-        reading="fast: arrays are read directly from the files; float16 by NumPy",
-    ),
 )
 MEMORY_MAPS = Storage(
     name="memory-mapped CSR",
     open=_open,
     recognizes=is_npy_folder,
-    facts=StorageFacts(
-        recognized="a folder of `scipy.sparse.save_npz`, uncompressed and unzipped",
-        reading="fast: arrays are read directly from the files; float16 by NumPy",
-        labels="columns of the `obs` given to `MemoryMapSource`",
-    ),
 )

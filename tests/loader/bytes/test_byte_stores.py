@@ -14,8 +14,7 @@ from tests.servers.web import WebServer
 from cellfeed import ParameterError
 from cellfeed._bytes import Location, StorageOptions, UnbufferedFiles, check_unbuffered
 from cellfeed._bytes._remote import RemoteObjects, open_object
-from cellfeed._decode import FolderFiles
-from cellfeed._storages._base import FileNames
+from cellfeed._storages._source import files_in
 from cellfeed.sources import ByteStore
 
 rng = np.random.default_rng(0)
@@ -92,7 +91,7 @@ class ByteStoreConformance:
 class TestLocal(ByteStoreConformance):
     @pytest.fixture
     def store(self, folder):
-        return FolderFiles(folder, FileNames(*NAMES), len(NAMES))
+        return files_in(folder, NAMES)
 
 
 class TestUnbuffered(ByteStoreConformance):
@@ -102,7 +101,7 @@ class TestUnbuffered(ByteStoreConformance):
             check_unbuffered(folder / NAMES[-1])
         except ParameterError as error:
             pytest.skip(str(error))
-        return UnbufferedFiles(FolderFiles(folder, FileNames(*NAMES), len(NAMES)))
+        return UnbufferedFiles(files_in(folder, NAMES))
 
 
 class InMemory(ByteStore):

@@ -19,7 +19,7 @@ from cellfeed import (
     ParameterError,
     open_collection,
 )
-from cellfeed._storages._anndata._source import AnnDataSource
+from cellfeed._storages._anndata._open import AnnDataSource
 from cellfeed.sources import Source
 
 LABELS = ["T", "B", "NK", "mono"]

@@ -5,10 +5,10 @@ from tests.loader.storages.test_conformance import TestH5ad as H5ad
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
 from tests.servers.web import WebServer
 
-from cellfeed._bytes import Location
 from cellfeed._storages._anndata import _open
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
-from cellfeed._storages._anndata._zarr import RemoteZarrStore, remote_groups
+from cellfeed._storages._anndata._zarr import RemoteZarrStore, anndata_groups
+from cellfeed.sources import Location
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
 
@@ -40,6 +40,6 @@ class TestRemoteZarr(Zarr):
     @pytest.fixture(autouse=True)
     def remote(self, monkeypatch, root):
         def files(where):
-            return [RemoteZarrStore(group) for group in remote_groups(url_of(root, where))]
+            return [RemoteZarrStore(group) for group in anndata_groups(url_of(root, where))]
 
         monkeypatch.setattr(_open, "_files", files)

@@ -42,4 +42,4 @@ class TestZarrInMemory(Zarr):
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        monkeypatch.setattr("cellfeed._storages._anndata._zarr.ZarrFiles", ZarrInMemory)
+        monkeypatch.setattr("cellfeed._decode.ZarrFiles", ZarrInMemory)

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from cellfeed._storages import AnnDataObjectSource
+from cellfeed import open_collection
 from cellfeed.testing import SourceConformance
+
+
+def source_of(adata, element):
+    (source,) = open_collection(adata, elements=[element]).sources
+    return source
 
 
 def adata_of(case):
@@ -30,7 +35,7 @@ class TestInMemory(SourceConformance):
 
     @pytest.fixture
     def write(self):
-        return lambda case: AnnDataObjectSource(adata_of(case), [case.element])
+        return lambda case: source_of(adata_of(case), case.element)
 
 
 class TestBacked(SourceConformance):
@@ -43,6 +48,6 @@ class TestBacked(SourceConformance):
         def write(case):
             path = tmp_path / f"{next(numbers)}.h5ad"
             adata_of(case).write_h5ad(path)
-            return AnnDataObjectSource(ad.read_h5ad(path, backed="r"), [case.element])
+            return source_of(ad.read_h5ad(path, backed="r"), case.element)
 
         return write

@@ -10,7 +10,6 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import PostgresSource, load_database
-from cellfeed._storages import select_elements
 from cellfeed.testing import SourceConformance
 
 
@@ -55,6 +54,7 @@ class TestPostgres(SourceConformance):
                 database_options=postgres_server.options,
             )
             source = PostgresSource(done.url, storage_options=postgres_server.options)
-            return select_elements(source, [case.element])
+            source.elements = {case.element: source.elements[case.element]}
+            return source
 
         return write

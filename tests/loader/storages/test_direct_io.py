@@ -25,7 +25,7 @@ from cellfeed import (
 )
 from cellfeed._bytes import ByteStore, Location, UnbufferedFiles, check_unbuffered
 from cellfeed._decode import FolderFiles
-from cellfeed._storages._base import FileNames
+from cellfeed._storages._source import files_in
 from cellfeed.sources import Source
 from cellfeed_tuner._measuring._page_cache import drop_pages, resident_fraction
 
@@ -261,7 +261,7 @@ def files(tmp_path_factory):
     contents = [rng.bytes(n) for n in (0, 1, 4096, 4097, 300_000)]
     for k, content in enumerate(contents):
         (folder / f"{k}").write_bytes(content)
-    return FolderFiles(folder, FileNames("0", "1", "2", "3", "4"), 5), contents
+    return files_in(folder, ["0", "1", "2", "3", "4"]), contents
 
 
 class TestRanges:
@@ -305,7 +305,7 @@ class TestRanges:
                 return np.array([size for size, _ in self._found(files)], np.int64)
 
         (tmp_path / "0").write_bytes(bytes(10))
-        store: ByteStore = UnbufferedFiles(Paths(tmp_path, FileNames("0", "1"), 0))
+        store: ByteStore = UnbufferedFiles(Paths(tmp_path, np.array([b"0", b"1"]).__getitem__, 0))
         found = store.read_ranges(*columns([(0, 0, 20), (1, 0, 20)]))
         assert found[1] is None
         assert found[0] is not None

@@ -10,11 +10,7 @@ from tests.loader.storages import test_conformance, test_conformance_zarr, test_
 from tests.loader.storages.test_direct_io import _direct_here  # noqa: F401 - a fixture
 
 from cellfeed import CellDataset, FormatError, Streaming, open_collection
-from cellfeed._bytes import Location, StorageOptions
-from cellfeed._storages import open_sources
 from cellfeed._storages._anndata._local_h5file import LocalH5File
-
-DIRECT = StorageOptions(unbuffered=True)
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +103,7 @@ def directly(folder, suffix, store):
     def write(case):
         path = folder / f"{np.random.default_rng().integers(1 << 60)}{suffix}"
         store(path, case)
-        (source,) = open_sources(Location.of(path).with_options(DIRECT), [case.element])
+        (source,) = open_collection(path, elements=[case.element], direct_io=True).sources
         return source
 
     return write

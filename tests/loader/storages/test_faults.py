@@ -18,10 +18,9 @@ from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import FormatError, open_collection
-from cellfeed._bytes import Location
-from cellfeed._storages import open_sources
 from cellfeed._storages._anndata._damage import damage_named
 from cellfeed._storages._anndata._local_h5file import LocalH5File
+from cellfeed.sources import Location
 
 # 60 cells of 30 genes; 5 to 30 elements in a row, chunks of 50 elements or 7 rows.
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
@@ -229,7 +228,7 @@ def leave_out(file: h5py.File, name: str) -> None:
 
 class TestRowPointers:
     def test_that_end_elsewhere_when_they_are_read(self, write, monkeypatch):
-        source: Any = open_sources(Location.of(write()))[0].elements["X"]
+        source: Any = open_collection(write()).sources[0].elements["X"]
         monkeypatch.setattr(source, "_n_elements", source._n_elements + 1)
         with pytest.raises(FormatError, match="the row pointers do not ascend from 0 to"):
             source.row_lengths(np.array([[0, 1]]))

@@ -17,9 +17,9 @@ from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, FormatError, ParameterError, Streaming, open_collection
-from cellfeed._bytes import Location
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._fetch import Part, Reader
+from cellfeed.sources import Location
 
 ROOT = Path(__file__).parents[3]
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cellfeed import PathError, load_database, open_collection
-from cellfeed._bytes import Location
+from cellfeed.sources import Location
 
 SECRET = "s3cr3t"
 

@@ -29,8 +29,14 @@ from zarr.codecs import (
 )
 from zarr.codecs.numcodecs import FixedScaleOffset
 
-from cellfeed import BlockShuffling, CategoricalColumn, CellDataset, Collection, open_collection
-from cellfeed._errors import FormatError
+from cellfeed import (
+    BlockShuffling,
+    CategoricalColumn,
+    CellDataset,
+    Collection,
+    FormatError,
+    open_collection,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     # What zarr and anndata say when these stores are written.

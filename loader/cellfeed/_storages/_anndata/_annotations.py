@@ -20,7 +20,9 @@ from cellfeed._bytes._tables import CachedTables, Tables
 from cellfeed._lazy import pd
 from cellfeed._rows import CategoricalColumn, NumericColumn, ObsColumn
 from cellfeed._runs import Runs
-from cellfeed._storages._anndata._attributes import (
+from cellfeed._storages._anndata._damage import damage_named
+from cellfeed._storages._anndata._file import (
+    AnnDataFile,
     StructureError,
     flag,
     index_of,
@@ -29,12 +31,10 @@ from cellfeed._storages._anndata._attributes import (
     text,
     texts,
 )
-from cellfeed._storages._anndata._damage import damage_named
-from cellfeed._storages._anndata._h5file import AnnDataFile
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
-_FEWEST = 10_000  # names that are kept from one opening to the next; fewer are read in 4 ms
+_FEWEST = 10_000  # names that are cached between openings; fewer are read in 4 ms
 _END = b"\0"
 _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files that are open
 
@@ -43,7 +43,7 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return the names in an array or another element, str, shape (n,), read-only if it is large.
 
     Numbers become text, as in anndata, and missing names None.
-    Names that files share are kept once in memory, and once in the cache folder.
+    Names that files share are in memory once, and in the cache folder once.
     """
     stored = file.stored(_text(file, path))
     if is_group(stored) or stored.ndim != 1 or stored.shape[0] < _FEWEST:
@@ -57,7 +57,7 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
         content[:] = [joined]
         return {"digest": np.frombuffer(_digest(joined), np.uint8)}
 
-    found = file.kept_tables(path).get("digest of names", n, contents, fewest=_FEWEST)
+    found = file.table_cache(path).get("digest of names", n, contents, fewest=_FEWEST)
     if found is None:
         return _read(file, path)
     digest = found["digest"].tobytes().hex()
@@ -72,10 +72,10 @@ def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
         return {"names": np.frombuffer(joined, np.uint8)}
 
     shared = CachedTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
-    kept = shared.get("names", n, names, fewest=_FEWEST)
-    if kept is None:
+    cached = shared.get("names", n, names, fewest=_FEWEST)
+    if cached is None:
         return _read(file, path)
-    own = np.array(kept["names"].tobytes().decode().split("\0"), dtype=object)
+    own = np.array(cached["names"].tobytes().decode().split("\0"), dtype=object)
     own.flags.writeable = False
     return _SAME.setdefault(digest, own)
 
@@ -91,7 +91,7 @@ def _text(file: AnnDataFile, path: str) -> str:
 
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return names as anndata reads them."""
-    file.bring([path])
+    file.prefetch([path])
     stored = file.stored(path)
     if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
         return np.array(stored.asstr()[()], dtype=object)
@@ -123,7 +123,7 @@ def _joined(file: AnnDataFile, path: str) -> bytes | None:
 
     Names in HDF5 are used in their stored form, which is faster.
     """
-    file.bring([path])
+    file.prefetch([path])
     text_path = _text(file, path)
     if text_path != path and file.stored(f"{path}/mask")[:].any():
         return None
@@ -162,7 +162,7 @@ def count_rows(file: AnnDataFile, name: str) -> int:
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
     if is_current(file.stored(table)):
-        file.bring([f"{table}/{column}" for column in columns])
+        file.prefetch([f"{table}/{column}" for column in columns])
         return pd.DataFrame({column: file.read(f"{table}/{column}") for column in columns})
     return file.read_old_frame(table)[list(columns)]
 
@@ -175,7 +175,7 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
     obs = file.stored("obs")
     if not isinstance(obs, h5py.Group) or not is_current(obs):
         return {}
-    file.bring([f"obs/{column}" for column in columns])
+    file.prefetch([f"obs/{column}" for column in columns])
     found = {column: _plain_column(file.stored(f"obs/{column}")) for column in columns}
     return {name: column for name, column in found.items() if column is not None}
 
@@ -216,7 +216,7 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
     file, name
         The file, and the table.
     are_shared
-        Whether other files have the same names, which are kept; see `read_names`.
+        Whether other files have the same names, which are cached; see `read_names`.
     """
     table = file.stored(name)
     if is_current(table):

@@ -15,7 +15,7 @@ from cellfeed._bytes import Location
 from cellfeed._bytes._remote import failure, is_of_server
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._runs import Runs
-from cellfeed._storages._anndata._attributes import StructureError, is_group
+from cellfeed._storages._anndata._file import StructureError, is_group
 
 # HDF5 filters from hdf5plugin, such as ``hdf5plugin.FILTERS["zstd"]``.
 #

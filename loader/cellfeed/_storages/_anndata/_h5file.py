@@ -3,173 +3,47 @@
 from __future__ import annotations
 
 import math
-import os
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 
+from cellfeed import _decode as decode
 from cellfeed._bytes import ByteStore, Location
 from cellfeed._bytes._tables import CachedTables
-from cellfeed._decode import (
-    ChunkedArray,
-    SlowRead,
-    check_grid,
-    chunk_grid,
-    hdf5_array,
-    hdf5_codec,
-    hdf5_slow_read,
-)
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
-from cellfeed._storages._anndata._attributes import read_element
-
-# The interface to file formats; h5ad and zarr differ only in its implementation.
-
-
-class AnnDataFile(Protocol):
-    """A stored AnnData object, opened lazily in each process, and never for writing.
-
-    h5py and zarr have groups and arrays with the same interface, so these are not wrapped.
-    """
-
-    library: str
-    """The library that reads arrays that cellfeed does not decode: ``"h5py"`` or ``"zarr"``."""
-
-    @property
-    def location(self) -> Location:
-        """The file, folder or URL."""
-        ...
-
-    def __call__(self) -> Any:
-        """Return the group that contains ``X``, ``obs`` and ``var``."""
-        ...
-
-    def watch(self, names: Sequence[str]) -> None:
-        """Record where these arrays are stored, so that changes are noticed.
-
-        Raises
-        ------
-        ValueError
-            An array is impossible: its chunks take more memory than it could need.
-        """
-        ...
-
-    def check_unchanged(self) -> None:
-        """Check that the storage has not changed since it was first opened in any process.
-
-        Raises
-        ------
-        FormatError
-            It was replaced or written to.
-        """
-        ...
-
-    def bring(self, names: Sequence[str]) -> None:
-        """Prefetch arrays and tables that are about to be read completely, if worthwhile."""
-        ...
-
-    def stored(self, name: str) -> Any:
-        """Return an array or group; other files that it lies in, or refers to, are watched.
-
-        Raises
-        ------
-        FormatError
-            It refers to a file that is missing, or that cellfeed cannot follow.
-        KeyError
-            There is no such element.
-        """
-        ...
-
-    def read(self, name: str) -> Any:
-        """Return an element as anndata reads it."""
-        ...
-
-    def stored_bytes(self, name: str) -> int:
-        """Return the compressed size of an array's elements in storage, in bytes."""
-        ...
-
-    def codec(self, name: str) -> str:
-        """Return the compression of an array, as text."""
-        ...
-
-    def slow_read(self, name: str) -> SlowRead | None:
-        """Return why only the format's own library can read an array; None if cellfeed can."""
-        ...
-
-    def n_lost(self, name: str) -> int:
-        """Return how many chunks of an array, or their files, are missing.
-
-        Libraries read their elements as zeros, which may be correct, since chunks of zeros need not
-        be written.
-        """
-        ...
-
-    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return a chunked array; None if `slow_read` gives a reason.
-
-        Parameters
-        ----------
-        name
-            Path of the array in the group.
-        lost_is_zero
-            See `ChunkedArray`.
-        """
-        ...
-
-    def kept_tables(self, name: str) -> CachedTables:
-        """Return the cache for tables of an array between openings."""
-        ...
-
-    def read_old_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
-        ...
-
+from cellfeed._storages._anndata._file import AnnDataFile
 
 _DEEPEST = 8  # groups in a table
 _UNOPENED = OSError, RuntimeError, ValueError  # of a link that leads to itself, for example
 _MOST_LINKS = 16  # that HDF5 follows, too
 
 
-class H5File(ByteStore):
-    """A read-only HDF5 file, opened lazily, never shared between processes.
+class H5File(AnnDataFile):
+    """A read-only HDF5 file; calling it returns the open `h5py.File`.
 
-    HDF5 handles do not survive a fork, and cannot be pickled. The handle is therefore stored
-    with the id of the process that opened it, and left out of pickles.
-
-    Parameters
-    ----------
-    location
-        The file.
+    Raises
+    ------
+    PathError
+        When it is called: there is no such file, or it may not be read.
+    FormatError
+        The file is truncated, is not HDF5, or was replaced since it was first opened.
     """
 
     library = "h5py"
 
     def __init__(self, location: Location) -> None:
-        self.location = location
-        self._file: h5py.File | None = None
-        self._process = -1
-        self._examined = set[str]()
+        super().__init__(location)
+        self._examined = set[str]()  # elements whose other files are watched by this process
 
-    def __call__(self) -> h5py.File:
-        """Return the open file.
-
-        Raises
-        ------
-        PathError
-            There is no such file, or it may not be read.
-        FormatError
-            The file is truncated, is not HDF5, or was replaced since it was first opened.
-        """
-        if self._file is None or self._process != os.getpid():
-            self._examined = set()
-            self._file, self._process = self._open(), os.getpid()
-        return self._file
+    def _open(self) -> h5py.File:
+        self._examined.clear()
+        return self._open_file()
 
     @abstractmethod
-    def _open(self) -> h5py.File:
+    def _open_file(self) -> h5py.File:
         """Open the file."""
 
     @property
@@ -177,27 +51,17 @@ class H5File(ByteStore):
     def lasting_name(self) -> str:
         """Key under which tables of the file are cached."""
 
+    @property
     @abstractmethod
-    def check_unchanged(self) -> None:
-        """Check that this is still the file that was first opened in any process.
-
-        Rows of another file would not match the plan and the labels.
-
-        Raises
-        ------
-        FormatError
-            The file was replaced or written to.
-        """
+    def byte_store(self) -> ByteStore:
+        """The byte store of chunks."""
 
     @abstractmethod
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` in the format of anndata before 0.7."""
 
-    def bring(self, names: Sequence[str]) -> None:
-        """Do nothing, unless the file is remote; see `AnnDataFile`."""
-
     def stored(self, name: str) -> Any:
-        """Return an array or group, which may lie in another file; see `AnnDataFile`."""
+        """See `AnnDataFile`; it may lie in another file."""
         try:
             found = self()[name]
         except (KeyError, *_UNOPENED):
@@ -205,11 +69,8 @@ class H5File(ByteStore):
             if link is None:
                 raise
             of = f" of {link.filename!r}" if isinstance(link, h5py.ExternalLink) else ""
-            msg = (
-                f"{self.location}: `{name}` is a link to `{link.path}`{of}, which cannot be "
-                "opened; put back what it leads to"
-            )
-            raise FormatError(msg) from None
+            msg = f"{self.location}: `{name}` is a link to `{link.path}`{of}, which cannot be"
+            raise FormatError(f"{msg} opened; put back what it leads to") from None
         if name not in self._examined:
             self._examine(found, name)
             self._examined.add(name)
@@ -227,9 +88,9 @@ class H5File(ByteStore):
 
     def read(self, name: str) -> Any:
         """Return an element as anndata reads it."""
-        self.bring([name])
+        self.prefetch([name])
         self._examine_all(name)
-        return read_element(self.stored(name))
+        return super().read(name)
 
     def _examine_all(self, name: str, depth: int = 0) -> None:
         found = self.stored(name)
@@ -246,28 +107,24 @@ class H5File(ByteStore):
 
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4" or "none"."""
-        return hdf5_codec(self.stored(name))
+        return decode.hdf5_codec(self.stored(name))
 
-    def slow_read(self, name: str) -> SlowRead | None:
+    def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only HDF5 can read an array; None if cellfeed can."""
-        return hdf5_slow_read(self.stored(name))
+        return decode.hdf5_slow_read(self.stored(name))
 
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written; 0 if they are not zeros."""
         return lost_chunks(self.stored(name))
 
-    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> decode.ChunkedArray | None:
         """Return a chunked array; None if `slow_read` gives a reason."""
         dataset, (file, _) = self.stored(name), self._where(name)
-        return hdf5_array(
-            dataset, name, file.byte_store(), self.kept_tables(name), lost_is_zero=lost_is_zero
+        return decode.hdf5_array(
+            dataset, name, file.byte_store, self.table_cache(name), lost_is_zero=lost_is_zero
         )
 
-    def byte_store(self) -> ByteStore:
-        """Return the byte store of chunks."""
-        return self
-
-    def kept_tables(self, name: str) -> CachedTables:
+    def table_cache(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings."""
         file, key = self._where(name)
         return CachedTables(file.lasting_name, key, file.identity)
@@ -276,14 +133,9 @@ class H5File(ByteStore):
         """Return the file in which an array lies, and what identifies it there."""
         return self, name
 
-    def read_old_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the file is old is no news to its reader
-            if "mod" in self():  # MuData, which came when anndata wrote tables as groups
-                frame: pd.DataFrame = self.read(name)
-                return frame
-            return self.read_oldest_frame(name)
+    def _read_old_frame(self, name: str) -> pd.DataFrame:
+        # MuData came when anndata wrote tables as groups.
+        return super()._read_old_frame(name) if "mod" in self() else self.read_oldest_frame(name)
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
         """Return the location of the file."""
@@ -294,17 +146,14 @@ class H5File(ByteStore):
         for name in names:
             stored = self.stored(name)
             if stored.chunks is not None:
-                check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_file": None, "_process": -1}
+                decode.check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
 
 
 def lost_chunks(dataset: h5py.Dataset) -> int:
     """Return how many chunks of an array were never written; 0 if they are not zeros."""
     if dataset.chunks is None or not dataset.size or dataset.fillvalue != 0:
         return 0
-    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    n_chunks = math.prod(decode.chunk_grid(dataset.shape, dataset.chunks))
     return n_chunks - int(dataset.id.get_num_chunks())
 
 

@@ -17,24 +17,22 @@ from numpy.typing import NDArray
 from cellfeed._bytes import (
     NO_OPTIONS,
     ByteStore,
-    Identity,
     LastingIdentity,
     Location,
     StorageOptions,
     UnbufferedFiles,
     check_unbuffered,
-    identity,
     lasting_identity,
-    removed,
     replaced,
 )
 from cellfeed._errors import FormatError, PathError
 from cellfeed._lazy import ad, pd
 from cellfeed._storages._anndata._h5file import H5File, external_link, lost_chunks
-from cellfeed._storages._base import other_format
+from cellfeed._storages._registry import other_format
+from cellfeed._storages._source import WatchedFiles
 
 
-class LocalH5File(H5File):
+class LocalH5File(H5File, ByteStore):
     """A file whose size and modification time are watched, with those of files that it refers to.
 
     Its elements may be links into other files, be virtual datasets of arrays in other files, or
@@ -53,18 +51,18 @@ class LocalH5File(H5File):
     def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
         super().__init__(Location.of(path).with_options(options))
         self._absolute = path.absolute()  # it stays the same file where the folder changes
-        self._identity: Identity | None = None
-        self._opened: LastingIdentity | None = None  # the file as this process opened it
+        self._watched = WatchedFiles()  # this file, and all that it refers to
+        self._opened_as: LastingIdentity | None = None  # the file as this process opened it
         self._unbuffered: weakref.ref[UnbufferedFiles] | None = None  # which refers to this
         self._linked: dict[Path, LocalH5File] = {}  # files into which links lead
-        self._others: dict[Path, Identity] = {}  # all files that it refers to
         self._n_unmapped: dict[str, int] = {}  # elements of virtual datasets that are nowhere
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_unbuffered": None}
 
+    @property
     def byte_store(self) -> ByteStore:
-        """Return the byte store of chunks; the same for all arrays."""
+        """The byte store of chunks; the same for all arrays."""
         if not self.location.options.unbuffered:
             return self
         unbuffered = None if self._unbuffered is None else self._unbuffered()
@@ -73,11 +71,11 @@ class LocalH5File(H5File):
             self._unbuffered = weakref.ref(unbuffered)
         return unbuffered
 
-    def _open(self) -> h5py.File:
+    def _open_file(self) -> h5py.File:
         file = _open(self.location, self._absolute)
         found = os.fstat(file.id.get_vfd_handle())
-        self._opened = lasting_identity([("", found)])
-        self._compare(identity(found))
+        self._opened_as = lasting_identity([("", found)])
+        self._watched.see(self._absolute, found, self.location)
         return file
 
     @property
@@ -90,8 +88,8 @@ class LocalH5File(H5File):
         HDF5 may still have earlier contents in memory.
         """
         found = lasting_identity([("", os.fstat(self().id.get_vfd_handle()))])
-        is_same = self._opened is not None and self._opened.digest == found.digest
-        return self._opened if is_same else None
+        is_same = self._opened_as is not None and self._opened_as.digest == found.digest
+        return self._opened_as if is_same else None
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
         """Return the file descriptor of HDF5; see `ByteStore`."""
@@ -113,20 +111,13 @@ class LocalH5File(H5File):
             adata.file.close()
 
     def check_unchanged(self) -> None:
-        """Check that the path still leads to the file that was first opened."""
-        try:
-            found = identity(self._absolute.stat())
-        except OSError as error:
-            raise removed(self.location) from error
-        self._compare(found)
-        for path, known in self._others.items():
-            if _state_of(path) != known:
-                raise replaced(path) if path.exists() else removed(path)
+        """Check that the path still leads to the file that was first opened; see `AnnDataFile`."""
+        self._watched.check()
 
     @property
-    def linked_files(self) -> Sequence[Path]:
+    def linked_files(self) -> Sequence[Path]:  # type: ignore[override]
         """The files that its elements refer to, as far as they have been read."""
-        return tuple(self._others)
+        return self._watched.paths[1:]
 
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written; 0 if they are not zeros."""
@@ -151,11 +142,8 @@ class LocalH5File(H5File):
     def _watch_linked(self, file: h5py.File, name: str) -> None:
         path = _path_of(file)
         if external_link(self(), name) is None:
-            msg = (
-                f"{self.location}: `{name}` lies in {path}, which this process has mounted there; "
-                "unmount it"
-            )
-            raise FormatError(msg)
+            msg = f"{self.location}: `{name}` lies in {path}, which this process has mounted there"
+            raise FormatError(f"{msg}; unmount it")
         if path not in self._linked:
             if self.location.options.unbuffered:
                 check_unbuffered(path)
@@ -164,11 +152,7 @@ class LocalH5File(H5File):
         ours, theirs = (os.fstat(each.id.get_vfd_handle()) for each in (linked(), file))
         if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
             raise replaced(path)
-        self._watch_file(path, identity(theirs))
-
-    def _watch_file(self, path: Path, found: Identity) -> None:
-        if self._others.setdefault(path, found) != found:
-            raise replaced(path)
+        self._watched.see(path, theirs)
 
     def _watch_values(self, dataset: h5py.Dataset, name: str, depth: int = 0) -> int:
         """Watch the files with the values of a dataset; return how many elements are nowhere.
@@ -191,7 +175,7 @@ class LocalH5File(H5File):
                 if found is None:
                     raise self._elsewhere(f"{what}, which is not there", dataset)
                 path = found
-                self._watch_file(found, identity(found.stat()))
+                self._watched.see(found, found.stat())
             with h5py.File(path, "r") as file:
                 source = file.get(source_name)
                 if not isinstance(source, h5py.Dataset):
@@ -211,23 +195,18 @@ class LocalH5File(H5File):
         for file_name, offset, n_bytes in dataset.external:
             path = Path(prefix.replace("${ORIGIN}", str(folder)), file_name)
             what, n_here = f"`{name}` has its bytes in {file_name!r}", min(n_bytes, n_left)
-            found = _state_of(path)
-            if found is None:
-                raise self._elsewhere(f"{what}, which is not there", dataset)
-            if found[0] < offset + n_here:
+            try:
+                found = path.stat()
+            except OSError:
+                raise self._elsewhere(f"{what}, which is not there", dataset) from None
+            if found.st_size < offset + n_here:
                 raise self._elsewhere(f"{what}, which is too short", dataset)
-            self._watch_file(path, found)
+            self._watched.see(path, found)
             n_left -= n_here
 
     def _elsewhere(self, what: str, dataset: h5py.Dataset) -> FormatError:
         msg = f"{self.location}: {what}; put that file back, or write `{dataset.name}` again"
         return FormatError(msg)
-
-    def _compare(self, found: Identity) -> None:
-        if self._identity is None:
-            self._identity = found
-        if self._identity != found:
-            raise replaced(self.location)
 
 
 _MOST_VIRTUAL = 8  # virtual datasets of virtual datasets
@@ -236,13 +215,6 @@ _NUMBERED = re.compile(r"(?<!%)(%%)*%\d*b")  # names of any number of sources
 
 def _path_of(file: h5py.File) -> Path:
     return Path(file.filename).absolute()
-
-
-def _state_of(path: Path) -> Identity | None:
-    try:
-        return identity(path.stat())
-    except OSError:
-        return None
 
 
 def _fits(source: h5py.Dataset, area: h5py.h5s.SpaceID, source_area: h5py.h5s.SpaceID) -> bool:

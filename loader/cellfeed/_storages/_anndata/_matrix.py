@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, threads_until_left
+from cellfeed._bytes import threads_until_left
 from cellfeed._bytes._tables import Tables
 from cellfeed._decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed._errors import FormatError
@@ -18,10 +18,9 @@ from cellfeed._lazy import pd
 from cellfeed._rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._storages._anndata import _annotations as frames
-from cellfeed._storages._anndata._attributes import is_group, text
 from cellfeed._storages._anndata._damage import damage_named
-from cellfeed._storages._anndata._h5file import AnnDataFile
-from cellfeed._storages._base import StoredElement
+from cellfeed._storages._anndata._file import AnnDataFile, is_group, text
+from cellfeed._storages._source import StoredElement, fill, why_not_cast
 from cellfeed.machine import usable_cpu_count
 
 
@@ -41,9 +40,10 @@ class StoredMatrix(StoredElement):
     """
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
-        self._file = file
+        self._file, self.location = file, file.location
         self._obs = obs
         self._element = self.stored_as = element
+        self._array_names: tuple[str, ...] = (element,)  # of the arrays that contain the rows
         self.var = var
         self._chunked_arrays: dict[str, ChunkedArray | None] = {}
         self._stored_dtype: np.dtype[Any] | None = None  # none where there are no values
@@ -51,20 +51,6 @@ class StoredMatrix(StoredElement):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_chunked_arrays": {}}
-
-    @property
-    def location(self) -> Location:
-        """The file."""
-        return self._file.location
-
-    @property
-    def _array_names(self) -> tuple[str, ...]:
-        """Paths of the arrays that contain the rows."""
-        return (self._element,)
-
-    @property
-    def _stored(self) -> Any:
-        return self._file.stored(self._element)
 
     def _check_tables(self, shape: tuple[int, ...]) -> None:
         """Check the numbers of cells and genes against the tables, before allocating memory."""
@@ -74,11 +60,8 @@ class StoredMatrix(StoredElement):
             with self._damage_named(table):
                 found = frames.count_rows(self._file, table)
             if found != n:
-                msg = (
-                    f"{self.location}: {table} has {found} rows, but `{self._element}` has {n} "
-                    f"{what}; write the file again with anndata"
-                )
-                raise FormatError(msg)
+                msg = f"{self.location}: {table} has {found} rows, but `{self._element}` has {n}"
+                raise FormatError(f"{msg} {what}; write the file again with anndata")
 
     def stored_bytes(self) -> int:
         """Return the size of values and indices in storage, in bytes."""
@@ -109,17 +92,14 @@ class StoredMatrix(StoredElement):
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
         """Return why cellfeed does not decode values as this dtype; None if it does."""
-        stored = self._stored_dtype
-        if self._slow_read is not None or stored is None or can_cast(stored, dtype):
+        if self._slow_read is not None or self._stored_dtype is None:
             return self._slow_read
-        reason = f"cellfeed does not convert {stored} to {dtype}"
-        remedy = f"read it as {stored}, or write it as {dtype}"
-        return SlowRead(self._file.library, reason, remedy)
+        return why_not_cast(self._stored_dtype, dtype, self._file.library)
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the columns, str, shape (n_columns,); numbers without `var`."""
         if self.var is None:
-            return np.array([str(column) for column in range(self.shape[1])], object)
+            return super().var_names()
         with self._damage_named(self.var):
             return frames.read_row_names(self._file, self.var, are_shared=True)
 
@@ -151,16 +131,10 @@ class StoredMatrix(StoredElement):
         with self._damage_named(name, runs):
             stored = self._file.stored(name)
             out = np.empty((count_rows(slices), *stored.shape[1:]), native(stored.dtype))
-            filled = 0
-            for start, stop in slices.tolist():
-                out[filled : filled + stop - start] = stored[start:stop]
-                filled += stop - start
-        return out
+            return fill(out, slices, lambda start, stop: stored[start:stop])
 
-    @contextmanager
-    def _damage_named(self, element: str, runs: Runs | None = None) -> Iterator[None]:
-        with damage_named(self.location, element, runs):
-            yield
+    def _damage_named(self, element: str, runs: Runs | None = None) -> AbstractContextManager[None]:
+        return damage_named(self.location, element, runs)
 
     def _inconsistent(self, what: str) -> FormatError:
         msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file again"
@@ -178,7 +152,7 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class StoredCsr(StoredMatrix):
     """A CSR matrix of an AnnData file.
 
-    The row pointers are kept in memory once they are needed: 8 bytes per cell, which all processes
+    The row pointers stay in memory once they are needed: 8 bytes per cell, which all processes
     share if they are large; see `CachedTables`.
 
     Parameters
@@ -191,8 +165,9 @@ class StoredCsr(StoredMatrix):
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
+        self._array_names = tuple(f"{element}/{name}" for name in ("indptr", "indices", "data"))
         with self._damage_named(element):
-            group = self._stored
+            group = file.stored(element)
             indptr, indices, data = map(self._file.stored, self._array_names)
             # R writes large integers as floats.
             for stored, kinds in ((data, "biuf"), (indices, "iuf"), (indptr, "iuf")):
@@ -223,11 +198,6 @@ class StoredCsr(StoredMatrix):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_row_pointer": None}
-
-    @property
-    def _array_names(self) -> tuple[str, ...]:
-        """Paths of the arrays that contain the rows."""
-        return tuple(f"{self._element}/{name}" for name in ("indptr", "indices", "data"))
 
     def load_tables(self) -> None:
         """Read the row pointers and the locations of chunks."""
@@ -303,7 +273,7 @@ class StoredCsr(StoredMatrix):
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._row_pointer is None:
-            tables = self._file.kept_tables(f"{self._element}/indptr").get(
+            tables = self._file.table_cache(f"{self._element}/indptr").get(
                 f"row pointer of {self.shape[0]} rows to {self._n_elements}",
                 self.shape[0],
                 self._checked_pointer,
@@ -362,7 +332,7 @@ class StoredDense(StoredMatrix):
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
-        stored = self._stored
+        stored = file.stored(element)
         if stored.ndim < 1 or stored.dtype.kind not in "biuf":
             raise self._inconsistent(
                 f"expected numbers of shape cells x columns, but it has shape {stored.shape} and "
@@ -378,11 +348,7 @@ class StoredDense(StoredMatrix):
 
     def load_tables(self) -> None:
         """Read the locations of chunks."""
-        self._file.check_unchanged()
-        self._chunked_array(self._element)
-
-    def row_lengths(self, runs: Runs) -> None:
-        """Return None, since the numbers of non-zero elements are unknown before reading."""
+        self.chunked()
 
     def chunked(self) -> DenseChunks | None:
         """Return the chunks of the rows; None if only the format's own library can read them."""
@@ -440,21 +406,17 @@ class StoredFrame(StoredMatrix):
         self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
         self.shape = (frames.count_rows(file, element), len(self._names))
         self._check_tables(self.shape)
+        arrays = list[str]()
+        for column in (f"{element}/{name}" for name in self._names):
+            is_nullable = is_group(file.stored(column))
+            arrays += [f"{column}/values", f"{column}/mask"] if is_nullable else [column]
+        self._array_names = tuple(arrays)
         self._order = self._rows_of_cells()
         self.var = element
         self._values: NDArray[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_values": None}
-
-    @property
-    def _array_names(self) -> tuple[str, ...]:
-        names = list[str]()
-        for name in self._names:
-            column = f"{self._element}/{name}"
-            is_nullable = is_group(self._file.stored(column))
-            names += [f"{column}/values", f"{column}/mask"] if is_nullable else [column]
-        return tuple(names)
 
     def codec(self) -> str:
         """Return the compression of the values, as text."""
@@ -467,12 +429,6 @@ class StoredFrame(StoredMatrix):
     def load_tables(self) -> None:
         """Read the frame."""
         self._all_rows()
-
-    def row_lengths(self, runs: Runs) -> None:
-        """Return None, since the numbers of non-zero elements are unknown before reading."""
-
-    def chunked(self) -> None:
-        """Return None, since columns are not chunks of rows."""
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Return the rows of ``runs``."""

@@ -11,16 +11,15 @@ from typing import Any
 import h5py
 import numpy as np
 from h5py._objects import phil  # the lock that all of h5py takes: pages come under it
-from numpy.typing import NDArray
 
-from cellfeed._bytes import Arrival, LastingIdentity, Location, replaced
+from cellfeed._bytes import LastingIdentity, Location, replaced
 from cellfeed._bytes._remote import PagedFile, RemoteObjects, Version, paged_file
 from cellfeed._decode import ChunkedArray
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._lazy import pd
 from cellfeed._storages._anndata._h5file import H5File, external_link
 
-_MOST_BROUGHT = 1 << 27  # bytes of an array that is read as a whole
+_MOST_PREFETCHED = 1 << 27  # bytes of an array that is read as a whole
 _OPEN = weakref.WeakSet[h5py.File]()
 
 
@@ -50,7 +49,7 @@ class RemoteH5File(H5File):
         self._objects = RemoteObjects(self.location_of, self._version_of)
         self._pages: PagedFile | None = None
 
-    def _open(self) -> h5py.File:
+    def _open_file(self) -> h5py.File:
         self._pages = paged_file(self.location)
         if self._version is None:
             self._version = self._pages.version
@@ -87,39 +86,17 @@ class RemoteH5File(H5File):
         """Return the identity of the object; None if its server does not state versions."""
         return self._objects.identity()
 
-    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+    def n_bytes(self) -> int | None:
         """Return the size of the object in bytes."""
-        return self._objects.sizes(files)
+        return int(self._objects.sizes(np.zeros(1, np.int64))[0])
+
+    @property
+    def byte_store(self) -> RemoteObjects:
+        """The byte store of chunks."""
+        return self._objects
 
     def check_unchanged(self) -> None:
         """Do nothing, since each answer of the server is checked."""
-
-    def expect(
-        self,
-        files: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-    ) -> object | None:
-        """Request ranges now; see `ByteStore`."""
-        return self._objects.expect(files, offsets, sizes)
-
-    def arrivals(
-        self,
-        files: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-    ) -> Sequence[Arrival]:
-        """Return the arrivals of ranges; see `ByteStore`."""
-        return self._objects.arrivals(files, offsets, sizes)
-
-    def read_ranges(
-        self,
-        files: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-    ) -> Sequence[bytes | memoryview | NDArray[np.uint8] | None]:
-        """Return ranges; see `ByteStore`."""
-        return self._objects.read_ranges(files, offsets, sizes)
 
     def stored(self, name: str) -> Any:
         """Return an array or group; refuse links into other files, for which HDF5 takes this."""
@@ -157,17 +134,17 @@ class RemoteH5File(H5File):
         with self._listing(self.stored(name).ndim):
             return super().n_lost(name)
 
-    def bring(self, names: Sequence[str]) -> None:
+    def prefetch(self, names: Sequence[str]) -> None:
         """Prefetch arrays that are read completely, each with few round trips."""
         for name in names:
             element = self.stored(name)
             members = [element] if isinstance(element, h5py.Dataset) else element.values()
             for each in members:
                 if isinstance(each, h5py.Dataset):
-                    self._bring(each)
+                    self._prefetch(each)
 
-    def _bring(self, dataset: h5py.Dataset) -> None:
-        if dataset.chunks is None or dataset.id.get_storage_size() > _MOST_BROUGHT:
+    def _prefetch(self, dataset: h5py.Dataset) -> None:
+        if dataset.chunks is None or dataset.id.get_storage_size() > _MOST_PREFETCHED:
             return
         found = list[tuple[int, int]]()
         with self._listing(dataset.ndim):
@@ -190,8 +167,5 @@ class RemoteH5File(H5File):
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Refuse tables of anndata before 0.7, which anndata only reads from local files."""
-        msg = (
-            f"{self.location}: `{name}` is in the format of anndata before 0.7; download the "
-            "file, or write it again with anndata"
-        )
-        raise FormatError(msg)
+        msg = f"{self.location}: `{name}` is in the format of anndata before 0.7"
+        raise FormatError(f"{msg}; download the file, or write it again with anndata")

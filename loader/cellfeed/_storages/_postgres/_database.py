@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -13,7 +13,7 @@ import numpy as np
 from cellfeed._bytes import Location, is_awaited
 from cellfeed._errors import CellfeedError, ParameterError, RemoteError, one_line
 from cellfeed._rows import Layout
-from cellfeed._storages._base import library
+from cellfeed._storages._registry import library
 
 _Result = TypeVar("_Result")
 
@@ -53,13 +53,6 @@ def psycopg(location: Location) -> Any:
     return library("psycopg", location, what="PostgreSQL", extra="postgres")
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    url: str
-    collection: str | None
-    options: frozenset[str]
-
-
 class Database:
     """A database; each process that receives a copy opens its own connections.
 
@@ -81,11 +74,15 @@ class Database:
         if self.n_connections < 1:
             msg = f"`connections >= 1` must hold, but got connections={self.n_connections}"
             raise ParameterError(msg)
-        parts = _parts(location)
-        self.collection = parts.collection
+        shown, _, query = location.text.partition("?")
+        url = location.scheme + shown[len(location.scheme) :]  # libpq accepts only lower case
+        in_url = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
+        self.collection = in_url.pop("collection", None)
+        if in_url:
+            url += f"?{urlencode(in_url, quote_via=quote, safe='/')}"
         given = {key: value for key, value in values.items() if key not in _OWN_OPTIONS}
-        usual = {key: value for key, value in _DEFAULTS.items() if key not in parts.options}
-        self._arguments: dict[str, Any] = {"conninfo": parts.url, **usual, **given}
+        usual = {key: value for key, value in _DEFAULTS.items() if key not in in_url}
+        self._arguments: dict[str, Any] = {"conninfo": url, **usual, **given}
         self._has_connected = False
 
     @property
@@ -107,13 +104,14 @@ class Database:
             The connection fails; raised without retries if none was ever established.
         """
         driver = psycopg(self.location)
-        if self._has_connected:
-            connection = self.retried(lambda: driver.connect(**self.arguments))
-        else:
-            try:
-                connection = driver.connect(**self.arguments)
-            except driver.Error as error:
-                raise self.failure(error) from None
+
+        def connect() -> Any:
+            return driver.connect(**self.arguments)
+
+        try:
+            connection = self.retried(connect) if self._has_connected else connect()
+        except driver.Error as error:
+            raise self.failure(error) from None
         self._has_connected = True
         connection.execute(
             f"SET statement_timeout = {_STATEMENT_MS}; "
@@ -123,17 +121,8 @@ class Database:
 
     def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a read-only query, with retries where they may help."""
-        with self.session() as session:
+        with closing(Session(self)) as session:
             return session.ask(query, parameters)
-
-    @contextmanager
-    def session(self) -> Iterator["Session"]:
-        """Provide a connection for several queries."""
-        session = Session(self)
-        try:
-            yield session
-        finally:
-            session.close()
 
     def retried(self, ask: Callable[[], _Result]) -> _Result:
         """Call a function, and retry it while the error may pass and there is time.
@@ -233,15 +222,6 @@ def _number(values: Mapping[str, Any], name: str, usual: float, kind: type[float
     except (TypeError, ValueError, OverflowError):
         msg = f"`{name}` must be a number, but got {name}={given!r}"
     raise ParameterError(msg)
-
-
-def _parts(location: Location) -> _Parts:
-    shown, _, query = location.text.partition("?")
-    shown = location.scheme + shown[len(location.scheme) :]  # libpq accepts only lower case
-    given = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
-    collection = given.pop("collection", None)
-    query = urlencode(given, quote_via=quote, safe="/")
-    return _Parts(f"{shown}?{query}" if query else shown, collection, frozenset(given))
 
 
 # The layout of a collection in a database: tables, columns, and the metadata that names them.

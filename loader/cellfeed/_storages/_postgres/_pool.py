@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import LOOK_UP_SECONDS, Location, is_awaited
 from cellfeed._errors import FormatError, RemoteError
 from cellfeed._storages._postgres._database import Database, may_pass
+from cellfeed._storages._source import OpenedPerProcess
 
 # The thread that serves the connections of a process: one event loop, started when needed.
 
@@ -96,19 +97,13 @@ class Request:
     answer: Future[Rows] = field(default_factory=Future)
     failed_at: float | None = None
 
-    def give_up(self) -> None:
-        """Cancel the request."""
-        self.answer.cancel()
-
-    def give(self, rows: Rows) -> None:
-        """Set the answer, unless the request was cancelled."""
+    def end(self, rows: Rows | None, error: Exception | None = None) -> None:
+        """Set the answer or the error, unless the request was cancelled."""
         with suppress(InvalidStateError):
-            self.answer.set_result(rows)
-
-    def fail(self, error: Exception) -> None:
-        """Set the error."""
-        with suppress(InvalidStateError):
-            self.answer.set_exception(error)
+            if rows is None:
+                self.answer.set_exception(error)
+            else:
+                self.answer.set_result(rows)
 
 
 class Connection:
@@ -201,8 +196,9 @@ class Connection:
             self._loop.remove_writer(self._socket)
 
     def _read(self) -> None:
-        from psycopg.pq import ExecStatus  # noqa: PLC0415 - optional
+        import psycopg  # noqa: PLC0415 - optional
 
+        statuses = psycopg.pq.ExecStatus
         self._heard = self._loop.time()
         self._pq.consume_input()
         n_asked = len(self.asked)
@@ -210,13 +206,14 @@ class Connection:
             result = self._pq.get_result()
             if result is None:
                 continue
-            if result.status == ExecStatus.PIPELINE_SYNC:
-                self.asked.popleft().give(_rows(self._answered))
+            if result.status == statuses.PIPELINE_SYNC:
+                self.asked.popleft().end(_rows(self._answered))
                 self._answered = None
-            elif result.status == ExecStatus.TUPLES_OK:
+            elif result.status == statuses.TUPLES_OK:
                 self._answered = result
             else:
-                raise _error_of(result, self._connection)
+                encoding = self._connection.info.encoding
+                raise psycopg.errors.error_from_result(result, encoding=encoding)
         if not self.asked:  # a server that shuts down reports it, and then closes the connection
             self._pq.is_busy()
         if len(self.asked) < n_asked:
@@ -258,13 +255,6 @@ def _rows(result: Any) -> Rows:
     return ids[order], [packed[k] for k in order.tolist()]
 
 
-def _error_of(result: Any, connection: Any) -> Exception:
-    from psycopg import errors  # noqa: PLC0415 - optional
-
-    error: Exception = errors.error_from_result(result, encoding=connection.info.encoding)
-    return error
-
-
 _IDS_PER_REQUEST = 128  # rows of some 0.3 MB
 _REQUESTS_PER_CONNECTION = 4  # in flight: while one is answered, others cross the network
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -272,7 +262,7 @@ _TOO_MANY = ("too many", "slots are reserved")  # too many connections, in the s
 _NAMED = 3  # missing cells
 
 
-class Coming:
+class PendingRows:
     """Rows of a column that were requested; cancelled when this object is dropped.
 
     Parameters
@@ -288,7 +278,7 @@ class Coming:
 
     def __del__(self) -> None:
         for request in self.requests:
-            request.give_up()
+            request.answer.cancel()
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the positions of ids among these; None unless all are found."""
@@ -339,7 +329,7 @@ class Pool:
         self._pause, self._not_before = _FIRST_PAUSE, 0.0
         self._loop = loop()
 
-    def ask(self, query: str, ids: NDArray[np.int64], *, is_urgent: bool) -> Coming:
+    def ask(self, query: str, ids: NDArray[np.int64], *, is_urgent: bool) -> PendingRows:
         """Request rows, without waiting.
 
         Parameters
@@ -357,7 +347,7 @@ class Pool:
             for k in range(0, ids.size, _IDS_PER_REQUEST)
         ]
         self._loop.call_soon_threadsafe(self._add, requests, is_urgent)
-        return Coming(ids, requests)
+        return PendingRows(ids, requests)
 
     def close(self) -> None:
         """Close the connections."""
@@ -405,7 +395,7 @@ class Pool:
             if may_pass(error) and now - request.failed_at < self._retry_seconds:
                 again.append(request)
             else:
-                request.fail(self._failure(error, _cells(request.ids)))
+                request.end(None, self._failure(error, _cells(request.ids)))
         self._queue.extendleft(reversed(again))
         if self._connections and any(word in str(error) for word in _TOO_MANY):
             self._most = len(self._connections)
@@ -420,8 +410,8 @@ class Pool:
         self._connections.clear()
 
 
-class PoolOfProcess:
-    """The pool of the calling process; closed when this object is dropped, or the process exits.
+class PoolOfProcess(OpenedPerProcess):
+    """Calling it returns the pool of this process, closed with this object or at the exit.
 
     Parameters
     ----------
@@ -431,17 +421,11 @@ class PoolOfProcess:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._pool: Pool | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
-
-    def __call__(self) -> Pool:
-        """Return the pool of this process."""
-        if self._pool is None or self._pool.process != os.getpid():
-            self._pool = Pool(self._database)
-            weakref.finalize(self, self._pool.close).atexit = False
-        return self._pool
+    def _open(self) -> Pool:
+        pool = Pool(self._database)
+        weakref.finalize(self, pool.close).atexit = False
+        return pool
 
 
 def _cells(ids: NDArray[np.int64]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,20 @@ from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError
 from cellfeed._lazy import pd
 from cellfeed._rows import CsrRows
 from cellfeed._runs import Runs, expand
-from cellfeed._storages._base import Source, Storage, StorageFacts, StoredElement
 from cellfeed._storages._postgres._database import (
     VERSION,
     Database,
     ElementColumn,
     Metadata,
     ObsColumn,
+    Session,
     escaped,
     psycopg,
     quoted,
 )
-from cellfeed._storages._postgres._pool import Coming, PoolOfProcess
+from cellfeed._storages._postgres._pool import PendingRows, PoolOfProcess
+from cellfeed._storages._registry import Storage
+from cellfeed._storages._source import Source, StoredElement
 
 # Elements whose rows are packed in a table, and read by key.
 
@@ -64,10 +67,11 @@ class PostgresElement(StoredElement):
         self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
         table, packed = quoted(schema, "packed"), quoted(column.column)
         self._query = f"SELECT id, {packed} FROM {table} WHERE id = ANY($1)"  # noqa: S608
-        self._coming = tuple[weakref.ref[Coming], ...]()  # replaced, since two threads read it
+        # Replaced when it changes, since two threads read it.
+        self._pending = tuple[weakref.ref[PendingRows], ...]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coming": ()}
+        return {**self.__dict__, "_pending": ()}
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the columns."""
@@ -91,9 +95,9 @@ class PostgresElement(StoredElement):
 
     def expect(self, runs: Runs) -> object:
         """Request rows, without waiting."""
-        coming = self._pool().ask(self._query, self._ids_of(runs), is_urgent=False)
-        self._coming = (*(each for each in self._coming if each()), weakref.ref(coming))
-        return coming
+        pending = self._pool().ask(self._query, self._ids_of(runs), is_urgent=False)
+        self._pending = (*(each for each in self._pending if each()), weakref.ref(pending))
+        return pending
 
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
         """Return rows: wait for announced ones, and request the others."""
@@ -113,12 +117,12 @@ class PostgresElement(StoredElement):
         return CsrRows(indptr, indices, data, n_columns)
 
     def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
-        for coming in (each() for each in self._coming):
-            at = None if coming is None else coming.positions(ids)
-            if coming is not None and at is not None:
-                rows = coming.packed(self._database.location)
+        for pending in (each() for each in self._pending):
+            at = None if pending is None else pending.positions(ids)
+            if pending is not None and at is not None:
+                rows = pending.packed(self._database.location)
                 return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
-        asked = self._pool().ask(self._query, ids, is_urgent=True)
+        asked: PendingRows = self._pool().ask(self._query, ids, is_urgent=True)
         return asked.packed(self._database.location)
 
     def _ids_of(self, runs: Runs) -> NDArray[np.int64]:
@@ -131,128 +135,40 @@ class PostgresElement(StoredElement):
 _ROWS = 50_000  # rows that are Python objects at a time
 
 
-def read_ids(database: Database, schema: str, where: str) -> NDArray[np.int64]:
-    """Return the ids of the cells that fulfil a condition, ascending."""
-    pages = _pages(database, "", schema, where)
-    parts = [np.fromiter((id_ for (id_,) in rows), np.int64) for rows in pages]
-    return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def read_columns(
-    database: Database,
-    schema: str,
-    columns: Sequence[ObsColumn],
-    ids: NDArray[np.int64] | range,
-    *,
-    named: bool = False,
-) -> pd.DataFrame:
-    """Read columns of cells.
-
-    Parameters
-    ----------
-    database, schema, columns
-        The database, the schema of the collection, and the columns.
-    ids
-        Ids of the cells, ascending; a range means all cells.
-    named
-        Whether the index contains the names of the cells, as Python strings.
-
-    Returns
-    -------
-    A row for each of ``ids`` that exists. Text becomes categorical.
-    """
-    names = [*(each.column for each in columns), *(["name"] if named else [])]
-    selected = "".join(f", {quoted(name)}" for name in names)
-    made = [_Column(each) for each in columns]
-    found = list[Any]()
-    which = None if isinstance(ids, range) else ids
-    for rows in _pages(database, selected, schema, which):
-        by_column = list(zip(*rows, strict=True))
-        for column, values in zip(made, by_column[1:], strict=False):
-            column.append(values)
-        if named:
-            found += by_column[-1]
-    table = pd.DataFrame({each.column.name: each.series() for each in made})
-    if not named:
-        return table
-    index = pd.Index(found, dtype=object)
-    return table.set_axis(index) if made else pd.DataFrame(index=index)
-
-
 class _Column:
     """One column, read in batches."""
 
     def __init__(self, column: ObsColumn) -> None:
         self.column = column
-        self._codes: Mapping[Any, int] = {}
-        self._texts = dict[Any, int]()
-        if column.categories is not None:
-            self._codes = {each: k for k, each in enumerate(column.categories)}
+        self._codes = {each: k for k, each in enumerate(column.categories or ())}
         self._parts = list[Any]()
 
     def append(self, values: Sequence[Any]) -> None:
         """Append the values of a batch."""
-        dtype = self.column.dtype
+        dtype, codes = self.column.dtype, self._codes
         if dtype == "category":
-            self._parts.append(
-                np.fromiter((self._codes.get(each, -1) for each in values), np.int32)
-            )
+            self._parts.append(np.fromiter((codes.get(each, -1) for each in values), np.int32))
         elif dtype == "text":
-            texts = self._texts
-            codes = (-1 if each is None else texts.setdefault(each, len(texts)) for each in values)
-            self._parts.append(np.fromiter(codes, np.int32))
+            found = (-1 if each is None else codes.setdefault(each, len(codes)) for each in values)
+            self._parts.append(np.fromiter(found, np.int32))
         elif dtype[0].isupper() or dtype == "boolean":  # pandas' nullable dtypes
             self._parts.append(pd.Series(values, dtype=dtype))
         else:
-            found = np.dtype(dtype)
-            if None in values and found.kind in "iub":
-                found = np.dtype(np.float64)
-            self._parts.append(np.array([np.nan if v is None else v for v in values], found))
+            is_whole = None not in values or np.dtype(dtype).kind not in "iub"
+            numbers = [np.nan if each is None else each for each in values]
+            self._parts.append(np.array(numbers, dtype if is_whole else np.float64))
 
     def series(self) -> pd.Series[Any]:
         """Return the whole column."""
         dtype = self.column.dtype
         if dtype in ("category", "text"):
-            given = self._texts if self.column.categories is None else self.column.categories
             codes = np.concatenate([np.empty(0, np.int32), *self._parts])
-            return pd.Series(
-                pd.Categorical.from_codes(
-                    codes, pd.Index(list(given)), ordered=self.column.is_ordered
-                )
-            )
+            names = pd.Index([*(self.column.categories or self._codes)])
+            ordered = self.column.is_ordered
+            return pd.Series(pd.Categorical.from_codes(codes, names, ordered=ordered))
         if not self._parts:
             return pd.Series([], dtype=dtype)
         return pd.concat([pd.Series(part) for part in self._parts], ignore_index=True)
-
-
-def _pages(
-    database: Database,
-    selected: str,
-    schema: str,
-    which: NDArray[np.int64] | str | None,
-) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield ids and columns of cells, by ascending id, many rows at a time.
-
-    Parameters
-    ----------
-    selected
-        Columns, as SQL.
-    which
-        Ids, ascending; a condition, as SQL; None for all cells.
-    """
-    head = escaped(f"SELECT id{selected} FROM {quoted(schema, 'cells')} WHERE ")  # noqa: S608 - names are quoted
-    with database.session() as session:
-        if isinstance(which, np.ndarray):
-            for k in range(0, which.size, _ROWS):
-                some = which[k : k + _ROWS].tolist()
-                yield session.ask(f"{head} id = ANY(%s) ORDER BY id", (some,))
-            return
-        condition = "" if which is None else f"({escaped(which)}\n) AND "
-        query = f"{head}{condition} id > %s ORDER BY id LIMIT {_ROWS}"
-        last = -1
-        while rows := session.ask(query, (last,)):
-            yield rows
-            last = rows[-1][0]
 
 
 # Including collections that the user may not read, which information_schema does not show.
@@ -320,7 +236,13 @@ class PostgresSource(Source):
         if where is not None:
             self._ids = self._read_ids(where)
         pool = PoolOfProcess(self._database)
-        self.elements = {each.name: self._element(pool, each) for each in self._metadata.elements}
+        n_stored = self._metadata.n_cells
+        self.elements = {
+            each.name: PostgresElement(
+                self._database, pool, self._schema, each, n_stored, self._ids
+            )
+            for each in self._metadata.elements
+        }
 
     def __repr__(self) -> str:
         where = "" if self._where is None else f", where={self._where!r}"
@@ -357,17 +279,65 @@ class PostgresSource(Source):
     def _read(
         self, columns: Sequence[str], ids: NDArray[np.int64] | range, *, named: bool = False
     ) -> pd.DataFrame:
+        """Read columns of cells; text becomes categorical.
+
+        Parameters
+        ----------
+        columns
+            Names of the columns.
+        ids
+            Ids of the cells, ascending; a range means all cells.
+        named
+            Whether the index contains the names of the cells, as Python strings.
+        """
         by_name = {each.name: each for each in self._metadata.obs}
-        wanted = [by_name[name] for name in columns]
-        table = read_columns(self._database, self._schema, wanted, ids, named=named)
-        if len(table) != len(ids):
-            msg = f"{self.location}: the table of cells has only {len(table)} of {len(ids)} rows"
+        made = [_Column(by_name[name]) for name in columns]
+        stored = [*(each.column.column for each in made), *(["name"] if named else [])]
+        names, n_read = list[Any](), 0
+        for rows in self._pages(stored, None if isinstance(ids, range) else ids):
+            n_read += len(rows)
+            by_column = list(zip(*rows, strict=True))
+            for column, values in zip(made, by_column[1:], strict=False):
+                column.append(values)
+            if named and rows:
+                names += by_column[-1]
+        if n_read != len(ids):
+            msg = f"{self.location}: the table of cells has only {n_read} of {len(ids)} rows"
             raise FormatError(f"{msg}; load the collection again")
-        return table
+        index = pd.Index(names, dtype=object) if named else pd.RangeIndex(n_read)
+        return pd.DataFrame({each.column.name: each.series().array for each in made}, index=index)
+
+    def _pages(
+        self, columns: Sequence[str], which: NDArray[np.int64] | str | None
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield ids and columns of cells, by ascending id, many rows at a time.
+
+        Parameters
+        ----------
+        columns
+            Columns of the table.
+        which
+            Ids, ascending; a condition, as SQL; None for all cells.
+        """
+        selected = ", ".join(["id", *map(quoted, columns)])
+        cells = quoted(self._schema, "cells")
+        head = escaped(f"SELECT {selected} FROM {cells} WHERE ")  # noqa: S608 - they are quoted
+        with closing(Session(self._database)) as session:
+            if isinstance(which, np.ndarray):
+                for k in range(0, which.size, _ROWS):
+                    some = which[k : k + _ROWS].tolist()
+                    yield session.ask(f"{head} id = ANY(%s) ORDER BY id", (some,))
+                return
+            condition = "" if which is None else f"({escaped(which)}\n) AND "
+            query = f"{head}{condition} id > %s ORDER BY id LIMIT {_ROWS}"
+            last = -1
+            while rows := session.ask(query, (last,)):
+                yield rows
+                last = rows[-1][0]
 
     def _read_metadata(self) -> tuple[str, Metadata]:
         psycopg(self.location)
-        with self._database.session() as session:
+        with closing(Session(self._database)) as session:
             found = dict(session.ask(_COLLECTIONS))
             readable = [name for name, may_read in found.items() if may_read]
             schema = self._database.collection
@@ -403,7 +373,8 @@ class PostgresSource(Source):
 
     def _read_ids(self, where: str) -> NDArray[np.int64]:
         try:
-            ids = read_ids(self._database, self._schema, where)
+            pages = self._pages([], where)
+            parts = [np.fromiter((id_ for (id_,) in rows), np.int64) for rows in pages]
         except RemoteError as error:
             cause = error.__context__
             state = str(getattr(cause, "sqlstate", None) or "")
@@ -413,35 +384,18 @@ class PostgresSource(Source):
             said = one_line(cause) if cause is not None else ""
             msg = f"{self.location}: where={where!r} is not a valid SQL condition ({said})"
             raise ParameterError(f"{msg}; the columns are: id, name, {columns}") from None
-        if not ids.size:
+        if not parts:
             msg = f"{self.location}: no cell fulfils where={where!r}; give another condition"
             raise ParameterError(msg)
-        return ids
-
-    def _element(self, pool: PoolOfProcess, column: ElementColumn) -> StoredElement:
-        return PostgresElement(
-            self._database, pool, self._schema, column, self._metadata.n_cells, self._ids
-        )
+        return np.concatenate(parts)
 
 
 # URLs of PostgreSQL servers.
 
 
-def _open(location: Location, elements: Sequence[str]) -> list[Source]:  # noqa: ARG001 - it has all
-    return [PostgresSource(location)]
-
-
 POSTGRES = Storage(
     name="PostgreSQL",
-    open=_open,
+    open=lambda location, _: [PostgresSource(location)],
     schemes=("postgresql", "postgres"),
     extra="postgres",
-    facts=StorageFacts(
-        recognized="`postgresql://host/database?collection=NAME`, written by `cellfeed "
-        "load-database`; or a `PostgresSource` with a condition",
-        reading="packed rows, requested by key over pipelined connections, unpacked in compiled "
-        "code by one thread",
-        threads="one",
-        remote="yes",
-    ),
 )

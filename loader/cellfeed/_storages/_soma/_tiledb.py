@@ -1,4 +1,4 @@
-"""How TileDB stores sparse arrays: the part that is decoded here; TileDB reads the rest."""
+"""How TileDB stores sparse arrays: the part that is decoded here; TileDB reads all others."""
 
 import itertools
 import struct
@@ -10,22 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._decode import (
-    MOST_BAND_ROWS,
-    ChunkedArray,
-    Extents,
-    FolderFiles,
-    Fragments,
-    TileChunks,
-    TileFilters,
-    TileRows,
-    Tiles,
-    chunk_codec,
-    parts_of_chunk,
-    tiled_array,
-)
+from cellfeed import _decode as decode
 from cellfeed._rows import SparseChunks
-from cellfeed._storages._base import FileNames
+from cellfeed._storages._source import files_in
 
 # The container of TileDB's metadata; ``format_spec/generic_tile.md`` and ``tile.md`` there.
 
@@ -111,7 +98,7 @@ def generic_tile(content: bytes, position: int) -> bytes:
         if kind is None:
             found += stored
             continue
-        for begin, n, _ in parts_of_chunk(content, metadata, first):
+        for begin, n, _ in decode.parts_of_chunk(content, metadata, first):
             part = content[begin : begin + n]
             found += zlib.decompress(part) if kind == GZIP else _zstd().decode(part)
     if len(found) != size:
@@ -122,7 +109,6 @@ def generic_tile(content: bytes, position: int) -> bytes:
 # The schema of a sparse matrix; ``format_spec/array_schema.md`` of TileDB.
 
 VERSIONS = range(20, 23)  # of the format, with which this module was tested
-_INT64 = 1
 _DTYPES = {
     0: "int32",
     1: "int64",
@@ -173,9 +159,9 @@ class Schema:
     block_rows: int
     block_columns: int
     dtype: np.dtype[np.generic]
-    row_filters: TileFilters
-    column_filters: TileFilters
-    value_filters: TileFilters
+    row_filters: decode.TileFilters
+    column_filters: decode.TileFilters
+    value_filters: decode.TileFilters
 
 
 def read_schema(content: bytes) -> Schema:
@@ -201,16 +187,23 @@ def read_schema(content: bytes) -> Schema:
     _filters(fields)  # filters of validity, which are unused
     if fields.number("I") != 2:  # noqa: PLR2004 - rows and columns
         raise UnknownLayoutError("it does not have two dimensions")
-    extents, filters = list[int](), list[TileFilters]()
+    extents, filters = list[int](), list[decode.TileFilters]()
     for _ in range(2):
         extent, own = _dimension(fields)
         extents.append(extent)
-        filters.append(_known(own or of_coordinates, np.dtype(np.int64)))
-    if extents[0] > MOST_BAND_ROWS:
-        raise UnknownLayoutError(f"its blocks have {extents[0]} rows, above {MOST_BAND_ROWS}")
+        filters.append(_known(*(own if own[0] else of_coordinates), np.dtype(np.int64)))
+    if extents[0] > decode.MOST_BAND_ROWS:
+        raise UnknownLayoutError(
+            f"its blocks have {extents[0]} rows, above {decode.MOST_BAND_ROWS}"
+        )
     if fields.number("I") != 1:
         raise UnknownLayoutError("its elements have several values")
-    dtype, of_values = _attribute(fields)
+    named, of_values, _ = _field(fields)
+    if named is None:
+        raise UnknownLayoutError("its values are not numbers")
+    if fields.number("B"):
+        raise UnknownLayoutError("its values may be missing")
+    dtype = np.dtype(named)
     return Schema(
         capacity=capacity,
         block_rows=extents[0],
@@ -218,22 +211,12 @@ def read_schema(content: bytes) -> Schema:
         dtype=dtype,
         row_filters=filters[0],
         column_filters=filters[1],
-        value_filters=_known(of_values, dtype),
+        value_filters=_known(*of_values, dtype),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    """Kinds of filters, in the order in which they are applied."""
-
-    kinds: tuple[int, ...]
-    chunk_bytes: int
-
-    def __bool__(self) -> bool:
-        return bool(self.kinds)
-
-
-def _filters(fields: Fields) -> _Pipeline:
+def _filters(fields: Fields) -> tuple[tuple[int, ...], int]:
+    """Return kinds of filters, in the order in which they are applied, and the size of chunks."""
     chunk_bytes, n_filters = fields.numbers("II")
     kinds = list[int]()
     for _ in range(n_filters):
@@ -241,30 +224,41 @@ def _filters(fields: Fields) -> _Pipeline:
         fields.bytes(n)
         if kind != _NO_FILTER:
             kinds.append(kind)
-    return _Pipeline(tuple(kinds), chunk_bytes)
+    return tuple(kinds), chunk_bytes
 
 
-def _known(pipeline: _Pipeline, dtype: np.dtype[np.generic]) -> TileFilters:
+def _known(
+    kinds: tuple[int, ...], chunk_bytes: int, dtype: np.dtype[np.generic]
+) -> decode.TileFilters:
     """Return filters in the form that compiled code takes."""
-    *before, last = pipeline.kinds or (_NO_FILTER,)
+    *before, last = kinds or (_NO_FILTER,)
     if last == _BYTE_SHUFFLE and not before:
         before, last = [last], _NO_FILTER
     if before not in ([], [_BYTE_SHUFFLE]) or last not in (_NO_FILTER, *_CODECS):
         names = [_FILTERS.get(kind, str(kind)) for kind in (*before, last)]
         unknown = [name for name in names if name != str(_BYTE_SHUFFLE)] or names
         raise UnknownLayoutError(f"filter {unknown[0]} is not supported")
-    codec = chunk_codec(_CODECS.get(last, "none"))
+    codec = decode.chunk_codec(_CODECS.get(last, "none"))
     shuffled = bool(before) and dtype.itemsize > 1
-    return TileFilters(codec, shuffled, pipeline.chunk_bytes)
+    return decode.TileFilters(codec, shuffled, chunk_bytes)
 
 
-def _dimension(fields: Fields) -> tuple[int, _Pipeline]:
-    """Return the extent of blocks along a dimension, and its filters."""
+def _field(fields: Fields) -> tuple[str | None, tuple[tuple[int, ...], int], bytes]:
+    """Return the dtype of a dimension or an attribute, its filters, and its domain or fill value.
+
+    The dtype is None unless it has one number per element.
+    """
     fields.bytes(fields.number("I"))  # its name
     datatype, n_values = fields.numbers("BI")
-    pipeline = _filters(fields)
-    domain = fields.bytes(fields.number("Q"))
-    if datatype != _INT64 or n_values != 1:
+    filters = _filters(fields)
+    dtype = _DTYPES.get(datatype) if n_values == 1 else None
+    return dtype, filters, fields.bytes(fields.number("Q"))
+
+
+def _dimension(fields: Fields) -> tuple[int, tuple[tuple[int, ...], int]]:
+    """Return the extent of blocks along a dimension, and its filters."""
+    dtype, filters, domain = _field(fields)
+    if dtype != "int64":
         raise UnknownLayoutError("its coordinates are not int64")
     if fields.number("B"):
         raise UnknownLayoutError("it has no blocks")
@@ -273,20 +267,7 @@ def _dimension(fields: Fields) -> tuple[int, _Pipeline]:
     extent = fields.number("q")
     if extent < 1:
         raise ValueError(f"blocks of {extent}")
-    return extent, pipeline
-
-
-def _attribute(fields: Fields) -> tuple[np.dtype[np.generic], _Pipeline]:
-    """Return the dtype of the values, and their filters."""
-    fields.bytes(fields.number("I"))  # its name
-    datatype, n_values = fields.numbers("BI")
-    pipeline = _filters(fields)
-    fields.bytes(fields.number("Q"))  # its fill value
-    if datatype not in _DTYPES or n_values != 1:
-        raise UnknownLayoutError("its values are not numbers")
-    if fields.number("B"):
-        raise UnknownLayoutError("its values may be missing")
-    return np.dtype(_DTYPES[datatype]), pipeline
+    return extent, filters
 
 
 # The fragments of an array, one per write; ``format_spec/fragment.md`` of TileDB.
@@ -465,11 +446,11 @@ class TiledCsr(SparseChunks):
 
     def __init__(
         self,
-        schema: Schema,
-        columns: tuple[ChunkedArray, TileChunks],
-        values: tuple[ChunkedArray, TileChunks],
-        find: TileRows,
         *,
+        schema: Schema,
+        columns: tuple[decode.ChunkedArray, decode.TileChunks],
+        values: tuple[decode.ChunkedArray, decode.TileChunks],
+        find: decode.TileRows,
         joinids: NDArray[np.int64] | None,
         n_columns: int,
         n_elements: int,
@@ -484,7 +465,7 @@ class TiledCsr(SparseChunks):
         of_row = max(1.0, self._n_elements / max(1, n_rows * blocks))
         return max(1.0, min(self._columns.chunk_elements / of_row, self._schema.block_rows))
 
-    def extents(self, rows: NDArray[np.int64]) -> Extents:
+    def extents(self, rows: NDArray[np.int64]) -> decode.Extents:
         """See `SparseChunks`."""
         found = self._find(rows if self._joinids is None else self._joinids[rows])
         return replace(
@@ -551,15 +532,15 @@ def _joined(
 ) -> TiledCsr:
     """Return an array of fragments, in row order."""
     names = [f"{FRAGMENTS}/{each.name}/{file}" for file in FILES for each in found]
-    files = FolderFiles(folder, FileNames(*names), len(names))
+    files = files_in(folder, names)
     expected = np.array([each.bounds[:, -1] for each in found]).T.ravel()
     if (files.sizes(np.arange(len(names))) != expected).any():
         raise UnknownLayoutError("the size of a file differs from its metadata")
     n_tiles = np.array([each.n_tiles for each in found])
     n_elements = np.concatenate([each.n_elements(schema.capacity) for each in found])
 
-    def tiles(number: int) -> Tiles:
-        return Tiles(
+    def tiles(number: int) -> decode.Tiles:
+        return decode.Tiles(
             files=np.repeat(np.arange(len(found)) + number * len(found), n_tiles),
             offsets=np.concatenate([each.bounds[number, :-1] for each in found]),
             ends=np.concatenate([each.bounds[number, 1:] for each in found]),
@@ -568,14 +549,14 @@ def _joined(
         )
 
     def array(
-        number: int, column: str, dtype: np.dtype[Any], filters: TileFilters
-    ) -> tuple[ChunkedArray, TileChunks]:
+        number: int, column: str, dtype: np.dtype[Any], filters: decode.TileFilters
+    ) -> tuple[decode.ChunkedArray, decode.TileChunks]:
         full_name = f"{name}/{column}"
-        chunks = TileChunks(full_name, tiles(number), dtype.itemsize, filters, files)
-        return tiled_array(full_name, chunks, dtype, filters, files), chunks
+        chunks = decode.TileChunks(full_name, tiles(number), dtype.itemsize, filters, files)
+        return decode.tiled_array(full_name, chunks, dtype, filters, files), chunks
 
     number_of_row = np.dtype(np.int64)
-    fragments = Fragments(
+    fragments = decode.Fragments(
         rows=np.array([each.rows for each in found], np.int64),
         first_tiles=np.concatenate([[0], np.cumsum(n_tiles, dtype=np.int64)]),
         tile_rows=np.concatenate([each.tile_rows for each in found]),
@@ -583,10 +564,10 @@ def _joined(
     )
     rows = array(0, "soma_dim_0", number_of_row, schema.row_filters)
     return TiledCsr(
-        schema,
-        array(1, "soma_dim_1", number_of_row, schema.column_filters),
-        array(2, "soma_data", schema.dtype, schema.value_filters),
-        TileRows(*rows, tiles(0), fragments),
+        schema=schema,
+        columns=array(1, "soma_dim_1", number_of_row, schema.column_filters),
+        values=array(2, "soma_data", schema.dtype, schema.value_filters),
+        find=decode.TileRows(*rows, tiles(0), fragments),
         joinids=joinids,
         n_columns=n_columns,
         n_elements=int(n_elements.sum()),

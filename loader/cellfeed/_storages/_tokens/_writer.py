@@ -2,11 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -16,25 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, PathError, require_positive
 from cellfeed._runs import expand
-from cellfeed._storages._tokens._format import (
-    BLOCK,
-    DOCUMENTS,
-    INDEX,
-    METADATA,
-    SPAN_RECORD,
-    SPANS,
-    SUFFIX,
-    TOKENS,
-    UNFINISHED,
-    ShardHeader,
-    ShardObs,
-    WrittenFile,
-    require_dtype,
-    require_name,
-    shown_dtype,
-    sync_folder,
-    write_header,
-)
+from cellfeed._storages._tokens import _shards as shards
 
 # Spans by blocks of tokens, so that the spans of a window are contiguous.
 #
@@ -50,154 +32,65 @@ _PAIRS_AT_ONCE = 1 << 18
 _BYTES_AT_ONCE = 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpansToWrite:
-    """Spans of a shard in the order in which they were added.
+def write_by_block(
+    added: NDArray[Any],
+    added_metadata: NDArray[np.uint8],
+    n_tokens: int,
+    block: int,
+    files: tuple[shards.WrittenFile, shards.WrittenFile, shards.WrittenFile],
+) -> None:
+    """Write the spans of a shard by block.
 
     Parameters
     ----------
-    spans, metadata
-        Files of `ADDED`, and of the bytes of the spans' metadata.
+    added, added_metadata
+        Spans in the order in which they were added, `ADDED`, and the bytes of their metadata.
     n_tokens, block
         Number of tokens of the shard, and of a block.
+    files
+        The index, the records, and their metadata.
     """
-
-    spans: Path
-    metadata: Path
-    n_tokens: int
-    block: int
-
-    def write(self, index: WrittenFile, records: WrittenFile, metadata: WrittenFile) -> None:
-        """Write the spans by block."""
-        added = np.fromfile(self.spans, ADDED)
-        spans, blocks = self._pairs(added)
-        n_blocks = -(-self.n_tokens // self.block)
-        ends = np.concatenate([[0], np.cumsum(added["n_bytes"][spans])])
-        firsts = np.searchsorted(blocks, np.arange(n_blocks + 1))
-        index.write(np.stack([firsts, ends[firsts]], axis=1).astype("<i8"))
-        for first in range(0, spans.size, _PAIRS_AT_ONCE):
-            some = slice(first, first + _PAIRS_AT_ONCE)
-            records.write(self._records(added, spans[some], blocks[some], ends[:-1][some]))
-        stored = np.memmap(self.metadata, np.uint8) if self.metadata.stat().st_size else b""
-        _copy(added, spans, ends, stored, metadata.write)
-
-    def _pairs(self, added: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each span with each block that it overlaps, sorted by block and start."""
-        order = np.argsort(added["start"], kind="stable")
-        first = added["start"][order] // self.block
-        stop = (added["stop"][order] - 1) // self.block + 1
-        blocks = expand(np.stack([first, stop], axis=1))
-        by_block = np.argsort(blocks, kind="stable")
-        return np.repeat(order, stop - first)[by_block], blocks[by_block]
-
-    def _records(
-        self,
-        added: NDArray[Any],
-        spans: NDArray[np.int64],
-        blocks: NDArray[np.int64],
-        first_bytes: NDArray[np.int64],
-    ) -> NDArray[Any]:
-        records = np.zeros(spans.size, SPAN_RECORD)
+    index, records, metadata = files
+    # Each span with each block that it overlaps, by block and start.
+    order = np.argsort(added["start"], kind="stable")
+    first = added["start"][order] // block
+    stop = (added["stop"][order] - 1) // block + 1
+    blocks = expand(np.stack([first, stop], axis=1))
+    by_block = np.argsort(blocks, kind="stable")
+    spans, blocks = np.repeat(order, stop - first)[by_block], blocks[by_block]
+    ends = np.concatenate([[0], np.cumsum(added["n_bytes"][spans])])
+    firsts = np.searchsorted(blocks, np.arange(-(-n_tokens // block) + 1))
+    index.write(np.stack([firsts, ends[firsts]], axis=1).astype("<i8"))
+    for begin in range(0, spans.size, _PAIRS_AT_ONCE):
+        some = slice(begin, begin + _PAIRS_AT_ONCE)
+        pairs = np.zeros(spans[some].size, shards.SPAN_RECORD)
         for name in ("start", "stop", "n_bytes"):
-            records[name] = added[name][spans]
-        records["id"], records["first_byte"] = spans, first_bytes
-        records["began_before"] = records["start"] < blocks * self.block
-        return records
+            pairs[name] = added[name][spans[some]]
+        pairs["id"], pairs["first_byte"] = spans[some], ends[:-1][some]
+        pairs["began_before"] = pairs["start"] < blocks[some] * block
+        records.write(pairs)
+    begin = 0
+    while begin < spans.size:  # a limited number of bytes at a time
+        end = int(np.searchsorted(ends, ends[begin] + _BYTES_AT_ONCE))
+        end = min(max(end, begin + 1), spans.size)
+        copied = added[spans[begin:end]]
+        runs = np.stack([copied["first_byte"], copied["first_byte"] + copied["n_bytes"]], axis=1)
+        if ends[end] > ends[begin]:
+            metadata.write(added_metadata[expand(runs)])
+        begin = end
 
 
-def _copy(
-    added: NDArray[Any],
-    spans: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    stored: Any,
-    write: Callable[[NDArray[np.uint8]], None],
-) -> None:
-    """Copy the metadata of spans, a limited number of bytes at a time."""
-    first = 0
-    while first < spans.size:
-        stop = int(np.searchsorted(ends, ends[first] + _BYTES_AT_ONCE))
-        stop = min(max(stop, first + 1), spans.size)
-        some = added[spans[first:stop]]
-        runs = np.stack([some["first_byte"], some["first_byte"] + some["n_bytes"]], axis=1)
-        if ends[stop] > ends[first]:
-            write(stored[expand(runs)])
-        first = stop
+class _ObsColumn:
+    """An attribute of documents, whose values are written while documents are appended."""
 
-
-# Attributes of documents, written while documents are appended.
-
-
-class DocumentObs:
-    """Columns with one value per document: codes of text, or numbers.
-
-    Parameters
-    ----------
-    folder
-        Folder of the files.
-    kinds
-        Names of the columns, and ``str`` or ``float``.
-    """
-
-    def __init__(self, folder: Path, kinds: Mapping[str, type]) -> None:
-        self._columns = {
-            name: _Column(name, kind, WrittenFile(folder / f"obs-{number}.bin"))
-            for number, (name, kind) in enumerate(kinds.items())
-        }
-
-    @property
-    def files(self) -> list[WrittenFile]:
-        """The file of each column."""
-        return [each.file for each in self._columns.values()]
-
-    def append(self, values: Mapping[str, str | float | None]) -> None:
-        """Append the attributes of a document; omitted attributes are missing values.
-
-        Raises
-        ------
-        ParameterError
-            There is no such column, or it has values of the other kind.
-        """
-        for name in values:
-            if name not in self._columns:
-                there = ", ".join(map(repr, self._columns)) or "none"
-                msg = f"`obs` of a document names {name!r}, but the writer's `obs` are: {there}"
-                raise ParameterError(msg)
-        encoded = [each.encoded(values.get(name)) for name, each in self._columns.items()]
-        for file, value in zip(self.files, encoded, strict=True):
-            file.write(value)
-
-    def described(self) -> dict[str, ShardObs]:
-        """Return the descriptions of the columns for the header."""
-        return {
-            name: ShardObs(
-                file=each.file.name,
-                categories=list(each.categories) if each.kind is str else None,
-            )
-            for name, each in self._columns.items()
-        }
-
-
-def require_kinds(kinds: Mapping[str, type], *, has_documents: bool) -> None:
-    """Check that columns are of text or numbers, and that the shard has documents if any are given.
-
-    Raises
-    ------
-    ParameterError
-        A column has another kind, or there are no documents.
-    """
-    if kinds and not has_documents:
-        msg = "`obs` requires documents; give `documents=True` as well"
-        raise ParameterError(msg)
-    for name, kind in kinds.items():
-        if kind not in (str, float):
-            msg = f"`obs` must give str or float for each column, but got {kind!r} for {name!r}"
-            raise ParameterError(msg)
-
-
-class _Column:
-    def __init__(self, name: str, kind: type, file: WrittenFile) -> None:
-        self._name, self.kind, self.file = name, kind, file
+    def __init__(self, name: str, kind: type, file: shards.WrittenFile) -> None:
+        self.name, self.kind, self.file = name, kind, file
         self.categories = dict[str, int]()
+
+    def described(self) -> shards.ShardObs:
+        """Return its description for the header."""
+        categories = list(self.categories) if self.kind is str else None
+        return shards.ShardObs(file=self.file.path.name, categories=categories)
 
     def encoded(self, value: str | float | None) -> bytes:
         """Return the 8 bytes of a value: a number, or the number of a category."""
@@ -207,7 +100,7 @@ class _Column:
             return struct.pack("<q", self.categories.setdefault(value, len(self.categories)))
         if self.kind is float and not isinstance(value, str):
             return struct.pack("<d", float(value))
-        msg = f"`obs` {self._name!r} must be {self.kind.__name__} or None, but got {value!r}"
+        msg = f"`obs` {self.name!r} must be {self.kind.__name__} or None, but got {value!r}"
         raise ParameterError(msg)
 
 
@@ -272,29 +165,39 @@ class TokenStreamWriter:
         obs: Mapping[str, type] = MappingProxyType({}),
         encoder: Callable[[Any], bytes] | None = None,
         encoding: str | None = None,
-        block: int = BLOCK,
+        block: int = shards.BLOCK,
     ) -> None:
         if (encoder is None) != (encoding is None):
-            msg = (
-                "`encoder` and `encoding` must be given together; give the encoding's name, such "
-                "as 'msgpack'"
-            )
-            raise ParameterError(msg)
-        require_kinds(obs, has_documents=documents)
-        self._dtype = require_dtype(dtype)
+            msg = "`encoder` and `encoding` must be given together"
+            raise ParameterError(f"{msg}; give the encoding's name, such as 'msgpack'")
+        if obs and not documents:
+            raise ParameterError("`obs` requires documents; give `documents=True` as well")
+        for each, kind in obs.items():
+            if kind not in (str, float):
+                msg = "`obs` must give str or float for each column"
+                raise ParameterError(f"{msg}, but got {kind!r} for {each!r}")
+        self._dtype = shards.require_dtype(dtype)
         self._encoder = _as_json if encoder is None else encoder
         self._encoding = encoding or "json"
         self._block = require_positive("block", block)
-        name = require_name(uuid.uuid4().hex if shard is None else shard)
-        self._finished = Path(folder) / f"{name}{SUFFIX}"
-        self._folder = Path(folder) / f".{name}{UNFINISHED}"
+        name = uuid.uuid4().hex if shard is None else shard
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+            msg = f"`shard` must be letters, digits, '_', '-' and '.', but got {name!r}"
+            raise ParameterError(msg)
+        self._finished = Path(folder) / f"{name}{shards.SUFFIX}"
+        self._folder = Path(folder) / f".{name}{shards.UNFINISHED}"
         self._n_tokens = self._n_documents = self._longest = self._n_spans = self._n_metadata = 0
         self._make_folder(name)
+        self._files = list[shards.WrittenFile]()
         try:
-            self._tokens = self._new(TOKENS)
-            self._documents = self._new(DOCUMENTS) if documents else None
+            self._tokens = self._new(shards.TOKENS)
+            self._documents = self._new(shards.DOCUMENTS) if documents else None
+            self._obs = {
+                each: _ObsColumn(each, kind, self._new(f"obs-{number}.bin"))
+                for number, (each, kind) in enumerate(obs.items())
+            }
+            self._stored = [*self._files]
             self._spans, self._metadata = self._new("added-spans"), self._new("added-metadata")
-            self._obs = DocumentObs(self._folder, obs)
             if self._documents is not None:
                 self._documents.write(np.zeros(1, "<i8"))
         except BaseException:
@@ -347,7 +250,15 @@ class TokenStreamWriter:
         if metadata is not None and n:
             spans = [(0, n, metadata), *spans]
         encoded = [self._span(start, stop, each, n) for start, stop, each in spans]
-        self._obs.append(obs)  # nothing is written before everything is validated
+        for name in obs:
+            if name not in self._obs:
+                there = ", ".join(map(repr, self._obs)) or "none"
+                msg = f"`obs` of a document names {name!r}, but the writer's `obs` are: {there}"
+                raise ParameterError(msg)
+        attributes = [each.encoded(obs.get(name)) for name, each in self._obs.items()]
+        # Nothing is written before everything is validated.
+        for column, attribute in zip(self._obs.values(), attributes, strict=True):
+            column.file.write(attribute)
         if self._documents is not None:
             self._n_documents += 1
             self._longest = max(self._longest, n)
@@ -402,47 +313,44 @@ class TokenStreamWriter:
             raise
 
     def _finish(self) -> None:
-        files = [self._tokens, *([self._documents] if self._documents else []), *self._obs.files]
         self._spans.close()
         self._metadata.close()
         if self._n_spans:
-            by_block = [self._new(name) for name in (INDEX, SPANS, METADATA)]
-            SpansToWrite(
-                spans=self._folder / self._spans.name,
-                metadata=self._folder / self._metadata.name,
-                n_tokens=self._n_tokens,
-                block=self._block,
-            ).write(*by_block)
-            files += by_block
+            by_block = self._new(shards.INDEX), self._new(shards.SPANS), self._new(shards.METADATA)
+            added = np.fromfile(self._spans.path, ADDED)
+            stored = np.empty(0, np.uint8)
+            if self._n_metadata:
+                stored = np.memmap(self._metadata.path, np.uint8)
+            write_by_block(added, stored, self._n_tokens, self._block, by_block)
+            self._stored += by_block
         for each in (self._spans, self._metadata):
-            (self._folder / each.name).unlink()
-        for each in files:
+            each.path.unlink()
+        for each in self._stored:
             each.close(synced=True)
-        header = write_header(
+        header = shards.write_header(
             self._folder,
-            ShardHeader(
-                dtype=shown_dtype(self._dtype),
+            shards.ShardHeader(
+                dtype=shards.shown_dtype(self._dtype),
                 n_tokens=self._n_tokens,
                 n_documents=None if self._documents is None else self._n_documents,
                 longest_document=self._longest,
                 n_spans=self._n_spans,
                 block=self._block,
                 encoding=self._encoding,
-                obs=self._obs.described(),
-                files={each.name: (each.n_bytes, each.crc32) for each in files},
+                obs={name: each.described() for name, each in self._obs.items()},
+                files={each.path.name: (each.n_bytes, each.crc32) for each in self._stored},
             ),
         )
         with header.open("rb") as opened:
             os.fsync(opened.fileno())
-        sync_folder(self._folder)
+        shards.sync_folder(self._folder)
         self._folder.rename(self._finished)
-        sync_folder(self._finished.parent)
+        shards.sync_folder(self._finished.parent)
 
     def discard(self) -> None:
         """Remove the unfinished shard."""
-        for each in (self._tokens, self._documents, self._spans, self._metadata, *self._obs.files):
-            if each is not None:
-                each.discard()
+        for each in self._files:
+            each.discard()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self, name: str) -> None:
@@ -453,17 +361,15 @@ class TokenStreamWriter:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             self._folder.mkdir()
         except FileExistsError as error:
-            msg = (
-                f"{self._folder}: is being written, or was left by a process that was killed; "
-                "give another `shard`, or remove it"
-            )
-            raise ParameterError(msg) from error
+            msg = f"{self._folder}: is being written, or was left by a process that was killed"
+            raise ParameterError(f"{msg}; give another `shard`, or remove it") from error
         except OSError as error:
             msg = f"{self._folder}: cannot be created ({error.strerror}); check the path"
             raise PathError(msg) from error
 
-    def _new(self, name: str) -> WrittenFile:
-        return WrittenFile(self._folder / name)
+    def _new(self, name: str) -> shards.WrittenFile:
+        self._files.append(shards.WrittenFile(self._folder / name))
+        return self._files[-1]
 
     def _as_tokens(self, tokens: ArrayLike) -> NDArray[Any]:
         values = np.asarray(tokens)
@@ -471,11 +377,8 @@ class TokenStreamWriter:
         if not values.size and values.dtype != self._dtype:
             values = np.empty(0, self._dtype)
         if n_dimensions != 1 or not _can_hold(self._dtype, values):
-            msg = (
-                f"tokens must have one dimension and fit into {self._dtype}, but got shape "
-                f"{values.shape} of {values.dtype}; cast them first"
-            )
-            raise ParameterError(msg)
+            msg = f"tokens must have one dimension and fit into {self._dtype}, but got shape"
+            raise ParameterError(f"{msg} {values.shape} of {values.dtype}; cast them first")
         return values.astype(self._dtype)
 
     def _encoded(self, metadata: Any) -> bytes:
@@ -485,10 +388,8 @@ class TokenStreamWriter:
             msg = f"metadata cannot be encoded as {self._encoding} ({error}); give an `encoder`"
             raise ParameterError(msg) from error
         if len(encoded) > _MOST_METADATA:
-            msg = (
-                f"metadata of a span takes {len(encoded):,} bytes, above 1 MiB; store it elsewhere"
-            )
-            raise ParameterError(msg)
+            msg = f"metadata of a span takes {len(encoded):,} bytes, above 1 MiB"
+            raise ParameterError(f"{msg}; store it elsewhere")
         return encoded
 
 

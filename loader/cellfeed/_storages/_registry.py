@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -12,40 +13,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cellfeed._bytes import Location
-from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 from cellfeed._lazy import pd
-from cellfeed._storages._base._source import Source
+from cellfeed._storages._source import Source
 
 _ENTRY_POINTS = "cellfeed.sources"
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageFacts:
-    """Cells of a storage's row in the table of storages, in short Markdown.
-
-    Parameters
-    ----------
-    recognized
-        How the storage is recognized.
-    reading
-        What decodes rows, whether that is the fast path, and if not, why.
-    threads
-        Number of threads.
-    remote
-        Where it may be stored besides this machine.
-    labels
-        Columns that ``obs=``, and ``label=`` of autotune, may name.
-    """
-
-    recognized: str
-    reading: str
-    threads: str = "any number"
-    remote: str = "no"
-    labels: str = "obs columns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +54,6 @@ class Storage:
         The extra of cellfeed that installs the library it needs; empty if it needs none.
     reads_directly
         Whether it supports direct I/O, which ``location.options.unbuffered`` requests.
-    facts
-        Row of the table in "What can be opened", for storages that come with cellfeed.
 
     Examples
     --------
@@ -98,7 +70,6 @@ class Storage:
     recognizes: Callable[[Path], bool] | None = None
     extra: str = ""
     reads_directly: bool = False
-    facts: StorageFacts | None = None
 
     def opens(self, location: Location) -> bool:
         """Return whether it opens a location; a local location must exist."""
@@ -251,19 +222,14 @@ def _installed() -> tuple[Storage, ...]:
     found = list[Storage]()
     for entry in entry_points(group=_ENTRY_POINTS):
         try:
-            storage = entry.load()
+            storage, wrong = entry.load(), "is not a `cellfeed.sources.Storage`"
         except Exception as error:  # noqa: BLE001 - whatever the import of a package raises
-            msg = f"the entry point {entry.value!r} of {_ENTRY_POINTS} cannot be loaded ({error})"
-            warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
-            continue
+            storage, wrong = None, f"cannot be loaded ({error})"
         if isinstance(storage, Storage):
             found.append(storage)
-            continue
-        msg = (
-            f"the entry point {entry.value!r} of {_ENTRY_POINTS} is not a "
-            "`cellfeed.sources.Storage`"
-        )
-        warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
+        else:
+            msg = f"the entry point {entry.value!r} of {_ENTRY_POINTS} {wrong}"
+            warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
     return tuple(found)
 
 
@@ -297,6 +263,33 @@ def library(name: str, location: Location, *, what: str, extra: str) -> Any:
         raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error
 
 
+@contextmanager
+def failures_named(
+    what: str, remedy: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Convert errors of a library into a `FormatError` of one line.
+
+    Parameters
+    ----------
+    what, remedy
+        What cannot be read, and what to do; between them comes the first line of the error.
+    kinds
+        The errors to convert; by default, all but cellfeed's own.
+    """
+    try:
+        yield
+    except CellfeedError:
+        raise
+    except kinds as error:
+        raise FormatError(f"{what} ({first_line(error)}); {remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    said = str(error).strip().splitlines()
+    return said[0].rstrip(".") if said else type(error).__name__
+
+
 # Arrow tables as data frames of obs; requires pyarrow.
 
 
@@ -316,9 +309,7 @@ def import_arrow(location: Location, extra: str) -> Any:
         pyarrow is not installed.
     """
     library("pyarrow.parquet", location, what="an Arrow table", extra=extra)
-    import pyarrow as pa  # noqa: PLC0415 - an extra
-
-    return pa
+    return import_module("pyarrow")
 
 
 def to_frame(table: Any) -> pd.DataFrame:
@@ -329,24 +320,5 @@ def to_frame(table: Any) -> pd.DataFrame:
     table
         A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
     """
-    import pyarrow as pa  # noqa: PLC0415
-
-    is_text = pa.types.is_string, pa.types.is_large_string
-    columns = dict[str, Any]()
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if any(test(column.type) for test in is_text):
-            columns[name] = _categories(column.dictionary_encode())
-        else:
-            columns[name] = column.to_pandas()
-    return pd.DataFrame(columns, index=pd.RangeIndex(len(table)))
-
-
-def _categories(column: Any) -> pd.Categorical:
-    """Return a dictionary column as a categorical, with each value once."""
-    joined = column.unify_dictionaries().combine_chunks()
-    parts = joined.chunks if hasattr(joined, "chunks") else [joined]
-    if not parts:
-        return pd.Categorical([])
-    codes = [part.indices.fill_null(-1).to_numpy(zero_copy_only=False) for part in parts]
-    values = parts[0].dictionary.to_numpy(zero_copy_only=False)
-    return pd.Categorical.from_codes(np.concatenate(codes), categories=pd.Index(values))
+    frame: pd.DataFrame = table.to_pandas(strings_to_categorical=True, ignore_metadata=True)
+    return frame

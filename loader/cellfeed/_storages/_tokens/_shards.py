@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from cellfeed._bytes import Location
 from cellfeed._decode import FolderFiles
 from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 from cellfeed._mapping import map_or_read
-from cellfeed._storages._base import FileNames
+from cellfeed._storages._source import files_in
 
 SUFFIX = ".tokens"  # name of a shard's folder
 UNFINISHED = ".unfinished"  # name of an unfinished shard's folder, which begins with a dot
@@ -88,20 +87,6 @@ class ShardHeader:
     files: Mapping[str, tuple[int, int]]
 
 
-def require_name(name: str) -> str:
-    """Return the name of a shard, which may have letters, digits, ``_``, ``-``, and ``.`` inside.
-
-    Raises
-    ------
-    ParameterError
-        The name is invalid.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-        msg = f"`shard` must be letters, digits, '_', '-' and '.', but got {name!r}"
-        raise ParameterError(msg)
-    return name
-
-
 def require_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the stored form of a dtype: little-endian, without gaps between fields.
 
@@ -119,11 +104,8 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
     for name, part in parts.items():
         base = part.base
         if base.kind not in _KINDS or base.itemsize > _LARGEST_ITEM or (part.shape and not name):
-            msg = (
-                "`dtype` must be of integers, floats or booleans of at most 8 bytes, or of "
-                f"fields of these, but got {given}; leave out other fields"
-            )
-            raise ParameterError(msg)
+            msg = "`dtype` must be of integers, floats or booleans of at most 8 bytes, or of fields"
+            raise ParameterError(f"{msg} of these, but got {given}; leave out other fields")
     little = {
         name: np.dtype((part.base.newbyteorder("<"), part.shape)) for name, part in parts.items()
     }
@@ -180,16 +162,21 @@ def read_header(folder: Path) -> ShardHeader:
     except (ValueError, LookupError, AttributeError) as error:
         raise _damaged(path, f"cannot be read ({type(error).__name__})") from error
     if found == _FORMAT and isinstance(version, int) and version > _VERSION:
-        msg = (
-            f"{path}: is of version {version}, but this cellfeed reads {_VERSION}; update cellfeed"
-        )
-        raise FormatError(msg)
+        msg = f"{path}: is of version {version}, but this cellfeed reads {_VERSION}"
+        raise FormatError(f"{msg}; update cellfeed")
     if not is_whole or found != _FORMAT or version != _VERSION:
         raise _damaged(path, "its checksum is wrong")
     fields["obs"] = {name: ShardObs(**each) for name, each in fields["obs"].items()}
     header = ShardHeader(**fields)
     for name, (n_bytes, _) in header.files.items():
-        _check_size(folder / name, n_bytes)
+        file = folder / name
+        try:
+            there = file.stat().st_size
+        except OSError as error:
+            raise FormatError(f"{file}: is missing; write or copy the shard again") from error
+        if there != n_bytes:
+            msg = f"{file}: has {there:,} bytes, but {n_bytes:,} were written"
+            raise FormatError(f"{msg}; copy the shard again")
     return header
 
 
@@ -201,17 +188,6 @@ def unreadable(path: Path, error: Exception) -> CellfeedError:
     if isinstance(error, PermissionError):
         return PathError(f"{path}: permission to read is denied; check its permissions")
     return _damaged(path, f"cannot be read ({error})")
-
-
-def _check_size(path: Path, n_bytes: int) -> None:
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        msg = f"{path}: is missing; write or copy the shard again"
-        raise FormatError(msg) from error
-    if found != n_bytes:
-        msg = f"{path}: has {found:,} bytes, but {n_bytes:,} were written; copy the shard again"
-        raise FormatError(msg)
 
 
 def _damaged(path: Path, what: str) -> FormatError:
@@ -243,8 +219,7 @@ class WrittenFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self._path = path
+        self.path = path
         self.n_bytes = self.crc32 = 0
         self._file = path.open("xb", _BUFFER_BYTES)
 
@@ -255,10 +230,6 @@ class WrittenFile:
             self._file.write(buffer)
         self.crc32 = zlib.crc32(buffer, self.crc32)
         self.n_bytes += len(buffer)
-
-    def flush(self) -> None:
-        """Make the bytes written so far visible to other processes."""
-        self._file.flush()
 
     def discard(self) -> None:
         """Close the file; bytes that cannot be written are lost."""
@@ -279,7 +250,7 @@ class WrittenFile:
         try:
             yield
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -349,7 +320,14 @@ class Shards:
             raise FormatError(msg)
         self.names = found
         self.headers = [read_header(folder / name) for name in found]
-        self.dtype = self._common_dtype()
+        self.dtype = self._dtype_of(0)
+        for shard, name in enumerate(found):
+            if self._dtype_of(shard) != self.dtype:
+                msg = (
+                    f"{self._folder / name}: has tokens of {self._dtype_of(shard)}, but {found[0]} "
+                    f"of {self.dtype}; keep shards of different dtypes in different folders"
+                )
+                raise FormatError(msg)
         sizes = [header.n_tokens for header in self.headers]
         self.bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
@@ -371,43 +349,23 @@ class Shards:
 
     def files(self, name: str) -> FolderFiles:
         """Return the files with one name, by shard number."""
-        names = FileNames(*(f"{shard}/{name}" for shard in self.names))
-        return FolderFiles(self._folder, names, len(self.names))
+        return files_in(self._folder, [f"{shard}/{name}" for shard in self.names])
 
     def table(self, name: str, dtype: Any) -> "ShardTables":
         """Return the file of each shard as a table with this dtype, mapped when it is used."""
         return ShardTables([self._folder / shard / name for shard in self.names], np.dtype(dtype))
-
-    def index(self) -> "ShardTables":
-        """Return the index: where the spans of each block, and their metadata, begin."""
-        return self.table(INDEX, ("<i8", 2))
 
     def damaged(self, shard: int, name: str, what: str) -> FormatError:
         """Return the error for a file with invalid contents."""
         where = self._folder / self.names[shard] / name
         return FormatError(f"{where}: {what}; the shard is damaged, copy it again")
 
-    def _common_dtype(self) -> np.dtype[Any]:
-        dtypes = [
-            self._dtype_of(name, each) for name, each in zip(self.names, self.headers, strict=True)
-        ]
-        for name, dtype in zip(self.names, dtypes, strict=True):
-            if dtype != dtypes[0]:
-                msg = (
-                    f"{self._folder / name}: has tokens of {dtype}, but {self.names[0]} of "
-                    f"{dtypes[0]}; keep shards of different dtypes in different folders"
-                )
-                raise FormatError(msg)
-        return dtypes[0]
-
-    def _dtype_of(self, name: str, header: ShardHeader) -> np.dtype[Any]:
+    def _dtype_of(self, shard: int) -> np.dtype[Any]:
         try:
-            return dtype_of(header.dtype)
+            return dtype_of(self.headers[shard].dtype)
         except (TypeError, ValueError) as error:
-            msg = (
-                f"{self._folder / name}: has tokens of an unknown dtype ({error}); update cellfeed"
-            )
-            raise FormatError(msg) from error
+            msg = f"{self._folder / self.names[shard]}: has tokens of an unknown dtype ({error})"
+            raise FormatError(f"{msg}; update cellfeed") from error
 
 
 class ShardTables:

@@ -5,15 +5,17 @@ A source does not shuffle: it describes the chunks of its rows, or returns ascen
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Identity, Location, identity, removed, replaced
 from cellfeed._decode import ChunkedArray, ChunkReads, FolderFiles, RowRanges, SlowRead, can_cast
 from cellfeed._lazy import pd
 from cellfeed._rows import (
@@ -52,6 +54,9 @@ class Source(ABC):
     location: Location
     elements: Mapping[str, StoredElement]
     can_be_forked: bool = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.location)!r})"
 
     @property
     def n_rows(self) -> int:
@@ -151,9 +156,7 @@ class Source(ABC):
         names = pd.Index([str(row) for row in rows.tolist()], dtype=object)
         if not columns:
             return pd.DataFrame(index=names)
-        table = self.read_obs(columns).iloc[rows].set_index(names)
-        # Text of which some may be missing, which a file would otherwise hold as "None".
-        return table.astype({name: "string" for name in table if table[name].dtype == object})
+        return as_text(self.read_obs(columns).iloc[rows].set_index(names))
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes, indexed by their names; `preshuffle` uses this.
@@ -161,6 +164,84 @@ class Source(ABC):
         By default, it has no columns, and the names are those of the first element.
         """
         return pd.DataFrame(index=pd.Index(next(iter(self.elements.values())).var_names()))
+
+
+def as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose text has the dtype "string", so that files do not hold "None"."""
+    return table.astype({name: "string" for name in table if table[name].dtype == object})
+
+
+class OpenedPerProcess(ABC):
+    """A file, archive or connection that each process opens when it is first called.
+
+    What is open does not survive a fork, and cannot be pickled.
+    """
+
+    _opened: Any = None
+    _process = -1
+
+    def __call__(self) -> Any:
+        """Return what `_open` returned in this process."""
+        if self._process != os.getpid():
+            self._opened, self._process = self._open(), os.getpid()
+        return self._opened
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """Open it; in a fork, `_opened` is still what the parent opened."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None, "_process": -1}
+
+
+class WatchedFiles:
+    """Local files that must stay as they were when they were first seen, in any process."""
+
+    def __init__(self) -> None:
+        self._known = dict[Path, tuple[Path | Location, Identity]]()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, in the order in which they were first seen."""
+        return tuple(self._known)
+
+    def see(self, path: Path, found: os.stat_result, shown: Path | Location | None = None) -> None:
+        """Compare the state of a file with the first one.
+
+        Parameters
+        ----------
+        path
+            Its absolute path.
+        found
+            Its state.
+        shown
+            Its path for messages, if that is another one.
+
+        Raises
+        ------
+        FormatError
+            It was replaced or written to.
+        """
+        shown, first = self._known.setdefault(path, (shown or path, identity(found)))
+        if identity(found) != first:
+            raise replaced(shown)
+
+    def check(self) -> None:
+        """Check all files.
+
+        Raises
+        ------
+        FormatError
+            One was replaced or written to.
+        PathError
+            One was removed.
+        """
+        for path, (shown, _) in self._known.items():
+            try:
+                found = os.stat(path)  # noqa: PTH116 - called often
+            except OSError as error:
+                raise removed(shown) from error
+            self.see(path, found)
 
 
 class StoredElement(ABC):
@@ -182,6 +263,9 @@ class StoredElement(ABC):
     var
         The table with the names of its columns, such as ``var``; its own path if it is a data
         frame; None if its columns have no names, or if rows are ragged.
+    column_names
+        The names of its columns, str, shape (n_columns,), which `var_names` returns; None if they
+        are only read when they are needed, or are the numbers of columns.
     row_order
         The stored row of each cell, distinct, int64, shape (n_cells,); None if rows are stored
         in the order of the cells. All methods take and return stored rows.
@@ -203,6 +287,7 @@ class StoredElement(ABC):
     dtype: np.dtype[Any]
     layout: Layout
     var: str | None = "var"
+    column_names: NDArray[np.object_] | None = None
     row_order: NDArray[np.int64] | None = None
     stored_columns: NDArray[np.int32] | None = None
     chunk_shape: tuple[int, ...] | None = None
@@ -211,10 +296,13 @@ class StoredElement(ABC):
     expected_row_bytes: float = 0.0
 
     def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,); by default, their numbers.
+        """Return the names of the columns, str, shape (n_columns,).
 
-        Called only when names are needed, or compared with those of other sources.
+        By default, they are `column_names`, or else the numbers of columns. Called only when names
+        are needed, or compared with those of other sources.
         """
+        if self.column_names is not None:
+            return self.column_names
         n_columns = self.shape[1] if len(self.shape) > 1 else 0
         return np.array([str(column) for column in range(n_columns)], object)
 
@@ -237,7 +325,7 @@ class StoredElement(ABC):
     def load_tables(self) -> None:  # noqa: B027 - there need not be any
         """Read the tables that locate rows now, not with the first rows.
 
-        These are row pointers, tables of chunks and indexes of shards, which are read once and kept
+        These are row pointers, tables of chunks and indexes of shards, which are read once and stay
         in the process, so that processes that are forked later share them. Without such
         tables, or if they have been read, this does nothing.
 
@@ -449,36 +537,44 @@ def read_ragged(chunks: RaggedChunks | RowRanges, rows: NDArray[np.int64]) -> Ra
     return RaggedRows(offsets, out)
 
 
-def why_not_cast(stored: np.dtype[Any], dtype: np.dtype[Any]) -> SlowRead | None:
-    """Return why stored values cannot be cast to a dtype while reading; None if they can."""
+def why_not_cast(
+    stored: np.dtype[Any], dtype: np.dtype[Any], library: str = "NumPy"
+) -> SlowRead | None:
+    """Return why stored values cannot be cast to a dtype while reading; None if they can.
+
+    Parameters
+    ----------
+    stored, dtype
+        The dtypes.
+    library
+        The library that reads them instead.
+    """
     if can_cast(stored, dtype):
         return None
     reason = f"cellfeed does not convert {stored} to {dtype}"
-    return SlowRead("NumPy", reason, f"read it as {stored}, or write it as {dtype}")
+    return SlowRead(library, reason, f"read it as {stored}, or write it as {dtype}")
 
 
 def _run(reads: ChunkReads, out: NDArray[Any]) -> None:
     reads.run(np.array([out.ctypes.data], np.int64))
 
 
+def fill(out: NDArray[Any], runs: Runs, read: Callable[[int, int], Any]) -> NDArray[Any]:
+    """Return an array filled with what a library reads: ``read(start, stop)`` for each run."""
+    filled = 0
+    for start, stop in runs.tolist():
+        out[filled : filled + stop - start] = read(start, stop)
+        filled += stop - start
+    return out
+
+
 # Sparse rows in uncompressed arrays in local files.
 
 
-class FileNames:
-    """Names of files in a folder, by number; see `FolderFiles`.
-
-    Parameters
-    ----------
-    names
-        The names, in order.
-    """
-
-    def __init__(self, *names: str) -> None:
-        self._names = np.array([name.encode() for name in names], np.bytes_)
-
-    def __call__(self, files: NDArray[np.int64]) -> NDArray[np.bytes_]:
-        """Return the names of the files with these numbers."""
-        return self._names[files]
+def files_in(folder: Path, names: Sequence[str]) -> FolderFiles:
+    """Return files of a folder, numbered in the order of their names, which may contain ``/``."""
+    encoded = np.array([name.encode() for name in names], np.bytes_)
+    return FolderFiles(folder, partial(np.take, encoded), len(names))
 
 
 class FlatCsr(ChunkedCsr):
