@@ -104,7 +104,7 @@ def test_one_depth_needs_no_measuring():
 
 
 def test_the_default_is_that_of_the_dataset():
-    assert REMOTE_PREFETCH == _cell_dataset._FETCHES_AHEAD
+    assert REMOTE_PREFETCH == _cell_dataset._REMOTE_PREFETCH
 
 
 def counted(seconds, **parameters):

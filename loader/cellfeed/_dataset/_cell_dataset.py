@@ -1,64 +1,47 @@
 """`CellDataset`, which a training loop iterates over."""
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import cellfeed.sampling._kernels  # noqa: F401 - which plans look for
 from cellfeed._collection import Collection
-from cellfeed._collection._indexables import count_rows
-from cellfeed._dataset._fetching import (
-    AnyTransform,
-    Callbacks,
-    CollectionReading,
-    Delivery,
-    Fetching,
-    IndexedDelivery,
-    Minibatches,
-    PlacedDelivery,
-    TransformedDelivery,
-    float_dtypes,
-    transforms_of,
-)
-from cellfeed._dataset._loader import (
-    MinibatchLoader,
-    as_it_is,
-    check_loader,
-    context_without_threads,
-    n_that_fit,
-    sent_whole,
-    to_be_called,
-)
-from cellfeed._dataset._planned import (
-    AnyDtype,
-    PlannedDataset,
-    numpy_dtypes,
-    require_callables,
-    require_that_they_apply,
-    warn_if_too_large,
-)
+from cellfeed._collection._indexables import count_rows, in_memory
+from cellfeed._dataset import _parameters
+from cellfeed._dataset._fetching import Fetches, NextEpoch, fetches_from
+from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
+from cellfeed._dataset._parameters import AnyDtype, AnyTransform
+from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
-from cellfeed._dataset._state import as_json
-from cellfeed._dataset._workers import pool_of_minibatches
-from cellfeed._decode import Verify, check_verify
-from cellfeed._errors import ParameterError, require_positive
-from cellfeed._fetch import Pools, Transforms
-from cellfeed._rows import dtypes_of, require_torch_dtype
-from cellfeed._torch import HAS_TORCH, require_torch
-from cellfeed.sampling import SamplingStrategy, Share
+from cellfeed._dataset._state import ResumableDataset, as_json, data_identity, strategy_identity
+from cellfeed._dataset._workers import departures, pool_of_minibatches
+from cellfeed._decode import Counter, Verify, check_verify
+from cellfeed._errors import CellfeedError, ParameterError, require_positive
+from cellfeed._fetch import Pools, Reader, Transforms, prefetched
+from cellfeed._lazy import sp
+from cellfeed._rows import Cells, dtypes_of, require_torch_dtype
+from cellfeed._torch import HAS_TORCH, get_worker_info
+from cellfeed.machine import threads_per_process
+from cellfeed.sampling import EpochPlan, Progress, SamplingStrategy, Share
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+Minibatches: TypeAlias = Generator[Any, None, None]
 
 # What waits in a worker that reads ahead by itself: enough to even out a slow step.
-_MINIBATCHES_AHEAD = 8
-# Each takes a file descriptor while it waits, of which a process often has 1024.
-_MOST_MINIBATCHES_AHEAD = 512
-# Over a network: what comes while one is decoded is less than what a round trip takes.
-_FETCHES_AHEAD = 8
-# What may be set between two epochs, so that what was read ahead is not what is wanted any more.
+_QUEUED_MINIBATCHES = 8
+# Over a network: what arrives while one is decoded is less than what a round trip takes.
+_REMOTE_PREFETCH = 8
+# What may be set between two epochs, so that what was prefetched is not what is wanted any more.
 _READ_WITH = (
     "collection",
     "fetch_transform",
@@ -75,7 +58,7 @@ _READ_WITH = (
 )
 
 
-class CellDataset(PlannedDataset):
+class CellDataset(ResumableDataset):
     """Iterate over minibatches of a collection, in the order of a sampling strategy.
 
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
@@ -241,20 +224,27 @@ class CellDataset(PlannedDataset):
         prefetch_bytes: int = 256 * 2**20,
         verify: Verify = "first",
     ) -> None:
-        super().__init__(
-            collection,
-            count_rows(collection, is_indexed=fetch_callback is None),
-            strategy,
-            batch_size=batch_size,
-            fetch_factor=fetch_factor,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-            device_mesh=device_mesh,
-            seed=seed,
-            prefetch_next_epoch=prefetch_next_epoch,
-        )
-        require_callables(
+        n_rows = count_rows(collection, is_indexed=fetch_callback is None)
+        self._ranks = Ranks(rank, world_size, device_mesh)
+        super().__init__(RanksCompared(self._ranks))
+        if not isinstance(strategy, SamplingStrategy):
+            msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
+        self.collection = collection
+        self.strategy = strategy.bound_to(collection)
+        self.batch_size = require_positive("batch_size", batch_size)
+        self.fetch_factor = require_positive("fetch_factor", fetch_factor)
+        self.drop_last = drop_last
+        self._n_rows = n_rows
+        self._seed = CommonSeed(seed)
+        self._seed.agree(self._ranks.n_with_one_seed, self._compared)
+        self.prefetch_next_epoch = prefetch_next_epoch
+        self._next_epoch = NextEpoch()
+        # Arrays are hashed, and files looked at, once.
+        self._strategy_identity: tuple[SamplingStrategy, dict[str, Any]] | None = None
+        self._data_identity: dict[str, Any] | None = None
+        self._plan(*self._ranks.look())  # which refuses what cannot be
+        _parameters.require_callables(
             fetch_callback=fetch_callback,
             fetch_transform=fetch_transform,
             batch_callback=batch_callback,
@@ -266,30 +256,28 @@ class CellDataset(PlannedDataset):
         self.batch_transform = batch_transform
         self.dense = dense
         self.as_torch = as_torch
-        self.dtype = numpy_dtypes(dtype)
+        self.dtype = _parameters.numpy_dtypes(dtype)
         self.transform: Transforms = {}
         if self._is_read_ahead:
             elements = collection.elements
             self.transform = self._transforms(transform)
-            self.dtype = float_dtypes(elements, self.dtype, self.transform)
+            self.dtype = _parameters.float_dtypes(elements, self.dtype, self.transform)
             for each in dtypes_of(elements, self.dtype).values() if as_torch else ():
                 require_torch_dtype(each)
-        self.num_threads = (
-            None if num_threads is None else require_positive("num_threads", num_threads)
-        )
-        require_that_they_apply(
+        self.num_threads = _positive_or_none("num_threads", num_threads)
+        _parameters.require_that_they_apply(
             collection,
             has_callback=fetch_callback is not None,
-            dense=self.dense,
-            dtype=self.dtype,
-            num_threads=self.num_threads,
+            dense=dense or None,
+            dtype=None if self.dtype is None else str(self.dtype),
+            num_threads=num_threads,
             transform=transform,
             prefetch=prefetch,
-            prefetch_next_epoch=prefetch_next_epoch,
-            verify=verify,
+            prefetch_next_epoch=prefetch_next_epoch or None,
+            verify=None if verify == "first" else verify,
         )
         self.verify = check_verify(verify)
-        self.prefetch = None if prefetch is None else require_positive("prefetch", prefetch)
+        self.prefetch = _positive_or_none("prefetch", prefetch)
         self.prefetch_bytes = require_positive("prefetch_bytes", prefetch_bytes)
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0
@@ -301,7 +289,7 @@ class CellDataset(PlannedDataset):
             collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
-                warn_if_too_large(self._least_bytes)
+                _parameters.warn_if_too_large(self._least_bytes)
 
     @classmethod
     def from_autotune(
@@ -384,6 +372,69 @@ class CellDataset(PlannedDataset):
         """
         return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
 
+    def __len__(self) -> int:
+        """Return the number of minibatches that an epoch delivers to this rank.
+
+        In an epoch that was resumed, this includes the minibatches delivered before, so that a
+        loop that continues its count ends with this number.
+        """
+        return max(self.n_minibatches, self._run.n_of_epoch)
+
+    @property
+    def n_minibatches(self) -> int:
+        """Number of minibatches in a whole epoch on this rank."""
+        return self._plan(*self._ranks.now()).n_minibatches
+
+    @property
+    def rank(self) -> int:
+        """The current rank of this process."""
+        return self._ranks.look()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The current number of processes that train together."""
+        return self._ranks.look()[1]
+
+    @property
+    def seed(self) -> int:
+        """The seed, which determines the order of all epochs."""
+        return self._seed.use(self.world_size)
+
+    def plan(self, *, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch: which rows this rank delivers, and in which order.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, or ``seed`` was not given and ranks have not agreed on
+            one yet.
+        """
+        return self._plan_of(epoch=epoch, after=())
+
+    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> EpochPlan:
+        rank, world_size = self._ranks.now()
+        seed = self._seed.use(world_size)
+        return self._plan(rank, world_size, seed=seed, epoch=epoch, after=after)
+
+    def _plan(self, rank: int, world_size: int, **of_epoch: Any) -> EpochPlan:
+        plan = EpochPlan(
+            strategy=self.strategy,
+            n_rows=self._n_rows,
+            batch_size=self.batch_size,
+            fetch_factor=self.fetch_factor,
+            drop_last=self.drop_last,
+            rank=rank,
+            world_size=world_size,
+            **of_epoch,
+        )
+        if plan.n_minibatches == 0 and not plan.after:
+            msg = (
+                f"none of {self._n_rows:,} rows is left, since `drop_last` leaves out rows that "
+                "do not fill a minibatch or a block; use smaller sizes, or drop_last=False"
+            )
+            raise ParameterError(msg)
+        return plan
+
     @to_be_called
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches, whose position can be saved and restored.
@@ -415,20 +466,19 @@ class CellDataset(PlannedDataset):
         ImportError
             torch is not installed.
         """
-        require_torch("`loader`")
-        if not self.as_torch:
-            options.setdefault("collate_fn", as_it_is)
         workers = self.num_workers if num_workers is None else num_workers
-        check_loader(workers, options)
-        if workers:
-            ahead = _MINIBATCHES_AHEAD if self._is_placed else self.fetch_factor + 1
-            most = max(2, _MOST_MINIBATCHES_AHEAD // workers)
-            fit = n_that_fit(self._minibatch_bytes, workers)
-            options.setdefault("prefetch_factor", min(ahead, self.fetch_factor + 1, most, fit))
-            options["collate_fn"] = sent_whole(options.get("collate_fn"))
-            if not self._can_be_forked:
-                options.setdefault("multiprocessing_context", context_without_threads())
-        return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+        n_queued = self.fetch_factor + 1
+        if self._is_placed:
+            n_queued = min(n_queued, _QUEUED_MINIBATCHES)
+        return loader_over(
+            self,
+            workers,
+            options,
+            n_queued=n_queued,
+            minibatch_bytes=self._minibatch_bytes,
+            as_torch=self.as_torch,
+            can_be_forked=self._can_be_forked,
+        )
 
     @property
     def _least_bytes(self) -> float:
@@ -457,67 +507,188 @@ class CellDataset(PlannedDataset):
         return not isinstance(self.collection, Collection) or self.collection.can_be_forked
 
     @property
-    def _is_remote(self) -> bool:
-        """Whether bytes come from servers or object stores."""
-        return isinstance(self.collection, Collection) and self.collection.is_remote
-
-    @property
     def _is_placed(self) -> bool:
         """Whether rows are read directly into minibatches."""
         is_transformed = self.fetch_transform is not None or self.batch_callback is not None
         return self._is_read_ahead and not is_transformed
 
+    def _meet(self) -> None:
+        """Agree with other ranks, all of which call this when an epoch begins."""
+        _, world_size = self._ranks.now()
+        self._seed.agree(world_size, self._compared)
+        self._seed.use(world_size)
+        if self._compared.is_due:
+            self._compared.compare(self._identity() | {"run": {"world_size": world_size}})
+
+    def _seed_values(self) -> int:
+        return self.seed
+
+    def _take_seeds(self, seeds: int) -> None:
+        self._seed.take(seeds)
+
+    def _cancel_prefetch(self, *, unless: int | None = None) -> None:
+        self._next_epoch.cancel(unless=unless)
+
+    def _n_of(
+        self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
+    ) -> int | None:
+        return self._plan(0, world_size, seed=seed, epoch=epoch, after=after).n_minibatches
+
+    def _identity(self) -> dict[str, Any]:
+        if self._strategy_identity is None or self._strategy_identity[0] is not self.strategy:
+            self._strategy_identity = self.strategy, strategy_identity(self.strategy)
+        if self._data_identity is None:
+            self._data_identity = data_identity(self.collection, self._n_rows)
+        configuration = self._strategy_identity[1] | {
+            "batch_size": self.batch_size,
+            "fetch_factor": self.fetch_factor,
+            "drop_last": bool(self.drop_last),
+            "transform": as_json(self.transform),
+        }
+        return {"data": self._data_identity, "configuration": configuration}
+
+    def _share_after(self, share: Share) -> Share | None:
+        worker, lending = get_worker_info(), departures()
+        is_last = worker is not None and (lending is None or not lending.are_persistent)
+        if not self.prefetch_next_epoch or is_last:
+            return None
+        try:
+            plan = self._plan_of(epoch=share.plan.epoch + 1, after=())
+        except CellfeedError:  # which is raised where that epoch begins
+            return None
+        return plan.share(worker=0 if worker is None else worker.id, num_workers=share.num_workers)
+
     def _transforms(self, transform: AnyTransform | None) -> Transforms:
         are_made_dense = self.dense and self._is_placed
-        return transforms_of(transform, self.collection.elements, are_made_dense=are_made_dense)
+        return _parameters.transforms_of(
+            transform, self.collection.elements, are_made_dense=are_made_dense
+        )
+
+    # How minibatches are made. These methods run on a copy, whose attributes nobody changes.
 
     def _minibatches(self, share: Share) -> Minibatches:
-        callbacks = Callbacks(
-            fetch_transform=self.fetch_transform,
-            batch_callback=self.batch_callback,
-            batch_transform=self.batch_transform,
-            transform_threads=self.transform_threads,
-            first_alone=self._is_placed,
-            dense=self.dense,
-            as_torch=self.as_torch and HAS_TORCH,
-            counters=self._counters,
-        )
-        return callbacks.transformed(self._delivery(callbacks).minibatches(share))
+        as_it_is_now = object.__new__(type(self))
+        vars(as_it_is_now).update(vars(self))
+        return as_it_is_now._delivered(share, weakref.ref(self))
 
-    def _values(self) -> dict[str, Any]:
-        return {"transform": as_json(self.transform)}
+    def _delivered(self, share: Share, original: "weakref.ref[CellDataset]") -> Minibatches:
+        """Deliver a share; with the current attributes of `original`, the next is prefetched."""
+        made = self._read_ahead(share, original) if self._is_read_ahead else self._indexed(share)
+        with closing(made) as minibatches:
+            if self.batch_transform is None:
+                yield from minibatches
+            elif not self.transform_threads:
+                yield from map(self._transformed, minibatches)
+            else:
+                n = self.transform_threads
+                with ThreadPoolExecutor(n, thread_name_prefix="cellfeed-transform") as threads:
+                    if self._is_placed:  # what the others need may not have been read yet
+                        yield from threads.map(self._transformed, islice(minibatches, 1))
+                    yield from prefetched(self._transformed, minibatches, threads, n)
 
-    def _delivery(self, callbacks: Callbacks) -> Delivery:
-        """Return how to make minibatches, from the current attributes of this dataset."""
-        if not self._is_read_ahead:
-            return IndexedDelivery(
-                collection=self.collection,
-                fetch_callback=self.fetch_callback,
-                callbacks=callbacks,
+    def _read_ahead(self, share: Share, original: "weakref.ref[CellDataset]") -> Minibatches:
+        """Read fetches of a collection, directly into minibatches or for the user's functions."""
+
+        def following(share: Share) -> Share | None:
+            dataset = original()
+            return None if dataset is None else dataset._share_after(share)  # noqa: SLF001
+
+        def begin() -> Fetches:
+            return fetches_from(
+                share,
+                following,
+                self._reader(),
+                are_whole=not self._is_placed,
+                prefetch=self.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1),
+                prefetch_bytes=self.prefetch_bytes,
+                counters=self._counters,
             )
+
+        settings = tuple(getattr(self, name) for name in _READ_WITH)
+        with self._next_epoch.fetches(share, settings, begin, following) as fetches:
+            for groups in islice(fetches.groups, len(share.numbers)):
+                if not self._is_placed:
+                    whole = next(groups).to_scipy()
+                    yield from self._taken(whole, fetches.orders.popleft())
+                    continue
+                for cells in fetches.reader.densified(groups) if self.dense else groups:
+                    # Memory is free, and tensors are gone, as soon as the consumer drops them.
+                    delivered = [self._made(cells)]
+                    self._counters.add(Counter.CELLS, len(cells.rows))
+                    del cells
+                    yield delivered.pop()
+
+    def _reader(self) -> Reader:
+        """Return a reader with its own threads."""
+        worker = get_worker_info()
+        n_processes = 1 if worker is None else worker.num_workers
         # A function of the user might keep the minibatches that it gets.
         is_seen = (
             self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
         )
-        is_lent = self._is_placed and not is_seen
-        lent = pool_of_minibatches() if is_lent else None
-        reading = CollectionReading(
-            collection=self.collection,
+        lent = pool_of_minibatches() if self._is_placed and not is_seen else None
+        return Reader(
+            self.collection,
             dtype=self.dtype,
-            num_threads=self.num_threads,
-            verify=self.verify,
+            num_threads=self.num_threads or threads_per_process(n_processes),
             pools=self._pools if lent is None else self._pools.lending(lent, dense=self.dense),
             transforms=self._transforms(self.transform),
-            prefetch=self.prefetch or (_FETCHES_AHEAD if self._is_remote else 1),
-            prefetch_bytes=self.prefetch_bytes,
+            verify=self.verify,
             counters=self._counters,
         )
-        fetching = Fetching(
-            reading=reading,
-            are_whole=not self._is_placed,
-            following=self._following(),
-            next_epoch=self._next_epoch,
-            settings=tuple(getattr(self, name) for name in _READ_WITH),
-        )
-        kind = PlacedDelivery if self._is_placed else TransformedDelivery
-        return kind(fetching=fetching, callbacks=callbacks)
+
+    def _indexed(self, share: Share) -> Minibatches:
+        """Read fetches with the user's function, or by indexing with row numbers."""
+        for number in share.numbers:
+            with self._counters.processor_time(Counter.PLANNING):
+                fetch = share.whole_fetch(number)
+            with self._counters.wall_time(Counter.LIBRARY):
+                if self.fetch_callback is not None:
+                    fetched = self.fetch_callback(self.collection, fetch.rows)
+                else:
+                    fetched = in_memory(self.collection[fetch.rows])
+            self._counters.add(Counter.FETCHES, 1)
+            yield from self._taken(fetched, fetch.order)
+
+    def _taken(self, fetched: Any, order: NDArray[np.intp]) -> Iterator[Any]:
+        """Take minibatches from a fetch, in the order of delivery."""
+        if self.fetch_transform is not None:
+            with self._counters.wall_time(Counter.FUNCTIONS):
+                fetched = self.fetch_transform(fetched)
+        for start in range(0, order.size, self.batch_size):
+            # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
+            # frame, in a thread of its own, while Python shuts down.
+            yield self._minibatch(fetched, order[start : start + self.batch_size])
+
+    def _minibatch(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
+        if self.batch_callback is not None:
+            with self._counters.wall_time(Counter.FUNCTIONS):
+                batch = self.batch_callback(fetched, indices)
+        else:
+            with self._counters.wall_time(Counter.PLACING):
+                batch = fetched[indices]
+        self._counters.add(Counter.CELLS, len(indices))
+        return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch
+
+    def _made(self, cells: Cells, *, dense: bool = False) -> Any:
+        """Return cells as tensors if requested and torch is installed, else in SciPy."""
+        with self._counters.wall_time(Counter.MAKING_TENSORS):
+            if self.as_torch and HAS_TORCH:
+                return cells.to_torch(dense=dense)
+            cells = cells.to_scipy()
+            if not dense:
+                return cells
+            elements = {
+                name: each.toarray() if isinstance(each, sp.csr_array) else each
+                for name, each in cells.elements.items()
+            }
+            return replace(cells, elements=elements)
+
+    def _transformed(self, minibatch: Any) -> Any:
+        assert self.batch_transform is not None  # noqa: S101 - asked before
+        with self._counters.wall_time(Counter.FUNCTIONS):
+            return self.batch_transform(minibatch)
+
+
+def _positive_or_none(name: str, value: int | None) -> int | None:
+    return None if value is None else require_positive(name, value)

@@ -1,18 +1,16 @@
 """The epoch number of an iteration, on which all worker processes of a DataLoader agree.
 
 A DataLoader copies the dataset into its workers, so a counter in the dataset would start again
-in each of them, and every epoch would have the same order. The counter is therefore in memory that
-the processes share.
+in each of them, and every epoch would have the same order. The next epoch is therefore a number in
+memory that a process shares with its DataLoader workers, and with nobody else: ranks that were
+started with one dataset each count by themselves.
 
-Workers of one iteration identify each other by how they were started: a DataLoader starts them one
-after another in one thread, so the number of that start, less the worker's number, is the same
-for all of them, and differs from that of any other iteration. (The base seed, which a DataLoader
-draws for each iteration, repeats if a user seeds torch again.) The DataLoader of
+Workers of one iteration identify it by a ticket, which follows from how they were started: a
+DataLoader starts them one after another in one thread, so the number of a start, less the worker's
+number, is the same for all of them, and differs from that of any other iteration. (The base seed,
+which a DataLoader draws for each iteration, repeats if a user seeds torch again.) The DataLoader of
 `CellDataset.loader` claims the epoch for its workers; in any other DataLoader, the first worker
 that begins claims it for all. Persistent worker processes count their iterations.
-
-A process that is not a worker keeps its own count of epochs, so that ranks that were started with
-one dataset do not take each other's epochs.
 
 The next epoch may resume where it was stopped. The shared memory records this too, so that all
 workers of that iteration resume, and no later ones.
@@ -21,7 +19,6 @@ workers of that iteration resume, and no later ones.
 import atexit
 import fcntl
 import inspect
-import itertools
 import mmap
 import os
 import secrets
@@ -29,118 +26,105 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields, replace
 from multiprocessing import Process, current_process, get_start_method, parent_process
 from multiprocessing.context import ForkServerProcess, get_spawning_popen
 from multiprocessing.reduction import DupFd
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from cellfeed._bytes._store import closed_with
 from cellfeed._errors import DeliveryError, ParameterError, require_integer
 from cellfeed._torch import get_worker_info
-from cellfeed.sampling import EpochPlan, Share
 
 _EPOCH_LIMIT = 1 << 62
 
-_N_PROCESSES, _N_CLAIMS = 4096, 1024
+_N_CLAIMS = 1024
 _MEMORY = np.dtype(
     [
-        ("clock", np.int64),
-        # The next epoch of each process that iterates, and when it was last asked for.
-        (
-            "counts",
-            [("process", np.int64), ("epoch", np.int64), ("goes_on", np.int64), ("used", np.int64)],
-            _N_PROCESSES,
-        ),
-        # The epochs of iterations by worker processes; the oldest are forgotten.
-        ("claims", [("key", np.int64, 4), ("epoch", np.int64), ("goes_on", np.int64)], _N_CLAIMS),
+        ("next", np.int64, 2),  # the claim of the next iteration
+        # Tickets and claims of iterations by worker processes; the oldest are forgotten.
+        ("claims", np.int64, (_N_CLAIMS, 5)),
         ("n_claims", np.int64),
     ]
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The start of a process.
-
-    Parameters
-    ----------
-    process, thread
-        The process and thread that started it.
-    number
-        Number of processes that the thread had started by then.
-    """
-
-    process: int
-    thread: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The epoch of an iteration.
 
     Parameters
     ----------
     epoch
         Number of the epoch.
-    goes_on
+    resumes
         Whether it resumes where it was stopped.
     """
 
     epoch: int
-    goes_on: bool = False
+    resumes: bool = False
+
+
+class Ticket(NamedTuple):
+    """Identifies an iteration by worker processes.
+
+    Parameters
+    ----------
+    thread
+        The thread that started the workers.
+    first
+        How many processes this thread had started when it had started the first worker.
+    iteration
+        Number of this iteration of these workers, from 1.
+    """
+
+    thread: int
+    first: int
+    iteration: int
 
 
 class _Starts(threading.local):
-    """Count of the processes that this thread has started."""
+    """How many processes this thread has started.
 
-    _threads = itertools.count()
-
-    def __init__(self) -> None:
-        self.thread = next(self._threads)
-        self.count = 0
-        self._spawning: weakref.ref[Any] | None = None
-
-    def count_spawn(self, popen: Any) -> None:
-        """Count a process that is not forked, once for any number of counters."""
-        if self._spawning is None or self._spawning() is not popen:
-            self._spawning = weakref.ref(popen)
-            self.count += 1
-
-
-class _Process:
-    """A unique number of this process, and its start if it was forked."""
+    In a process that was started, its main thread continues the count of the thread that started
+    it, so that the count there begins with the number of its own start.
+    """
 
     def __init__(self) -> None:
-        self.starts = _Starts()
-        self.start: Start | None = None
-        self._begin()
-        os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
+        self.thread, self.n = secrets.randbits(62), 0
 
-    def _begin(self) -> None:
-        self.number = secrets.randbits(62) + 1
-        self.lock = threading.Lock()
-
-    def last_start(self) -> Start:
-        """Return the latest start of a process in this thread."""
-        return Start(self.number, self.starts.thread, self.starts.count)
-
-    def _before_fork(self) -> None:
-        self.starts.count += 1
-
-    def _after_fork(self) -> None:
-        self.start = self.last_start()
-        self._begin()
+    def of(self, popen: Any) -> tuple[int, int]:
+        """Count the start of a process that is not forked, once for any number of counters."""
+        if not hasattr(popen, "cellfeed_start"):
+            self.n += 1
+            popen.cellfeed_start = self.thread, self.n
+        start: tuple[int, int] = popen.cellfeed_start
+        return start
 
 
-_this_process = _Process()
+_starts = _Starts()
+_lock = threading.Lock()  # of all counters, between threads
+_counters = list["weakref.ref[EpochCounter]"]()  # whose callbacks would run where one is dropped
+
+
+def _before_fork() -> None:
+    _starts.n += 1
+    for each in _counters:
+        counter = each()
+        if counter is not None and counter.is_inherited:
+            with counter.locked():  # in memory that is this process's from now on
+                pass
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - a thread of the parent may hold it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 class EpochCounter:
@@ -151,17 +135,25 @@ class EpochCounter:
     freed with the last process, however that ends.
     """
 
+    _owner: int | None  # the process in whose memory it counts, if that is known
+
     def __init__(self) -> None:
-        fd = _file_without_name()
-        os.ftruncate(fd, _MEMORY.itemsize)
-        self._open(fd, counted_by=_this_process.number)
+        self._n_iterations = 0  # of this process, if it is a worker
+        self._create(Claim(0))
+        with _lock:
+            _counters[:] = [each for each in _counters if each() is not None]
+            _counters.append(weakref.ref(self))
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was started with it, is no worker, and has not used it yet."""
+        return self._owner != os.getpid() and get_worker_info() is None
 
     @property
     def next(self) -> Claim:
         """The claim of the next iteration."""
-        with self._locked():
-            count = self._count(self._iterating())
-            return Claim(int(count["epoch"]), bool(count["goes_on"]))
+        with self.locked() as shared:
+            return _claim(shared["next"])
 
     def set_next(self, claim: Claim) -> None:
         """Set the epoch of the next iteration.
@@ -172,8 +164,8 @@ class EpochCounter:
             The epoch is not an integer, is negative or is too large.
         """
         require_epoch(claim.epoch)
-        with self._locked():
-            self._set(self._count(self._iterating()), claim)
+        with self.locked() as shared:
+            shared["next"] = claim
 
     def claim(self, wanted: Claim | None = None) -> Claim:
         """Return the claim of the iteration that starts now in this process.
@@ -184,130 +176,111 @@ class EpochCounter:
             The claim that this worker process was given; all workers of the same iteration were
             given the same.
         """
-        worker, start = get_worker_info(), self._start()
-        with self._locked():
-            if worker is None or start is None:
-                return self._advance(_this_process.number)
-            self._iteration += 1
-            first = replace(start, number=start.number - worker.id)
-            return self._claim_together(first, self._iteration, wanted)
+        worker = get_worker_info()
+        with self.locked() as shared:
+            if worker is None:
+                return self._advance()
+            self._n_iterations += 1
+            ticket = Ticket(_starts.thread, _starts.n - worker.id, self._n_iterations)
+            (known,) = np.nonzero(self._is_of(ticket))
+            if known.size:
+                return _claim(shared["claims"][known[0], 3:])
+            if wanted is not None:
+                shared["next"] = wanted
+            return self._advance(ticket)
 
-    def claim_for_workers(self, first: Start | None, iteration: int) -> tuple[Start, Claim]:
+    def claim_for_workers(self, latest: Ticket | None) -> tuple[Ticket, Claim]:
         """Claim an epoch for worker processes, in the process that starts them.
 
         Parameters
         ----------
-        first
-            The start of the first worker; None if this thread will start them next.
-        iteration
-            Number of this iteration of these workers, from 1.
+        latest
+            The ticket of the previous iteration by the same workers; None if this thread will start
+            them next.
 
         Returns
         -------
-        The start of the first worker, and the claim.
+        The ticket of the iteration, and its claim.
         """
-        if first is None:
-            last = _this_process.last_start()
-            first = replace(last, number=last.number + 1)
-        with self._locked():
-            return first, self._claim_together(first, iteration)
+        if latest is None:
+            ticket = Ticket(_starts.thread, _starts.n + 1, 1)
+        else:
+            ticket = latest._replace(iteration=latest.iteration + 1)
+        with self.locked() as shared:
+            shared["claims"][self._is_of(ticket)] = 0  # of workers that could not be started
+            return ticket, self._advance(ticket)
 
-    def withdraw(self, first: Start, iteration: int, claim: Claim) -> None:
-        """Withdraw a claim for workers that were not started; it becomes the next again."""
-        with self._locked():
-            claims = self._shared["claims"][0]
-            claims["key"][(claims["key"] == (*astuple(first), iteration)).all(axis=1)] = 0
-            self._set(self._count(first.process), claim)
+    def withdraw(self, claim: Claim, ticket: Ticket | None) -> None:
+        """Make the claim of an iteration that did not begin the next one again."""
+        with self.locked() as shared:
+            if ticket is not None:
+                shared["claims"][self._is_of(ticket)] = 0
+            shared["next"] = claim
 
-    def _open(self, fd: int, *, counted_by: int) -> None:
-        self._fd = fd
-        self._closing = closed_with(fd)
-        memory = mmap.mmap(fd, _MEMORY.itemsize)
-        self._shared = np.frombuffer(memory, dtype=_MEMORY)
-        self._counted_by = counted_by  # the process that used it last, this one or an ancestor
-        self._iteration = 0
-        self._spawned: tuple[int, Start] | None = None  # this process, and its start
+    def _create(self, upcoming: Claim) -> None:
+        if hasattr(os, "memfd_create"):  # on Linux, it needs no folder that can be written
+            descriptor = os.memfd_create("cellfeed-epochs")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, _MEMORY.itemsize)
+        self._open(descriptor)
+        self._owner, self._shared["next"] = os.getpid(), upcoming
+
+    def _open(self, descriptor: int) -> None:
+        self._owner = None
+        self._descriptor, self._closing = descriptor, closed_with(descriptor)
+        self._shared = np.frombuffer(mmap.mmap(descriptor, _MEMORY.itemsize), dtype=_MEMORY)[0]
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with _this_process.lock:  # between threads
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)  # between processes; released if one dies
+    def locked(self) -> Iterator[Any]:
+        """Provide the memory of this process, or of the one whose worker this is.
+
+        A process that was started with the counter of another, and is no worker, copies it first.
+        """
+        with _lock:  # between threads
+            descriptor, open_until_unlocked = self._descriptor, self._closing
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # between processes; released if one dies
             try:
-                yield
+                if self.is_inherited:
+                    self._create(_claim(self._shared["next"]))
+                yield self._shared
             finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                fcntl.lockf(descriptor, fcntl.LOCK_UN)
+                del open_until_unlocked
 
-    def _start(self) -> Start | None:
-        """Return how this process was started; None if not with this counter."""
-        if self._spawned is not None and self._spawned[0] == _this_process.number:
-            return self._spawned[1]
-        return _this_process.start
+    def _is_of(self, ticket: Ticket) -> Any:
+        """Return which claims are of a ticket, bool, shape (n_claims,)."""
+        return (self._shared["claims"][:, :3] == ticket).all(axis=1)
 
-    def _iterating(self) -> int:
-        """Return the process whose iterations are counted; for a worker, its parent."""
-        start = self._start()
-        if get_worker_info() is None or start is None:
-            return _this_process.number
-        return start.process
-
-    def _claim_together(self, first: Start, iteration: int, wanted: Claim | None = None) -> Claim:
-        key = (*astuple(first), iteration)
-        claims = self._shared["claims"][0]
-        (known,) = np.nonzero((claims["key"] == key).all(axis=1))
-        if known.size:
-            claim = claims[known[0]]
-            return Claim(int(claim["epoch"]), bool(claim["goes_on"]))
-        if wanted is not None:
-            self._set(self._count(first.process), wanted)
-        claimed = self._advance(first.process)
-        row = int(self._shared["n_claims"][0]) % _N_CLAIMS
-        claims[row] = key, claimed.epoch, claimed.goes_on
-        self._shared["n_claims"] += 1
+    def _advance(self, ticket: Ticket | None = None) -> Claim:
+        shared, claimed = self._shared, _claim(self._shared["next"])
+        shared["next"] = claimed.epoch + 1, False
+        if ticket is not None:
+            shared["claims"][shared["n_claims"] % _N_CLAIMS] = *ticket, *claimed
+            shared["n_claims"] += 1
         return claimed
-
-    def _advance(self, process: int) -> Claim:
-        count = self._count(process)
-        claimed = Claim(int(count["epoch"]), bool(count["goes_on"]))
-        self._set(count, Claim(claimed.epoch + 1))
-        return claimed
-
-    @staticmethod
-    def _set(count: Any, claim: Claim) -> None:
-        count["epoch"], count["goes_on"] = claim.epoch, claim.goes_on
-
-    def _count(self, process: int) -> Any:
-        """Return the count of a process, which continues that of its ancestor."""
-        counts = self._shared["counts"][0]
-        (known,) = np.nonzero(counts["process"] == process)
-        if not known.size:
-            (ancestor,) = np.nonzero(counts["process"] == self._counted_by)
-            epoch, goes_on = (
-                counts[["epoch", "goes_on"]][ancestor[0]] if ancestor.size else (0, False)
-            )
-            known = np.array([counts["used"].argmin()])  # of those, the one that is longest unused
-            counts[known[0]] = process, epoch, goes_on, 0
-        self._shared["clock"] += 1
-        counts["used"][known[0]] = self._shared["clock"][0]
-        if process == _this_process.number:
-            self._counted_by = process
-        return counts[known[0]]
 
     def __getstate__(self) -> dict[str, Any]:
         popen = get_spawning_popen()
         if popen is None:
             return {"next": self.next}
-        # A worker is being started: share the memory, and say which of the starts this is.
-        _this_process.starts.count_spawn(popen)
-        start = _this_process.last_start()
-        return {"fd": DupFd(self._fd), "counted_by": self._counted_by, "start": start}
+        # A process is being started: share the memory, and say which of the starts this is.
+        with self.locked():
+            return {"descriptor": DupFd(self._descriptor), "start": _starts.of(popen)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "fd" in state:
-            self._open(state["fd"].detach(), counted_by=state["counted_by"])
-            self._spawned = _this_process.number, state["start"]
-        else:
-            self.__init__()  # type: ignore[misc]
+        self.__init__()  # type: ignore[misc]
+        if "next" in state:
             self.set_next(state["next"])
+        else:
+            self._open(state["descriptor"].detach())
+            _starts.thread, _starts.n = state["start"]
+
+
+def _claim(shared: Any) -> Claim:
+    epoch, resumes = shared.tolist()
+    return Claim(epoch, bool(resumes))
 
 
 def require_epoch(epoch: Any) -> int:
@@ -324,13 +297,6 @@ def require_epoch(epoch: Any) -> int:
     return int(epoch)
 
 
-def _file_without_name() -> int:
-    if hasattr(os, "memfd_create"):  # on Linux, it needs no folder that can be written
-        return os.memfd_create("cellfeed-epochs")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 # Iterations that may be dropped at any moment, by any thread and at the exit of the process.
 #
 # An exception in a destructor is printed and ignored, and so is Ctrl-C if it arrives in one.
@@ -344,32 +310,23 @@ class Iteration(Generic[_Item]):
 
     Parameters
     ----------
-    items
-        The generator, to which nothing else may refer; or a function that makes it when the first
-        item is requested.
-    begun
-        Whether the generator must be closed even before the first item.
+    make
+        Function that makes the generator when the first item is requested; nothing else may refer
+        to the generator.
 
     Examples
     --------
-    >>> list(Iteration(n * n for n in range(4)))
+    >>> list(Iteration(lambda: (n * n for n in range(4))))
     [0, 1, 4, 9]
     """
 
     __slots__ = ("__weakref__", "_closing", "_items", "_make", "_process")
 
-    def __init__(
-        self,
-        items: Generator[_Item, None, None] | Callable[[], Generator[_Item, None, None]],
-        *,
-        begun: bool = False,
-    ) -> None:
+    def __init__(self, make: Callable[[], Generator[_Item, None, None]]) -> None:
         self._process = os.getpid()
-        self._make = None if isinstance(items, Generator) else items
-        self._items = items if isinstance(items, Generator) else None
+        self._make: Callable[[], Generator[_Item, None, None]] | None = make
+        self._items: Generator[_Item, None, None] | None = None
         self._closing: _Closing | None = None
-        if begun:
-            self._begin()
 
     def __iter__(self) -> Self:
         return self
@@ -381,18 +338,25 @@ class Iteration(Generic[_Item]):
                 f"used in {os.getpid()}, a fork without its threads; make a new one there"
             )
             raise DeliveryError(msg)
-        if self._make is not None:
-            make, self._make = self._make, None
-            self._items = make()
+        self.begin()
         if self._items is None:  # making it has failed
             raise StopIteration
-        if self._closing is None and not self._has_ended:
-            self._begin()
         try:
             return next(self._items)
         finally:
             if self._has_ended:  # it has ended, or an error has ended it
                 self._end()
+
+    def begin(self) -> Self:
+        """Make the generator, which is closed from now on even if no item is requested."""
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._items = make()
+        if self._items is not None and self._closing is None and not self._has_ended:
+            wait_for_dropped()
+            self._closing = _Closing(self, self._items)
+            self._closing.start()
+        return self
 
     def close(self) -> None:
         """Discard remaining items, and wait until all work for them has ended."""
@@ -411,12 +375,6 @@ class Iteration(Generic[_Item]):
     @property
     def _has_ended(self) -> bool:
         return self._items is None or inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
-
-    def _begin(self) -> None:
-        assert self._items is not None  # noqa: S101 - asked before
-        wait_for_dropped()
-        self._closing = _Closing(self, self._items)
-        self._closing.start()
 
     def _end(self) -> None:
         if self._closing is not None:
@@ -445,25 +403,12 @@ class _Closing(threading.Thread):
         """Whether the iteration is gone."""
         return self._iteration() is None
 
-    def start(self) -> None:
-        """Start the waiting thread."""
-        _CLOSINGS.add(self)
-        try:
-            super().start()
-        except BaseException:
-            _CLOSINGS.discard(self)
-            raise
-
     def run(self) -> None:
         """Wait for the iteration to be dropped, and close the generator."""
         self._told.get()
         items, self._items = self._items, None
-        try:
-            if items is not None:
-                items.close()
-        finally:
-            del items
-            _CLOSINGS.discard(self)
+        if items is not None:
+            items.close()
 
     def release(self) -> None:
         """Do not close the generator."""
@@ -476,13 +421,11 @@ class _Closing(threading.Thread):
         self.join()
 
 
-_CLOSINGS = set[_Closing]()  # adding and discarding are atomic
-
-
 @atexit.register
 def wait_for_dropped() -> None:
     """Wait until dropped iterations are closed, since two at a time take twice the memory."""
-    for closing in list(_CLOSINGS):
+    closings = [each for each in threading.enumerate() if isinstance(each, _Closing)]
+    for closing in closings:
         if closing.is_due and closing is not threading.current_thread():
             closing.join()
 
@@ -504,101 +447,3 @@ def end_without_parent() -> None:
         is_there = parent.pid == os.getppid()
     if not is_there:
         sys.exit(1)
-
-
-# Fetches of the next epoch that were read ahead, kept until that or another epoch begins.
-
-
-class ReadAhead(Protocol):
-    """Fetches in progress, read by threads that stop when the generator is closed."""
-
-    @property
-    def groups(self) -> Generator[Any, None, None]: ...
-
-
-F = TypeVar("F", bound=ReadAhead)
-
-
-class NextEpoch(Generic[F]):
-    """Keeps fetches of one epoch of one dataset that were read ahead.
-
-    They are closed if other fetches are needed next, or if this is dropped; a thread closes them,
-    since no Python code may run then. Pickled copies and forked processes have none.
-    """
-
-    def __init__(self) -> None:
-        self._kept = deque["_Kept[F]"]()  # whose methods are atomic: any thread may begin an epoch
-
-    def keep(self, fetches: F, share: Share, settings: tuple[object, ...]) -> None:
-        """Keep fetches, and discard earlier ones.
-
-        Parameters
-        ----------
-        fetches
-            The fetches, which must not refer to this object, even indirectly.
-        share
-            The share that they begin with.
-        settings
-            The settings that they were read with.
-        """
-        self.let_go()
-        waiting = Iteration(fetches.groups, begun=True)
-        self._kept.append(_Kept(os.getpid(), fetches, share, settings, waiting))
-
-    def take(self, share: Share, settings: tuple[object, ...]) -> F | None:
-        """Return fetches that begin with a share, if there are any, and discard all others.
-
-        Parameters
-        ----------
-        share, settings
-            See `keep`; settings are compared by identity.
-        """
-        found = self._pop()
-        if found is None or found.process != os.getpid():
-            return None
-        if are_same(found.share, share) and _are_identical(found.settings, settings):
-            found.waiting.release()
-            return found.fetches
-        found.waiting.close()
-        return None
-
-    def let_go(self, *, unless: int | None = None) -> None:
-        """Discard the kept fetches, unless they are of this epoch, and wait for their end."""
-        found = self._pop()
-        if found is not None and found.share.plan.epoch == unless:
-            self._kept.append(found)
-        elif found is not None:
-            found.waiting.close()
-
-    def _pop(self) -> "_Kept[F] | None":
-        try:
-            return self._kept.pop()
-        except IndexError:
-            return None
-
-    def __reduce__(self) -> "tuple[type[NextEpoch[F]], tuple[()]]":
-        return NextEpoch, ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept(Generic[F]):
-    process: int
-    fetches: F
-    share: Share
-    settings: tuple[object, ...]
-    waiting: Iteration[Any]
-
-
-def are_same(one: Share, other: Share) -> bool:
-    """Return whether shares are equal; strategies, which have arrays, are compared by identity."""
-    return one.plan.strategy is other.plan.strategy and _sizes(one) == _sizes(other)
-
-
-def _sizes(share: Share) -> tuple[object, ...]:
-    names = [each.name for each in fields(EpochPlan) if each.compare and each.name != "strategy"]
-    of_plan = [getattr(share.plan, name) for name in names]
-    return share.worker, share.num_workers, share.n_delivered, *of_plan
-
-
-def _are_identical(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
-    return len(some) == len(others) and all(map(lambda a, b: a is b, some, others))

@@ -1,8 +1,7 @@
 """Interleaved minibatches of several datasets."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
@@ -12,35 +11,25 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._dataset._cell_dataset import CellDataset
-from cellfeed._dataset._loader import (
-    MinibatchLoader,
-    as_it_is,
-    check_loader,
-    context_without_threads,
-    n_that_fit,
-    sent_whole,
-    to_be_called,
-)
+from cellfeed._dataset._cell_dataset import CellDataset, Minibatches
+from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._state import ResumableDataset
 from cellfeed._dataset._statistics import Statistics
 from cellfeed._errors import ParameterError, StateError, require_positive
-from cellfeed._torch import require_torch
 from cellfeed.sampling import Permutation, Progress, derive_key
 from cellfeed.sampling._base import delivered_by_worker, next_worker
 from cellfeed.sampling._plan import minibatches_by_worker
 
 Stop = Literal["first_exhausted", "all_exhausted"]
-Minibatches = Generator[Any, None, None]
 
 # Proportions are taken for fractions, so that 0.1 is a tenth.
 _LARGEST_DENOMINATOR = 10**9
-_MINIBATCHES_AHEAD = 8
+_QUEUED_MINIBATCHES = 8
 _ORDER = 0x1E  # apart from the keys of the datasets, which derive theirs from the same seed
 
 
-class InterleavedDatasets(ResumableDataset["_MixedShare"]):
+class InterleavedDatasets(ResumableDataset):
     """Interleave the minibatches of several datasets at random, in given proportions.
 
     Each minibatch comes from one dataset, which has its own collection, strategy, sizes and
@@ -139,9 +128,7 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         worker, n_workers
             The worker process, which has a share of each dataset, and the number of workers.
         """
-        counts = [
-            sum(self._shares(number, worker, n_workers)) for number in range(len(self.datasets))
-        ]
+        counts = self._counts(worker, n_workers)
         key = derive_key(self.datasets[0].seed, _ORDER, epoch, worker, n_workers)
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
@@ -157,17 +144,15 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         **options
             Other parameters of `torch.utils.data.DataLoader`.
         """
-        require_torch("`loader`")
-        check_loader(num_workers, options)
-        if not any(each.as_torch for each in self.datasets):
-            options.setdefault("collate_fn", as_it_is)
-        if num_workers:
-            ahead = min(_MINIBATCHES_AHEAD, n_that_fit(self._minibatch_bytes, num_workers))
-            options.setdefault("prefetch_factor", ahead)
-            options["collate_fn"] = sent_whole(options.get("collate_fn"))
-            if not all(each._can_be_forked for each in self.datasets):  # noqa: SLF001
-                options.setdefault("multiprocessing_context", context_without_threads())
-        return MinibatchLoader(self, batch_size=None, num_workers=num_workers, **options)
+        return loader_over(
+            self,
+            num_workers,
+            options,
+            n_queued=_QUEUED_MINIBATCHES,
+            minibatch_bytes=self._minibatch_bytes,
+            as_torch=any(each.as_torch for each in self.datasets),
+            can_be_forked=all(each._can_be_forked for each in self.datasets),  # noqa: SLF001
+        )
 
     def statistics(self) -> Statistics:
         """Return the work of all datasets, in interleaved epochs and in epochs of their own.
@@ -205,7 +190,13 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
                 "resume interleaved datasets with the same numbers"
             )
             raise StateError(msg)
-        return _MixedEpoch(self, epoch)
+        return _MixedEpoch(
+            epoch=epoch,
+            seed=self._seed_values(),
+            world_size=self.world_size,
+            n_minibatches=sum(self.minibatches_of_each),
+            n_of_workers=lambda n: np.array([sum(self._counts(k, n)) for k in range(n)]),
+        )
 
     def _n_of(
         self,
@@ -236,14 +227,10 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
         return [each.seed for each in self.datasets]
 
     def _take_seeds(self, seeds: list[int]) -> None:
-        before = [copy(each._seed) for each in self.datasets]  # noqa: SLF001
-        try:
-            for each, seed in zip(self.datasets, seeds, strict=True):
-                each._take_seeds(seed)  # noqa: SLF001
-        except StateError:  # leave all as they were
-            for each, own in zip(self.datasets, before, strict=True):
-                each._seed = own  # noqa: SLF001
-            raise
+        for each, seed in zip(self.datasets, seeds, strict=True):
+            each._seed.require_no_other(seed)  # noqa: SLF001 - before any is taken
+        for each, seed in zip(self.datasets, seeds, strict=True):
+            each._take_seeds(seed)  # noqa: SLF001
 
     def _minibatches(self, share: "_MixedShare") -> Minibatches:
         turns = self.turns(epoch=share.epoch, worker=share.worker, n_workers=share.num_workers)
@@ -273,13 +260,19 @@ class InterleavedDatasets(ResumableDataset["_MixedShare"]):
             )
             with closing(dataset._minibatches(own)) as minibatches:  # noqa: SLF001
                 n_left = count - skipped
-                is_rest = n_left == own.n_minibatches
-                yield from minibatches if is_rest else islice(minibatches, n_left)
+                is_all = n_left == own.n_minibatches
+                yield from minibatches if is_all else islice(minibatches, n_left)
 
-    def _let_go(self, *, unless: int | None = None) -> None:
+    def _cancel_prefetch(self, *, unless: int | None = None) -> None:
         for number, each in enumerate(self.datasets):
             n_epochs = len(self._shares(number, 0, 1))
-            each._let_go(unless=None if unless is None else unless * n_epochs)  # noqa: SLF001
+            each._cancel_prefetch(  # noqa: SLF001
+                unless=None if unless is None else unless * n_epochs
+            )
+
+    def _counts(self, worker: int, n_workers: int) -> list[int]:
+        """Return how many minibatches a worker delivers of each dataset in an epoch."""
+        return [sum(self._shares(k, worker, n_workers)) for k in range(len(self.datasets))]
 
     def _shares(self, number: int, worker: int, n_workers: int) -> list[int]:
         """Return how many minibatches a worker delivers of each epoch of a dataset."""
@@ -313,29 +306,23 @@ class _MixedShare:
     n_minibatches: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _MixedEpoch:
-    """An epoch of several datasets on this rank, divided among workers."""
+    """An epoch of several datasets on this rank, divided among workers; see `EpochPlan`.
 
-    datasets: InterleavedDatasets
+    ``n_of_workers`` returns the numbers of minibatches of each of ``num_workers`` workers.
+    """
+
     epoch: int
+    seed: list[int]
+    world_size: int
+    n_minibatches: int
+    n_of_workers: Callable[[int], NDArray[np.int64]]
     after: tuple[Progress, ...] = ()
-
-    @property
-    def seed(self) -> list[int]:
-        return [each.seed for each in self.datasets.datasets]
-
-    @property
-    def world_size(self) -> int:
-        return self.datasets.world_size
-
-    @property
-    def n_minibatches(self) -> int:
-        return sum(self.datasets.minibatches_of_each)
 
     def share(self, *, worker: int, num_workers: int, n_delivered: int) -> _MixedShare:
         """See `EpochPlan.share`."""
-        totals = self._totals(num_workers)
+        totals = self.n_of_workers(num_workers)
         done = delivered_by_worker(totals, n_delivered)
         number = (worker + next_worker(totals, done)) % num_workers
         return self.share_of_worker(
@@ -344,16 +331,8 @@ class _MixedEpoch:
 
     def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int) -> _MixedShare:
         """See `EpochPlan.share_of_worker`."""
-        n_left = int(self._totals(num_workers)[worker]) - n_delivered
+        n_left = int(self.n_of_workers(num_workers)[worker]) - n_delivered
         return _MixedShare(self.epoch, worker, num_workers, n_delivered, n_left)
-
-    def _totals(self, num_workers: int) -> NDArray[np.int64]:
-        return np.array(
-            [
-                self.datasets.turns(epoch=self.epoch, worker=k, n_workers=num_workers).size
-                for k in range(num_workers)
-            ]
-        )
 
 
 def _apportioned(n: int, shares: Sequence[Fraction]) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import pickle
 import re
 import shutil
 import sys
-import types
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,21 +16,13 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from cellfeed._dataset._epochs import Iteration, Start, wait_for_dropped
+from cellfeed._dataset import _workers
+from cellfeed._dataset._epochs import Iteration, Ticket, wait_for_dropped
 from cellfeed._dataset._run import Counted
 from cellfeed._dataset._trainers import accumulating
-from cellfeed._dataset._workers import (
-    Arrivals,
-    Departures,
-    WorkerStart,
-    can_lend,
-    connected,
-    departures,
-    message_of,
-)
-from cellfeed._decode import Counter, Counters
+from cellfeed._decode import Counter
 from cellfeed._errors import (
     CellfeedError,
     DeliveryError,
@@ -39,7 +30,7 @@ from cellfeed._errors import (
     StateError,
     require_integer,
 )
-from cellfeed._torch import DataLoader, default_convert, get_worker_info
+from cellfeed._torch import DataLoader, default_convert, get_worker_info, require_torch
 from cellfeed.interrupts import interrupts_held
 from cellfeed.machine import local_world_size, usable_memory_bytes
 
@@ -49,54 +40,18 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
 _SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
 _OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
+# Each minibatch takes a file descriptor while it is queued, of which a process often has 1024.
+_DESCRIPTORS = 512
 _N_OF_OTHER_LOADERS = 2  # minibatches that each worker of torch's DataLoader keeps by default
 
 
-_TO_DATASET = "is a parameter of the dataset; give it there"
-_TO_STRATEGY = "does not apply; the strategy of the dataset determines the order"
 # Options of a DataLoader, and why the loader does not take them.
-_NOT_TAKEN = {
-    "batch_size": _TO_DATASET,
-    "drop_last": _TO_DATASET,
-    "shuffle": _TO_STRATEGY,
-    "sampler": _TO_STRATEGY,
-    "batch_sampler": _TO_STRATEGY,
-}
-
-
-class EpochDataset(Protocol):
-    """The dataset that a `MinibatchLoader` needs."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def begin_for_workers(
-        self, first: Start | None, iteration: int, num_workers: int
-    ) -> tuple[Start, Counted]:
-        """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
-        ...
-
-    @property
-    def counters(self) -> Counters:
-        """Counters of this dataset and its copies in worker processes."""
-        ...
-
-    @property
-    def n_resumed(self) -> int: ...
-
-    @property
-    def is_at_end(self) -> bool: ...
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+_NOT_TAKEN = dict.fromkeys(
+    ("batch_size", "drop_last"), "is a parameter of the dataset; give it there"
+) | dict.fromkeys(
+    ("shuffle", "sampler", "batch_sampler"),
+    "does not apply; the strategy of the dataset determines the order",
+)
 
 
 class _EpochSampler:
@@ -108,7 +63,7 @@ class _EpochSampler:
         The dataset whose epoch is set.
     """
 
-    def __init__(self, dataset: EpochDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[None]:
@@ -130,24 +85,23 @@ class MinibatchLoader(DataLoader[Any]):
     and restore it.
     """
 
-    dataset: EpochDataset  # type: ignore[assignment]
+    dataset: Any
     # What Accelerate asks of a DataLoader. Of one that it prepared, it also sets the first.
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
     remainder = -1  # it must not cut the last minibatches: those that are repeated lie anywhere
-    _first_worker: Start | None = None
-    _n_iterations = 0  # by the workers that are there
+    _ticket: Ticket | None = None  # of the latest iteration by the workers that are there
     _n_resumed = 0  # when they were started
     _ranks_of_workers: tuple[int, int] | None = None
 
-    def __init__(self, dataset: EpochDataset, **options: Any) -> None:
-        super().__init__(dataset, **options)  # type: ignore[arg-type]
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
         # A DataLoader takes none for such a dataset.
         object.__setattr__(self, "sampler", _EpochSampler(dataset))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
-            return Iteration(self._announced(super().__iter__()))
+            return Iteration(functools.partial(self._announced, super().__iter__()))
         # Begun with the first minibatch, so that trainers may set the epoch until then.
         return Iteration(self._begin)
 
@@ -162,7 +116,7 @@ class MinibatchLoader(DataLoader[Any]):
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the last minibatch of an epoch was delivered; Accelerate reads this."""
-        return self.dataset.is_at_end
+        return bool(self.dataset.is_at_end)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch; see `CellDataset.set_epoch`."""
@@ -189,7 +143,8 @@ class MinibatchLoader(DataLoader[Any]):
                 "them; leave `in_order=False` out"
             )
             raise StateError(msg)
-        return self.dataset.state_dict()
+        state: dict[str, Any] = self.dataset.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state; see `CellDataset.load_state_dict`.
@@ -199,12 +154,14 @@ class MinibatchLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state)
 
     def _get_iterator(self) -> Any:
-        if not (self.num_workers and can_lend() and isinstance(self.collate_fn, _SentWhole)):
+        if not (
+            self.num_workers and _workers.can_lend() and isinstance(self.collate_fn, _SentWhole)
+        ):
             return super()._get_iterator()
-        receiving, sending = connected()
-        arrivals = Arrivals(receiving)
+        receiving, sending = _workers.connected()
+        arrivals = _workers.Arrivals(receiving)
         own = self.worker_init_fn
-        self.worker_init_fn = WorkerStart(
+        self.worker_init_fn = _workers.Departures(
             sending,
             arrivals.key,
             are_rows_placed=self.collate_fn.is_own,
@@ -227,10 +184,10 @@ class MinibatchLoader(DataLoader[Any]):
     def _begin_for_workers(self) -> Counted:
         ranks = self.dataset.rank, self.dataset.world_size
         if self._n_resumed != self.dataset.n_resumed:  # workers that persist have an old copy
-            self._n_resumed, self._first_worker = self.dataset.n_resumed, None
+            self._n_resumed, self._ticket = self.dataset.n_resumed, None
             self._iterator = None
-        if not self.persistent_workers or self._first_worker is None:
-            self._first_worker, self._n_iterations, self._ranks_of_workers = None, 0, ranks
+        if not self.persistent_workers or self._ticket is None:
+            self._ticket, self._ranks_of_workers = None, ranks
         elif ranks != self._ranks_of_workers:
             rank, world_size = self._ranks_of_workers or ranks
             msg = (
@@ -238,36 +195,27 @@ class MinibatchLoader(DataLoader[Any]):
                 f"is now rank {ranks[0]} of {ranks[1]}; make a new loader"
             )
             raise ParameterError(msg)
-        self._n_iterations += 1
-        self._first_worker, counted = self.dataset.begin_for_workers(
-            self._first_worker, self._n_iterations, self.num_workers
-        )
+        counted: Counted
+        self._ticket, counted = self.dataset.begin_for_workers(self._ticket, self.num_workers)
         return counted
 
 
-class _Uncalled:
-    """A method that makes a loader, and says so where it is iterated over itself."""
+class _ToBeCalled:
+    """A method that makes a loader, and says so if it is iterated over instead of called."""
 
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)
+    def __init__(self, function: Callable[..., Any], instance: Any = None) -> None:
+        self._function, self._instance = function, instance
+        functools.update_wrapper(self, function)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self._function if instance is None else type(self)(self._function, instance)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._method(*arguments, **options)
+        return self._function(self._instance, *arguments, **options)
 
     def __iter__(self) -> Iterator[Any]:
         msg = "`loader` is a method; write `for minibatch in dataset.loader():`"
         raise ParameterError(msg)
-
-
-class _ToBeCalled:
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        if instance is None:
-            return self._function
-        return _Uncalled(types.MethodType(self._function, instance))
 
 
 def to_be_called(method: _F) -> _F:
@@ -282,34 +230,51 @@ def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
 
 def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     """Yield minibatches without keeping a reference to the last; check that none is missing."""
+    remedy = "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
     try:
-        yield from counted.counting(minibatches, remedy=_LOST_BY_A_WORKER)
+        yield from counted.counting(minibatches, remedy=remedy)
     except CellfeedError as error:
-        raise _of_worker(error) from error
+        # Its original one-line message; torch has put the traceback before it.
+        last = str(error).rstrip().rpartition("\n")[2]
+        raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
     finally:
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
             del minibatches
 
 
-_LOST_BY_A_WORKER = (
-    "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
-)
+def loader_over(
+    dataset: Any,
+    num_workers: int,
+    options: dict[str, Any],
+    *,
+    n_queued: int,
+    minibatch_bytes: int,
+    as_torch: bool,
+    can_be_forked: bool,
+) -> MinibatchLoader:
+    """Return a DataLoader over the minibatches of a dataset.
 
-
-def _of_worker(error: CellfeedError) -> CellfeedError:
-    """Return a worker's error with its original one-line message; torch adds the traceback."""
-    last = str(error).rstrip().rpartition("\n")[2]
-    return type(error)(last.partition(f"{type(error).__name__}: ")[2] or last)
-
-
-def check_loader(num_workers: int, options: Mapping[str, Any]) -> None:
-    """Check the number of workers and the options of a `MinibatchLoader`.
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    num_workers, options
+        Number of worker processes, and other parameters of `torch.utils.data.DataLoader`.
+    n_queued
+        How many minibatches each worker queues, if there is memory for them.
+    minibatch_bytes
+        Mean size of a minibatch; 0 if unknown.
+    as_torch
+        Whether NumPy arrays are made tensors.
+    can_be_forked
+        Whether workers that are forked can read what this process has open.
 
     Raises
     ------
     ParameterError
         ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
     """
+    require_torch("`loader`")
     if require_integer("num_workers", num_workers) < 0:
         msg = f"`num_workers >= 0` must hold, but got num_workers={num_workers}"
         raise ParameterError(msg)
@@ -317,6 +282,15 @@ def check_loader(num_workers: int, options: Mapping[str, Any]) -> None:
         if name in _NOT_TAKEN:
             msg = f"`{name}` of `loader` {_NOT_TAKEN[name]}"
             raise ParameterError(msg)
+    if not as_torch:
+        options.setdefault("collate_fn", _as_it_is)
+    if num_workers:
+        limit = min(max(2, _DESCRIPTORS // num_workers), n_that_fit(minibatch_bytes, num_workers))
+        options.setdefault("prefetch_factor", min(n_queued, limit))
+        options["collate_fn"] = _SentWhole(options.get("collate_fn") or default_convert)
+        if not can_be_forked:
+            options.setdefault("multiprocessing_context", context_without_threads())
+    return MinibatchLoader(dataset, batch_size=None, num_workers=num_workers, **options)
 
 
 def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
@@ -329,15 +303,16 @@ def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
     n_workers
         Worker processes of this process; other ranks on this machine need as much.
     """
-    if can_lend():
-        free = usable_memory_bytes()
-    else:
-        try:
-            free = shutil.disk_usage(_SHARED_MEMORY).free
-        except OSError:  # not on this system
-            return sys.maxsize
+    free = usable_memory_bytes() if _workers.can_lend() else _free_shared_memory()
     fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
     return max(1, int(fit / n_workers))
+
+
+def _free_shared_memory() -> int:
+    try:
+        return shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:  # not on this system
+        return sys.maxsize
 
 
 def context_without_threads() -> BaseContext:
@@ -352,19 +327,9 @@ def context_without_threads() -> BaseContext:
     return context
 
 
-def as_it_is(minibatch: Any) -> Any:
+def _as_it_is(minibatch: Any) -> Any:
     """Return a minibatch unchanged: a ``collate_fn`` that keeps NumPy arrays."""
     return minibatch
-
-
-def sent_whole(collate: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Return a ``collate_fn`` that pickles its result, so that errors of pickling are raised.
-
-    The queue of a worker pickles in a background thread, which only prints an error and continues
-    with the next minibatch. The result of `collate` (the minibatch itself if it is None) is
-    therefore pickled earlier; unpickling restores it.
-    """
-    return _SentWhole(default_convert if collate is None else collate)
 
 
 def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
@@ -383,13 +348,9 @@ def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
         ``/dev/shm`` is too small for the minibatches that wait in it, or ranks are not compared.
     """
     worker = get_worker_info()
-    if worker is None or worker.id or departures() is not None or not can_lend():
+    if worker is None or worker.id or _workers.departures() is not None or not _workers.can_lend():
         return
-    remedy = "iterate over `dataset.loader(num_workers=...)`"
-    try:
-        free = shutil.disk_usage(_SHARED_MEMORY).free
-    except OSError:  # not on this system
-        free = sys.maxsize
+    remedy, free = "iterate over `dataset.loader(num_workers=...)`", _free_shared_memory()
     needed = _N_OF_OTHER_LOADERS * worker.num_workers * minibatch_bytes
     if needed > free:
         warnings.warn(
@@ -429,39 +390,36 @@ def _only_errors_that_travel() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _SentWhole:
+    """A ``collate_fn`` that pickles its result, so that errors of pickling are raised.
+
+    The queue of a worker pickles in a background thread, which only prints an error and continues
+    with the next minibatch. The result of ``collate`` is therefore pickled earlier; unpickling
+    restores it.
+    """
+
     collate: Callable[[Any], Any]
 
     @property
     def is_own(self) -> bool:
         """Whether no function of the user gets a minibatch, which it might keep."""
-        return self.collate in (default_convert, as_it_is)
+        return self.collate in (default_convert, _as_it_is)
 
     def __call__(self, minibatch: Any) -> Any:
         worker = get_worker_info()
         if worker is None:
             return self.collate(minibatch)
-        lending = departures()
+        lending = _workers.departures()
         with _only_errors_that_travel():
             collated = self.collate(minibatch)
-            with cast(EpochDataset, worker.dataset).counters.wall_time(Counter.SENDING):
+            with cast(Any, worker.dataset).counters.wall_time(Counter.SENDING):
                 return _sent(collated, lending)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pickled:
-    """A pickled object that is unpickled to the original."""
-
-    content: bytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self.content,)
-
-
-def _sent(minibatch: Any, lending: Departures | None) -> Any:
+def _sent(minibatch: Any, lending: _workers.Departures | None) -> Any:
     """Return what a worker sends: a message, or a pickle if no memory can be lent."""
     try:
-        message = None if lending is None else message_of(minibatch, lending)
-        return message or _Pickled(bytes(ForkingPickler.dumps(minibatch)))
+        message = None if lending is None else _workers.message_of(minibatch, lending)
+        return message or _workers.Message(pickle.loads, bytes(ForkingPickler.dumps(minibatch)))
     except RuntimeError as error:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
@@ -475,4 +433,4 @@ def _sent(minibatch: Any, lending: Departures | None) -> Any:
         "num_workers=0",
         stacklevel=2,
     )
-    return _Pickled(pickle.dumps(minibatch))
+    return _workers.Message(pickle.loads, pickle.dumps(minibatch))

@@ -208,8 +208,8 @@ class CommonSeed:
             raise ParameterError(msg)
         self._seed, self._is_common = compared.common("seed", self._seed), True
 
-    def take(self, seed: int) -> None:
-        """Use the seed of a resumed run, on all ranks.
+    def require_no_other(self, seed: int) -> None:
+        """Check that a seed can be that of a resumed run.
 
         Raises
         ------
@@ -222,6 +222,10 @@ class CommonSeed:
                 "`seed` out, or give the same"
             )
             raise StateError(msg)
+
+    def take(self, seed: int) -> None:
+        """Use the seed of a resumed run, on all ranks; see `require_no_other`."""
+        self.require_no_other(seed)
         self._seed, self._is_common = seed, True
 
     def use(self, world_size: int) -> int:

@@ -173,11 +173,14 @@ class Recommendation:
                 yield f"{name}={measured}, but it is {value} here"
 
     def _of_machine(self) -> Iterator[str]:
-        cpu, memory = self.machine.get("cpu", {}), self.machine.get("memory", {})
-        there = self.machine.get("platform", {}).get("architecture")
+        def measured(subject: str, name: str) -> Any:
+            of = self.machine.get(subject)
+            return of.get(name) if isinstance(of, dict) else None
+
+        there = measured("platform", "architecture")
         if isinstance(there, str) and there not in ("unknown", platform.machine()):
             yield f"a processor of type {there}, but it is {platform.machine()} here"
-        cores, n_bytes = cpu.get("usable_cores"), memory.get("total_bytes")
+        cores, n_bytes = measured("cpu", "usable_cores"), measured("memory", "total_bytes")
         if _differ(cores, usable_cores()):
             yield f"{cores:g} usable cores, but there are {usable_cores():g} here"
         total = psutil.virtual_memory().total
@@ -235,16 +238,24 @@ def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
         schema, fault = result["schema"], result.get("loader_fault")
         recommended, dataset = result["recommended"], dict(result["dataset"])
         batch_size, loader = dataset["batch_size"], dataset.get("loader")
-        is_read = schema in {SCHEMA, _BEFORE} and not loader
-        if is_read and fault is None and recommended is not None:
+        if schema not in {SCHEMA, _BEFORE}:
+            why = f"has schema {schema!r}, but this cellfeed reads {SCHEMA!r}; run autotune again"
+        elif loader:
+            why = f"is of {loader}, whose settings do not apply to this loader; run autotune again"
+        elif fault is not None:
+            why = f"recommends nothing, since wrong data were delivered: {fault}"
+        elif recommended is None:
+            why = "recommends nothing, since no configuration was feasible; run autotune again"
+        else:
             sizes = recommended if schema == _BEFORE else recommended["configuration"]
+            machine = result.get("machine")
             return Recommendation(
                 block_size=sizes["block_size"],
                 fetch_factor=sizes["fetch_factor"],
                 num_workers=sizes["num_workers"],
                 batch_size=batch_size,
                 dataset=dataset,
-                machine=_machine(result),
+                machine=machine if isinstance(machine, dict) else {},
                 name=name,
                 strategy=_strategy(result),
                 prefetch=recommended.get("prefetch"),
@@ -256,30 +267,8 @@ def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
         why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
         msg = f"{name}: not a result of autotune ({why}); give the file that it wrote"
         raise FormatError(msg) from error
-    if schema not in {SCHEMA, _BEFORE}:
-        msg = (
-            f"{name}: has schema {schema!r}, but this cellfeed reads {SCHEMA!r}; run autotune again"
-        )
-    elif loader:
-        msg = (
-            f"{name}: is of {loader}, whose settings do not apply to this loader; run "
-            "autotune again"
-        )
-    elif fault is not None:
-        msg = f"{name}: recommends nothing, since wrong data were delivered: {fault}"
-    else:
-        msg = f"{name}: recommends nothing, since no configuration was feasible; run autotune again"
+    msg = f"{name}: {why}"
     raise FormatError(msg)
-
-
-def _machine(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the result's description of the machine, by subject."""
-    said = result.get("machine")
-    return {
-        name: each
-        for name, each in (said.items() if isinstance(said, dict) else ())
-        if isinstance(each, dict)
-    }
 
 
 def _strategy(result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -7,18 +7,18 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from dataclasses import Field, fields, is_dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import astuple, fields, is_dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import SCHEMES
 from cellfeed._collection import Collection
-from cellfeed._dataset._epochs import Iteration, Start, end_without_parent, require_epoch
+from cellfeed._dataset._epochs import Iteration, Ticket, end_without_parent, require_epoch
 from cellfeed._dataset._loader import check_other_loader, errors_that_travel
 from cellfeed._dataset._ranks import RanksCompared
-from cellfeed._dataset._run import Counted, Divided, Place, Run, ShareLike
+from cellfeed._dataset._run import Counted, Position, Run
 from cellfeed._dataset._statistics import Statistics
 from cellfeed._dataset._trainers import (
     check_data_loader,
@@ -29,7 +29,6 @@ from cellfeed._dataset._trainers import (
 from cellfeed._decode import Counters
 from cellfeed._errors import CellfeedError, ParameterError, StateError, require_integer
 from cellfeed._lazy import pd
-from cellfeed._storages import Source
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.sampling import ABSENT_BY_DEFAULT, Progress, SamplingStrategy
 
@@ -43,29 +42,29 @@ _REMEDY = {
 }
 
 
-def state_of(identity: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def state_of(identity: Mapping[str, Any], position: Position) -> dict[str, Any]:
     """Return a state: a dictionary of JSON values, a few hundred bytes.
 
     Parameters
     ----------
     identity
         Identifiers ``data``, ``configuration`` and ``seed``, as JSON values.
-    place
+    position
         Position of the run.
     """
     state = {
         "format": _FORMAT,
         "version": _VERSION,
         **identity,
-        "epoch": place.epoch,
-        "after": [_written(each) for each in place.after],
-        "progress": _written(place.progress),
-        "worker": place.worker,
+        "epoch": position.epoch,
+        "after": [list(astuple(each)) for each in position.after],
+        "progress": list(astuple(position.progress)),
+        "worker": position.worker,
     }
     return state | {"checksum": _checksum(state)}
 
 
-def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
+def position_of(state: Any, identity: Mapping[str, Any]) -> Position:
     """Return the position in a state.
 
     Parameters
@@ -81,7 +80,10 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
         It is damaged, of a newer version, or of another run.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        msg = f"the state must be a result of `state_dict`, but got {_shortened(state)}"
+        shown = repr(state)
+        if len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]}..."
+        msg = f"the state must be a result of `state_dict`, but got {shown}"
         raise StateError(f"{msg}; load the saved state")
     if isinstance(state.get("version"), int) and state["version"] > _VERSION:
         msg = (
@@ -94,10 +96,10 @@ def place_of(state: Any, identity: Mapping[str, Any]) -> Place:
         msg = "the state is damaged: its checksum does not match; load an earlier one"
         raise StateError(msg)
     for name, here in identity.items():
-        _require_same(name, state[name], _as_known_before(state[name], here))
+        _require_same(name, state[name], here)
     try:
         worker = state["worker"]
-        return Place(
+        return Position(
             epoch=require_epoch(state["epoch"]),
             after=tuple(map(_read, state["after"])),
             progress=_read(state["progress"]),
@@ -125,24 +127,14 @@ def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
         size = path.stat().st_size if path is not None and path.is_file() else None
         digest.update(repr((location.name, n_cells, size)).encode())
     data = {"n_rows": n_rows, "n_files": len(locations), "files": digest.hexdigest()}
-    contents = [(each.selection(), _version(each)) for each in collection.sources]
+    contents = []
+    for source in collection.sources:
+        # Copies of a file or an object have other versions.
+        is_copied = source.location.path is not None or source.location.scheme in SCHEMES
+        contents.append((source.selection(), None if is_copied else source.version()))
     if any(selection or version for selection, version in contents):
         data[_CONTENTS] = hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
     return data
-
-
-def _version(source: Source) -> str | None:
-    """Return the version of a source; None for a file or object, whose copies have other ones."""
-    location = source.location
-    is_copied = location.path is not None or location.scheme in SCHEMES
-    return None if is_copied else source.version()
-
-
-def _as_known_before(there: Any, here: Any) -> Any:
-    """Return an identifier without the values that a state of an older cellfeed lacks."""
-    if not isinstance(there, Mapping) or not isinstance(here, Mapping) or _CONTENTS in there:
-        return here
-    return {name: value for name, value in here.items() if name != _CONTENTS}
 
 
 def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
@@ -153,13 +145,12 @@ def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
 def _fields_of(value: Any) -> dict[str, Any]:
     names = [*vars(value)]
     if is_dataclass(value):
-        names = [each.name for each in fields(value) if not _is_absent(value, each)]
+        names = [
+            each.name
+            for each in fields(value)
+            if each.metadata != ABSENT_BY_DEFAULT or getattr(value, each.name) is not each.default
+        ]
     return {name: as_json(getattr(value, name)) for name in sorted(names)}
-
-
-def _is_absent(value: Any, of: Field[Any]) -> bool:
-    """Return whether a state omits a field; see `ABSENT_BY_DEFAULT`."""
-    return of.metadata == ABSENT_BY_DEFAULT and getattr(value, of.name) is of.default
 
 
 def as_json(value: Any) -> Any:
@@ -194,23 +185,20 @@ def _hashed(values: Any) -> str:
 
 
 def _require_same(name: str, there: Any, here: Any) -> None:
-    if there == here:
-        return
-    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
-        differing = [f"{name}={there!r} there, {name}={here!r} here"]
-    else:
+    differing = [f"{name}={there!r} there, {name}={here!r} here"]
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        if _CONTENTS not in there:  # as in states of an older cellfeed
+            here = {each: value for each, value in here.items() if each != _CONTENTS}
         differing = [
             f"{each}={there.get(each)!r} there, {each}={here.get(each)!r} here"
             for each in sorted({*there, *here})
             if there.get(each) != here.get(each)
         ]
+    if there == here:
+        return
     what = {"data": "data", "configuration": "parameters"}.get(name, name)
     msg = f"the state is of other {what}: {'; '.join(differing)}; {_REMEDY[name]}"
     raise StateError(msg)
-
-
-def _written(progress: Progress) -> list[int]:
-    return [progress.world_size, progress.num_workers, progress.n_minibatches]
 
 
 def _read(written: Any) -> Progress:
@@ -223,17 +211,10 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
 # Epochs that are counted as they are consumed, and can be stopped and resumed.
 
-S = TypeVar("S", bound=ShareLike)
 
-
-class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
+class ResumableDataset(IterableDataset[Any], ABC):
     """Delivers epochs that the processes of a training divide among them.
 
     Parameters
@@ -246,7 +227,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         super().__init__()
         self._compared = compared
         self._counters = Counters()
-        self._run = Run[S](self._counters, compared)
+        self._run = Run(self._counters, compared)
 
     @property
     def n_resumed(self) -> int:
@@ -278,16 +259,16 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         """Agree with other ranks, all of which call this when an epoch begins."""
 
     @abstractmethod
-    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> Divided[S]:
-        """Return the plan of an epoch on this rank, or of the rest of it."""
+    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> Any:
+        """Return the plan of an epoch on this rank, or of its remaining rows."""
 
     @abstractmethod
-    def _minibatches(self, share: S) -> Generator[Any, None, None]:
+    def _minibatches(self, share: Any) -> Generator[Any, None, None]:
         """Deliver a share, with the current attributes of this dataset."""
 
     @abstractmethod
-    def _let_go(self, *, unless: int | None = None) -> None:
-        """Discard fetches that were read ahead, unless they are of this epoch."""
+    def _cancel_prefetch(self, *, unless: int | None = None) -> None:
+        """Discard prefetched fetches, unless they are of this epoch."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -328,7 +309,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
             return Iteration(self._begin)
         end_without_parent()
         check_other_loader(self, self._minibatch_bytes)
-        return Iteration(errors_that_travel(self._begin()))
+        minibatches = errors_that_travel(self._begin())  # its epoch begins here
+        return Iteration(lambda: minibatches)
 
     def _begin(self) -> Generator[Any, None, None]:
         """Begin an epoch, and return its minibatches."""
@@ -388,10 +370,10 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         require_kept_whole(
             self,
             world_size=self.world_size,
-            goes_on_elsewhere=self._run.goes_on_elsewhere(epoch),
+            resumes_another=self._run.resumes_another(epoch),
         )
         self._run.set_epoch(epoch)
-        self._let_go(unless=epoch)
+        self._cancel_prefetch(unless=epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop, from which `load_state_dict` resumes.
@@ -413,7 +395,7 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         ParameterError
             The ranks have not agreed on a seed yet.
         """
-        return state_of(self._identity() | {"seed": self._seed_values()}, self._run.place)
+        return state_of(self._identity() | {"seed": self._seed_values()}, self._run.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration delivers the rest of its epoch.
@@ -435,13 +417,13 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
             The state is damaged, has a newer version, is of other data, parameters or another
             seed, or says that more was delivered than the epoch has.
         """
-        place = place_of(state, self._identity())
-        self._require_in_range(place, state["seed"])
+        position = position_of(state, self._identity())
+        self._require_in_range(position, state["seed"])
         self._take_seeds(state["seed"])
-        self._run.go_on(place)
-        self._let_go()
+        self._run.resume(position)
+        self._cancel_prefetch()
 
-    def _require_in_range(self, place: Place, seed: Any) -> None:
+    def _require_in_range(self, position: Position, seed: Any) -> None:
         """Check that an epoch can have come as far as a state says.
 
         Raises
@@ -449,15 +431,15 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
         StateError
             It cannot.
         """
-        worker, progress = place.worker, place.progress
+        worker, progress = position.worker, position.progress
         if worker is not None and not 0 <= worker < progress.num_workers:
             msg = f"the state is damaged: it is of worker {worker} of {progress.num_workers}"
             raise StateError(f"{msg}; load an earlier one")
-        parts = (*place.after, progress)
+        parts = (*position.after, progress)
         for k, each in enumerate(parts):
             try:
                 n = self._n_of(
-                    seed=seed, epoch=place.epoch, after=parts[:k], world_size=each.world_size
+                    seed=seed, epoch=position.epoch, after=parts[:k], world_size=each.world_size
                 )
             except ParameterError as error:
                 raise StateError(f"the state is damaged: {error}; load an earlier one") from error
@@ -468,10 +450,8 @@ class ResumableDataset(IterableDataset[Any], ABC, Generic[S]):
                 )
                 raise StateError(msg)
 
-    def begin_for_workers(
-        self, first: Start | None, iteration: int, num_workers: int
-    ) -> tuple[Start, Counted]:
+    def begin_for_workers(self, latest: Ticket | None, num_workers: int) -> tuple[Ticket, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         self._prepare()
-        self._let_go()  # before processes are forked, which would share its memory
-        return self._run.begin_for_workers(self._plan_of, first, iteration, num_workers)
+        self._cancel_prefetch()  # before processes are forked, which would share its memory
+        return self._run.begin_for_workers(self._plan_of, latest, num_workers)

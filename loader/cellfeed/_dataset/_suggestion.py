@@ -207,45 +207,35 @@ def suggest_parameters(
     n_cores = max(1, usable_cpu_count() // n_ranks)
     memory_bytes = usable_memory_bytes() / n_ranks
     is_read_by_threads = isinstance(collection, Collection) and fetch_callback is None
-    suggested = _that_fit(
-        n_rows=count_rows(collection, is_indexed=False),
-        minibatch_bytes=max(1, batch_size * sample_bytes),
-        batch_size=batch_size,
-        num_workers=min(max(0 if is_read_by_threads else n_cores // 2, min_workers), max_workers),
-        memory_bytes=target_ram_fraction * memory_bytes,
-    )
-    suggested["system_info"] = {
-        "available_ram_gb": memory_bytes / _GIB,
-        "cpu_count": n_cores,
-        "estimated_sample_size_bytes": sample_bytes,
-    }
-    if verbose:
-        print(_in_words(suggested))  # noqa: T201 - as it was asked for
-    return suggested
-
-
-def _that_fit(
-    *, n_rows: int, minibatch_bytes: int, batch_size: int, num_workers: int, memory_bytes: float
-) -> SuggestedParameters:
-    """Return the largest fetch factor that fits into memory, and the values derived from it."""
+    num_workers = 0 if is_read_by_threads else n_cores // 2
+    num_workers = min(max(num_workers, min_workers), max_workers)
+    # The largest fetch factor that fits, of which each process gets a fetch.
     n_processes = max(1, num_workers)
     n_fetches = n_processes * (3 if num_workers else 2)  # in memory at once
-    n_fit = int(memory_bytes / n_fetches / minibatch_bytes)
-    n_of_each = -(-n_rows // (batch_size * n_processes))
+    minibatch_bytes = max(1, batch_size * sample_bytes)
+    n_fit = int(target_ram_fraction * memory_bytes / n_fetches / minibatch_bytes)
+    n_of_each = -(-count_rows(collection, is_indexed=False) // (batch_size * n_processes))
     fetch_factor = max(1, min(n_fit, n_of_each, _MOST_MINIBATCHES))
+    n_queued = min(fetch_factor + 1, n_that_fit(minibatch_bytes, n_processes))
     fetch_mb = fetch_factor * minibatch_bytes / _MIB
-    n_waiting = min(fetch_factor + 1, n_that_fit(minibatch_bytes, n_processes))
-    return SuggestedParameters(
+    suggested = SuggestedParameters(
         num_workers=num_workers,
         fetch_factor=fetch_factor,
         block_size_conservative=max(1, fetch_factor // 4),
         block_size_balanced=max(1, fetch_factor // 2),
         block_size_aggressive=fetch_factor,
-        prefetch_factor=n_waiting if num_workers else None,
+        prefetch_factor=n_queued if num_workers else None,
         estimated_memory_per_fetch_mb=fetch_mb,
         estimated_total_memory_mb=fetch_mb * n_fetches,
-        system_info={},
+        system_info={
+            "available_ram_gb": memory_bytes / _GIB,
+            "cpu_count": n_cores,
+            "estimated_sample_size_bytes": sample_bytes,
+        },
     )
+    if verbose:
+        print(_in_words(suggested))  # noqa: T201 - as it was asked for
+    return suggested
 
 
 def _require_limits(target_ram_fraction: float, max_workers: int, min_workers: int) -> None:

@@ -35,7 +35,7 @@ def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None
         gradients._remove_dataloader(loader)  # noqa: SLF001
 
 
-def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool) -> None:
+def require_kept_whole(dataset: Any, *, world_size: int, resumes_another: bool) -> None:
     """Check that Accelerate, if it iterates over a dataset, uses the dataset's own loader.
 
     Parameters
@@ -44,7 +44,7 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
         The dataset.
     world_size
         The number of ranks among which it is divided.
-    goes_on_elsewhere
+    resumes_another
         Whether a state was loaded, which setting the epoch would discard.
 
     Raises
@@ -54,7 +54,8 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
     StateError
         Accelerate's own count of epochs would discard the position in the state.
     """
-    if not _is_remade(dataset):
+    active = _remade(dataset)
+    if active is None:
         return
     if world_size > 1:
         msg = (
@@ -63,13 +64,18 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
             "`dataset.loader(...)` to `accelerator.prepare`"
         )
         raise ParameterError(msg)
-    if _is_dispatched() and _yields_minibatches(dataset):
+    yields_minibatches = any(
+        isinstance(each.collection, Collection) and not each.batch_transform
+        for each in getattr(dataset, "datasets", (dataset,))
+    )
+    divides = sys.modules["accelerate.data_loader"].DataLoaderDispatcher
+    if isinstance(active, divides) and yields_minibatches:
         msg = (
             "Accelerate cannot tell how many cells a minibatch has that another DataLoader than "
             "cellfeed's delivers; pass `dataset.loader(...)` to `accelerator.prepare`"
         )
         raise ParameterError(msg)
-    if goes_on_elsewhere:
+    if resumes_another:
         msg = (
             "Accelerate counts the epochs of a DataLoader from 0, which would discard the "
             "loaded state; pass `dataset.loader(...)` to `accelerator.prepare`"
@@ -77,29 +83,17 @@ def require_kept_whole(dataset: Any, *, world_size: int, goes_on_elsewhere: bool
         raise StateError(msg)
 
 
-def _is_remade(dataset: Any) -> bool:
-    """Return whether Accelerate starts an iteration over a DataLoader that replaces another."""
+def _remade(dataset: Any) -> Any:
+    """Return the DataLoader that Accelerate iterates over in place of another of this dataset."""
     loaders, state = (sys.modules.get(f"accelerate.{name}") for name in ("data_loader", "state"))
     if loaders is None or state is None:
-        return False
+        return None
     active = state.GradientState().active_dataloader
     if not isinstance(active, loaders.DataLoaderAdapter):
-        return False
+        return None
     iterated = active.dataset
-    return iterated is dataset or getattr(iterated, "dataset", None) is dataset
-
-
-def _is_dispatched() -> bool:
-    """Return whether Accelerate's active DataLoader is one that divides minibatches itself."""
-    loaders, state = (sys.modules[f"accelerate.{name}"] for name in ("data_loader", "state"))
-    return isinstance(state.GradientState().active_dataloader, loaders.DataLoaderDispatcher)
-
-
-def _yields_minibatches(dataset: Any) -> bool:
-    parts = getattr(dataset, "datasets", (dataset,))
-    return any(
-        isinstance(each.collection, Collection) and not each.batch_transform for each in parts
-    )
+    is_over_it = iterated is dataset or getattr(iterated, "dataset", None) is dataset
+    return active if is_over_it else None
 
 
 def check_data_loader(dataset: Any, caller: FrameType | None) -> None:

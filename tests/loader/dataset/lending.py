@@ -18,7 +18,9 @@ class Both:
         receiving, sending = connected()
         self.arrivals = Arrivals(receiving)
         self.pool = SharedPool()
-        self.departures = Departures(sending, self.arrivals.key, 0, self.pool, True, False)
+        self.departures = Departures(
+            sending, self.arrivals.key, are_rows_placed=True, are_persistent=False, pool=self.pool
+        )
         self._files = {}
 
     def placed(self, value, n=N_VALUES):

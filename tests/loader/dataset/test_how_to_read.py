@@ -53,7 +53,7 @@ def test_fetches_that_do_not_fit(tmp_path, monkeypatch, batch_size, fetch_factor
     path = tmp_path / "wide.h5ad"
     ad.AnnData(sp.eye_array(100, 10_000, dtype=np.float32, format="csr")).write_h5ad(path)
     collection = open_collection(path)
-    monkeypatch.setattr("cellfeed._dataset._planned.usable_memory_bytes", lambda: 30_000)
+    monkeypatch.setattr("cellfeed._dataset._parameters.usable_memory_bytes", lambda: 30_000)
     strategy = BlockShuffling(4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -318,7 +318,7 @@ def numbers():
         time.sleep(1)
         print("closed")
 
-iteration = Iteration(numbers())
+iteration = Iteration(numbers)
 next(iteration)
 del iteration
 """

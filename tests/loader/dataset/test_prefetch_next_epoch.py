@@ -261,7 +261,7 @@ def iterate(dataset):
 LETTING_GO = {
     "set_epoch": lambda dataset: dataset.set_epoch(5),
     "load_state_dict": lambda dataset: dataset.load_state_dict(dataset.state_dict()),
-    "workers": lambda dataset: dataset.begin_for_workers(None, 1, 1),
+    "workers": lambda dataset: dataset.begin_for_workers(None, 1),
 }
 
 

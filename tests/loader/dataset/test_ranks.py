@@ -318,7 +318,7 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
             from torch.utils.data import DataLoader
             from cellfeed import BlockShuffling, CellDataset
 
-            def train(dataset, rank, meeting_point, answers):
+            def train(dataset, other, rank, meeting_point, answers):
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
                 dist.init_process_group(
                     "gloo", init_method=meeting_point, rank=rank, world_size=2
@@ -327,6 +327,9 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
                     dataset,
                     DataLoader(dataset, batch_size=None, num_workers=2),
                     dataset.loader(2, multiprocessing_context="fork"),
+                    # Of which only workers count, in memory of the process that starts them.
+                    DataLoader(other, batch_size=None, num_workers=2),
+                    DataLoader(other, batch_size=None, num_workers=2),
                 ]
                 found = [[batch.tolist() for batch in loader] for loader in loaders]
                 dist.barrier()
@@ -334,13 +337,15 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
                 answers.put((rank, found))
 
             if __name__ == "__main__":
-                dataset = CellDataset(np.arange(101), BlockShuffling(4), 8, 2)
+                dataset, other = (
+                    CellDataset(np.arange(101), BlockShuffling(4), 8, 2) for _ in range(2)
+                )
                 dataset.set_epoch(5)
                 multiprocessing.set_forkserver_preload(["cellfeed._dataset"])
                 context = multiprocessing.get_context(sys.argv[1])
                 answers = context.Queue()
                 children = [
-                    context.Process(target=train, args=(dataset, rank, sys.argv[2], answers))
+                    context.Process(target=train, args=(dataset, other, rank, sys.argv[2], answers))
                     for rank in range(2)
                 ]
                 for child in children:

@@ -45,9 +45,6 @@ def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) ->
     return CellDataset(np.arange(n_rows), rank=rank, world_size=world_size, **defaults | options)
 
 
-_iterations = itertools.count(1)  # no process is started in between that would tell them apart
-
-
 # The loader below starts workers in its own way.
 pytestmark = pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning")
 
@@ -63,7 +60,7 @@ class _Loader:
             yield from self._dataset
             return
         copies = [pickle.loads(pickle.dumps(self._dataset)) for _ in range(self._n)]
-        _, counted = self._dataset.begin_for_workers(None, next(_iterations), self._n)
+        _, counted = self._dataset.begin_for_workers(None, self._n)
         yield from counted.counting(self._in_turns(copies))
 
     def _in_turns(self, copies: list[CellDataset]) -> Iterator[Any]:

@@ -1,0 +1,211 @@
+"""The parameters that control how a dataset reads its collection, checked and converted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cellfeed._collection import Collection
+from cellfeed._errors import ParameterError
+from cellfeed._fetch import Transforms, as_stored
+from cellfeed._rows import Dtypes, Element
+from cellfeed._torch import HAS_TORCH, torch
+from cellfeed.machine import usable_memory_bytes
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+
+AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
+AnyTransform: TypeAlias = (
+    Transform | Sequence[Transform] | Mapping[str, Transform | Sequence[Transform]]
+)
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def require_that_they_apply(collection: Any, *, has_callback: bool, **given: object) -> None:
+    """Check that parameters for reading a `Collection` are given only if cellfeed reads one.
+
+    Parameters
+    ----------
+    collection
+        The collection.
+    has_callback
+        Whether a function of the user reads it.
+    **given
+        The parameters; None for those that are not given.
+
+    Raises
+    ------
+    ParameterError
+        A given parameter would be ignored.
+    """
+    if not isinstance(collection, Collection):
+        reader = f"an indexable of type {type(collection).__name__}"
+    elif has_callback:
+        reader = "a `fetch_callback`"
+        given["dense"] = None  # which applies to the cells that it returns
+    else:
+        return
+    ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    if ignored:
+        msg = (
+            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` "
+            f"and `verify` apply only when cellfeed reads a Collection, but got {ignored} "
+            f"with {reader}; leave it out, and convert in `batch_transform`"
+        )
+        raise ParameterError(msg)
+
+
+def require_callables(**functions: object) -> None:
+    """Check that each given function can be called.
+
+    Raises
+    ------
+    ParameterError
+        One is not callable.
+    """
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            msg = f"`{name}` must be a function, but got {function!r}"
+            raise ParameterError(msg)
+
+
+def warn_if_too_large(n_bytes: float) -> None:
+    """Warn if fetches take more memory than is available, of which the system gives no notice."""
+    available = usable_memory_bytes()
+    if n_bytes > available:
+        msg = (
+            f"fetches take about {n_bytes / 1e6:,.0f} MB of memory, but {available / 1e6:,.0f} MB "
+            "are available; choose a smaller `batch_size` or `fetch_factor`"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+def numpy_dtypes(dtype: AnyDtype | Mapping[str, AnyDtype] | None) -> Dtypes:
+    """Return dtypes of NumPy or torch, for all elements or for some by name, as NumPy dtypes.
+
+    Raises
+    ------
+    ParameterError
+        One is not a numeric dtype of torch.
+    """
+    if isinstance(dtype, Mapping):
+        by_name = cast("Mapping[str, AnyDtype]", dtype)
+        return {name: _numpy_dtype(each) for name, each in by_name.items()}
+    return None if dtype is None else _numpy_dtype(dtype)
+
+
+def _numpy_dtype(dtype: AnyDtype) -> np.dtype[Any]:
+    try:
+        if HAS_TORCH and isinstance(dtype, torch.dtype):
+            native = torch.empty(0, dtype=dtype).numpy().dtype
+        else:
+            native = np.dtype(cast("DTypeLike", dtype))
+    except TypeError:
+        native = np.dtype(object)
+    of_torch = native.isnative and native.itemsize <= np.dtype(np.float64).itemsize
+    if native.kind not in "biuf" or not of_torch:
+        msg = (
+            f"`dtype` must be a numeric dtype that torch has, such as 'float32', but got {dtype!r}"
+        )
+        raise ParameterError(msg)
+    return native
+
+
+def transforms_of(
+    transform: AnyTransform | None, elements: Mapping[str, Element], *, are_made_dense: bool
+) -> Transforms:
+    """Return the transforms of each element that has any.
+
+    Parameters
+    ----------
+    transform
+        Transforms of the first element, or of some elements by name; see `CellDataset`.
+    elements
+        The elements to read.
+    are_made_dense
+        Whether sparse rows are made dense when they are read.
+
+    Raises
+    ------
+    ParameterError
+        ``transform`` has something else, names a missing element, or does not fit an element.
+    """
+    if transform is None:
+        return {}
+    by_name = transform if isinstance(transform, Mapping) else {next(iter(elements)): transform}
+    found = {name: _sequence(each) for name, each in by_name.items()}
+    for name, transforms in found.items():
+        if name not in elements:
+            there = ", ".join(map(repr, elements))
+            msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
+            raise ParameterError(msg)
+        _require_fit(elements[name], transforms, is_made_dense=are_made_dense)
+    return {name: transforms for name, transforms in found.items() if transforms}
+
+
+def _sequence(transform: Any) -> tuple[Transform, ...]:
+    given = transform if isinstance(transform, Sequence) else [transform]
+    for each in given:
+        if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale):
+            msg = (
+                "`transform` must be from `cellfeed.transforms`, such as Log1p(), but got "
+                f"{each!r}; pass a function of your own as `batch_transform`"
+            )
+            raise ParameterError(msg)
+    return tuple(given)
+
+
+def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:
+    if transforms and (element.layout == "ragged" or element.dtype.names is not None):
+        what = "rows of any length" if element.layout == "ragged" else "values with fields"
+        msg = (
+            f"{element.name!r} has {what}, which `transform` does not support; use "
+            "`batch_transform`"
+        )
+        raise ParameterError(msg)
+    for each in transforms:
+        if isinstance(each, Scale) and each.n_columns != element.n_columns:
+            msg = (
+                f"`Scale` must have a mean and std for each column, but got {each.n_columns:,} "
+                f"for the {element.n_columns:,} columns of {element.name!r}; give those of the "
+                "delivered columns, in their order"
+            )
+            raise ParameterError(msg)
+    n_stored = len(as_stored(transforms, element.layout))
+    if n_stored < len(transforms) and not is_made_dense:
+        msg = (
+            f"{element.name!r} is sparse, and {transforms[n_stored]!r} changes its zeros; use "
+            "dense=True without `fetch_transform` and `batch_callback` or, for Scale, "
+            "zero_center=False"
+        )
+        raise ParameterError(msg)
+
+
+def float_dtypes(elements: Mapping[str, Element], dtype: Dtypes, transforms: Transforms) -> Dtypes:
+    """Return the dtypes for reading, float32 or float64 for transformed elements.
+
+    Other stored values, such as integer counts, are read as float32.
+
+    Raises
+    ------
+    ParameterError
+        Another dtype is requested.
+    """
+    as_floats = dict[str, np.dtype[Any]]()
+    for name in transforms:
+        asked = dtype.get(name) if isinstance(dtype, Mapping) else dtype
+        if asked is not None and asked not in _FLOATS:
+            msg = (
+                f"`dtype` must be float32 or float64 with a `transform`, but got {asked} for "
+                f"{name!r}; leave it out to read such values as float32"
+            )
+            raise ParameterError(msg)
+        if asked is None and elements[name].dtype not in _FLOATS:
+            as_floats[name] = _FLOATS[0]
+    if not as_floats:
+        return dtype
+    return as_floats | (dict(dtype) if isinstance(dtype, Mapping) else {})
