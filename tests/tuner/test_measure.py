@@ -364,11 +364,11 @@ def test_long_measurements_keep_no_minibatches(small_collection):
 def test_files_whose_pages_stay_are_not_called_cold(small_collection, monkeypatch):
     collection = open_collection(small_collection)
     monkeypatch.setattr(
-        "cellfeed_tuner._measuring._measurement.resident_fraction", lambda paths: None
+        "cellfeed_tuner._measuring._page_cache.resident_fraction", lambda paths: None
     )
     assert prepare_cache(collection.files, "cold") == "unknown"
     monkeypatch.setattr(
-        "cellfeed_tuner._measuring._measurement.resident_fraction", lambda paths: 0.5
+        "cellfeed_tuner._measuring._page_cache.resident_fraction", lambda paths: 0.5
     )
     assert prepare_cache(collection.files, "cold") == "unknown"
     assert prepare_cache(collection.files, "warm") == "unknown"
