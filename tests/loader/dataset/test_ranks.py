@@ -338,7 +338,8 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
 
             if __name__ == "__main__":
                 dataset, other = (
-                    CellDataset(np.arange(101), BlockShuffling(4), 8, 2) for _ in range(2)
+                    CellDataset(np.arange(101), BlockShuffling(4), 8, 2, seed=seed)
+                    for seed in (None, 0)
                 )
                 dataset.set_epoch(5)
                 multiprocessing.set_forkserver_preload(["cellfeed._dataset"])
