@@ -287,7 +287,7 @@ class StoredElement(ABC):
     dtype: np.dtype[Any]
     layout: Layout
     var: str | None = "var"
-    column_names: NDArray[np.object_] | None = None
+    column_names: NDArray[Any] | None = None
     row_order: NDArray[np.int64] | None = None
     stored_columns: NDArray[np.int32] | None = None
     chunk_shape: tuple[int, ...] | None = None
