@@ -6,5 +6,5 @@ import threading
 def threads_of_iterations() -> list[str]:
     """Return threads of cellfeed, but for those that every later request to a server is made by."""
     names = [thread.name for thread in threading.enumerate()]
-    lasting = ("cellfeed-requests", "cellfeed-kept", "cellfeed-postgres", "cellfeed-direct")
+    lasting = ("cellfeed-requests", "cellfeed-cached", "cellfeed-postgres", "cellfeed-unbuffered")
     return [name for name in names if name.startswith("cellfeed") and not name.startswith(lasting)]

@@ -162,7 +162,7 @@ class FolderFiles(ByteStore):
         raise removed(where) if found == _ABSENT else replaced(where)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
-        n_more = max(0, _most_open() - len(_OpenFile.all))
+        n_more = max(0, _most_open() - _OpenFile.count())
         is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
         for file in files[is_closed][:n_more].tolist():
             opened = _OpenFile(self._path(file))
@@ -188,13 +188,18 @@ class FolderFiles(ByteStore):
 class _OpenFile:
     """A file that is open for reading as long as this object exists."""
 
-    all: ClassVar[weakref.WeakSet["_OpenFile"]] = weakref.WeakSet()
-    """The open files of this process."""
+    _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._closing = closed_with(self.descriptor)
-        _OpenFile.all.add(self)
+        _OpenFile._all.append(weakref.ref(self))
+
+    @staticmethod
+    def count() -> int:
+        """Return the number of open files of this process."""
+        _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
+        return len(_OpenFile._all)
 
 
 def identity_of_files(folder: Path) -> LastingIdentity | None:

@@ -14,7 +14,8 @@ def test_each_storage_is_on_the_page():
     rows = re.findall(
         r"^\| \*\*(.+?)\*\* (?:\| [^|\n]+){6}\| (.+) \|$", PAGE.read_text(), re.MULTILINE
     )
-    storages = [each for each in built_in() if not each.name.startswith("test ")]
+    # Other tests register their own.
+    storages = [each for each in built_in() if each.open.__module__.startswith("cellfeed.")]
     installed = {each.name: f"`cellfeed[{each.extra}]`" for each in storages if each.extra}
     assert dict(rows) == {each.name: installed.get(each.name, "nothing") for each in storages}
 
