@@ -31,7 +31,7 @@ def open_files(path: Path) -> list[Path]:
 
 class TestFiles:
     def test_more_shards_than_may_stay_open(self, write, monkeypatch):
-        opened_before = len(X)
+        opened_before = _files._OpenFile.count()
         monkeypatch.setattr(_files, "_most_open", lambda: opened_before + 2)
         storage = Storage(n_rows=40, shard=1)
         path = write(storage)
