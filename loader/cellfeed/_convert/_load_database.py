@@ -44,6 +44,7 @@ from cellfeed._storages._postgres._database import (
 _INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer",
              "int32": "integer", "uint32": "bigint", "int64": "bigint",
              "uint64": "numeric(20, 0)"}  # fmt: skip
+_LOCK_SECONDS = 2.0  # a server releases the lock of a connection a moment after that has ended
 _FLOATS = {"float16": "real", "float32": "real", "float64": "double precision"}
 _TYPES = {**_INTEGERS, **_FLOATS, "bool": "boolean", "boolean": "boolean", "text": "text"}
 
@@ -255,9 +256,12 @@ def _hold(connection: Any, job: Job) -> None:
         Another process is loading it.
     """
     query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 17))"
-    if not connection.execute(query, (f"cellfeed {job.schema}",)).fetchone()[0]:
-        msg = f"{job.location}: {job.schema} is being loaded by another process; wait for it"
-        raise ParameterError(msg)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while not connection.execute(query, (f"cellfeed {job.schema}",)).fetchone()[0]:
+        if time.monotonic() > deadline:
+            msg = f"{job.location}: {job.schema} is being loaded by another process; wait for it"
+            raise ParameterError(msg)
+        time.sleep(_LOCK_SECONDS / 50)
 
 
 def _begin_load(connection: Any, job: Job) -> Sequence[int] | None:
