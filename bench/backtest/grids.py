@@ -14,7 +14,7 @@ import numpy as np
 from bench.backtest.record import record_command
 
 from cellfeed._cli import main as cellfeed
-from cellfeed.machine import usable_cores
+from cellfeed.machine import usable_cpu_count
 
 FOLDER = Path(__file__).parents[1] / "grids"
 N_DENSE_GENES, N_RUNS = 2000, 2
@@ -154,6 +154,6 @@ def grids_command(*, folder: Path, names: tuple[str, ...]) -> None:
     for name in names or GRIDS:
         grid = GRIDS[name]
         path = grid.make(folder, *grid.arguments)
-        with busy_cores(max(1, int(usable_cores())) if grid.is_busy else 0):
+        with busy_cores(usable_cpu_count() if grid.is_busy else 0):
             output = FOLDER / f"{name}.csv"
             run(record_command, path, "--runs", N_RUNS, "--output", output, *grid.options)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
-from cellfeed.machine import usable_cores, usable_memory_bytes
+from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
 from cellfeed_tuner._constants import SAMPLERS
@@ -310,5 +310,5 @@ def default_workers(collection: Collection, n_ranks: int = 1) -> tuple[int, ...]
     """
     if collection.is_remote:
         return (0,)
-    most = min(_MOST_WORKERS, max(1, int(usable_cores()) // n_ranks))
+    most = min(_MOST_WORKERS, max(1, usable_cpu_count() // n_ranks))
     return (0, *(1 << power for power in range(most.bit_length())))
