@@ -22,6 +22,7 @@ from cellfeed._errors import (
     RemoteError,
     StateError,
 )
+from cellfeed._lazy import garbage_collection_paused
 from cellfeed._version import __version__
 
 if typing.TYPE_CHECKING:
@@ -171,7 +172,8 @@ if not typing.TYPE_CHECKING:
         if name not in _MODULE_OF:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        with garbage_collection_paused():
+            value = getattr(importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = value
         return value
 

@@ -37,6 +37,8 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
+from cellfeed._lazy import garbage_collection_paused
+
 Function = Callable[..., Any]
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -146,7 +148,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
-                with _NOTICE_ON_STDERR.of(self._cache):
+                with _NOTICE_ON_STDERR.of(self._cache), garbage_collection_paused():
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused

@@ -4,8 +4,33 @@ Modules import them from here, as ``from cellfeed._lazy import pd``. Annotations
 not be evaluated (``from __future__ import annotations``).
 """
 
+import contextlib
+import gc
 import importlib
 import typing
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause garbage collection during a block that makes many objects which last.
+
+    Imports of PyTorch and numba make a million, and the collector would look at all of them again
+    and again: a seventh of the time to a first minibatch.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():
+                # Moves all objects to the oldest generation. As young ones they would be looked at
+                # in each of the next collections.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
 
 if typing.TYPE_CHECKING:
     import anndata as ad

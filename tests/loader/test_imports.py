@@ -40,6 +40,38 @@ def test_importing_the_package_imports_no_other(package):
     assert set(json.loads(run(script))) <= {"cellfeed", package}
 
 
+def test_garbage_collection_pauses_while_a_name_is_imported():
+    script = (
+        "import gc, json\n"
+        "import cellfeed\n"
+        "gc.collect()\n"
+        "collected = []\n"
+        "gc.callbacks.append(lambda phase, info: collected.append(phase))\n"
+        "cellfeed.CellDataset\n"
+        "young = gc.get_count()[0] + sum(map(len, map(gc.get_objects, (0, 1))))\n"
+        "print(json.dumps([len(collected), gc.isenabled(), young < 10_000]))"
+    )
+    collected, enabled, old = json.loads(run(script))
+    assert collected <= 4  # of what is made before the import and after it
+    assert enabled
+    assert old  # not for the next collections to look at
+
+
+def test_garbage_collection_remains_as_the_user_set_it():
+    script = (
+        "import gc, json\n"
+        "import cellfeed\n"
+        "gc.disable()\n"
+        "gc.freeze()\n"
+        "cellfeed.Cells\n"
+        "disabled = not gc.isenabled()\n"
+        "gc.enable()\n"
+        "cellfeed.CellDataset\n"
+        "print(json.dumps([disabled, gc.isenabled(), gc.get_freeze_count() > 1_000]))"
+    )
+    assert json.loads(run(script)) == [True, True, True]
+
+
 def test_what_a_name_needs_is_imported_with_it():
     pytest.importorskip("torch")
     script = (
