@@ -47,7 +47,7 @@ LOADERS = {
     """,
 }
 RUN = """
-import time, numpy as np, scipy.sparse as sp
+import os, time, numpy as np, scipy.sparse as sp
 from pathlib import Path
 from cellfeed import BlockShuffling, CellDataset
 
@@ -90,7 +90,8 @@ for minibatch in loader:
 wall = time.perf_counter() - start
 print(json.dumps({"cells/s": n / wall,
                   "cells per second of processor time": n / (time.process_time() - used),
-                  "bytes read a cell": (n_read() - begin) / n}))
+                  "bytes read a cell": (n_read() - begin) / n}), flush=True)
+os._exit(0)  # threads of `datasets` that stream would abort
 """
 
 

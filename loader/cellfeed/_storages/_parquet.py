@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, StorageOptions, digest_of
+from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._remote import open_object
 from cellfeed._decode import SlowRead
 from cellfeed._errors import (
@@ -202,15 +203,26 @@ class _GeneNumbers:
     Parameters
     ----------
     columns
-        Column of each number, int32, shape (n_numbers,), -1 if it is of no gene; None if numbers
-        are columns.
+        Column of each number, int32, shape (n_numbers + 1,), -1 if it is of no gene; the last is
+        of all larger numbers.
+    are_named
+        Whether a table of genes has the numbers; otherwise they are columns.
     n_markers
         Number of elements at the beginning of each cell that are not genes; if None, a first
         element is none if its number is of no gene and its value is negative.
     """
 
-    columns: NDArray[np.int32] | None
+    columns: NDArray[np.int32]
+    are_named: bool
     n_markers: int | None
+
+    def columns_of(self, numbers: NDArray[Any]) -> NDArray[np.int32]:
+        """Return the column of each number, -1 if it is of no gene."""
+        numbers = numbers.astype(np.int64, copy=False)
+        columns = self.columns.take(numbers, mode="clip")
+        if numbers.size and numbers.min() < 0:
+            columns[numbers < 0] = -1
+        return columns
 
 
 class ParquetLists(_RowGroupElement):
@@ -244,18 +256,23 @@ class ParquetLists(_RowGroupElement):
         self.shape, self.dtype, self.column_names = shape, summable(dtype), names
         largest = int(np.diff(groups.starts).max(initial=0))
         self.chunk_shape = (largest, shape[1])
-        self._numbers = numbers
+        self._numbers, self._memory = numbers, BufferPool()
         n_bytes = groups.n_values.sum() // 2 * (np.dtype(np.int32).itemsize + self.dtype.itemsize)
         self.expected_row_bytes = max(1.0, float(n_bytes) / max(1, shape[0]))
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return rows; wait for expected ones, and decode others."""
         parts = [each for part in self._taken(runs) for each in part]
-        lengths, columns, values = (
-            np.concatenate([np.empty(0, dtype), *(part[k] for part in parts)])
-            for k, dtype in enumerate((np.int64, np.int32, self.dtype))
-        )
-        return CsrRows(np.concatenate([[0], np.cumsum(lengths)]), columns, values, self.shape[1])
+        indptr = np.cumsum(np.concatenate([[0], *(lengths for lengths, _, _ in parts)]))
+        columns = self._concatenated([each for _, each, _ in parts], np.dtype(np.int32))
+        values = self._concatenated([each for _, _, each in parts], self.dtype)
+        return CsrRows(indptr.astype(np.int64), columns, values, self.shape[1])
+
+    def _concatenated(self, parts: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return arrays in memory that is used again, since new memory costs more than copying."""
+        n = sum(each.size for each in parts)
+        out = self._memory.acquire(n * dtype.itemsize).array(dtype, n)
+        return np.concatenate(parts, out=out) if parts else out
 
     def _rows_of(self, batch: Any, runs: Runs, group: int) -> tuple[NDArray[Any], ...]:
         lengths, numbers = self._lists(batch, 0, group)
@@ -265,16 +282,20 @@ class ParquetLists(_RowGroupElement):
                 *self._columns
             )
             raise self._wrong(group, f"{msg}; give columns that belong together")
+        columns = self._numbers.columns_of(numbers)
         stops, rows = np.cumsum(lengths), expand(runs)
         starts, stops = (stops - lengths)[rows], stops[rows]
-        n_skipped = self._markers(numbers, values, starts, stops, group)
+        n_skipped = self._markers(columns, values, starts, stops, group)
         if n_skipped.any():
             spans = np.stack([starts + n_skipped, stops], axis=1)
         else:
             ends = np.cumsum(runs[:, 1] - runs[:, 0])
             spans = np.stack([starts[ends - (runs[:, 1] - runs[:, 0])], stops[ends - 1]], axis=1)
-        columns = self._columns_of(_joined(numbers, spans), group)
-        return stops - starts - n_skipped, columns, _joined(values, spans)
+        own = _joined(columns, spans)
+        if own.size and own.min() < 0:
+            element = int((own < 0).argmax())
+            raise self._unknown(_joined(numbers, spans)[element], group)
+        return stops - starts - n_skipped, own, _joined(values, spans)
 
     def _lists(self, batch: Any, column: int, group: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the lengths of the lists of a column, and all their values."""
@@ -294,55 +315,34 @@ class ParquetLists(_RowGroupElement):
 
     def _markers(
         self,
-        numbers: NDArray[Any],
+        columns: NDArray[np.int32],
         values: NDArray[Any],
         starts: NDArray[np.int64],
         stops: NDArray[np.int64],
         group: int,
     ) -> NDArray[np.int64]:
         """Return how many elements at the beginning of each row are not genes."""
-        known, n_markers = self._numbers.columns, self._numbers.n_markers
-        if n_markers is not None:
-            return np.minimum(stops - starts, n_markers)
-        skipped = np.zeros(starts.size, np.int64)
-        some = np.flatnonzero(stops > starts)
+        if self._numbers.n_markers is not None:
+            return np.minimum(stops - starts, self._numbers.n_markers)
+        skipped, some = np.zeros(starts.size, np.int64), np.flatnonzero(stops > starts)
         are_negative = some[values[starts[some]] < 0]
-        firsts = numbers[starts[are_negative]]
-        if known is not None:
-            skipped[are_negative] = _columns_among(known, firsts) < 0
-        elif are_negative.size:
-            msg = f"a cell begins with gene {firsts[0]} of value {values[starts[are_negative[0]]]}"
+        firsts = starts[are_negative]
+        if not self._numbers.are_named and firsts.size:
+            msg = f"a cell begins with the value {values[firsts[0]]}, like the marker of Tahoe-100M"
             remedy = (
                 "give `gene_table=`, or `n_markers=1` to leave it out, `n_markers=0` to keep it"
             )
-            raise self._wrong(group, f"{msg}, like the marker of Tahoe-100M; {remedy}")
+            raise self._wrong(group, f"{msg}; {remedy}")
+        skipped[are_negative] = columns[firsts] < 0
         return skipped
 
-    def _columns_of(self, numbers: NDArray[Any], group: int) -> NDArray[np.int32]:
-        known = self._numbers.columns
-        if known is not None:
-            columns = _columns_among(known, numbers)
-            bad = columns < 0
-        else:
-            columns = numbers.astype(np.int32)
-            bad = (numbers < 0) | (numbers >= self.shape[1])
-        if bad.any():
-            first = numbers[bad.argmax()]
-            if known is None:
-                msg = f"gene number {first} is not below `n_vars`, {self.shape[1]}"
-                raise self._wrong(group, f"{msg}; give a larger one, or `gene_table=`")
-            msg = f"gene number {first} is not in the table of genes"
-            remedy = "give `gene_table=` with all genes; `n_markers=` if cells begin with others"
-            raise self._wrong(group, f"{msg}; {remedy}")
-        return columns
-
-
-def _columns_among(known: NDArray[np.int32], numbers: NDArray[Any]) -> NDArray[np.int32]:
-    """Return the column of each gene number, -1 if it has none; ``known`` ends with -1."""
-    columns = known.take(numbers, mode="clip")
-    if numbers.size and numbers.dtype.kind == "i" and numbers.min() < 0:
-        columns[numbers < 0] = -1
-    return columns
+    def _unknown(self, number: Any, group: int) -> FormatError:
+        if not self._numbers.are_named:
+            msg = f"gene number {number} is not below `n_vars`, {self.shape[1]}"
+            return self._wrong(group, f"{msg}; give a larger one, or `gene_table=`")
+        msg = f"gene number {number} is not in the table of genes"
+        remedy = "give `gene_table=` with all genes; `n_markers=` if cells begin with others"
+        return self._wrong(group, f"{msg}; {remedy}")
 
 
 def _joined(values: NDArray[Any], spans: NDArray[np.int64]) -> NDArray[Any]:
@@ -580,7 +580,7 @@ class ParquetSource(Source):
         if lists is None:
             groups = files.row_groups(self._genes, as_one_range=True)
             kinds = [files.schema.field(name).type.to_pandas_dtype() for name in self._genes]
-            dtype = np.result_type(*kinds) if kinds else np.dtype(np.float32)
+            dtype = np.result_type(*kinds)
             self.elements = {"X": ParquetColumns(files, groups, self._genes, dtype)}
             return
         where = table if isinstance(table, Location) else Location("gene_table")
@@ -608,7 +608,13 @@ class ParquetSource(Source):
             n_vars = groups.largest + 1
         else:
             require_positive("n_vars", n_vars)
-        shape, numbers = (int(groups.starts[-1]), n_vars), _GeneNumbers(known, n_markers)
+        are_named = known is not None
+        if known is None:
+            if n_vars > _MOST_NUMBERS:
+                msg = f"{self._where}: has gene numbers up to {n_vars - 1}, which are no columns"
+                raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=`")
+            known = np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1))
+        shape, numbers = (int(groups.starts[-1]), n_vars), _GeneNumbers(known, are_named, n_markers)
         return ParquetLists(self._files, groups, lists, shape, dtypes[1], numbers, names)
 
     @property
@@ -639,6 +645,8 @@ class ParquetSource(Source):
                 raise FormatError(f"{msg}; give `ParquetSource` the names: {remedy}")
             given = named
         require_list("gene_columns", "names", given)
+        if not given:
+            raise ParameterError("`gene_columns` must name at least one column, but is empty")
         for name in given:
             if name not in there:
                 raise ColumnError(f"{self._where}: has no column {name!r} of a gene; leave it out")

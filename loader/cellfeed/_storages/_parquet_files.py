@@ -152,7 +152,7 @@ _TAIL_BYTES = 1 << 16  # of a file on a server, which mostly contain its footer
 _END_BYTES = 8  # size of the footer, and the magic number
 _FOOTERS = 64  # that are kept in memory
 _AT_ONCE = 16
-_BATCH_ROWS = 1024  # decoded at a time
+_BATCH_ROWS = 128  # decoded at a time: few enough to stay in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,14 +325,14 @@ class ParquetFiles:
                 offsets = [_first_byte(each) for each in chunks]
                 sizes = [each.total_compressed_size for each in chunks]
                 n_values = sum(each.num_values for each in chunks)
-                if as_one_range and chunks:
+                if as_one_range:
                     stop = max(map(sum, zip(offsets, sizes, strict=True)))
                     offsets, sizes = [min(offsets)], [stop - min(offsets)]
                 groups.append(([file, number, group.num_rows, n_values], offsets, sizes))
-                statistics = chunks[0].statistics if chunks else None
+                statistics = chunks[0].statistics
                 has_largest = statistics is not None and statistics.has_min_max
                 largest.append(statistics.max if has_largest else None)
-                codec = chunks[0].compression.lower() if chunks else ""
+                codec = chunks[0].compression.lower()
             return groups, largest, codec
 
         groups, largest, codecs = list[tuple[list[int], ...]](), list[int | None](), list[str]()
@@ -344,7 +344,9 @@ class ParquetFiles:
         n_ranges = len(groups[0][1]) if groups else 0
         table = np.array([groups[k][0] for k in groups_with_rows], np.int64).reshape(-1, 4)
         places = [
-            np.array([groups[k][which] for k in groups_with_rows], np.int64).reshape(-1, n_ranges)
+            np.array([groups[k][which] for k in groups_with_rows], np.int64).reshape(
+                len(table), n_ranges
+            )
             for which in (1, 2)
         ]
         known = [largest[k] for k in groups_with_rows if groups[k][0][3]]

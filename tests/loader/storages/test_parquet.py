@@ -300,7 +300,7 @@ class TestDecoding:
 
         monkeypatch.setattr(ParquetFiles, "batches", batches)
         assert collection[[1500]].X.sum() == 1501
-        assert sum(rows) == 2048
+        assert sum(rows) == 1536
 
     def test_a_stopped_epoch_goes_on(self, repository):
         def dataset():
@@ -418,7 +418,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({}, "a cell begins with gene 1 of value -2.0, like the marker .* `n_markers=1`"),
+            ({}, "a cell begins with the value -2.0, like the marker .* `n_markers=1`"),
             ({"n_vars": 5, "n_markers": 1}, "gene number .* is not below `n_vars`, 5; give"),
             (
                 {"gene_table": GENES[:4]},

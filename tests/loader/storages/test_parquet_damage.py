@@ -92,7 +92,10 @@ def column(name, change):
         (column("genes", lambda _: None), "column 'genes': not every cell has a list of numbers"),
         (column("genes", lambda v: [None, *v]), "column 'genes': not every cell has a list of num"),
         (column("expressions", lambda _: None), "column 'expressions': not every cell has a list"),
-        (column("expressions", lambda v: [*v, 1.0]), "'genes' and 'expressions': the lists of a c"),
+        (
+            column("expressions", lambda v: [*v, 1.0]),
+            "columns 'genes' and 'expressions': the lists",
+        ),
         (column("genes", lambda v: [*v[:-1], 99]), "gene number 99 is not below `n_vars`, 9"),
         (column("genes", lambda v: [*v[:-1], -1]), "gene number -1 is not below `n_vars`, 9"),
     ],
