@@ -47,6 +47,7 @@ if typing.TYPE_CHECKING:
     from cellfeed._storages import (
         HuggingFaceSource,
         MemoryMapSource,
+        ParquetSource,
         PostgresSource,
         SomaSource,
         Span,
@@ -89,6 +90,7 @@ __all__ = [
     "MultiIndexable",
     "NumericColumn",
     "ParameterError",
+    "ParquetSource",
     "PathError",
     "PostgresSource",
     "Preshuffled",
@@ -135,6 +137,7 @@ _MODULE_OF = {
     "Minibatch": "cellfeed._rows._minibatch",
     "MultiIndexable": "cellfeed._collection._indexables",
     "NumericColumn": "cellfeed._rows",
+    "ParquetSource": "cellfeed._storages",
     "PostgresSource": "cellfeed._storages",
     "Preshuffled": "cellfeed._convert._preshuffle",
     "RaggedTensor": "cellfeed._rows._minibatch",

@@ -72,6 +72,15 @@ adata.obs["perturbation"], adata.obs["donor"] = adata.obs["drug"], "d1"
 adata.write_h5ad("screen.h5ad")
 write_cell_archive("screen.h5ad", "screen.csad")
 """
+PUBLISHED = f"""
+import sys
+from pathlib import Path
+
+sys.path.append({str(ROOT)!r})
+from tests.loader.storages.parquets import write_repository
+
+write_repository(Path("Tahoe-100M"), n_cells=600, n_genes=62)
+"""
 SETUPS = {
     "how-to/cellstream.md": OBJECTS + ARCHIVE,
     "how-to/ddp.md": TUNED,
@@ -92,6 +101,7 @@ from cellfeed import preshuffle
 
 preshuffle("plates/", "store.zarr", codec="annbatch")
 """,
+    "how-to/parquet.md": PUBLISHED,
     "how-to/soma.md": OBJECTS + EXPERIMENT,
     "how-to/statistics.md": """
 from cellfeed import BlockShuffling, CellDataset, open_collection
@@ -128,6 +138,7 @@ NEEDS = {
     "how-to/cellstream.md": ["cellstream"],
     "how-to/memory_maps.md": ["datasets"],
     "how-to/moving.md": ["tiledbsoma"],
+    "how-to/parquet.md": ["pyarrow"],
     "how-to/soma.md": ["tiledbsoma"],
     "reference/opening.md": ["cellstream", "tiledbsoma"],
 }

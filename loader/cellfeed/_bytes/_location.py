@@ -15,6 +15,7 @@ from cellfeed._errors import FormatError, PathError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
 _DATABASES = ("postgresql", "postgres")
+_HUB = "hf"  # of HuggingFace
 _WITHOUT_SLASHES = re.compile(r"postgres(ql)?:(?!//).*@", re.IGNORECASE)
 _SECRETS = ("password", "sslpassword")  # in the query of a database's URL
 
@@ -111,7 +112,7 @@ class Location:
     @property
     def is_remote(self) -> bool:
         """Whether it is on a server or in an object store, where requests have high latency."""
-        return self.scheme in SCHEMES or self.scheme in _DATABASES
+        return self.scheme in (*SCHEMES, *_DATABASES, _HUB)
 
     @property
     def path(self) -> Path | None:

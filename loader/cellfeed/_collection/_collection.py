@@ -71,6 +71,8 @@ def _rows_in_chunks(elements: Sequence[StoredElement], *, are_remote: bool) -> l
 
 def _chunked_rows(stored: StoredElement) -> ChunkedRows:
     n_rows = stored.shape[0]
+    if n_rows and stored.row_order is None and stored.chunk_starts is not None:
+        return _in_groups(stored.chunk_starts)
     # Neighbours among cells that are stored in another order are no neighbours in chunks.
     chunks = stored.chunked() if n_rows and stored.row_order is None else None
     match chunks:
@@ -85,6 +87,17 @@ def _chunked_rows(stored: StoredElement) -> ChunkedRows:
             size = _elements_of_chunk(values)
             return ChunkedRows(n_rows=n_rows, chunk_size=size, row_size=row_size)
     return ChunkedRows(n_rows=n_rows)
+
+
+def _in_groups(starts: NDArray[np.int64]) -> ChunkedRows:
+    """Return rows in chunks of whole rows, each as if it were as large as the largest."""
+    rows, n_rows = np.diff(starts), int(starts[-1])
+    largest = int(rows.max())
+    if (rows[:-1] == largest).all():
+        return ChunkedRows(n_rows=n_rows, chunk_size=largest, row_size=1)
+    skipped = np.arange(rows.size) * largest - starts[:-1]
+    pointer = np.arange(n_rows + 1) + np.append(np.repeat(skipped, rows), skipped[-1])
+    return ChunkedRows(n_rows=n_rows, chunk_size=largest, pointer=pointer)
 
 
 def _elements_of_chunk(array: ChunkedArray) -> int:

@@ -195,7 +195,7 @@ def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
 
 def _found_on_server(location: Location) -> list[_Found]:
     storage = storage_of(location)
-    if location.scheme not in SCHEMES:
+    if location.scheme not in SCHEMES or storage.url_suffixes:
         return [_Found(location, storage)]
     names = list(storage.suffixes or suffixes())
     return [_Found(each, storage) for each in expand_url(location, names)]
@@ -271,6 +271,9 @@ def open_collection(
         - URLs of these on web servers (``https://``, one for each file) and in object stores
           (``s3://``, ``gs://``, ``az://``, with folders and patterns), which are read in byte
           ranges and never downloaded as a whole;
+        - Parquet files with a row for each cell, as Tahoe-100M is published: a file, a folder, a
+          pattern, a URL, or ``hf://datasets/OWNER/NAME/path`` on the HuggingFace hub; see
+          `ParquetSource`;
         - cells in PostgreSQL (``postgresql://host/db?collection=NAME``);
         - the folder of a TileDB-SOMA experiment, a HuggingFace dataset (as ``save_to_disk`` writes
           it), BioNeMo SCDL, a memory-mapped CSR matrix or a token stream;

@@ -5,6 +5,7 @@ from cellfeed._storages._cellstream import CELLSTREAM
 from cellfeed._storages._huggingface import HUGGINGFACE, HuggingFaceSource
 from cellfeed._storages._in_memory import AnnDataObjectSource, locations_or_sources
 from cellfeed._storages._memory_maps import MEMORY_MAPS, SCDL, MemoryMapSource
+from cellfeed._storages._parquet import PARQUET, ParquetSource
 from cellfeed._storages._postgres import POSTGRES, PostgresSource
 from cellfeed._storages._registry import (
     Storage,
@@ -29,6 +30,6 @@ from cellfeed._storages._source import (
 from cellfeed._storages._tokens import TOKEN_STREAM, Span, TokenStream, TokenStreamWriter
 
 for _storage in (
-    ANNDATA, SOMA, POSTGRES, HUGGINGFACE, MEMORY_MAPS, SCDL, CELLSTREAM, TOKEN_STREAM,
+    ANNDATA, PARQUET, SOMA, POSTGRES, HUGGINGFACE, MEMORY_MAPS, SCDL, CELLSTREAM, TOKEN_STREAM,
 ):  # fmt: skip
     register(_storage)

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import SCHEMES, Location
 from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 from cellfeed._lazy import pd
 from cellfeed._storages._source import Source
@@ -47,6 +47,9 @@ class Storage:
         Schemes of the URLs that it opens: ``("soma",)`` for ``soma://...``.
     suffixes
         Suffixes of the local files and folders that it opens: ``(".h5ad",)``.
+    url_suffixes
+        Suffixes of URLs on web servers and in object stores that it opens, also of patterns, whose
+        objects ``open`` lists itself.
     recognizes
         Returns whether it opens a path, by its content, in place of ``suffixes``, which then only
         select entries of a folder.
@@ -67,6 +70,7 @@ class Storage:
     open: Callable[[Location, Sequence[str]], Sequence[Source]]
     schemes: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
+    url_suffixes: tuple[str, ...] = ()
     recognizes: Callable[[Path], bool] | None = None
     extra: str = ""
     reads_directly: bool = False
@@ -74,13 +78,15 @@ class Storage:
     def opens(self, location: Location) -> bool:
         """Return whether it opens a location; a local location must exist."""
         if location.path is None:
-            return location.scheme in self.schemes
+            is_url = location.scheme in SCHEMES and location.text.endswith(self.url_suffixes)
+            return location.scheme in self.schemes or (is_url and bool(self.url_suffixes))
         if self.recognizes is not None:
             return self.recognizes(location.path)
         return location.path.name.endswith(self.suffixes)
 
     def __str__(self) -> str:
-        marks = ", ".join([*self.suffixes, *(f"{scheme}://" for scheme in self.schemes)])
+        names = [*self.suffixes, *self.url_suffixes, *(f"{each}://" for each in self.schemes)]
+        marks = ", ".join(names)
         return f"{self.name} ({marks})" if marks else self.name
 
 
@@ -90,7 +96,6 @@ _registered = dict[str, Storage]()
 _LONGEST = 64
 _WEB_PAGE = "a web page, not the file that it leads to; download that"
 _OTHERS = (
-    (b"par1", "a Parquet file; give `datasets.Dataset.from_parquet(path)`, of HuggingFace"),
     (b"version https://git-lfs", "a pointer of Git LFS; get the file with `git lfs pull`"),
     (b"<!doctype html", _WEB_PAGE),
     (b"<html", _WEB_PAGE),

@@ -277,6 +277,10 @@ class StoredElement(ABC):
         Shape of a chunk that is read as a whole; None if there are no chunks.
     rows_per_chunk
         Mean number of rows in a chunk.
+    chunk_starts
+        First row of each chunk, and the end of the last, int64, shape (n_chunks + 1,), if chunks
+        consist of whole rows that `read_rows` decodes together; else None. `BlockShuffling` with
+        ``align="chunks"`` uses it.
     stored_as
         Path of the array in an AnnData file, such as ``layers/counts``; empty elsewhere.
     expected_row_bytes
@@ -292,6 +296,7 @@ class StoredElement(ABC):
     stored_columns: NDArray[np.int32] | None = None
     chunk_shape: tuple[int, ...] | None = None
     rows_per_chunk: float = 1.0
+    chunk_starts: NDArray[np.int64] | None = None
     stored_as: str = ""
     expected_row_bytes: float = 0.0
 

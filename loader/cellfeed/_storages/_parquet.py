@@ -1,0 +1,719 @@
+"""Parquet files with a row for each cell: two lists of genes and values, or a column per gene."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._bytes import Location, StorageOptions, digest_of
+from cellfeed._bytes._buffers import BufferPool
+from cellfeed._bytes._remote import open_object
+from cellfeed._decode import SlowRead
+from cellfeed._errors import (
+    ColumnError,
+    FormatError,
+    ParameterError,
+    PathError,
+    require_integer,
+    require_list,
+    require_positive,
+)
+from cellfeed._lazy import pd
+from cellfeed._rows import CsrRows, Layout, summable
+from cellfeed._runs import Runs, expand, split_at
+from cellfeed._storages._parquet_files import (
+    EXTRA,
+    GENE_TABLE,
+    SUFFIX,
+    ParquetFiles,
+    RowGroups,
+    files_at,
+    is_parquet,
+)
+from cellfeed._storages._registry import Storage, import_arrow, to_frame
+from cellfeed._storages._source import Source, StoredElement
+from cellfeed.machine import threads_per_process
+
+# Threads of this process that decode row groups. pyarrow does not hold the GIL meanwhile.
+
+_threads: tuple[int, ThreadPoolExecutor] | None = None
+_starting = threading.Lock()
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _threads  # noqa: PLW0603 - one pool for the process
+    if _threads is None or _threads[0] != os.getpid():
+        with _starting:
+            if _threads is None or _threads[0] != os.getpid():
+                torch_data = sys.modules.get("torch.utils.data")
+                worker = None if torch_data is None else torch_data.get_worker_info()
+                n_threads = threads_per_process(1 if worker is None else worker.num_workers)
+                _threads = os.getpid(), ThreadPoolExecutor(n_threads, "cellfeed-parquet")
+    return _threads[1]
+
+
+def _enter_process() -> None:
+    """Make a new lock in a forked process, since a thread that is gone may hold it."""
+    global _starting  # noqa: PLW0603
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_enter_process)
+
+
+class _Pending:
+    """Rows that are being decoded; those that no thread has begun are cancelled if it is dropped.
+
+    Parameters
+    ----------
+    runs
+        The rows.
+    parts
+        The rows of each row group, in order.
+    requests
+        What keeps requests to a server alive.
+    """
+
+    def __init__(self, runs: Runs, parts: Sequence[Future[Any]], requests: object) -> None:
+        self._runs: Runs | None = runs
+        self._parts, self._requests = [*parts], requests
+        weakref.finalize(self, _cancel, self._parts).atexit = False
+
+    def has(self, runs: Runs) -> bool:
+        """Return whether these are the rows, and were not taken."""
+        return self._runs is not None and np.array_equal(self._runs, runs)
+
+    def taken(self) -> list[Any]:
+        """Wait for the parts, and return them; they are not kept."""
+        found = [part.result() for part in self._parts]
+        self._parts.clear()
+        self._runs = self._requests = None
+        return found
+
+
+def _cancel(parts: Sequence[Future[Any]]) -> None:
+    for part in parts:
+        part.cancel()
+
+
+# Elements whose chunks are row groups.
+
+_LARGE_GROUP = 16_384  # rows of a row group above which reading some of them is slow
+
+
+class _RowGroupElement(StoredElement):
+    """Rows that are decoded by row group, several of them at a time.
+
+    Parameters
+    ----------
+    files, groups
+        The files, and their row groups.
+    columns
+        The columns of the files that are read.
+    """
+
+    def __init__(self, files: ParquetFiles, groups: RowGroups, columns: Sequence[str]) -> None:
+        self._files, self._groups, self._columns = files, groups, tuple(columns)
+        rows = np.diff(groups.starts)
+        self.chunk_starts = groups.starts
+        self.rows_per_chunk = float(rows.mean()) if rows.size else 1.0
+        # Replaced when it changes, since two threads read it.
+        self._pending = tuple[weakref.ref[_Pending], ...]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pending": ()}
+
+    def stored_bytes(self) -> int:
+        """Return the size of the columns in bytes."""
+        return int(self._groups.sizes.sum())
+
+    def codec(self) -> str:
+        """Return the compression of pages."""
+        return self._groups.codec
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - for any
+        """Return why reading is slow if row groups are large; None if they are not."""
+        rows = np.diff(self._groups.starts)
+        if not rows.size or rows.max() <= _LARGE_GROUP:
+            return None
+        shown = self._files.locations[int(self._groups.files[rows.argmax()])].shown
+        reason = f"a row group of {rows.max():,} rows is decoded for any of them"
+        remedy = (
+            "write smaller ones: `from pyarrow import dataset as ds; "
+            f"ds.write_dataset(ds.dataset({shown!r}), 'smaller', format='parquet', "
+            "max_rows_per_group=1000, use_threads=False)`"
+        )
+        return SlowRead("pyarrow", reason, remedy)
+
+    def expect(self, runs: Runs) -> object:
+        """Start decoding rows, without waiting."""
+        pending = self._begun(runs)
+        self._pending = (*(each for each in self._pending if each()), weakref.ref(pending))
+        return pending
+
+    def _begun(self, runs: Runs) -> _Pending:
+        parts = [*split_at(runs, self._groups.starts)]
+        requests = self._files.expect(self._groups, np.array([k for k, _ in parts], np.int64))
+        begun = [_pool().submit(self._decode, group, rows) for group, rows in parts]
+        return _Pending(runs, begun, requests)
+
+    def _taken(self, runs: Runs) -> list[Any]:
+        """Return the rows of each row group, in order; those of `expect`, if they were expected."""
+        expected = (each() for each in self._pending)
+        found = next((each for each in expected if each is not None and each.has(runs)), None)
+        return (found or self._begun(runs)).taken()
+
+    def _decode(self, group: int, runs: Runs) -> list[Any]:
+        """Return rows of a row group, batch by batch."""
+        found = list[Any]()
+        for first, batch in self._files.batches(
+            self._groups, group, self._columns, int(runs[-1, 1])
+        ):
+            own = np.clip(runs - first, 0, batch.num_rows)
+            own = own[own[:, 0] < own[:, 1]]
+            if own.size:
+                found.append(self._rows_of(batch, own, group))
+        return found
+
+    @abstractmethod
+    def _rows_of(self, batch: Any, runs: Runs, group: int) -> Any:
+        """Return rows of a `pyarrow.RecordBatch`."""
+
+    def _wrong(self, group: int, what: str) -> FormatError:
+        file, number = int(self._groups.files[group]), int(self._groups.numbers[group])
+        where = self._files.locations[file].shown
+        return FormatError(f"{where}: row group {number}: {what}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _GeneNumbers:
+    """Which column each gene number stands for.
+
+    Parameters
+    ----------
+    columns
+        Column of each number, int32, shape (n_numbers + 1,), -1 if it is of no gene; the last is
+        of all larger numbers.
+    are_named
+        Whether a table of genes has the numbers; otherwise they are columns.
+    n_markers
+        Number of elements at the beginning of each cell that are not genes; if None, a first
+        element is none if its number is of no gene and its value is negative.
+    """
+
+    columns: NDArray[np.int32]
+    are_named: bool
+    n_markers: int | None
+
+    def columns_of(self, numbers: NDArray[Any]) -> NDArray[np.int32]:
+        """Return the column of each number, -1 if it is of no gene."""
+        numbers = numbers.astype(np.int64, copy=False)
+        columns = self.columns.take(numbers, mode="clip")
+        if numbers.size and numbers.min() < 0:
+            columns[numbers < 0] = -1
+        return columns
+
+
+class ParquetLists(_RowGroupElement):
+    """Sparse rows: in each, a list of genes and a list of values.
+
+    Parameters
+    ----------
+    files, groups, columns
+        See the base class; the columns of genes and of values.
+    shape, dtype
+        Number of cells and of genes, and dtype of the values.
+    numbers
+        Which genes the numbers in the first list are.
+    names
+        Names of the genes; None if they are numbers.
+    """
+
+    layout: Layout = "csr"
+
+    def __init__(
+        self,
+        files: ParquetFiles,
+        groups: RowGroups,
+        columns: tuple[str, str],
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        numbers: _GeneNumbers,
+        names: NDArray[np.object_] | None,
+    ) -> None:
+        super().__init__(files, groups, columns)
+        self.shape, self.dtype, self.column_names = shape, summable(dtype), names
+        largest = int(np.diff(groups.starts).max(initial=0))
+        self.chunk_shape = (largest, shape[1])
+        self._numbers, self._memory = numbers, BufferPool()
+        n_bytes = groups.n_values.sum() // 2 * (np.dtype(np.int32).itemsize + self.dtype.itemsize)
+        self.expected_row_bytes = max(1.0, float(n_bytes) / max(1, shape[0]))
+
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Return rows; wait for expected ones, and decode others."""
+        parts = [each for part in self._taken(runs) for each in part]
+        indptr = np.cumsum(np.concatenate([[0], *(lengths for lengths, _, _ in parts)]))
+        columns = self._concatenated([each for _, each, _ in parts], np.dtype(np.int32))
+        values = self._concatenated([each for _, _, each in parts], self.dtype)
+        return CsrRows(indptr.astype(np.int64), columns, values, self.shape[1])
+
+    def _concatenated(self, parts: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return arrays in memory that is used again, since new memory costs more than copying."""
+        n = sum(each.size for each in parts)
+        out = self._memory.acquire(n * dtype.itemsize).array(dtype, n)
+        return np.concatenate(parts, out=out) if parts else out
+
+    def _rows_of(self, batch: Any, runs: Runs, group: int) -> tuple[NDArray[Any], ...]:
+        lengths, numbers = self._lists(batch, 0, group)
+        lengths_of_values, values = self._lists(batch, 1, group)
+        if not np.array_equal(lengths, lengths_of_values):
+            msg = "columns {!r} and {!r}: the lists of a cell differ in length".format(
+                *self._columns
+            )
+            raise self._wrong(group, f"{msg}; give columns that belong together")
+        columns = self._numbers.columns_of(numbers)
+        stops, rows = np.cumsum(lengths), expand(runs)
+        starts, stops = (stops - lengths)[rows], stops[rows]
+        n_skipped = self._markers(columns, values, starts, stops, group)
+        if n_skipped.any():
+            spans = np.stack([starts + n_skipped, stops], axis=1)
+        else:
+            ends = np.cumsum(runs[:, 1] - runs[:, 0])
+            spans = np.stack([starts[ends - (runs[:, 1] - runs[:, 0])], stops[ends - 1]], axis=1)
+        own = _joined(columns, spans)
+        if own.size and own.min() < 0:
+            element = int((own < 0).argmax())
+            raise self._unknown(_joined(numbers, spans)[element], group)
+        return stops - starts - n_skipped, own, _joined(values, spans)
+
+    def _lists(self, batch: Any, column: int, group: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the lengths of the lists of a column, and all their values."""
+        import pyarrow.compute as pc  # noqa: PLC0415 - optional
+
+        found = batch.column(column)
+        flat = pc.list_flatten(found)
+        if found.null_count or flat.null_count:
+            msg = f"column {self._columns[column]!r}: not every cell has a list of numbers"
+            raise self._wrong(group, f"{msg}; leave those cells out")
+        if hasattr(flat, "dictionary"):
+            flat = flat.dictionary_decode()
+        return (
+            pc.list_value_length(found).to_numpy().astype(np.int64),
+            flat.to_numpy(zero_copy_only=False),
+        )
+
+    def _markers(
+        self,
+        columns: NDArray[np.int32],
+        values: NDArray[Any],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        group: int,
+    ) -> NDArray[np.int64]:
+        """Return how many elements at the beginning of each row are not genes."""
+        if self._numbers.n_markers is not None:
+            return np.minimum(stops - starts, self._numbers.n_markers)
+        skipped, some = np.zeros(starts.size, np.int64), np.flatnonzero(stops > starts)
+        are_negative = some[values[starts[some]] < 0]
+        firsts = starts[are_negative]
+        if not self._numbers.are_named and firsts.size:
+            msg = f"a cell begins with the value {values[firsts[0]]}, like the marker of Tahoe-100M"
+            remedy = (
+                "give `gene_table=`, or `n_markers=1` to leave it out, `n_markers=0` to keep it"
+            )
+            raise self._wrong(group, f"{msg}; {remedy}")
+        skipped[are_negative] = columns[firsts] < 0
+        return skipped
+
+    def _unknown(self, number: Any, group: int) -> FormatError:
+        if not self._numbers.are_named:
+            msg = f"gene number {number} is not below `n_vars`, {self.shape[1]}"
+            return self._wrong(group, f"{msg}; give a larger one, or `gene_table=`")
+        msg = f"gene number {number} is not in the table of genes"
+        remedy = "give `gene_table=` with all genes; `n_markers=` if cells begin with others"
+        return self._wrong(group, f"{msg}; {remedy}")
+
+
+def _joined(values: NDArray[Any], spans: NDArray[np.int64]) -> NDArray[Any]:
+    """Return spans of values, one after the other."""
+    return np.concatenate([values[:0], *(values[start:stop] for start, stop in spans.tolist())])
+
+
+class ParquetColumns(_RowGroupElement):
+    """Dense rows: a column of the files for each gene.
+
+    Parameters
+    ----------
+    files, groups, columns
+        See the base class; the columns are the genes.
+    dtype
+        Dtype of the values.
+    """
+
+    layout: Layout = "dense"
+
+    def __init__(
+        self,
+        files: ParquetFiles,
+        groups: RowGroups,
+        columns: Sequence[str],
+        dtype: np.dtype[Any],
+    ) -> None:
+        super().__init__(files, groups, columns)
+        self.shape, self.dtype = (int(groups.starts[-1]), len(columns)), dtype
+        self.column_names = np.array(columns, object)
+        self.chunk_shape = (int(np.diff(groups.starts).max(initial=0)), len(columns))
+        self.expected_row_bytes = float(max(1, len(columns) * dtype.itemsize))
+
+    def read_rows(self, runs: Runs) -> NDArray[Any]:
+        """Return rows; wait for expected ones, and decode others."""
+        parts = [each for part in self._taken(runs) for each in part]
+        return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *parts])
+
+    def _rows_of(self, batch: Any, runs: Runs, group: int) -> NDArray[Any]:
+        rows = expand(runs)
+        found = np.empty((rows.size, self.shape[1]), self.dtype)
+        for k, name in enumerate(self._columns):
+            column = batch.column(k)
+            if column.null_count:
+                msg = f"column {name!r}: not every cell has a value"
+                raise self._wrong(group, f"{msg}; leave the column or those cells out")
+            if hasattr(column, "dictionary"):
+                column = column.dictionary_decode()
+            found[:, k] = column.to_numpy(zero_copy_only=False)[rows]
+        return found
+
+
+# The table of genes.
+
+_NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "feature_name")
+
+
+def _found_gene_table(first: Location) -> Location | None:
+    """Return the table of genes beside a file, or in ``metadata`` beside its folder, if any."""
+    folder, _, _ = first.text.rpartition("/")
+    if first.path is not None:
+        parent = first.path.parent
+        candidates = [str(each / GENE_TABLE) for each in (parent, parent / "../metadata")]
+        return next((Location.of(each) for each in candidates if Path(each).is_file()), None)
+    above = folder.rpartition("/")[0]
+    candidates = [f"{folder}/{GENE_TABLE}"]
+    if "://" in above:
+        candidates.insert(0, f"{above}/metadata/{GENE_TABLE}")
+    for each in candidates:
+        try:
+            open_object(found := Location(each, first.options))
+        except PathError:
+            continue
+        return found
+    return None
+
+
+def _read_gene_table(given: Any, names: str | None, options: StorageOptions) -> pd.DataFrame:
+    """Return a table of genes, indexed by their names."""
+    if isinstance(given, str | os.PathLike):
+        location = Location.of(given)
+        if location.path is None:
+            location = location.with_options(options)
+        files = ParquetFiles(location, files_at(location))
+        table: pd.DataFrame = next(files.read(files.schema.names)).to_pandas()
+        names = names or next((each for each in _NAMES if each in table), None)
+        if names is None:
+            msg = f"{location.shown}: has no column with the names of genes"
+            raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
+    elif hasattr(given, "set_index"):
+        table, location = given, Location("gene_table")
+    else:
+        msg = "`gene_table` must be a data frame, or the path or URL of a Parquet file"
+        raise ParameterError(f"{msg}, but got one of type {type(given).__name__}")
+    if names is None:
+        return table
+    return table.set_index(_column_of(table, names, location, "names").astype(str).rename(None))
+
+
+def _column_of(table: pd.DataFrame, name: str, location: Location, option: str) -> Any:
+    if name not in table:
+        msg = f"{location.shown}: the table of genes has no column {name!r}"
+        raise ColumnError(f"{msg}; give `{option}=`, from: {', '.join(map(str, table))}")
+    return table[name]
+
+
+def _known_numbers(table: pd.DataFrame, tokens: str, location: Location) -> NDArray[np.int32]:
+    """Return the column of each gene number; see `_GeneNumbers`."""
+    numbers = _column_of(table, tokens, location, "tokens").to_numpy()
+    is_list = numbers.dtype.kind in "iu" and np.unique(numbers).size == numbers.size
+    if not is_list or (numbers.size and not 0 <= numbers.min() <= numbers.max() < _MOST_NUMBERS):
+        msg = f"the column {tokens!r} of the table of genes must have distinct integers from 0"
+        raise FormatError(f"{location.shown}: {msg}; give `tokens=`, another column")
+    columns = np.full(int(numbers.max(initial=-1)) + 2, -1, np.int32)
+    columns[numbers] = np.arange(numbers.size)
+    return columns
+
+
+# Parquet files as a source.
+
+_MOST_NUMBERS = 1 << 26  # of genes; their table takes 256 MB
+_LISTS = (("genes", "expressions"), ("gene_ids", "values"), ("indices", "data"))
+
+
+class ParquetSource(Source):
+    """Parquet files with a row for each cell.
+
+    The genes of a cell are in two lists, gene numbers and values, as in Tahoe-100M and in the
+    training data of scGPT; or each gene has a column. All other columns of numbers and text are obs
+    columns. `open_collection` takes the path if the layout is recognised. pyarrow
+    (``pip install 'cellfeed[parquet]'``) decodes the needed columns of row groups, in several
+    threads.
+
+    Parameters
+    ----------
+    path
+        A file, a folder of files, a pattern, or a URL (``https://``, ``s3://``, ...); in object
+        stores also a pattern. ``hf://datasets/OWNER/NAME/path`` is a file, folder or pattern on the
+        HuggingFace hub, or on the server that ``HF_ENDPOINT`` names. All files have the same
+        columns.
+    genes, values
+        Names of the columns with the two lists. By default, the first of these that there are:
+        ``genes`` and ``expressions``, ``gene_ids`` and ``values``, ``indices`` and ``data``.
+    gene_table
+        The genes, in the order of the columns of the matrix: a data frame indexed by their names,
+        or the path or URL of a Parquet file. By default, the file ``gene_metadata.parquet`` in the
+        folder of the cells, or in the folder ``metadata`` beside that one, if it exists.
+    tokens
+        The column of ``gene_table`` with the gene numbers, distinct integers from 0.
+    names
+        The column of ``gene_table`` with the names of genes. By default, the first of these that
+        there is: ``ensembl_id``, ``gene_id``, ``feature_id``, ``gene_symbol``, ``gene_name``,
+        ``feature_name``; of a data frame, its index.
+    n_vars
+        Number of genes, if there is no table and gene numbers are columns of the matrix, from 0. By
+        default, the largest gene number, which footers say, plus one.
+    n_markers
+        Number of elements at the beginning of each cell's lists that are not genes. By default, a
+        first element is left out if its number is not in the table of genes and its value is
+        negative, as in Tahoe-100M.
+    gene_columns
+        Names of the columns, if each gene has a column. By default, if there are no lists, the
+        columns that are named in ``gene_table``.
+    storage_options
+        Options for servers; see `open_collection`.
+
+    Attributes
+    ----------
+    elements
+        ``"X"``: sparse if genes are in lists, dense if each has a column.
+
+    Raises
+    ------
+    PathError
+        There is no such file.
+    RemoteError
+        A server cannot be reached, or refuses the request.
+    FormatError
+        A file is no Parquet file, is damaged, has columns of other types than the first, or has no
+        cells in a known layout. Also when rows are read: the lists of a cell differ in length or
+        are missing, or a gene number is not in the table of genes.
+    ColumnError
+        There is no such column.
+    ParameterError
+        Parameters contradict each other.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow as pa
+    >>> import pyarrow.parquet as pq
+    >>> from cellfeed import ParquetSource, open_collection
+    >>> path = tempfile.mkdtemp() + "/cells.parquet"
+    >>> rows = {"genes": [[1, 5, 9], [1, 9]], "expressions": [[-2.0, 3.0, 4.0], [-2.0, 7.0]]}
+    >>> pq.write_table(pa.table(rows), path)
+    >>> genes = pd.DataFrame({"token_id": [9, 7, 5]}, index=["TP53", "MYC", "ALK"])
+    >>> open_collection(ParquetSource(path, gene_table=genes))[[1, 0]].X.toarray()
+    array([[7., 0., 0.],
+           [4., 0., 3.]])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        genes: str | None = None,
+        values: str | None = None,
+        gene_table: pd.DataFrame | str | os.PathLike[str] | None = None,
+        tokens: str = "token_id",
+        names: str | None = None,
+        n_vars: int | None = None,
+        n_markers: int | None = None,
+        gene_columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.location = Location.of(path)
+        if storage_options is not None:
+            self.location = self.location.with_options(StorageOptions(storage_options))
+        if (genes is None) != (values is None):
+            raise ParameterError("`genes` and `values` name two columns; give both, or none")
+        if n_markers is not None and require_integer("n_markers", n_markers) < 0:
+            msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
+            raise ParameterError(msg)
+        locations = files_at(self.location)
+        self._files = files = ParquetFiles(self.location, locations)
+        table = gene_table
+        if table is None and n_vars is None and gene_columns is None:
+            table = _found_gene_table(locations[0])
+        self._table_path = table.path if isinstance(table, Location) else None
+        self._var: pd.DataFrame | None = None
+        if table is not None:
+            self._var = _read_gene_table(table, names, locations[0].options)
+        lists = self._lists(genes, values)
+        self._genes = tuple(self._gene_columns(gene_columns) if lists is None else lists)
+        if lists is None:
+            groups = files.row_groups(self._genes, as_one_range=True)
+            kinds = [files.schema.field(name).type.to_pandas_dtype() for name in self._genes]
+            dtype = np.result_type(*kinds)
+            self.elements = {"X": ParquetColumns(files, groups, self._genes, dtype)}
+            return
+        where = table if isinstance(table, Location) else Location("gene_table")
+        known = None if self._var is None else _known_numbers(self._var, tokens, where)
+        self.elements = {"X": self._sparse(lists, known, n_vars, n_markers)}
+
+    def _sparse(
+        self,
+        lists: tuple[str, str],
+        known: NDArray[np.int32] | None,
+        n_vars: int | None,
+        n_markers: int | None,
+    ) -> ParquetLists:
+        groups, names = self._files.row_groups(lists), None
+        dtypes = [self._dtype_of_list(name) for name in lists]
+        if dtypes[0].kind not in "iu":
+            msg = f"{self._where}: column {lists[0]!r} has {dtypes[0]}, which are no gene numbers"
+            raise FormatError(f"{msg}; give another column as `genes=`")
+        if self._var is not None:
+            n_vars, names = len(self._var), self._var.index.to_numpy(object)
+        elif n_vars is None:
+            if groups.largest is None:
+                msg = f"{self._where}: does not say its largest gene number"
+                raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=` or `n_vars=`")
+            n_vars = groups.largest + 1
+        else:
+            require_positive("n_vars", n_vars)
+        are_named = known is not None
+        if known is None:
+            if n_vars > _MOST_NUMBERS:
+                msg = f"{self._where}: has gene numbers up to {n_vars - 1}, which are no columns"
+                raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=`")
+            known = np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1))
+        shape, numbers = (int(groups.starts[-1]), n_vars), _GeneNumbers(known, are_named, n_markers)
+        return ParquetLists(self._files, groups, lists, shape, dtypes[1], numbers, names)
+
+    @property
+    def _where(self) -> str:
+        """The first file, for messages."""
+        return self._files.locations[0].shown
+
+    def _lists(self, genes: str | None, values: str | None) -> tuple[str, str] | None:
+        """Return the columns with lists; None if there are none."""
+        there = self._files.schema.names
+        if genes is not None and values is not None:
+            for name, option in zip((genes, values), ("genes", "values"), strict=True):
+                if name not in there:
+                    msg = f"{self._where}: has no column {name!r}; give `{option}=` to"
+                    raise ColumnError(f"{msg} `ParquetSource`, from: {', '.join(there)}")
+            return genes, values
+        return next((each for each in _LISTS if {*each} <= {*there}), None)
+
+    def _gene_columns(self, given: Sequence[str] | None) -> list[str]:
+        """Return the columns that are genes."""
+        there, schema = {*self._files.schema.names}, self._files.schema
+        if given is None:
+            named = [] if self._var is None else self._var.index.tolist()
+            if not there.intersection(named):
+                shown = ", ".join(schema.names[:_SHOWN])
+                msg = f"{self._where}: genes are in no known columns (the first are {shown})"
+                remedy = "`genes=` and `values=`, or `gene_columns=` if each gene has a column"
+                raise FormatError(f"{msg}; give `ParquetSource` the names: {remedy}")
+            given = named
+        require_list("gene_columns", "names", given)
+        if not given:
+            raise ParameterError("`gene_columns` must name at least one column, but is empty")
+        for name in given:
+            if name not in there:
+                raise ColumnError(f"{self._where}: has no column {name!r} of a gene; leave it out")
+            if self._kind(schema.field(name).type) != "number":
+                msg = f"{self._where}: column {name!r} is of type {schema.field(name).type}"
+                raise FormatError(f"{msg}, not a number for each cell; leave it out")
+        return [*given]
+
+    def _dtype_of_list(self, name: str) -> np.dtype[Any]:
+        arrow = import_arrow(self.location, EXTRA)
+        found, types = self._files.schema.field(name).type, arrow.types
+        is_list = any(
+            test(found) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        )
+        of = found.value_type if is_list else None
+        if of is not None and types.is_dictionary(of):
+            of = of.value_type
+        if of is None or not (types.is_integer(of) or types.is_floating(of)):
+            msg = f"{self._where}: column {name!r} is of type {found}, not a list of numbers"
+            raise FormatError(f"{msg} for each cell; give another column")
+        return np.dtype(of.to_pandas_dtype())
+
+    def _kind(self, found: Any) -> str:
+        types = import_arrow(self.location, EXTRA).types
+        if types.is_integer(found) or types.is_floating(found) or types.is_boolean(found):
+            return "number"
+        tests = (types.is_string, types.is_large_string, types.is_dictionary)
+        return "text" if any(test(found) for test in tests) else "other"
+
+    def obs_names(self) -> list[str]:
+        """Return the columns with one number, boolean or text per cell, but for those of genes."""
+        genes = {*self._genes}
+        return [
+            each.name
+            for each in self._files.schema
+            if each.name not in genes and self._kind(each.type) != "other"
+        ]
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return some columns; text as categories."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+
+        schema = self._files.schema
+        text = [name for name in columns if self._kind(schema.field(name).type) == "text"]
+        tables = self._files.read(columns, text=text)
+        return to_frame(pa.concat_tables(tables, promote_options="permissive").unify_dictionaries())
+
+    def read_var(self) -> pd.DataFrame:
+        """Return the table of genes."""
+        return super().read_var() if self._var is None else self._var
+
+    def files(self) -> Sequence[Path]:
+        """Return the files of cells and of genes, if they are local."""
+        return [*self._files.paths, *([] if self._table_path is None else [self._table_path])]
+
+    def version(self) -> str | None:
+        """Return a digest of the versions of files on servers."""
+        return None if self.location.path is not None else digest_of(*self._files.etags)
+
+
+_SHOWN = 8  # names of columns in a message
+
+PARQUET = Storage(
+    name="Parquet",
+    open=lambda location, _: [ParquetSource(location)],
+    schemes=("hf",),
+    url_suffixes=(SUFFIX,),
+    recognizes=is_parquet,
+    extra=EXTRA,
+)
