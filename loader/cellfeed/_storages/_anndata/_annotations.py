@@ -225,6 +225,11 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
     return as_names(file.read_old_frame(name).index)
 
 
+def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text, and ascending rows."""
+    return _pick(stored, rows, _runs_with_gaps(rows))
+
+
 # obs of one file, read by rows, with little more than the rows of a part.
 #
 # Current files and stores are read column by column; anndata reads older ones as a whole.
