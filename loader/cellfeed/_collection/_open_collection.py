@@ -20,6 +20,7 @@ from cellfeed._sizes import parse_size
 from cellfeed._storages import (
     Source,
     Storage,
+    built_in,
     find_storage,
     locations_or_sources,
     open_location,
@@ -193,12 +194,24 @@ def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
     return open_location(found.storage, found.location, elements)
 
 
+_SINGLE = (".h5",)  # suffixes of files that are opened, but not all of a folder
+
+
 def _found_on_server(location: Location) -> list[_Found]:
     storage = storage_of(location)
     if location.scheme not in SCHEMES:
         return [_Found(location, storage)]
     names = list(storage.suffixes or suffixes())
-    return [_Found(each, storage) for each in expand_url(location, names)]
+    if location.text.endswith(_SINGLE):
+        names += _SINGLE
+    wholes = [each for each in built_in() if each.parts]
+    found = expand_url(location, [*names, *(part for each in wholes for part in each.parts)])
+    folder = location.text.rstrip("/")
+    within = [each.name for each in found if each.text.rpartition("/")[0] == folder]
+    for whole in wholes:
+        if any(name.endswith(whole.parts) for name in within):
+            return [_Found(location, whole)]
+    return [_Found(each, storage) for each in found]
 
 
 def _found_at(given: Path, location: Location) -> list[_Found]:
