@@ -27,6 +27,7 @@ def write_tenx(
     features: pd.DataFrame,
     version: int = 3,
     genome: str = "GRCh38",
+    libraries: Sequence[str] = (),
     chunk: int = 1000,
     options: Mapping[str, Any] = GZIP,
 ) -> Path:
@@ -39,18 +40,22 @@ def write_tenx(
     features
         Indexed by name, with the columns of scanpy's var: ``gene_ids``, and in version 3
         ``feature_types``, ``genome`` and any others.
+    libraries
+        Names of libraries, by GEM well.
     options
         Filters of the arrays of the matrix.
     """
     with h5py.File(path, "a") as file:
-        group = file.create_group("matrix" if version == 3 else genome)  # noqa: PLR2004
+        group = file.create_group("matrix" if version == 3 else genome)
+        if libraries:
+            file.attrs["library_ids"] = text(libraries)
         group["barcodes"] = text(barcodes)
         group["shape"] = np.array(X.shape[::-1], np.int32)
         for name in ("data", "indices", "indptr"):
             values = getattr(X, name)
             chunks = {"chunks": (chunk,), "maxshape": (None,)}
             group.create_dataset(name, data=values, **chunks, **options)
-        if version == 2:  # noqa: PLR2004
+        if version == 2:
             group["genes"], group["gene_names"] = text(features.gene_ids), text(features.index)
             return path
         tables = group.create_group("features")

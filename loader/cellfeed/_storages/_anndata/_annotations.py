@@ -99,9 +99,9 @@ def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
 
 
 def _is_text(stored: h5py.Dataset) -> bool:
-    """Return whether an array is of text of any length, in UTF-8."""
+    """Return whether an array is of text of any length, in UTF-8, or of one length."""
     text = h5py.check_string_dtype(stored.dtype)
-    return text is not None and text.length is None and text.encoding == "utf-8"
+    return text is not None and (text.length is not None or text.encoding == "utf-8")
 
 
 def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:

@@ -25,13 +25,14 @@ from cellfeed._storages._anndata._h5file import H5File
 from cellfeed._storages._anndata._local_h5file import LocalH5File
 from cellfeed._storages._anndata._matrix import StoredCsr
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
-from cellfeed._storages._source import StoredElement, as_text
+from cellfeed._storages._source import as_text
 
 _MATRIX = "matrix"  # the group since Cell Ranger 3; before, there was one for each genome
 _WRITER = "Cell Ranger"
 # Columns of var, as scanpy names them, and the arrays that hold them.
 _COLUMNS = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
 _GENES = "Gene Expression"
+_LIBRARY = "library"  # the obs column that files have
 
 
 def matrices(root: h5py.Group) -> tuple[str, ...]:
@@ -97,7 +98,8 @@ class TenxSource(FileSource):
     Pass it to `open_collection` in place of a path, to add annotations of cells, or to choose one
     of several genomes; otherwise the path suffices. Cells are named by their barcodes, and features
     by their names, as `scanpy.read_10x_h5` does. Files of version 3 (group ``matrix``) and 2 (a
-    group for each genome) are read.
+    group for each genome) are read. The obs column ``library`` is what Cell Ranger calls the
+    library of a cell, or the number of its GEM well where the file does not name libraries.
 
     Parameters
     ----------
@@ -173,21 +175,26 @@ class TenxSource(FileSource):
         return "" if self._group == _MATRIX else self._group
 
     def obs_names(self) -> list[str]:
-        """Return the names of the columns of the given ``obs``."""
-        return [] if self._obs is None else [*map(str, self._obs)]
+        """Return ``library``, and the names of the columns of the given ``obs``."""
+        given = [] if self._obs is None else [*map(str, self._obs)]
+        return given if _LIBRARY in given else [_LIBRARY, *given]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return columns of the given ``obs``, with missing values for cells that it lacks."""
-        return self._annotations(columns, slice(None))
+        """Return columns, with missing values for cells that the given ``obs`` lacks."""
+        table = self._annotations(columns, slice(None))
+        if _LIBRARY in columns and _LIBRARY not in table:
+            table[_LIBRARY] = self._libraries(self._read(f"{self._group}/barcodes"))
+        return table[[*columns]]
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return rows of the given ``obs``, indexed by barcode."""
+        """Return rows of columns, indexed by barcode."""
         path = f"{self._group}/barcodes"
         with self._damage_named(path):
-            names = pd.Index(frames.read_rows(self._file.stored(path), rows), dtype=object)
-        if not columns:
-            return pd.DataFrame(index=names)
-        return as_text(self._annotations(columns, rows).set_index(names))
+            barcodes = frames.read_rows(self._file.stored(path), rows)
+        table = self._annotations(columns, rows)
+        if _LIBRARY in columns and _LIBRARY not in table:
+            table[_LIBRARY] = self._libraries(barcodes)
+        return as_text(table[[*columns]].set_axis(pd.Index(barcodes, dtype=object), axis=0))
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of features: ids, types, genomes, and what else the file says of them."""
@@ -260,12 +267,28 @@ class TenxSource(FileSource):
             raise ParameterError(f"{self.location}: {msg}; index it by barcode")
         return rows.astype(np.int32)
 
+    def _libraries(self, barcodes: NDArray[np.object_]) -> pd.Categorical:
+        """Return the library of cells; a barcode ends in the number of its GEM well, as in -1."""
+        with self._damage_named(_MATRIX):
+            stored = np.atleast_1d(self._file().attrs.get("library_ids", []))
+            ids = [each.decode() if isinstance(each, bytes) else str(each) for each in stored]
+        parts = np.char.rpartition(barcodes.astype(str), "-")
+        wells, numbers = np.unique(
+            np.where(parts[:, 1] == "", "1", parts[:, 2]), return_inverse=True
+        )
+        known = {str(number): name for number, name in enumerate(ids, 1)}
+        names, of_well = np.unique([known.get(each, each) for each in wells], return_inverse=True)
+        return pd.Categorical.from_codes(of_well[numbers], pd.Index(names.astype(object)))
+
     def _annotations(
         self, columns: Sequence[str], which: slice | NDArray[np.int64]
     ) -> pd.DataFrame:
+        """Return those of the columns that the given ``obs`` has."""
         if self._obs is None or self._obs_rows is None:
-            raise AssertionError
-        table = self._obs.rename(columns=str)[[*columns]]
+            n_rows = np.arange(self.n_rows)[which].size
+            return pd.DataFrame(index=pd.RangeIndex(n_rows))
+        given = self._obs.rename(columns=str)
+        table = given[[name for name in columns if name in given]]
         rows = self._obs_rows[which]
         if (self._obs_rows < 0).any():  # integers and booleans have no value that is missing
             whole = [name for name in table if table[name].dtype.kind in "iub"]
@@ -277,9 +300,7 @@ class TenxSource(FileSource):
         return damage_named(self.location, element, writer=_WRITER)
 
 
-def _file_at(
-    where: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
-) -> H5File:
+def _file_at(where: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> H5File:
     location = Location.of(where)
     if storage_options is not None:
         location = location.with_options(StorageOptions(dict(storage_options)))
