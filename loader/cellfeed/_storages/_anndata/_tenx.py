@@ -39,7 +39,7 @@ def matrices(root: h5py.Group) -> tuple[str, ...]:
     """Return the groups that are matrices of 10x Genomics: one, or one for each genome."""
     groups = {name: root.get(name) for name in root}
     found = {name for name, each in groups.items() if each is not None and is_group(each)}
-    if _MATRIX in found and {"barcodes", "features"} <= root[_MATRIX].keys():
+    if _MATRIX in found and "features" in root[_MATRIX]:
         return (_MATRIX,)
     return tuple(name for name in sorted(found) if {"barcodes", "genes"} <= root[name].keys())
 
@@ -272,10 +272,11 @@ class TenxSource(FileSource):
         with self._damage_named(_MATRIX):
             stored = np.atleast_1d(self._file().attrs.get("library_ids", []))
             ids = [each.decode() if isinstance(each, bytes) else str(each) for each in stored]
+        if not barcodes.size:
+            return pd.Categorical([])
         parts = np.char.rpartition(barcodes.astype(str), "-")
-        wells, numbers = np.unique(
-            np.where(parts[:, 1] == "", "1", parts[:, 2]), return_inverse=True
-        )
+        of_barcodes = np.where(parts[:, 1] == "", "1", parts[:, 2])
+        wells, numbers = np.unique(of_barcodes, return_inverse=True)
         known = {str(number): name for number, name in enumerate(ids, 1)}
         names, of_well = np.unique([known.get(each, each) for each in wells], return_inverse=True)
         return pd.Categorical.from_codes(of_well[numbers], pd.Index(names.astype(object)))
