@@ -51,6 +51,7 @@ if typing.TYPE_CHECKING:
         PostgresSource,
         SomaSource,
         Span,
+        TenxSource,
         TokenStream,
         TokenStreamWriter,
     )
@@ -103,6 +104,7 @@ __all__ = [
     "StateError",
     "Statistics",
     "Streaming",
+    "TenxSource",
     "TokenStream",
     "TokenStreamWriter",
     "__version__",
@@ -147,6 +149,7 @@ _MODULE_OF = {
     "Statistics": "cellfeed._dataset",
     "Split": "cellfeed._collection._splits",
     "Streaming": "cellfeed.sampling",
+    "TenxSource": "cellfeed._storages",
     "TokenStream": "cellfeed._storages",
     "TokenStreamWriter": "cellfeed._storages",
     "adata_to_mindex": "cellfeed._collection._indexables",

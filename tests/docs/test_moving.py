@@ -436,11 +436,12 @@ class TestAnnLoader:
 
     @in_annloader(
         "`AnnLoader(collection, batch_size=64)`", "`shuffle=False`", "`batch.X`, dense",
-        '`batch.obs["cell_line"]`', '`batch.layers["counts"]`',
+        '`batch.obs["cell_line"]`', '`batch.layers["counts"]`', "`batch.obs_names`",
     )  # fmt: skip
     def test_minibatches(self, pair):
         _, loader, paths = pair
-        opened = open_collection(paths, obs=["line"], elements=["X", "layers/counts", "obsm/X_pca"])
+        elements = ["X", "layers/counts", "obsm/X_pca"]
+        opened = open_collection(paths, obs=["line"], obs_names=True, elements=elements)
         dataset = CellDataset(opened, Streaming(), BATCH, 4, seed=0)
         line: Any = opened.obs["line"]
         found = dataset.loader()
@@ -448,6 +449,7 @@ class TestAnnLoader:
             assert minibatch.X.is_sparse_csr
             names = line.decode(minibatch.obs["line"].numpy())
             assert names.tolist() == np.asarray(batch.obs["line"]).tolist()
+            assert minibatch.obs_names.tolist() == batch.obs_names.tolist()
             for name, theirs in (
                 ("X", batch.X),
                 ("layers/counts", batch.layers["counts"]),

@@ -109,6 +109,28 @@ from cellfeed import BlockShuffling, CellDataset, open_collection
 dataset = CellDataset(open_collection("plates/*.h5ad"), BlockShuffling(16), 64, 4, seed=0)
 train = len
 """,
+    "how-to/tenx.md": TRAINING
+    + f"""
+import sys
+from pathlib import Path
+
+sys.path.append({str(ROOT)!r})
+from tests.loader.storages.tenx import barcodes, counts, features, write_tenx
+
+for sample in ("control", "treated"):
+    outs = Path("samples", sample, "outs")
+    outs.mkdir(parents=True)
+    names = barcodes(150)
+    write_tenx(
+        outs / "filtered_feature_bc_matrix.h5",
+        counts(150, 200),
+        barcodes=names,
+        features=features(190, 10),
+        libraries=[sample],
+    )
+    table = "".join(f"{{name}},{{'BT'[k % 2]}}\\n" for k, name in enumerate(names[:140]))
+    outs.with_name("cell_types.csv").write_text("barcode,cell_type\\n" + table)
+""",
     "how-to/training.md": TRAINING,
     "how-to/tuning.md": TRAINING
     + TUNED

@@ -1,4 +1,7 @@
-"""What is registered is tuned, too: cells at a URL, of which there is no file on this machine."""
+"""What is registered is tuned, too: cells at a URL, of which there is no file on this machine.
+
+So are files of 10x Genomics, by their libraries.
+"""
 
 import json
 import os
@@ -10,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 from tests import commands
 from tests.loader.storages.arriving import Arriving, Rows
+from tests.loader.storages.tenx import barcodes, counts, features, write_tenx
 
 from cellfeed.sources import Storage, register
 
@@ -36,4 +40,21 @@ def test_a_url(tmp_path, monkeypatch):
     assert result["dataset"]["paths"] == ["test-tuned://host/cells"]
     assert result["machine"]["storage"] == []
     assert result["cache"] == "unknown"
+    assert result["recommended"] is not None
+
+
+def test_the_output_of_cell_ranger(tmp_path):
+    paths = []
+    for k, library in enumerate(["control", "treated"]):
+        path = tmp_path / f"{library}.h5"
+        X = counts(900, 60, k)
+        write_tenx(path, X, barcodes=barcodes(900), features=features(60), libraries=[library])
+        paths.append(str(path))
+    arguments = [*paths, "--label", "library", "--output", str(tmp_path / "tuned")]
+    arguments += ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0"]
+    ran = commands.autotune(*arguments, "--budget", "60", "--entropy-floor", "0.5")
+    assert ran.exit_code == 0, ran.output
+    assert "obs=['library']" in ran.stdout
+    result = json.loads((tmp_path / "tuned" / "autotune.json").read_text())
+    assert result["dataset"]["paths"] == paths
     assert result["recommended"] is not None

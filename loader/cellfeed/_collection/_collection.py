@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._bytes._remote import outside_lock
 from cellfeed._collection._join_elements import Genes, join_elements
 from cellfeed._collection._join_obs import JoinObs, OpenedObs, read_obs
 from cellfeed._collection._query import Query, rows_where
@@ -132,7 +133,7 @@ class Collection:
     genes
         The genes of the collection. If None, the genes of the sources, which must all have the
         same.
-    join_obs
+    join_obs, obs_names
         See `open_collection`.
     """
 
@@ -143,8 +144,10 @@ class Collection:
         obs: Sequence[str] = (),
         genes: Genes | None = None,
         join_obs: JoinObs = "same",
+        obs_names: bool = False,
     ) -> None:
         self._sources = tuple(sources)
+        self._delivers_obs_names = obs_names
         self._elements = join_elements(self._sources, genes or Genes())
         self._stored = {
             name: tuple(source.elements[name] for source in self._sources)
@@ -235,6 +238,11 @@ class Collection:
         there = self._obs | read_obs(self._sources, others, self._join_obs)
         return {name: there[name] for name in columns}
 
+    @property
+    def delivers_obs_names(self) -> bool:
+        """Whether minibatches include the names of their cells."""
+        return self._delivers_obs_names
+
     def obs_names(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> NDArray[np.object_]:
         """Return the names of cells, such as those of ``minibatch.rows``, in the given order.
 
@@ -260,7 +268,8 @@ class Collection:
             self._sources, self._starts, pairwise(bounds), strict=False
         ):
             if first < last:
-                table = source.read_obs_rows([], distinct[first:last] - start)
+                read = partial(source.read_obs_rows, [], distinct[first:last] - start)
+                table = outside_lock(read) if source.location.is_remote else read()
                 names.append(table.index.to_numpy(dtype=object))
         found: NDArray[np.object_] = np.concatenate(names)[order]
         return found

@@ -20,6 +20,7 @@ from cellfeed._sizes import parse_size
 from cellfeed._storages import (
     Source,
     Storage,
+    built_in,
     find_storage,
     locations_or_sources,
     open_location,
@@ -193,12 +194,24 @@ def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
     return open_location(found.storage, found.location, elements)
 
 
+_SINGLE = (".h5",)  # suffixes of files that are opened, but not all of a folder
+
+
 def _found_on_server(location: Location) -> list[_Found]:
     storage = storage_of(location)
     if location.scheme not in SCHEMES or storage.url_suffixes:
         return [_Found(location, storage)]
     names = list(storage.suffixes or suffixes())
-    return [_Found(each, storage) for each in expand_url(location, names)]
+    if location.text.endswith(_SINGLE):
+        names += _SINGLE
+    wholes = [each for each in built_in() if each.parts]
+    found = expand_url(location, [*names, *(part for each in wholes for part in each.parts)])
+    folder = location.text.rstrip("/")
+    within = [each.name for each in found if each.text.rpartition("/")[0] == folder]
+    for whole in wholes:
+        if any(name.endswith(whole.parts) for name in within):
+            return [_Found(location, whole)]
+    return [_Found(each, storage) for each in found]
 
 
 def _found_at(given: Path, location: Location) -> list[_Found]:
@@ -239,7 +252,14 @@ def _found_in(folder: Path) -> list[_Found]:
     ]
     if not found:
         msg = f"{folder}: the folder has nothing that can be opened ({', '.join(known)}); "
-        raise PathError(msg + "give the folder that holds them")
+        remedy = "give the folder that holds them"
+        single = [each.name for each in sorted(folder.iterdir()) if each.name.endswith(_SINGLE)]
+        if single:
+            remedy = f"give the file itself: {', '.join(single)}"
+        elif any((folder / f"matrix.mtx{packed}").exists() for packed in ("", ".gz")):
+            msg = f"{folder}: the folder has a matrix of 10x Genomics as text; give its .h5, or "
+            remedy = "write .h5ad with `scanpy.read_10x_mtx(folder).write_h5ad(path)`"
+        raise PathError(msg + remedy)
     return found
 
 
@@ -247,6 +267,7 @@ def open_collection(
     paths: Given | Iterable[Given] | Any,
     *,
     obs: Sequence[str] = (),
+    obs_names: bool = False,
     elements: Sequence[str] = ("X",),
     join_vars: JoinVars = "same",
     genes: Sequence[str] | None = None,
@@ -268,6 +289,8 @@ def open_collection(
           wrote;
         - a pattern such as ``"plates/*.h5ad"``, or a folder, for all its ``.h5ad`` and ``.h5mu``
           files and ``.zarr`` stores, sorted by name;
+        - an ``.h5`` file of 10x Genomics, such as ``filtered_feature_bc_matrix.h5``, also as
+          `TenxSource`;
         - URLs of these on web servers (``https://``, one for each file) and in object stores
           (``s3://``, ``gs://``, ``az://``, with folders and patterns), which are read in byte
           ranges and never downloaded as a whole;
@@ -285,6 +308,9 @@ def open_collection(
     obs
         Names of the obs columns to include in minibatches; others are not read. In MuData, the
         columns of a modality have names such as ``"rna:plate"``, as in mudata.
+    obs_names
+        Whether minibatches include the names of their cells, ``minibatch.obs_names``. Each fetch
+        reads those of its own rows; see `Collection.obs_names`.
     elements
         Names of the elements to include in minibatches: ``"X"``, ``"layers/NAME"``, ``"raw/X"``
         (with the genes of ``raw``) or ``"obsm/NAME"``. In MuData, each of these within a modality,
@@ -370,6 +396,9 @@ def open_collection(
         near = difflib.get_close_matches(name, known, n=1)
         raise ParameterError(f"{msg}; it has {', '.join(near or known)}")
     require_list("obs", "column names", obs)
+    if obs_names not in (True, False):
+        msg = f"`obs_names` must be True or False, but got {obs_names!r}; name columns in `obs`"
+        raise ParameterError(msg)
     if not isinstance(given := cast("object", storage_options), Mapping | None):
         kind = type(given).__name__  # values may be credentials
         msg = f"`storage_options` must be a dict, but got one of type {kind}"
@@ -381,4 +410,4 @@ def open_collection(
         unbuffered=direct_io,
     )
     sources = open_sources_of(paths, names, options)
-    return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs)
+    return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names)

@@ -31,6 +31,8 @@ class PlannedRead:
         The read of each element.
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and the bounds of groups.
+    obs_names
+        Names of the rows, once they are read, if they are delivered.
     requested, parts
         Chunks to request from byte stores and rows to request from sources before they are read,
         once it is `advised`.
@@ -44,6 +46,7 @@ class PlannedRead:
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
+    obs_names: NDArray[np.object_] | None = None
     requested: ChunkReads = field(default_factory=ChunkReads.none)
     parts: Sequence[Part] = ()
     expected_bytes: int = 0
@@ -110,6 +113,11 @@ class Readable(Protocol):
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]: ...
+
+    @property
+    def delivers_obs_names(self) -> bool: ...
+
+    def obs_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]: ...
 
     def parts(self, runs: Runs) -> Mapping[str, Sequence[Part]]: ...
 
@@ -309,6 +317,10 @@ class Reader:
         if self._remaining is not None:  # which is due before this
             wait([self._remaining])
             self._remaining = None
+        if self._collection.delivers_obs_names:
+            with self._counters.wall_time(Counter.LIBRARY):
+                names = self._collection.obs_names(planned.rows)
+            planned = replace(planned, obs_names=names)
         with self._counters.processor_time(Counter.PLANNING):
             layouts = {
                 name: each.find_layout(self._decoder) for name, each in planned.elements.items()
@@ -465,7 +477,8 @@ class Reader:
                     elements[name] = group.over(buffer)
                 del buffer
             obs = {name: values[here] for name, values in planned.obs.items()}
-            cells = Cells(elements, obs, planned.rows[here])
+            names = None if planned.obs_names is None else planned.obs_names[here]
+            cells = Cells(elements, obs, planned.rows[here], names)
             del elements
             yield cells
             del cells
@@ -487,7 +500,7 @@ class Reader:
     def _made_dense(self, cells: Cells) -> Cells:
         with self._counters.wall_time(Counter.DENSIFYING):
             elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
-        return Cells(elements, cells.obs, cells.rows)
+        return replace(cells, elements=elements)
 
     def _dense_rows(self, name: str, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):

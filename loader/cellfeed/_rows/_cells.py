@@ -32,11 +32,15 @@ class Cells(ByElement):
         missing) of a categorical column, numbers of a numeric one.
     rows
         Row of each cell in the collection, int64, shape (n_cells,).
+    obs_names
+        Name of each cell in its source, str, shape (n_cells,); None unless the collection was
+        opened with ``obs_names=True``.
     """
 
     elements: Mapping[str, Any]
     obs: Mapping[str, NDArray[Any]]
     rows: NDArray[np.int64]
+    obs_names: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,7 +56,8 @@ class Cells(ByElement):
             return self.elements[which] if which in self else refuse_element(which, self.keys())
         elements = {name: each[which] for name, each in self.elements.items()}
         obs = {name: values[which] for name, values in self.obs.items()}
-        return Cells(elements, obs, self.rows[which])
+        names = None if self.obs_names is None else self.obs_names[which]
+        return Cells(elements, obs, self.rows[which], names)
 
     def to_scipy(self) -> Cells:
         """Return the same cells with elements as SciPy or NumPy arrays."""
@@ -60,7 +65,7 @@ class Cells(ByElement):
             name: each.to_scipy() if isinstance(each, CsrRows) else each
             for name, each in self.elements.items()
         }
-        return Cells(elements, self.obs, self.rows)
+        return Cells(elements, self.obs, self.rows, self.obs_names)
 
     def to_torch(self, *, dense: bool = False) -> Minibatch:
         """Return the same cells as tensors, which share memory with the arrays where possible.
@@ -81,4 +86,4 @@ class Cells(ByElement):
         """
         from cellfeed._rows._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 
-        return minibatch_of(self.elements, self.obs, self.rows, dense=dense)
+        return minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)

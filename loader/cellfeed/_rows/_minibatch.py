@@ -109,11 +109,15 @@ class Minibatch(ByElement):
         where missing) of a categorical column, numbers of a numeric one.
     rows
         Row of each cell in the collection, int64, shape (n_cells,).
+    obs_names
+        Name of each cell in its source, a NumPy array of str, shape (n_cells,); None unless the
+        collection was opened with ``obs_names=True``.
     """
 
     elements: Mapping[str, Any]
     obs: Mapping[str, torch.Tensor]
     rows: torch.Tensor
+    obs_names: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -143,7 +147,7 @@ class Minibatch(ByElement):
         elements = {
             name: each.to_dense() if _is_sparse(each) else each for name, each in moved.items()
         }
-        return Minibatch(elements, moved.obs, moved.rows)
+        return Minibatch(elements, moved.obs, moved.rows, moved.obs_names)
 
     def pin_memory(self) -> Minibatch:
         """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
@@ -156,7 +160,7 @@ class Minibatch(ByElement):
             for name, each in self.items()
         }
         obs = {name: function(tensor) for name, tensor in self.obs.items()}
-        return Minibatch(elements, obs, function(self.rows))
+        return Minibatch(elements, obs, function(self.rows), self.obs_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From a worker process, each tensor would travel in shared memory of its own, which
@@ -165,16 +169,17 @@ class Minibatch(ByElement):
         tensors = [part for some in parts.values() for part in some]
         tensors += [self.rows, *self.obs.values()]
         if any(each.layout != torch.strided or each.device.type != "cpu" for each in tensors):
-            return Minibatch, (self.elements, self.obs, self.rows)
+            return Minibatch, (self.elements, self.obs, self.rows, self.obs_names)
         packed, places = _pack(tensors)
         elements = [(name, len(parts[name]), each.shape) for name, each in self.items()]
-        return _unpack_minibatch, (packed, places, elements, tuple(self.obs))
+        return _unpack_minibatch, (packed, places, elements, tuple(self.obs), self.obs_names)
 
 
 def minibatch_of(
     elements: Mapping[str, Any],
     obs: Mapping[str, NDArray[Any]],
     rows: NDArray[np.int64],
+    obs_names: NDArray[np.object_] | None,
     *,
     dense: bool,
 ) -> Minibatch:
@@ -188,6 +193,7 @@ def minibatch_of(
         },
         {name: _obs_tensor(name, values) for name, values in obs.items()},
         torch.from_numpy(rows),
+        obs_names,
     )
 
 
@@ -272,7 +278,8 @@ def _unpack_minibatch(
     packed: torch.Tensor,
     places: Sequence[_Place],
     elements: Sequence[tuple[str, int, Sequence[int]]],
-    obs_names: Sequence[str],
+    columns: Sequence[str],
+    obs_names: NDArray[np.object_] | None,
 ) -> Minibatch:
     tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
     unpacked, first = dict[str, Any](), 0
@@ -281,7 +288,7 @@ def _unpack_minibatch(
         first += n_parts
     # Clones, so that who keeps the labels of an epoch does not keep its expression alive.
     rows, *obs = [tensor.clone() for tensor in tensors[first:]]
-    return Minibatch(unpacked, dict(zip(obs_names, obs, strict=True)), rows)
+    return Minibatch(unpacked, dict(zip(columns, obs, strict=True)), rows, obs_names)
 
 
 def csr_tensor(

@@ -53,6 +53,8 @@ class Storage:
     recognizes
         Returns whether it opens a path, by its content, in place of ``suffixes``, which then only
         select entries of a folder.
+    parts
+        Suffixes of what is in a folder of an object store that it opens as a whole.
     extra
         The extra of cellfeed that installs the library it needs; empty if it needs none.
     reads_directly
@@ -72,6 +74,7 @@ class Storage:
     suffixes: tuple[str, ...] = ()
     url_suffixes: tuple[str, ...] = ()
     recognizes: Callable[[Path], bool] | None = None
+    parts: tuple[str, ...] = ()
     extra: str = ""
     reads_directly: bool = False
 

@@ -537,7 +537,8 @@ def read_ragged(chunks: RaggedChunks | RowRanges, rows: NDArray[np.int64]) -> Ra
     offsets = np.concatenate([[0], np.cumsum(chunks.lengths_of(rows))])
     out = np.empty(offsets[-1], chunks.dtype)
     reads = chunks.reads(rows, offsets[:-1] * out.itemsize, out.dtype)
-    reads.readahead()
+    if not reads.are_requested:
+        reads.readahead()
     _run(reads, out)
     return RaggedRows(offsets, out)
 

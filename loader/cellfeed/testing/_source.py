@@ -191,9 +191,9 @@ class SourceConformance:
         def check(data: st.DataObject) -> None:
             cases = self._some_cases(data)
             dense, drop_last = data.draw(st.booleans()), data.draw(st.booleans())
-            dtype = _drawn_dtype(data, cases)
+            dtype, has_names = _drawn_dtype(data, cases), data.draw(st.booleans())
             dataset = _dataset(
-                _collection(write, cases),
+                _collection(write, cases, obs_names=has_names),
                 BlockShuffling(block_size=data.draw(st.integers(1, 9))),
                 batch_size=data.draw(st.integers(1, 7)),
                 fetch_factor=data.draw(st.integers(1, 4)),
@@ -206,11 +206,13 @@ class SourceConformance:
             dataset.drop_last = drop_last and len(dataset) > 1
             is_kept = np.array(data.draw(st.lists(st.booleans(), min_size=1)))
             oracle = Oracle(cases, dtype, obs=dataset.collection.obs)
+            names = dataset.collection.obs_names(slice(None)) if has_names else None
             kept = list[Minibatch | Cells]()
             for _ in range(2):
                 seen, k = list[NDArray[np.int64]](), 0
                 for k, minibatch in enumerate(dataset):
                     oracle.check_minibatch(minibatch, dense=dense)
+                    _check_names(minibatch, names)
                     seen.append(np.asarray(minibatch.rows).copy())
                     if is_kept[k % len(is_kept)]:
                         kept.append(minibatch)
@@ -222,6 +224,7 @@ class SourceConformance:
                     assert delivered.tolist() == list(range(len(dataset.collection)))
             for minibatch in kept:
                 oracle.check_minibatch(minibatch, dense=dense)
+                _check_names(minibatch, names)
 
         self._try(check, data=st.data())
 
@@ -310,10 +313,11 @@ class SourceConformance:
         """
 
         def check(case: StoredCase) -> None:
-            collection = _collection(write, [case])
+            collection = _collection(write, [case], obs_names=True)
             oracle = Oracle([case], obs=collection.obs)
             rows = np.arange(case.n_rows)
             oracle.check(collection[rows], rows)
+            names = collection[rows].obs_names
             strategy = BlockShuffling(block_size=3)
             dataset = _dataset(collection, strategy, batch_size=4, fetch_factor=2, seed=0)
             options = dict[str, Any]()  # where it cannot be forked, the loader takes the server
@@ -326,6 +330,8 @@ class SourceConformance:
             for minibatch, own in zip(workers, dataset, strict=True):
                 oracle.check_minibatch(minibatch, dense=False)
                 oracle.check_minibatch(own, dense=False)
+                _check_names(minibatch, names)
+                _check_names(own, names)
                 seen += minibatch.rows.tolist()
             assert sorted(seen) == rows.tolist()
             oracle.check(collection[rows], rows)
@@ -353,8 +359,11 @@ class SourceConformance:
 class _ByLibrary:
     """A collection whose rows the storage's own library reads."""
 
+    delivers_obs_names = False
+
     def __init__(self, collection: Collection) -> None:
         self.elements, self.obs = collection.elements, collection.obs
+        self.obs_names = collection.obs_names
         self._collection = collection
 
     def parts(self, runs: Runs) -> dict[str, list[Part]]:
@@ -388,8 +397,20 @@ def _source(written: Path | Source, case: StoredCase) -> Source:
     return source
 
 
-def _collection(write: Write, cases: Sequence[StoredCase]) -> Collection:
-    return Collection([_source(write(case), case) for case in cases], obs=_OBS)
+def _collection(
+    write: Write, cases: Sequence[StoredCase], *, obs_names: bool = False
+) -> Collection:
+    sources = [_source(write(case), case) for case in cases]
+    return Collection(sources, obs=_OBS, obs_names=obs_names)
+
+
+def _check_names(minibatch: Minibatch | Cells, names: NDArray[np.object_] | None) -> None:
+    """Check that a minibatch has the names of its rows, or none if there are none."""
+    if names is None:
+        assert minibatch.obs_names is None
+    else:
+        assert minibatch.obs_names is not None
+        assert minibatch.obs_names.tolist() == names[np.asarray(minibatch.rows)].tolist()
 
 
 def _dataset(collection: Collection, strategy: BlockShuffling, **options: Any) -> CellDataset:

@@ -99,9 +99,9 @@ def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
 
 
 def _is_text(stored: h5py.Dataset) -> bool:
-    """Return whether an array is of text of any length, in UTF-8."""
+    """Return whether an array is of text of any length, in UTF-8, or of one length."""
     text = h5py.check_string_dtype(stored.dtype)
-    return text is not None and text.length is None and text.encoding == "utf-8"
+    return text is not None and (text.length is not None or text.encoding == "utf-8")
 
 
 def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:
@@ -223,6 +223,11 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
         index = f"{name}/{index_of(table)}"
         return read_names(file, index) if are_shared else as_names(pd.Index(file.read(index)))
     return as_names(file.read_old_frame(name).index)
+
+
+def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text, and ascending rows."""
+    return _pick(stored, rows, _runs_with_gaps(rows))
 
 
 # obs of one file, read by rows, with little more than the rows of a part.

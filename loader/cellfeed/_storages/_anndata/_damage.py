@@ -67,11 +67,13 @@ _LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @contextmanager
-def damage_named(location: Location, element: str, runs: Runs | None = None) -> Iterator[None]:
+def damage_named(
+    location: Location, element: str, runs: Runs | None = None, *, writer: str = "anndata"
+) -> Iterator[None]:
     """Convert errors of h5py, zarr and anndata into one line with the location.
 
     They mean damage, unless HDF5 lacks the filter that compressed the file, or an element is there
-    but is not as anndata writes it.
+    but is not as its ``writer`` writes it.
     """
     try:
         yield
@@ -98,8 +100,8 @@ def damage_named(location: Location, element: str, runs: Runs | None = None) -> 
         words = " ".join(str(error).split()) or type(error).__name__  # some are of several lines
         if _is_odd(error):
             msg = (
-                f"{location}: `{element}`{rows} is not as anndata writes it ({words}); write the "
-                "file again with anndata"
+                f"{location}: `{element}`{rows} is not as {writer} writes it ({words}); write the "
+                f"file again with {writer}"
             )
         else:
             msg = (
@@ -126,8 +128,6 @@ def other_format_of(root: Any) -> str | None:
     for members, what in _OTHERS:
         if all(each in root for each in members):
             return what
-    if any("barcodes" in each and "genes" in each for each in _groups(root).values()):
-        return _TENX
     within = [name for name, group in _groups(root).items() if "obs" in group and "var" in group]
     if within:
         return (
@@ -141,15 +141,10 @@ def _groups(root: Any) -> dict[str, Any]:
     return {name: each for name, each in members.items() if each is not None and is_group(each)}
 
 
-_TENX = "a matrix of 10x Genomics; read it with `scanpy.read_10x_h5`, and write it as .h5ad"
 _OTHERS = (
-    (("matrix/barcodes", "matrix/indptr"), _TENX),
     (
         ("barcode_idx", "feature_idx"),
-        (
-            "molecule info of 10x Genomics; read filtered_feature_bc_matrix.h5 with "
-            "`scanpy.read_10x_h5`, and write it as .h5ad"
-        ),
+        "molecule info of 10x Genomics; give the matrix beside it, filtered_feature_bc_matrix.h5",
     ),
     (
         ("matrix", "row_attrs", "col_attrs"),

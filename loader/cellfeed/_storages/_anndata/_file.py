@@ -15,11 +15,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from cellfeed._bytes import LastingIdentity, Location
+from cellfeed._bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed._bytes._tables import CachedTables
 from cellfeed._decode import ChunkedArray, SlowRead
 from cellfeed._lazy import ad, pd
-from cellfeed._storages._source import OpenedPerProcess
+from cellfeed._storages._source import OpenedPerProcess, Source
 
 # Attributes, and elements as anndata reads them.
 
@@ -261,3 +261,34 @@ class AnnDataFile(OpenedPerProcess):
     def _read_old_frame(self, name: str) -> pd.DataFrame:
         frame: pd.DataFrame = self.read(name)
         return frame
+
+
+class FileSource(Source):
+    """Base class of sources whose cells lie in one file or store.
+
+    Parameters
+    ----------
+    file
+        The file or store.
+    """
+
+    def __init__(self, file: AnnDataFile) -> None:
+        self._file = file
+        self.location = file.location
+
+    def file_bytes(self) -> int:
+        """Return the size of its file in bytes, local or remote."""
+        n_bytes = self._file.n_bytes()
+        return super().file_bytes() if n_bytes is None else n_bytes
+
+    def version(self) -> str | None:
+        """Return a digest that changes when its file is replaced; None if there is none."""
+        found = self._file.identity()
+        linked = [(str(each), each.stat()) for each in self.linked_files()]
+        if found is None or not linked:
+            return None if found is None else found.digest
+        return digest_of(found.digest, lasting_identity(linked).digest)
+
+    def linked_files(self) -> Sequence[Path]:
+        """Return local files elsewhere to which its elements refer."""
+        return self._file.linked_files

@@ -39,6 +39,8 @@ class StoredMatrix(StoredElement):
         The table of its cells.
     """
 
+    _writer = "anndata"  # the program that writes such files, for messages
+
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         self._file, self.location = file, file.location
         self._obs = obs
@@ -61,7 +63,7 @@ class StoredMatrix(StoredElement):
                 found = frames.count_rows(self._file, table)
             if found != n:
                 msg = f"{self.location}: {table} has {found} rows, but `{self._element}` has {n}"
-                raise FormatError(f"{msg} {what}; write the file again with anndata")
+                raise FormatError(f"{msg} {what}; write the file again with {self._writer}")
 
     def stored_bytes(self) -> int:
         """Return the size of values and indices in storage, in bytes."""
@@ -134,7 +136,7 @@ class StoredMatrix(StoredElement):
             return fill(out, slices, lambda start, stop: stored[start:stop])
 
     def _damage_named(self, element: str, runs: Runs | None = None) -> AbstractContextManager[None]:
-        return damage_named(self.location, element, runs)
+        return damage_named(self.location, element, runs, writer=self._writer)
 
     def _inconsistent(self, what: str) -> FormatError:
         msg = f"{self.location}: `{self._element}` is inconsistent: {what}; write the file again"
@@ -218,7 +220,7 @@ class StoredCsr(StoredMatrix):
         indices, data = self._chunked("indices"), self._chunked("data")
         if indices is None or data is None or not _are_integers(indices):
             return None
-        return CsrChunks(self._pointer(), indices, data, self.shape[1])
+        return CsrChunks(self._pointer(), indices, data, self._n_stored_columns)
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return the rows of ``runs``, read by the format's library."""
@@ -226,12 +228,17 @@ class StoredCsr(StoredMatrix):
         ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
         indices = self._integers("indices", self._read_slices(self._array_names[1], ranges, runs))
         data = self._read_slices(f"{self._element}/data", ranges, runs)
-        if indices.size and not 0 <= indices.min() <= indices.max() < self.shape[1]:
-            raise self._inconsistent(f"a column index is outside [0, {self.shape[1]})")
+        n_columns = self._n_stored_columns
+        if indices.size and not 0 <= indices.min() <= indices.max() < n_columns:
+            raise self._inconsistent(f"a column index is outside [0, {n_columns})")
         self._check_none_is_lost(indices, lengths.size)
         self._file.check_unchanged()
         indptr = np.concatenate([[0], np.cumsum(lengths)])
-        return CsrRows(indptr, indices, data, self.shape[1])
+        return CsrRows(indptr, indices, data, n_columns)
+
+    @property
+    def _n_stored_columns(self) -> int:
+        return self.shape[1] if self.stored_columns is None else self.stored_columns.size
 
     def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
         """Check that no chunk is missing, since the format's library would read it as zeros."""
@@ -253,7 +260,9 @@ class StoredCsr(StoredMatrix):
     def _is_zero_where_lost(self, name: str) -> bool:
         # Values that are stored are not zero, but row pointers are until a cell has elements, and
         # so is the index of the only gene.
-        return name.endswith("/indptr") or (name.endswith("/indices") and self.shape[1] == 1)
+        return name.endswith("/indptr") or (
+            name.endswith("/indices") and self._n_stored_columns == 1
+        )
 
     def _shape_of(self, group: Any) -> tuple[int, int]:
         stored = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))

@@ -5,6 +5,8 @@ MuData's format: https://mudata.readthedocs.io/en/latest/notebooks/quickstart_mu
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -14,16 +16,18 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import SCHEMES, Location, check_unbuffered, digest_of, lasting_identity
+from cellfeed._bytes import SCHEMES, Location, check_unbuffered
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._rows import ObsColumn
 from cellfeed._storages._anndata import _annotations as frames
 from cellfeed._storages._anndata._damage import damage_named, other_format_of
-from cellfeed._storages._anndata._file import AnnDataFile, is_group, text, texts
+from cellfeed._storages._anndata._file import AnnDataFile, FileSource, is_group, text, texts
+from cellfeed._storages._anndata._h5file import H5File
 from cellfeed._storages._anndata._local_h5file import LocalH5File
 from cellfeed._storages._anndata._matrix import StoredCsr, StoredDense, StoredFrame, StoredMatrix
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
+from cellfeed._storages._anndata._tenx import TenxSource, matrices
 from cellfeed._storages._anndata._zarr import (
     LocalZarrStore,
     RemoteZarrStore,
@@ -35,7 +39,7 @@ from cellfeed._storages._registry import Storage
 from cellfeed._storages._source import Source, StoredElement
 
 
-class AnnDataSource(Source):
+class AnnDataSource(FileSource):
     """Elements of an AnnData file or store, with its obs.
 
     Parameters
@@ -47,27 +51,9 @@ class AnnDataSource(Source):
     """
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
-        self._file = file
+        super().__init__(file)
         self._obs_rows = frames.ObsRows(file)
-        self.location = file.location
         self.elements = dict(elements)
-
-    def file_bytes(self) -> int:
-        """Return the size of its file in bytes, local or remote."""
-        n_bytes = self._file.n_bytes()
-        return super().file_bytes() if n_bytes is None else n_bytes
-
-    def version(self) -> str | None:
-        """Return a digest that changes when its file is replaced; None if there is none."""
-        found = self._file.identity()
-        linked = [(str(each), each.stat()) for each in self.linked_files()]
-        if found is None or not linked:
-            return None if found is None else found.digest
-        return digest_of(found.digest, lasting_identity(linked).digest)
-
-    def linked_files(self) -> Sequence[Path]:
-        """Return local files elsewhere to which its elements refer."""
-        return self._file.linked_files
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
@@ -232,7 +218,7 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
 
 
 def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[Source]:
-    """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, or a zarr store.
+    """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
 
     Parameters
     ----------
@@ -257,9 +243,12 @@ def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[S
     return [_open_source(file, elements) for file in _files(location)]
 
 
+_HDF5 = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom", ".h5seurat")  # of URLs
+
+
 def _files(location: Location) -> Sequence[AnnDataFile]:
     if location.path is None:
-        if location.name.endswith((".h5ad", ".h5mu", ".h5", ".hdf5")):
+        if location.name.endswith(_HDF5):
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in anndata_groups(location)]
     metadata = metadata_of(location.path)
@@ -290,6 +279,8 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     path, root = file.location, file()
     with damage_named(path, elements[0]):
         if _lacks(file, "obs") or _lacks(file, "var"):
+            if isinstance(file, H5File) and matrices(root):
+                return TenxSource(file)
             what = other_format_of(root) or (
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
@@ -359,10 +350,13 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     if encoding == "dataframe" and folder == "obsm":
         return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc":
+        remedy = f"{_in_python(name, within)}.tocsr()"
+        if element == "X":
+            copy = re.sub(r"\.\w+$", "", path.name) + ".csr.zarr"
+            remedy = f"cellfeed preshuffle --in-order {shlex.quote(path.text)} {shlex.quote(copy)}"
         msg = (
             f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
-            "reading the whole file; rewrite it by cell with "
-            f"`{_in_python(name, within)}.tocsr()`"
+            f"reading the whole file; rewrite it by cell with `{remedy}`"
         )
     else:
         msg = (

@@ -1,6 +1,5 @@
 """The files of a shard, and its header; docs/how-to/tokens.md describes the format."""
 
-import errno
 import hashlib
 import json
 import os
@@ -15,11 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
-from cellfeed._decode import FolderFiles
-from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
-from cellfeed._mapping import map_or_read
-from cellfeed._storages._source import files_in
+from cellfeed._bytes import ByteStore, Location
+from cellfeed._errors import FormatError, ParameterError, PathError
+from cellfeed._storages._tokens._folder import (
+    Folder,
+    LocalFolder,
+    RemoteFolder,
+    damaged,
+    unreadable,
+)
 
 SUFFIX = ".tokens"  # name of a shard's folder
 UNFINISHED = ".unfinished"  # name of an unfinished shard's folder, which begins with a dot
@@ -141,57 +144,49 @@ def write_header(folder: Path, header: ShardHeader) -> Path:
     return path
 
 
-def read_header(folder: Path) -> ShardHeader:
-    """Read and check the header of a shard, and check the sizes of its files.
+def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
+    """Read and check the headers of shards, and check the sizes of their files.
 
     Raises
     ------
     FormatError
-        The header is damaged or of a later version, or a file has another size.
+        A header is damaged or of a later version, or a file has another size.
     PathError
-        The header may not be read, or too many files are open.
+        A header may not be read or is missing, or too many files are open.
     """
-    path = folder / HEADER
+    names = [f"{shard}/{HEADER}" for shard in shards]
+    contents = zip(names, folder.contents(names), strict=True)
+    headers = [_header(folder.location / name, content) for name, content in contents]
+    expected = {
+        f"{shard}/{name}": n_bytes
+        for shard, header in zip(shards, headers, strict=True)
+        for name, (n_bytes, _) in header.files.items()
+    }
+    for (name, n_bytes), there in zip(expected.items(), folder.sizes([*expected]), strict=True):
+        where = folder.location / name
+        if there is None:
+            raise FormatError(f"{where}: is missing; write or copy the shard again")
+        if there != n_bytes:
+            msg = f"{where}: has {there:,} bytes, but {n_bytes:,} were written"
+            raise FormatError(f"{msg}; copy the shard again")
+    return headers
+
+
+def _header(where: Location, content: bytes) -> ShardHeader:
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(content)
         checksum = fields.pop("checksum")
         found, version = fields.pop("format"), fields.pop("version")
         is_whole = checksum == _checksum({"format": found, "version": version, **fields})
-    except OSError as error:
-        raise unreadable(path, error) from error
     except (ValueError, LookupError, AttributeError) as error:
-        raise _damaged(path, f"cannot be read ({type(error).__name__})") from error
+        raise damaged(where, f"cannot be read ({type(error).__name__})") from error
     if found == _FORMAT and isinstance(version, int) and version > _VERSION:
-        msg = f"{path}: is of version {version}, but this cellfeed reads {_VERSION}"
+        msg = f"{where}: is of version {version}, but this cellfeed reads {_VERSION}"
         raise FormatError(f"{msg}; update cellfeed")
     if not is_whole or found != _FORMAT or version != _VERSION:
-        raise _damaged(path, "its checksum is wrong")
+        raise damaged(where, "its checksum is wrong")
     fields["obs"] = {name: ShardObs(**each) for name, each in fields["obs"].items()}
-    header = ShardHeader(**fields)
-    for name, (n_bytes, _) in header.files.items():
-        file = folder / name
-        try:
-            there = file.stat().st_size
-        except OSError as error:
-            raise FormatError(f"{file}: is missing; write or copy the shard again") from error
-        if there != n_bytes:
-            msg = f"{file}: has {there:,} bytes, but {n_bytes:,} were written"
-            raise FormatError(f"{msg}; copy the shard again")
-    return header
-
-
-def unreadable(path: Path, error: Exception) -> CellfeedError:
-    """Return the error for a file of a shard that could not be read, with the remedy."""
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
-        return PathError(msg)
-    if isinstance(error, PermissionError):
-        return PathError(f"{path}: permission to read is denied; check its permissions")
-    return _damaged(path, f"cannot be read ({error})")
-
-
-def _damaged(path: Path, what: str) -> FormatError:
-    return FormatError(f"{path}: {what}; the shard is damaged, copy or write it again")
+    return ShardHeader(**fields)
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:
@@ -264,21 +259,24 @@ def sync_folder(folder: Path) -> None:
 
 # The shards of a folder, opened together.
 
-_PIECE_BYTES = 1 << 22
-
 
 class Shards:
-    """All finished shards of a folder, by name.
+    """All finished shards of a folder, or some of them, by name.
 
     Parameters
     ----------
     location
         The folder.
+    shards
+        Names of the shards to read; all of them if None, which requires a folder that can be
+        listed.
 
     Attributes
     ----------
     names
-        Names of the shards.
+        Names of the folders of the shards.
+    are_some
+        Whether the folder is known to have others.
     headers
         Headers of the shards.
     dtype
@@ -289,9 +287,11 @@ class Shards:
     Raises
     ------
     PathError
-        There is no such folder, it may not be read, or too many files are open.
+        There is no such folder or shard, it may not be read or listed, or too many files are open.
     FormatError
         It has no finished shard, a shard is damaged, or the shards have different dtypes.
+    RemoteError
+        A server cannot be reached, or refuses the request.
 
     Warns
     -----
@@ -299,33 +299,40 @@ class Shards:
         Some shards are unfinished.
     """
 
-    def __init__(self, location: Location) -> None:
-        self.location = location
-        folder = location.path
-        if folder is None or not folder.is_dir():
-            raise PathError(f"{location.shown}: no such folder; check the path")
-        self._folder = folder.absolute()
-        try:
-            names = sorted(os.listdir(folder))  # noqa: PTH208 - only names
-        except OSError as error:
-            raise unreadable(folder, error) from error
+    def __init__(self, location: Location, shards: Sequence[str] | None = None) -> None:
+        wanted = None if shards is None else [f"{shard}{SUFFIX}" for shard in shards]
+        self._folder: Folder
+        if location.path is None:
+            self._folder = RemoteFolder(location, wanted)
+        else:
+            self._folder = LocalFolder(location)
+        self.location = self._folder.location
+        names = self._folder.names()
         found = [name for name in names if name.endswith(SUFFIX)]
         unfinished = [each for each in names if each[0] == "." and each.endswith(UNFINISHED)]
-        if unfinished:
+        n_there = len(found)
+        if wanted is not None:
+            for name in wanted:
+                if name not in found:
+                    msg = f"{self.location}: has no finished shard {name.removesuffix(SUFFIX)!r}"
+                    raise PathError(f"{msg}; check `shards`")
+            found = sorted(wanted)
+        elif unfinished:
             n, some = len(unfinished), ", ".join(unfinished[:3])
-            msg = f"{folder}: {n} unfinished shards are left out ({some}); finish or remove them"
-            warnings.warn(msg, UserWarning, stacklevel=3)
+            msg = f"{self.location}: {n} unfinished shards are left out ({some}); finish or remove"
+            warnings.warn(f"{msg} them", UserWarning, stacklevel=3)
         if not found:
-            msg = f"{folder}: has no finished shard; write one with `TokenStreamWriter`"
+            msg = f"{self.location}: has no finished shard; write one with `TokenStreamWriter`"
             raise FormatError(msg)
-        self.names = found
-        self.headers = [read_header(folder / name) for name in found]
+        self.names, self.are_some = found, len(found) < n_there
+        self.headers = read_headers(self._folder, found)
         self.dtype = self._dtype_of(0)
         for shard, name in enumerate(found):
             if self._dtype_of(shard) != self.dtype:
                 msg = (
-                    f"{self._folder / name}: has tokens of {self._dtype_of(shard)}, but {found[0]} "
-                    f"of {self.dtype}; keep shards of different dtypes in different folders"
+                    f"{self.location / name}: has tokens of {self._dtype_of(shard)}, but "
+                    f"{found[0]} of {self.dtype}; keep shards of different dtypes in different "
+                    "folders"
                 )
                 raise FormatError(msg)
         sizes = [header.n_tokens for header in self.headers]
@@ -336,66 +343,73 @@ class Shards:
         """Number of tokens in all shards."""
         return int(self.bounds[-1])
 
+    def version(self) -> str | None:
+        """Return a digest that changes when an object on a server is replaced; else None."""
+        return self._folder.version()
+
     def verify(self) -> None:
         """Compare all files with their checksums; see `TokenStream.verify`."""
         for shard, header in enumerate(self.headers):
             for name, (_, expected) in header.files.items():
                 found = 0
-                with (self._folder / self.names[shard] / name).open("rb") as file:
-                    while piece := file.read(_PIECE_BYTES):
-                        found = zlib.crc32(piece, found)
+                for piece in self._folder.pieces(f"{self.names[shard]}/{name}"):
+                    found = zlib.crc32(piece, found)
                 if found != expected:
                     raise self.damaged(shard, name, "its bytes have changed since it was written")
 
-    def files(self, name: str) -> FolderFiles:
+    def files(self, name: str) -> ByteStore:
         """Return the files with one name, by shard number."""
-        return files_in(self._folder, [f"{shard}/{name}" for shard in self.names])
+        return self._folder.files([f"{shard}/{name}" for shard in self.names])
 
     def table(self, name: str, dtype: Any) -> "ShardTables":
-        """Return the file of each shard as a table with this dtype, mapped when it is used."""
-        return ShardTables([self._folder / shard / name for shard in self.names], np.dtype(dtype))
+        """Return the file of each shard as a table with this dtype, read when it is used."""
+        names = [f"{shard}/{name}" for shard in self.names]
+        return ShardTables(self._folder, names, np.dtype(dtype))
 
     def damaged(self, shard: int, name: str, what: str) -> FormatError:
         """Return the error for a file with invalid contents."""
-        where = self._folder / self.names[shard] / name
-        return FormatError(f"{where}: {what}; the shard is damaged, copy it again")
+        return damaged(self.location / self.names[shard] / name, what)
 
     def _dtype_of(self, shard: int) -> np.dtype[Any]:
         try:
             return dtype_of(self.headers[shard].dtype)
         except (TypeError, ValueError) as error:
-            msg = f"{self._folder / self.names[shard]}: has tokens of an unknown dtype ({error})"
+            msg = f"{self.location / self.names[shard]}: has tokens of an unknown dtype ({error})"
             raise FormatError(f"{msg}; update cellfeed") from error
 
 
 class ShardTables:
-    """One table per shard, memory-mapped when it is first used, in each process separately.
-
-    If too many files are mapped already, the file is read into memory.
+    """One table per shard: in each process, mapped or read when it is first used.
 
     Parameters
     ----------
-    paths, dtype
+    folder, names, dtype
         The files, and the dtype of a row.
     """
 
-    def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
-        self._paths, self._dtype = paths, dtype
-        self._mapped = dict[int, NDArray[Any]]()
+    def __init__(self, folder: Folder, names: Sequence[str], dtype: np.dtype[Any]) -> None:
+        self._folder, self._names, self._dtype = folder, names, dtype
+        self._tables = dict[int, NDArray[Any]]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": {}}
+        return self.__dict__ | {"_tables": {}}
 
     def of(self, shard: int) -> NDArray[Any]:
         """Return the table of one shard."""
-        if shard not in self._mapped:
-            path = self._paths[shard]
+        if shard not in self._tables:
+            name = self._names[shard]
+            content = self._folder.table(name)
             try:
-                rows = map_or_read(path).view(self._dtype.base)
-            except (OSError, ValueError) as error:
-                raise unreadable(path, error) from error
-            self._mapped[shard] = rows.reshape(-1, *self._dtype.shape)
-        return self._mapped[shard]
+                rows = content.view(self._dtype.base)
+            except ValueError as error:
+                raise unreadable(self._folder.location / name, error) from error
+            self._tables[shard] = rows.reshape(-1, *self._dtype.shape)
+        return self._tables[shard]
+
+    def load(self) -> None:
+        """Read the tables of all shards."""
+        for shard in range(len(self._names)):
+            self.of(shard)
 
     def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return one row of the table of each given shard; shards may repeat."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, StorageOptions
 from cellfeed._decode import FileExtents, RowRanges, SlowRead
 from cellfeed._errors import FormatError, ParameterError, require_positive
 from cellfeed._lazy import pd
@@ -57,6 +57,9 @@ class Windows:
         """Return where rows begin in the stream, and the number of tokens of each."""
         return rows * self._stride, np.full(rows.size, self._window, np.int64)
 
+    def load_tables(self) -> None:
+        """Do nothing: where windows lie is known."""
+
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the shard in which each row begins."""
         return _last_not_above(self._shards.bounds, rows * self._stride)
@@ -97,6 +100,10 @@ class Documents:
             what = f"document {own[bad]} has tokens {starts[bad]} to {stops[bad]}"
             raise self._shards.damaged(int(shards[bad]), DOCUMENTS, what)
         return self._shards.bounds[shards] + starts, stops - starts
+
+    def load_tables(self) -> None:
+        """Read where documents lie."""
+        self._offsets.load()
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the shard of each row."""
@@ -220,7 +227,8 @@ class SpanReader:
     def metadata(self, rows: NDArray[np.int64]) -> RaggedRows:
         """Return the metadata of the spans of rows, in the order of the spans; values are uint8."""
         found = self._find(rows)
-        stored = self._stored(METADATA, np.dtype(np.uint8), found.extents.files, found.metadata)
+        ranges = self._stored(METADATA, np.dtype(np.uint8), found.extents.files, found.metadata)
+        stored = read_ragged(ranges, np.arange(len(found.metadata)))
         of, n_bytes = found.of_extent, found.records["n_bytes"].astype(np.int64)
         firsts = found.records["first_byte"] - found.metadata[of, 0]
         wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > stored.lengths[of])
@@ -239,7 +247,8 @@ class SpanReader:
         extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
         firsts, seconds, ends = self._located(extents)
         located = np.stack([firsts, ends], axis=1)
-        stored = self._stored(SPANS, SPAN_RECORD, extents.files, located[:, :, 0])
+        ranges = self._stored(SPANS, SPAN_RECORD, extents.files, located[:, :, 0])
+        stored = read_ragged(ranges, np.arange(len(located)))
         records, of_extent = stored.values, np.repeat(np.arange(len(stored)), stored.lengths)
         starts, stops = extents.firsts[of_extent], (extents.firsts + extents.counts)[of_extent]
         # If a span is in several blocks, take the record in the first block that the row overlaps.
@@ -268,10 +277,26 @@ class SpanReader:
         self._check(wrong.any(axis=1), extents.files, INDEX)
         return located
 
+    def load_tables(self) -> None:
+        """Read the index of all shards that have one."""
+        for shard in np.flatnonzero(self._has_spans).tolist():
+            self._index.of(shard)
+
+    def expect(self, rows: NDArray[np.int64], name: str) -> object:
+        """Request the spans of rows, or their metadata, without waiting; return the requests."""
+        extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
+        firsts, _, ends = self._located(extents)
+        of_metadata = int(name == METADATA)
+        dtype = np.dtype(np.uint8) if of_metadata else SPAN_RECORD
+        located = np.stack([firsts, ends], axis=1)[:, :, of_metadata]
+        stored = self._stored(name, dtype, extents.files, located)
+        every = np.arange(len(located))
+        return stored.reads(every, np.zeros_like(every), dtype).readahead()
+
     def _stored(
         self, name: str, dtype: np.dtype[Any], shards: NDArray[np.int64], ranges: NDArray[np.int64]
-    ) -> RaggedRows:
-        """Read one range of a file of each given shard."""
+    ) -> RowRanges:
+        """Return one range of a file of each given shard, as a row."""
 
         def extents(rows: NDArray[np.int64]) -> FileExtents:
             counts = ranges[rows, 1] - ranges[rows, 0]
@@ -285,10 +310,9 @@ class SpanReader:
                 within=np.zeros(there.size, np.int64),
             )
 
-        values = RowRanges(
+        return RowRanges(
             name=name, shape=(len(ranges),), dtype=dtype, files=self._files[name], extents=extents
         )
-        return read_ragged(values, np.arange(len(ranges)))
 
     def _check(self, wrong: NDArray[np.bool_], shards: NDArray[np.int64], name: str) -> None:
         if wrong.any():
@@ -328,6 +352,11 @@ class Tokens(StoredElement):
     def stored_bytes(self) -> int:
         """Return the size of all tokens in bytes."""
         return self._shards.n_tokens * self.dtype.itemsize
+
+    def load_tables(self) -> None:
+        """Read where documents lie, if that is asked of a server; otherwise files are mapped."""
+        if self._shards.location.is_remote:
+            self._rows.load_tables()
 
     def codec(self) -> str:
         """Return that nothing is compressed."""
@@ -380,6 +409,8 @@ class SpanElement(StoredElement):
         self._shards, self._reader, self.stored_as = shards, reader, stored_as
         self.shape = (rows.n_rows,)
         self.dtype = SPAN if stored_as == SPANS else np.dtype(np.uint8)
+        if shards.location.is_remote:
+            self.expected_row_bytes = self.stored_bytes() / rows.n_rows
 
     def stored_bytes(self) -> int:
         """Return the size of all records, or of all metadata, in bytes."""
@@ -388,6 +419,15 @@ class SpanElement(StoredElement):
     def codec(self) -> str:
         """Return that nothing is compressed."""
         return "none"
+
+    def load_tables(self) -> None:
+        """Read the index of spans, if that is asked of a server; otherwise files are mapped."""
+        if self._shards.location.is_remote:
+            self._reader.load_tables()
+
+    def expect(self, runs: Runs) -> object:
+        """Request what `read_rows` will read from a server, without waiting."""
+        return self._reader.expect(expand(runs), self.stored_as)
 
     def read_rows(self, runs: Runs) -> RaggedRows:
         """Read the spans of rows, or their metadata."""
@@ -425,7 +465,7 @@ class Span:
 
 
 class TokenStream(Source):
-    """A stream of tokens in a folder, which `TokenStreamWriter` wrote.
+    """A stream of tokens in a folder, local or on a server, which `TokenStreamWriter` wrote.
 
     Pass it to `open_collection` in place of a path; for windows of 4,096 tokens, the path suffices.
     Rows are either windows of equal length, which may cross the borders of shards and documents,
@@ -434,7 +474,7 @@ class TokenStream(Source):
     Parameters
     ----------
     folder
-        Folder of the shards, which are read in the order of their names.
+        Folder of the shards, which are read in the order of their names: a path or a URL.
     window
         Number of tokens in a row. A shorter last window is left out.
     stride
@@ -444,6 +484,11 @@ class TokenStream(Source):
     decoder
         Function from the bytes of metadata to the objects that `spans` returns; ``json.loads`` if
         None. Only `spans` calls it, and nothing is ever unpickled.
+    shards
+        Names of the shards to read; all of them if None. Web servers, which cannot list folders,
+        require it; object stores do not.
+    storage_options
+        Options for the server, as in `open_collection`.
 
     Attributes
     ----------
@@ -457,11 +502,13 @@ class TokenStream(Source):
     Raises
     ------
     PathError
-        There is no such folder.
+        There is no such folder or shard, or a server cannot list the shards.
+    RemoteError
+        A server cannot be reached, or refuses the request.
     FormatError
         The folder has no finished shard, a shard is damaged, or there is no window or document.
     ParameterError
-        The window or the stride is below one.
+        The window or the stride is below one, or ``shards`` is not a list of distinct names.
 
     Warns
     -----
@@ -491,39 +538,53 @@ class TokenStream(Source):
         stride: int | None = None,
         documents: bool = False,
         decoder: Callable[[bytes], Any] | None = None,
+        shards: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.location = Location.of(folder)
+        if storage_options is not None:
+            options = StorageOptions(dict(storage_options))
+            self.location = self.location.with_options(options)
         window = require_positive("window", window)
         stride = window if stride is None else require_positive("stride", stride)
         self._decoder = decoder
-        shards = self._shards = Shards(self.location)
+        if shards is not None and (isinstance(shards, str) or len({*shards}) < len(shards)):
+            msg = f"`shards` must be a list of names, each once, but got {shards!r}"
+            raise ParameterError(msg)
+        opened = self._shards = Shards(self.location, shards)
         if documents:
-            for name, header in zip(shards.names, shards.headers, strict=True):
+            for name, header in zip(opened.names, opened.headers, strict=True):
                 if header.n_documents is None:
                     msg = f"{self.location}/{name}: was written without documents; leave out"
                     raise FormatError(f"{msg} `documents`, or write it with documents=True")
-        rows: TokenRows = Documents(shards) if documents else Windows(shards, window, stride)
+        rows: TokenRows = Documents(opened) if documents else Windows(opened, window, stride)
         if not rows.n_rows:
             what = "document; append some"
             if not documents:
                 what = f"window of {window:,} tokens; give a smaller `window`"
-            raise FormatError(f"{self.location}: has {shards.n_tokens:,} tokens but no {what}")
+            raise FormatError(f"{self.location}: has {opened.n_tokens:,} tokens but no {what}")
         self._rows = rows
         self.elements: dict[str, StoredElement] = {
-            "X": Tokens(shards, rows, None if documents else window)
+            "X": Tokens(opened, rows, None if documents else window)
         }
-        if any(header.n_spans for header in shards.headers):
-            reader = SpanReader(shards, rows)
-            self.elements["spans"] = SpanElement(shards, rows, reader, SPANS)
-            self.elements["metadata"] = SpanElement(shards, rows, reader, METADATA)
+        if any(header.n_spans for header in opened.headers):
+            reader = SpanReader(opened, rows)
+            self.elements["spans"] = SpanElement(opened, rows, reader, SPANS)
+            self.elements["metadata"] = SpanElement(opened, rows, reader, METADATA)
         self._shown_rows = "documents=True" if documents else f"window={window}, stride={stride}"
+        if opened.are_some:
+            self._shown_rows += f", shards={list(self.shard_names)}"
 
     def __repr__(self) -> str:
         return f"TokenStream({str(self.location)!r}, {self._shown_rows})"
 
     def selection(self) -> str:
-        """Return the kind of its rows: windows of a length and stride, or documents."""
+        """Return the kind of its rows, and the shards if the folder is known to have others."""
         return self._shown_rows
+
+    def version(self) -> str | None:
+        """Return a digest that changes when an object on a server is replaced; else None."""
+        return self._shards.version()
 
     @property
     def n_tokens(self) -> int:
@@ -675,4 +736,5 @@ TOKEN_STREAM = Storage(
     name="token stream",
     open=lambda location, _: [TokenStream(location)],
     recognizes=_has_shards,
+    parts=(SUFFIX,),
 )
