@@ -2,6 +2,7 @@
 
 import shutil
 import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,16 @@ from tests import commands
 from tests.loader.convert.test_preshuffle import parts_of
 from tests.loader.matrices import random_csr
 
-from cellfeed import CellDataset, FormatError, MismatchError, open_collection, preshuffle
-from cellfeed._convert._preshuffle import _by_row
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    FormatError,
+    MismatchError,
+    open_collection,
+    preshuffle,
+)
+from cellfeed._collection import Genes
+from cellfeed._convert._preshuffle._inputs import open_matrices
 
 
 @pytest.fixture
@@ -27,7 +36,12 @@ def out(tmp_path):
 
 
 def written(store: Path) -> sp.csr_matrix:
-    return sp.vstack([sp.csr_matrix(part.X) for part in parts_of(store)], format="csr")
+    return sp.vstack([as_csr(part.X) for part in parts_of(store)], format="csr")
+
+
+def as_csr(X: Any) -> sp.csr_matrix:
+    """With indices that SciPy makes, since stored ones have one byte or two."""
+    return sp.csr_matrix((X.data, X.indices.astype(np.int32), X.indptr), shape=X.shape)
 
 
 def check_same(found: Any, expected: Any) -> None:
@@ -45,7 +59,9 @@ def write(X: Any, path: Path, **options: Any) -> Path:
         obs=pd.DataFrame(index=[f"cell{i}" for i in range(X.shape[0])]),
         var=pd.DataFrame(index=[f"gene{i}" for i in range(X.shape[1])]),
     )
-    (adata.write_zarr if path.suffix == ".zarr" else adata.write_h5ad)(path, **options)
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
+        warnings.simplefilter("ignore")  # of defaults to come
+        (adata.write_zarr if path.suffix == ".zarr" else adata.write_h5ad)(path, **options)
     return path
 
 
@@ -57,23 +73,41 @@ def write(X: Any, path: Path, **options: Any) -> Path:
     density=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     dtype=st.sampled_from(["float32", "float64", "int32", "uint8", "int64", "bool"]),
     memory=st.sampled_from([1, 700, 6_000, 10**9]),
-    suffix=st.sampled_from([".h5ad", ".zarr"]),
     is_skewed=st.booleans(),
 )
-def test_it_is_that_of_scipy(
-    new_folder, seed, n_cells, n_genes, density, dtype, memory, suffix, is_skewed
-):
+def test_it_is_that_of_scipy(new_folder, seed, n_cells, n_genes, density, dtype, memory, is_skewed):
+    """Whatever the numbers of blocks of genes and bands of cells."""
     rng = np.random.default_rng(seed)
     X = random_csr((n_cells, n_genes), density, rng, np.float64)
     X.data = rng.integers(0, 120, X.nnz).astype(dtype)  # some are zeros, and kept
     if is_skewed:  # nearly all elements are of few cells
-        X = sp.csr_matrix(sp.diags((rng.random(n_cells) < 0.1).astype(dtype)) @ X).astype(dtype)
+        few = rng.random(n_cells) < 0.1
+        X = sp.csr_matrix(sp.diags(few.astype(float)) @ X.astype(float)).astype(dtype)
     X.sort_indices()
-    stored = sp.csc_matrix(X)
     folder = new_folder()
-    path = write(stored, folder / f"in{suffix}")
-    preshuffle(path, folder / "out.zarr", in_order=True, memory=memory)
-    check_same(written(folder / "out.zarr"), stored.tocsr())
+    matrix = by_row(write(sp.csc_matrix(X), folder / "in.h5ad"), folder / "copy")
+    matrix.rewrite(memory, lambda n: None)
+    assert not list((folder / "copy").glob("block-*"))
+    found = matrix.read_rows(np.array([[0, n_cells]]))
+    check_same(as_csr(found.to_scipy()), sp.csc_matrix(X).tocsr())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
+@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
+def test_the_store_is_that_of_scipy(tmp_path, out, dtype, suffix):
+    rng = np.random.default_rng(3)
+    X = random_csr((120, 70), 0.3, rng, np.float64)
+    X.data = rng.integers(0, 120, X.nnz).astype(dtype)
+    done = preshuffle(
+        write(sp.csc_matrix(X), tmp_path / f"in{suffix}"), out, in_order=True, memory=40_000
+    )
+    assert done.n_parts > 1
+    check_same(written(out), sp.csc_matrix(X).tocsr())
+
+
+def by_row(path: Path, folder: Path) -> Any:
+    collection = open_matrices([path], ["X"], Genes(), folder)
+    return collection.sources[0].elements["X"]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +153,7 @@ def test_training_on_it(by_gene, out):
     with pytest.raises(FormatError, match="stored by gene"):
         open_collection(path)
     preshuffle(path, out, in_order=True, memory=MEMORY)
-    cells = CellDataset(open_collection(out), batch_size=16, seed=1)
+    cells = CellDataset(open_collection(out), BlockShuffling(4), 16, seed=1)
     rows = list[int]()
     for minibatch in cells.loader(num_workers=2):
         np.testing.assert_array_equal(minibatch.X.to_dense(), X[minibatch.rows.numpy()].toarray())
@@ -149,7 +183,7 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.5, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
 def test_resumed_with_what_is_missing(by_gene, out, share):
     path, X = by_gene
 
@@ -215,34 +249,21 @@ def test_damaged_input_is_one_line(by_gene, out, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_memory_is_bounded(tmp_path, out, monkeypatch):
+def test_memory_is_bounded(tmp_path):
     """With an eighth of the matrix as memory, no more than that is in arrays at once."""
     rng = np.random.default_rng(0)
     X = random_csr((20_000, 500), 0.2, rng, np.float32)
-    path = write(sp.csc_matrix(X), tmp_path / "in.h5ad")
-    memory = X.nnz
-    (source,) = _by_row_sources(path, tmp_path / "copy")
-    source.rewrite(memory, lambda n: None)  # compiled
-    shutil.rmtree(tmp_path / "copy")
-    (source,) = _by_row_sources(path, tmp_path / "copy")
+    path, memory = write(sp.csc_matrix(X), tmp_path / "in.h5ad"), X.nnz
+    by_row(path, tmp_path / "first").rewrite(memory, lambda n: None)  # compiled
+    matrix = by_row(path, tmp_path / "second")
     tracemalloc.start()
     try:
-        source.rewrite(memory, lambda n: None)
+        matrix.rewrite(memory, lambda n: None)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 1.5 * memory + 1_000_000
-    rows = source.read_rows(np.array([[0, 20_000]])).to_scipy()
-    X.sort_indices()
-    np.testing.assert_array_equal(rows.indices, X.indices)
-
-
-def _by_row_sources(path: Path, folder: Path) -> list[_by_row.ByRow]:
-    from cellfeed._collection import Genes  # noqa: PLC0415
-    from cellfeed._convert._preshuffle._inputs import open_matrices  # noqa: PLC0415
-
-    collection = open_matrices([path], ["X"], Genes(), folder)
-    return [source.elements["X"] for source in collection.sources]  # type: ignore[misc]
+    check_same(as_csr(matrix.read_rows(np.array([[0, 20_000]])).to_scipy()), sp.csr_matrix(X))
 
 
 # The command
@@ -259,6 +280,6 @@ def test_command_keeps_everything_by_default(by_gene, out, tmp_path):
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{out}: 400 cells in 1 part ")
     (part,) = parts_of(out)
-    check_same(part.X, X)
-    check_same(part.layers["counts"], 2 * X)
+    check_same(as_csr(part.X), X)
+    check_same(as_csr(part.layers["counts"]), 2 * X)
     np.testing.assert_array_equal(part.obsm["pca"], np.eye(400)[:, :3])

@@ -346,7 +346,7 @@ def _digest(cells: NDArray[Any], genes: NDArray[Any], data: NDArray[Any]) -> np.
     """
     total = np.uint64(0)
     words = data.dtype.itemsize if data.dtype.itemsize in (1, 2, 4, 8) else 1
-    bits = data.view(f"u{words}").reshape(data.size, -1)
+    bits = data.view(f"u{words}").reshape(data.size, data.dtype.itemsize // words)
     with np.errstate(over="ignore"):
         for start in range(0, data.size, _PIECE):
             piece = slice(start, start + _PIECE)

@@ -1,7 +1,7 @@
 """The inputs of a copy: which elements are written, and everything that is read of the files."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -266,8 +266,17 @@ def _joined_uns(sources: Sequence[Source], path: str) -> Any:
         return parts[0] if parts else {}
     empty = pd.DataFrame(index=pd.Index([], dtype=str))
     joined = ad.concat([ad.AnnData(obs=empty, uns=each) for each in parts], uns_merge="unique").uns
-    lost = sorted({name for each in parts for name in each if name not in joined})
+    lost = sorted({name for each in parts for name in _names(each)}.difference(_names(joined)))
     if lost:
         msg = f"`{path}` differs between files, and is written without {', '.join(map(repr, lost))}"
         warnings.warn(msg, UserWarning, stacklevel=4)
     return dict(joined)
+
+
+def _names(nested: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the paths of the entries of nested dictionaries."""
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}"

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, identity
 from cellfeed._collection import Collection, JoinVars
+from cellfeed._convert._preshuffle._by_row import ByRow
 from cellfeed._errors import (
     FormatError,
     MismatchError,
@@ -31,6 +32,7 @@ from cellfeed._errors import (
     require_integer,
     require_positive,
 )
+from cellfeed._runs import merge_consecutive
 from cellfeed.console import format_bytes
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 
@@ -152,6 +154,7 @@ _OBS_BYTES_PER_CELL = 400
 _CHUNKS_PER_BLOCK = 8
 _LEAST_BLOCK = 64
 _LEAST_BLOCKS_PER_PART = 64
+_SAMPLED_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,15 +454,31 @@ def _matrix(collection: Collection, name: str, path: str) -> Matrix:
     if element.n_columns == 0 and path == "X":
         msg = f"{collection.locations[0]}: has no genes; give files that have some"
         raise ParameterError(msg)
-    is_sparse = element.layout == "csr"
     return Matrix(
         name=name,
         path=path,
         row_shape=element.row_shape,
         dtype=element.dtype.name,
-        row_length=float(collection.mean_row_lengths[name]) if is_sparse else None,
+        row_length=_row_length(collection, name) if element.layout == "csr" else None,
         table=None if stored.var == stored.stored_as else stored.var,
     )
+
+
+def _row_length(collection: Collection, name: str) -> float:
+    """Return the mean number of stored elements of a cell, approximately."""
+    elements = [each for source in collection.sources for each in source.elements.values()]
+    if not any(isinstance(each, ByRow) for each in elements):
+        return float(collection.mean_row_lengths[name])
+    total = 0.0  # without reading rows, since some cannot be read yet
+    for source in collection.sources:
+        stored = source.elements[name]
+        if isinstance(stored, ByRow):
+            total += stored.n_elements
+        else:
+            rows = np.linspace(0, source.n_rows - 1, min(source.n_rows, _SAMPLED_ROWS))
+            lengths = stored.row_lengths(merge_consecutive(rows.astype(np.int64)))
+            total += source.n_rows * (stored.shape[1] if lengths is None else lengths.mean())
+    return total / len(collection)
 
 
 def digest(content: bytes) -> str:
