@@ -15,7 +15,11 @@ from cellfeed._progress import ProgressLine
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 
-_STAGES = {"write": "Writing cells", "check": "Checking parts"}
+_STAGES = {
+    "rewrite": "Rewriting elements by cell",
+    "write": "Writing cells",
+    "check": "Checking parts",
+}
 
 
 @click.group(cls=OneLineErrorGroup)
@@ -56,8 +60,20 @@ def synthesize(
 @main.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--element", default="X", show_default=True, metavar="NAME",
+@click.option("--elements", metavar="NAMES", show_default="X; all with --in-order",
+              help="Elements to write, such as X,layers/counts,obsm/X_pca; or all.")  # fmt: skip
+@click.option("--element", metavar="NAME",
               help="The element to write as X, such as layers/counts.")  # fmt: skip
+@click.option("--in-order", is_flag=True, help="Keep the order of the cells; also rewrites CSC.")
+@click.option("--join-vars", type=click.Choice(["same", "inner", "outer"]), default="same",
+              show_default=True, help="Genes to write if files differ: those of all files, or of "
+              "any.")  # fmt: skip
+@click.option("--genes", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Text file with the names of the genes to write, one in each line.")  # fmt: skip
+@click.option("--where", metavar="CONDITION",
+              help="Only cells whose obs fulfil it, such as \"drug == 'drug_001'\".")  # fmt: skip
+@click.option("--rows", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Array of NumPy (.npy) with the rows to write, or a mask.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the random order.")
 @click.option("--block-size", type=click.IntRange(min=1), show_default="from the files' chunks",
               help="Cells read together; smaller blocks mix better, larger ones are faster."
@@ -73,8 +89,17 @@ def synthesize(
               )  # fmt: skip
 @click.option("--scheduler", metavar="ADDRESS",
               help="Address of a Dask scheduler, whose workers then write.")  # fmt: skip
-def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **options: Any) -> None:
-    """Write the cells of IN... to OUT, shuffled: a zarr store of AnnData groups.
+def preshuffle(
+    *,
+    paths: tuple[str, ...],
+    out: Path,
+    elements: str | None,
+    genes: Path | None,
+    rows: Path | None,
+    scheduler: str | None,
+    **options: Any,
+) -> None:
+    """Write the cells of IN... to OUT, shuffled or in order: a zarr store of AnnData groups.
 
     The name of OUT usually ends in .zarr. To resume after an interruption, run the same command
     again.
@@ -87,7 +112,18 @@ def preshuffle(*, paths: tuple[str, ...], out: Path, scheduler: str | None, **op
             def tell(stage: str, done: float, total: float) -> None:
                 line.show_share(_STAGES[stage], done, total)
 
-            done = write_preshuffled(paths, out, scheduler=scheduler, on_progress=tell, **options)
+            done = write_preshuffled(
+                paths,
+                out,
+                elements=elements if elements in (None, "all") else elements.split(","),
+                genes=None
+                if genes is None
+                else [line.strip() for line in genes.read_text().splitlines() if line.strip()],
+                rows=None if rows is None else _loaded(rows),
+                scheduler=scheduler,
+                on_progress=tell,
+                **options,
+            )
     except KeyboardInterrupt:
         interrupted("Stopped; run the same command again to resume after the last complete part.")
     click.echo(
@@ -165,6 +201,19 @@ def warm_up() -> None:
             kernels.cast_address(stored, np.dtype(np.float32))
     seconds = time.perf_counter() - start
     click.echo(f"compiled for this processor in {seconds:.1f} s; first minibatches need not")
+
+
+def _loaded(path: Path) -> Any:
+    """Return an array of NumPy."""
+    import numpy as np  # noqa: PLC0415
+
+    from cellfeed import FormatError  # noqa: PLC0415
+
+    try:
+        return np.load(path)
+    except (ValueError, EOFError) as error:
+        msg = f"{path}: is not an array of NumPy; write it with `numpy.save`"
+        raise FormatError(msg) from error
 
 
 def _parts(n: int) -> str:

@@ -111,6 +111,17 @@ def open_sources_of(
     ParameterError
         An object cannot be opened, or is given twice.
     """
+    opened = side_by_side(partial(_open, elements=elements), locate(given, elements, options))
+    return [source for sources in opened for source in sources]
+
+
+def locate(
+    given: Any, elements: Sequence[str], options: StorageOptions | None = None
+) -> "list[_Found | Source]":
+    """Return the locations that are given, each with its storage, and the open sources.
+
+    Parameters and errors are those of `open_sources_of`, except that no file is opened.
+    """
     one_or_more = _listed(given, elements, {})
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
@@ -127,8 +138,7 @@ def open_sources_of(
             msg = f"{location}: given twice, so its cells would count twice; give it once"
             raise PathError(msg)
         seen.add(resolved)
-    opened = side_by_side(partial(_open, elements=elements), found)
-    return [source for sources in opened for source in sources]
+    return found
 
 
 def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[Given]:

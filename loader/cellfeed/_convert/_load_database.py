@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location, StorageOptions, digest_of, lasting_identity
 from cellfeed._collection import Collection, open_collection, require_named
 from cellfeed._convert._preshuffle._job import InputFile
-from cellfeed._convert._preshuffle._part import ObsTable
+from cellfeed._convert._preshuffle._tables import ObsTable
 from cellfeed._decode._packed import pack_row
 from cellfeed._errors import DeliveryError, FormatError, ParameterError, one_line, require_positive
 from cellfeed._rows import Cells

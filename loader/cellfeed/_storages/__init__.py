@@ -1,6 +1,13 @@
 """Sources of rows: base classes, a registry, and a file or folder for each storage."""
 
-from cellfeed._storages._anndata import ANNDATA, TenxSource, open_sources
+from cellfeed._storages._anndata import (
+    ANNDATA,
+    AnnDataSource,
+    StoredCsc,
+    TenxSource,
+    open_sources,
+    open_to_copy,
+)
 from cellfeed._storages._cellstream import CELLSTREAM
 from cellfeed._storages._huggingface import HUGGINGFACE, HuggingFaceSource
 from cellfeed._storages._in_memory import AnnDataObjectSource, locations_or_sources

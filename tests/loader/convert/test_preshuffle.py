@@ -28,6 +28,7 @@ from cellfeed import (
     preshuffle,
 )
 from cellfeed._convert._preshuffle import _part
+from cellfeed._convert._preshuffle._inputs import Inputs
 from cellfeed._convert._preshuffle._job import FORMAT, OutputFolder
 from cellfeed._convert._preshuffle._preshuffle import check_store
 
@@ -234,7 +235,7 @@ def test_finished_store_is_left_alone(plates, finished):
 # Beginning, resuming, refusing
 
 
-def interrupted(plates, out, n_parts: int) -> None:
+def interrupted(plates, out, n_parts: int, **options: Any) -> None:
     """Leave a store of which some parts are done."""
 
     class StopError(Exception):
@@ -245,7 +246,7 @@ def interrupted(plates, out, n_parts: int) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        preshuffle(plates, out, memory=FEW_CELLS, on_progress=stop)
+        preshuffle(plates, out, on_progress=stop, **{"memory": FEW_CELLS} | options)
 
 
 def test_resumes_with_what_is_missing(plates, out, finished):
@@ -368,10 +369,10 @@ def test_one_that_was_taken_for_dead_completes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
-        ("X/data/c", "its values differ from the input"),
+        ("X/data/c", "it has values of `X` that differ from the input"),
         ("X/indptr", "cannot be read"),
-        ("X/indptr/c", "its numbers of elements do not match"),
-        ("obs/plate/codes/c", "its obs differs"),
+        ("X/indptr/c", "it has numbers of elements of `X` that do not match"),
+        ("obs/plate/codes/c", "it has obs that differs"),
         ("obs/source_row/c", "other cells"),
     ],
 )
@@ -382,7 +383,7 @@ def test_check_names_what_is_damaged(plates, finished, out, damaged, message):
     job = folder.begun()
     assert job is not None
     with pytest.raises(FormatError, match=message) as caught:
-        check_store(folder, job, _part.Inputs.open(job), lambda n: None)
+        check_store(folder, job, Inputs.open(job, folder), lambda n: None)
     assert str(caught.value).startswith(f"{out / 'dataset_1'}: ")
 
 

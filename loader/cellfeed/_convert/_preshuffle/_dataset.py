@@ -1,6 +1,6 @@
 """One part as an AnnData group of a zarr store, and its matrix in memory."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec
 from zarr.codecs.numcodecs import AsType, Delta
 
-from cellfeed._convert._preshuffle._job import Job, os_errors
+from cellfeed._convert._preshuffle._inputs import Inputs, table_of
+from cellfeed._convert._preshuffle._job import Job, Matrix, os_errors
 from cellfeed._decode import expect_numcodecs
 from cellfeed._runs import expand
 from cellfeed.machine import usable_cpu_count
@@ -197,59 +198,128 @@ class Encoding:
 def write_dataset(
     folder: Path,
     job: Job,
+    inputs: Inputs,
     *,
-    matrix: CsrPart | NDArray[Any],
+    matrices: Mapping[str, CsrPart | NDArray[Any]],
     order: NDArray[np.intp],
     obs: pd.DataFrame,
-    var: pd.DataFrame,
+    frames: Mapping[str, pd.DataFrame],
     on_share: Callable[[float], object],
 ) -> None:
-    """Write an AnnData group.
+    """Write an AnnData group, or a group of MuData.
 
     Parameters
     ----------
     folder
         A folder that does not exist yet.
-    job
-        The job, which determines chunks and shards.
-    matrix, order
-        The matrix in storage order, and the order in which its rows are written.
-    obs, var
-        Tables of the cells, in the order in which they are written, and of the genes.
+    job, inputs
+        The job, which determines chunks and shards, and its inputs.
+    matrices, order
+        The matrices in storage order, by name, and the order in which their rows are written.
+    obs, frames
+        The table of the cells, and data frames of ``obsm`` by name, in the order in which they are
+        written.
     on_share
-        Called with the share of the matrix that is written.
+        Called with the share of the matrices that is written.
     """
     expect_numcodecs()
     settings: dict[str, Any] = {"allow_write_nullable_strings": True}
     if hasattr(ad.settings, "auto_shard_zarr_v3"):  # later versions do so anyway
         settings["auto_shard_zarr_v3"] = True
     with ad.settings.override(**settings), os_errors(folder):
-        group = zarr.create_group(folder)
-        group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-        write_elem(group, "obs", obs)
-        write_elem(group, "var", var)
-        for name in ("layers", "obsm", "obsp", "uns", "varm", "varp"):
-            write_elem(group, name, {})
-        if isinstance(matrix, CsrPart):
-            matrix.shuffle(order)
-            _write_csr(group, folder / "X", job, matrix, on_share)
+        root = zarr.create_group(folder)
+        if inputs.modalities is None:
+            _write_tables(root, "", inputs, obs)
         else:
-            _write_dense(group, job, matrix, order, on_share)
+            _write_mudata(root, inputs, obs)
+        for name, frame in frames.items():
+            write_elem(root, name, frame.set_axis(obs.index))
+        for k, each in enumerate(job.matrices):
+            if each.path.endswith("raw/X"):
+                raw = root.create_group(each.path[: -len("/X")])
+                raw.attrs.update({"encoding-type": "raw", "encoding-version": "0.1.0"})
+                write_elem(raw, "var", inputs.tables[table_of(each.path)])
+                write_elem(raw, "varm", {})
+            matrix = matrices[each.name]
+            above, _, name = each.path.rpartition("/")
+            group = root.require_group(above) if above else root
+
+            def of_all(share: float, k: int = k) -> None:
+                on_share((k + share) / len(job.matrices))
+
+            if isinstance(matrix, CsrPart):
+                matrix.shuffle(order)
+                _write_csr(group, name, folder / each.path, job, each, matrix, of_all)
+            else:
+                _write_dense(group, name, job, each, matrix, order, of_all)
+
+
+def _write_tables(group: zarr.Group, within: str, inputs: Inputs, obs: pd.DataFrame) -> None:
+    """Write an AnnData object without its matrices."""
+    group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+    write_elem(group, "obs", obs)
+    write_elem(group, "var", inputs.tables[f"{within}var"])
+    write_elem(group, "uns", inputs.uns.get(f"{within}uns", {}))
+    for name in ("layers", "obsm", "obsp", "varm", "varp"):
+        write_elem(group, name, {})
+
+
+def _write_mudata(root: zarr.Group, inputs: Inputs, obs: pd.DataFrame) -> None:
+    """Write MuData without its matrices; all its modalities have all cells.
+
+    obs of a modality gets the columns that `MuDataSource` names after it, such as ``rna:plate``.
+    """
+    modalities = inputs.modalities or ()
+    root.attrs.update({"encoding-type": "MuData", "encoding-version": "0.1.0", "axis": 0})
+    above = root.create_group("mod", attributes={"mod-order": list(modalities)})
+    names, first = [inputs.tables[f"mod/{each}/var"].index for each in modalities], 0
+    n_vars, varmap = sum(map(len, names)), dict[str, Any]()
+    shared = list(obs.columns)
+    for modality, own in zip(modalities, names, strict=True):
+        prefix = f"{modality}:"
+        columns = [name for name in obs.columns if name.startswith(prefix)]
+        own_names = [name.removeprefix(prefix) for name in columns]
+        shared = [name for name in shared if name not in columns]
+        of_modality = obs[columns].rename(columns=dict(zip(columns, own_names, strict=True)))
+        _write_tables(above.create_group(modality), f"mod/{modality}/", inputs, of_modality)
+        varmap[modality] = np.zeros(n_vars, np.uint32)
+        varmap[modality][first : first + len(own)] = np.arange(1, len(own) + 1)
+        first += len(own)
+    write_elem(root, "obs", obs[shared])
+    index = pd.Index(np.concatenate([each.to_numpy(dtype=object) for each in names]))
+    write_elem(root, "var", pd.DataFrame(index=index))
+    write_elem(
+        root, "obsmap", {each: np.arange(1, len(obs) + 1, dtype=np.uint32) for each in modalities}
+    )
+    write_elem(root, "varmap", varmap)
+    # mudata keeps which cells a modality has, and which genes are of it.
+    is_in = {each: np.ones(len(obs), bool) for each in modalities}
+    write_elem(root, "obsm", is_in)
+    write_elem(root, "varm", {name: positions > 0 for name, positions in varmap.items()})
+    write_elem(root, "uns", inputs.uns.get("uns", {}))
+    for name in ("obsp", "varp"):
+        write_elem(root, name, {})
 
 
 def _write_csr(
-    group: zarr.Group, folder: Path, job: Job, matrix: CsrPart, on_share: Callable[[float], object]
+    above: zarr.Group,
+    name: str,
+    folder: Path,
+    job: Job,
+    matrix: Matrix,
+    part: CsrPart,
+    on_share: Callable[[float], object],
 ) -> None:
-    n = matrix.n_elements
-    X = group.create_group("X")
-    shape = [matrix.pointer.size - 1, job.n_vars]
-    X.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape})
+    n = part.n_elements
+    group = above.create_group(name)
+    shape = [part.pointer.size - 1, matrix.n_columns]
+    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape})
     index_dtype = np.int32 if n <= np.iinfo(np.int32).max else np.int64
-    X.create_array("indptr", data=matrix.pointer.astype(index_dtype), compressors=_compressor())
+    group.create_array("indptr", data=part.pointer.astype(index_dtype), compressors=_compressor())
     threads = ThreadPoolExecutor(usable_cpu_count(), thread_name_prefix="cellfeed-encode")
     try:
-        for n_before, name in ((0, "indices"), (n, "data")):
-            for n_written in _write_array(X, folder, job, matrix, name, threads):
+        for n_before, array in ((0, "indices"), (n, "data")):
+            for n_written in _write_array(group, folder, job, matrix, part, array, threads):
                 on_share((n_before + n_written) / (2 * n))
     finally:
         # Whoever interrupts it need not wait for the rest of a shard.
@@ -257,13 +327,19 @@ def _write_csr(
 
 
 def _write_array(
-    X: zarr.Group, folder: Path, job: Job, matrix: CsrPart, name: str, threads: Executor
+    group: zarr.Group,
+    folder: Path,
+    job: Job,
+    matrix: Matrix,
+    part: CsrPart,
+    name: str,
+    threads: Executor,
 ) -> Iterator[int]:
     """Write ``data`` or ``indices``; yield the number of elements that have been written."""
-    n, encoding = matrix.n_elements, Encoding.of(job, matrix, name)
-    chunk = max(1, min(job.elements_per_chunk, n))
-    n_chunks = min(job.chunks_per_shard(encoding.dtype), max(1, -(-n // chunk)))
-    X.create_array(
+    n, encoding = part.n_elements, Encoding.of(job, part, name)
+    chunk = max(1, min(job.elements_per_chunk(matrix), n))
+    n_chunks = min(job.chunks_per_shard(matrix, encoding.dtype), max(1, -(-n // chunk)))
+    group.create_array(
         name,
         shape=(n,),
         dtype=encoding.dtype,
@@ -275,7 +351,7 @@ def _write_array(
     step = chunk * max(1, _ELEMENTS_OF_A_JOB // chunk)
 
     def encoded(start: int, stop: int) -> list[bytes]:
-        return encoding.encode(matrix.elements(name, start, stop), chunk)
+        return encoding.encode(part.elements(name, start, stop), chunk)
 
     for number, start in enumerate(range(0, n, chunk * n_chunks)):
         stop = min(start + chunk * n_chunks, n)
@@ -301,28 +377,31 @@ def _write_shard(path: Path, chunks: Iterable[bytes], n_chunks: int) -> None:
 
 def _write_dense(
     group: zarr.Group,
+    name: str,
     job: Job,
-    matrix: NDArray[Any],
+    matrix: Matrix,
+    rows: NDArray[Any],
     order: NDArray[np.intp],
     on_share: Callable[[float], object],
 ) -> None:
-    n_rows, n_vars = matrix.shape
+    n_rows, row_shape = len(rows), rows.shape[1:]
     chunk = min(job.cells_per_chunk, n_rows)
-    shard = chunk * min(job.chunks_per_shard(matrix.dtype), -(-n_rows // chunk))
+    shard = chunk * min(job.chunks_per_shard(matrix, rows.dtype), -(-n_rows // chunk))
     # zarrs encodes the chunks of a shard in threads, without the GIL.
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
         array = group.create_array(
-            "X",
-            shape=(n_rows, n_vars),
-            dtype=matrix.dtype,
-            chunks=(chunk, n_vars),
-            shards=(shard, n_vars),
+            name,
+            shape=rows.shape,
+            dtype=rows.dtype,
+            chunks=(chunk, *row_shape),
+            shards=(shard, *row_shape),
             compressors=_compressor(),
             attributes={"encoding-type": "array", "encoding-version": "0.2.0"},
+            overwrite=True,  # of which modality a cell is, where that is a copied element
         )
         for start in range(0, n_rows, shard):
             stop = min(start + shard, n_rows)
-            array[start:stop] = matrix[order[start:stop]]
+            array[start:stop] = rows[order[start:stop]]
             on_share(stop / n_rows)
 
 

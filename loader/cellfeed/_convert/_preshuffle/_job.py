@@ -3,23 +3,27 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, identity
-from cellfeed._collection import Collection
+from cellfeed._collection import Collection, JoinVars
+from cellfeed._convert._preshuffle._by_row import ByRow
 from cellfeed._errors import (
     FormatError,
     MismatchError,
@@ -28,6 +32,7 @@ from cellfeed._errors import (
     require_integer,
     require_positive,
 )
+from cellfeed._runs import merge_consecutive
 from cellfeed.console import format_bytes
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 
@@ -93,6 +98,28 @@ class InputFile:
             raise MismatchError(msg)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What is written of the files.
+
+    Parameters
+    ----------
+    matrices
+        Names of the matrices.
+    frames
+        Names of the data frames in ``obsm``.
+    uns
+        Whether ``uns`` is written.
+    paths
+        Path in the output, by name, of matrices that get another one.
+    """
+
+    matrices: tuple[str, ...]
+    frames: tuple[str, ...] = ()
+    uns: bool = False
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+
 def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Return short names of files, without the folder if these are unique.
 
@@ -108,7 +135,7 @@ def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 # To be raised whenever the same job gives other content.
-FORMAT = "cellfeed preshuffle 4"
+FORMAT = "cellfeed preshuffle 5"
 
 CODECS = "delta", "annbatch"
 
@@ -127,45 +154,108 @@ _OBS_BYTES_PER_CELL = 400
 _CHUNKS_PER_BLOCK = 8
 _LEAST_BLOCK = 64
 _LEAST_BLOCKS_PER_PART = 64
+_SAMPLED_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A matrix to write.
+
+    Parameters
+    ----------
+    name
+        Name of the element in the files.
+    path
+        Path in an AnnData group of the output.
+    row_shape
+        Shape of a row: the number of columns, or several numbers.
+    dtype
+        Dtype of the values.
+    row_length
+        Mean number of stored elements of a cell; None if rows are dense.
+    table
+        Path of the table of its columns in the files, such as ``var``; None if they have no names.
+    """
+
+    name: str
+    path: str
+    row_shape: tuple[int, ...]
+    dtype: str
+    row_length: float | None
+    table: str | None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether rows are sparse."""
+        return self.row_length is not None
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns, or of the values in a dense row."""
+        return math.prod(self.row_shape)
+
+    @property
+    def index_dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The smallest dtype that can hold column indices, as annbatch writes them."""
+        return np.dtype(np.min_scalar_type(max(self.n_columns - 1, 0)))
+
+    @property
+    def elements_per_cell(self) -> float:
+        """Mean number of elements of a cell in a buffer."""
+        return self.n_columns if self.row_length is None else self.row_length
+
+    def bytes_per_cell(self, index_dtype: "np.dtype[Any]") -> float:
+        """Return the mean size of a cell in memory, with column indices of the given dtype."""
+        index_size = index_dtype.itemsize if self.is_sparse else 0
+        return self.elements_per_cell * (np.dtype(self.dtype).itemsize + index_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A shuffled copy of a collection, divided into parts that can be written independently.
+    """A copy of a collection, divided into parts that can be written independently.
 
     Parameters
     ----------
     inputs
         The files, in the order of their cells.
-    element
-        Name of the matrix in the files.
+    matrices
+        The matrices to write, at least one.
+    frames
+        Names of the data frames in ``obsm`` to write.
+    uns
+        Whether to write ``uns``.
+    join_vars
+        See `open_collection`.
+    genes, rows
+        Digests of the chosen genes and of the chosen rows; empty if they are not chosen.
+    in_order
+        Whether cells keep their order, in place of `plan`.
     seed, block_size
         Seed and block size of the plan.
     memory
         Bytes for the buffers of one process, which determine the sizes of parts and shards.
     codec, cells_per_chunk
         Encoding of sparse rows, and number of cells in a chunk, a mean if they are sparse.
-    n_cells, n_vars
-        Shape of the collection.
-    n_elements
-        Approximate number of stored elements of the collection; None if it is dense.
-    dtype
-        Dtype of the values.
+    n_cells
+        Number of cells to write.
     linked
         Other files to which the inputs refer.
     """
 
     inputs: tuple[InputFile, ...]
-    element: str
+    matrices: tuple[Matrix, ...]
+    frames: tuple[str, ...] = ()
+    uns: bool = False
+    join_vars: JoinVars = "same"
+    genes: str = ""
+    rows: str = ""
+    in_order: bool = False
     seed: int
     block_size: int
     memory: int
     codec: str
     cells_per_chunk: int
     n_cells: int
-    n_vars: int
-    n_elements: int | None
-    dtype: str
     linked: tuple[InputFile, ...] = ()
 
     @property
@@ -174,43 +264,33 @@ class Job:
         return tuple(file.path for file in self.inputs)
 
     @property
-    def index_dtype(self) -> np.dtype[np.unsignedinteger]:
-        """The smallest dtype that can hold column indices, as annbatch writes them."""
-        return np.dtype(np.min_scalar_type(max(self.n_vars - 1, 0)))
+    def elements(self) -> tuple[str, ...]:
+        """Names of the matrices in the files."""
+        return tuple(each.name for each in self.matrices)
 
-    @property
-    def elements_per_cell(self) -> float:
-        """Mean number of elements of a cell in a buffer."""
-        return self.n_vars if self.n_elements is None else self.n_elements / self.n_cells
-
-    @property
-    def elements_per_chunk(self) -> int:
-        """Number of elements in a chunk of sparse rows."""
-        return max(1, round(self.cells_per_chunk * self.elements_per_cell))
+    def elements_per_chunk(self, matrix: Matrix) -> int:
+        """Return the number of elements in a chunk of sparse rows."""
+        return max(1, round(self.cells_per_chunk * matrix.elements_per_cell))
 
     @property
     def cells_per_part(self) -> int:
         """Number of cells in every part except the last, which may have fewer."""
-        itemsize = np.dtype(self.dtype).itemsize
-        if self.n_elements is not None:
-            itemsize += self.index_dtype.itemsize
-        bytes_per_cell = self.elements_per_cell * itemsize + _OBS_BYTES_PER_CELL
+        sizes = (each.bytes_per_cell(each.index_dtype) for each in self.matrices)
+        bytes_per_cell = sum(sizes) + _OBS_BYTES_PER_CELL * (1 + len(self.frames))
         most = max(1, int(self.memory * _SHARE_OF_PART / bytes_per_cell))
         return -(-self.n_cells // -(-self.n_cells // most))
 
     @property
     def cells_per_piece(self) -> int:
         """Number of cells that are read together."""
-        itemsize = np.dtype(self.dtype).itemsize
-        if self.n_elements is not None:
-            itemsize += np.dtype(np.int32).itemsize  # as they are read
-        bytes_per_cell = max(1.0, self.elements_per_cell * itemsize)
+        as_read = np.dtype(np.int32)
+        bytes_per_cell = max(1.0, sum(each.bytes_per_cell(as_read) for each in self.matrices))
         return max(1, int(min(self.memory * _SHARE_OF_PIECE, _LARGEST_PIECE) / bytes_per_cell))
 
-    def chunks_per_shard(self, dtype: "np.dtype[Any]") -> int:
+    def chunks_per_shard(self, matrix: Matrix, dtype: "np.dtype[Any]") -> int:
         """Return the number of chunks of an array in a shard."""
         shard = min(self.memory * _SHARE_OF_PIECE, _LARGEST_SHARD)
-        return max(1, int(shard // (self.elements_per_chunk * dtype.itemsize)))
+        return max(1, int(shard // (self.elements_per_chunk(matrix) * dtype.itemsize)))
 
     @property
     def plan(self) -> EpochPlan:
@@ -229,7 +309,11 @@ class Job:
         return self.plan.n_fetches
 
     def part(self, number: int) -> Fetch:
-        """Return the cells of a part, and their order in it."""
+        """Return the cells of a part, and their order in it, numbered among those to write."""
+        if self.in_order:
+            start = number * self.cells_per_part
+            size = self.part_size(number)
+            return Fetch(rows=np.arange(start, start + size), order=np.arange(size))
         return self.plan.fetch(number)
 
     def part_size(self, number: int) -> int:
@@ -255,6 +339,11 @@ class Job:
             if found == FORMAT:
                 for name in ("inputs", "linked"):
                     values[name] = tuple(InputFile(**file) for file in values[name])
+                values["matrices"] = tuple(
+                    Matrix(**each | {"row_shape": tuple(each["row_shape"])})
+                    for each in values["matrices"]
+                )
+                values["frames"] = tuple(values["frames"])
                 return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = "the record of the job is damaged; remove the output and start over"
@@ -282,13 +371,15 @@ class Job:
                 return f"with {show(then)}, not with {show(now)}"
         for name, then in asdict(begun).items():
             if then != asdict(self)[name]:
-                return f"with another {name}"
+                return f"with other {name}"
         return None
 
 
 _SHOWN: dict[str, Callable[[Any], str]] = {
+    "elements": lambda names: f"elements {', '.join(names)}",
     "seed": lambda seed: f"seed {seed}",
-    "element": str,
+    "in_order": lambda in_order: "cells in order" if in_order else "cells shuffled",
+    "join_vars": lambda join_vars: f"join_vars={join_vars!r}",
     "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
     "block_size": lambda block_size: f"a block size of {block_size}",
     "codec": lambda codec: f"codec {codec}",
@@ -298,68 +389,101 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 
 def describe_job(
     collection: Collection,
+    contents: Contents,
     *,
-    seed: int,
+    rows: NDArray[np.int64] | None,
     block_size: int | None,
-    memory: int,
-    codec: str,
-    cells_per_chunk: int,
+    **settings: Any,
 ) -> Job:
     """Return the job for a collection.
+
+    Parameters
+    ----------
+    collection, contents
+        The collection, whose elements are the matrices to write, and what is written.
+    rows
+        Rows to write, ascending; None for all.
+    block_size
+        Block size; None for the default.
+    **settings
+        Other fields of `Job`.
 
     Raises
     ------
     ParameterError
         ``memory``, ``block_size`` or ``cells_per_chunk`` is below 1, ``seed`` is not an integer,
-        there is no such codec, or the collection is not one matrix with the genes of ``var``.
+        there is no such codec, or an element is not a matrix of numbers.
     """
+    codec = settings["codec"]
     if codec not in CODECS:
         msg = f"`codec` must be one of {', '.join(map(repr, CODECS))}, but got {codec!r}"
-        raise ParameterError(msg)
-    (element,) = collection.elements
-    if element.partition("/")[0] not in ("X", "layers"):
-        msg = (
-            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
-            f"but got {element!r}"
-        )
-        raise ParameterError(msg)
-    row_shape = collection.elements[element].row_shape
-    if collection.layout == "ragged" or collection.dtype.names is not None:
-        msg = (
-            f"`element` must be a matrix of numbers, but {element!r} has rows of any length "
-            "or values with fields; read it without preshuffling"
-        )
-        raise ParameterError(msg)
-    if len(row_shape) > 1:
-        msg = (
-            f"`element` must have two dimensions, cells x genes, but {element!r} has "
-            f"{1 + len(row_shape)}; read it without preshuffling"
-        )
         raise ParameterError(msg)
     linked = {file for source in collection.sources for file in source.linked_files()}
     job = Job(
         inputs=tuple(map(InputFile.of, collection.locations)),
-        element=element,
-        seed=require_integer("seed", seed),
+        matrices=tuple(
+            _matrix(collection, name, contents.paths.get(name, name))
+            for name in collection.elements
+        ),
+        frames=contents.frames,
+        uns=contents.uns,
+        rows="" if rows is None else digest(rows.tobytes()),
         block_size=1,
-        memory=require_positive("memory", memory),
-        codec=codec,
-        cells_per_chunk=require_positive("cells_per_chunk", cells_per_chunk),
-        n_cells=len(collection),
-        n_vars=collection.n_vars,
-        n_elements=None,
-        dtype=collection.dtype.name,
+        n_cells=len(collection) if rows is None else rows.size,
         linked=tuple(InputFile.of(Location.of(file)) for file in sorted(linked)),
+        **settings
+        | {
+            "seed": require_integer("seed", settings["seed"]),
+            "memory": require_positive("memory", settings["memory"]),
+            "cells_per_chunk": require_positive("cells_per_chunk", settings["cells_per_chunk"]),
+        },
     )
-    if job.n_vars == 0:
-        msg = f"{collection.locations[0]}: has no genes; give files that have some"
-        raise ParameterError(msg)
-    if collection.layout == "csr":
-        n_elements = round(collection.mean_row_lengths[element] * len(collection))
-        job = replace(job, n_elements=n_elements)
     if block_size is None:
         return replace(job, block_size=_default_block_size(job, collection.rows_per_chunk))
     return replace(job, block_size=require_positive("block_size", block_size))
+
+
+def _matrix(collection: Collection, name: str, path: str) -> Matrix:
+    element, stored = collection.elements[name], collection.sources[0].elements[name]
+    if element.layout == "ragged" or element.dtype.names is not None:
+        msg = (
+            f"`elements` must be matrices of numbers, but {name!r} has rows of any length "
+            "or values with fields; read it without preshuffling"
+        )
+        raise ParameterError(msg)
+    if element.n_columns == 0 and path == "X":
+        msg = f"{collection.locations[0]}: has no genes; give files that have some"
+        raise ParameterError(msg)
+    return Matrix(
+        name=name,
+        path=path,
+        row_shape=element.row_shape,
+        dtype=element.dtype.name,
+        row_length=_row_length(collection, name) if element.layout == "csr" else None,
+        table=None if stored.var == stored.stored_as else stored.var,
+    )
+
+
+def _row_length(collection: Collection, name: str) -> float:
+    """Return the mean number of stored elements of a cell, approximately."""
+    elements = [each for source in collection.sources for each in source.elements.values()]
+    if not any(isinstance(each, ByRow) for each in elements):
+        return float(collection.mean_row_lengths[name])
+    total = 0.0  # without reading rows, since some cannot be read yet
+    for source in collection.sources:
+        stored = source.elements[name]
+        if isinstance(stored, ByRow):
+            total += stored.n_elements
+        else:
+            rows = np.linspace(0, source.n_rows - 1, min(source.n_rows, _SAMPLED_ROWS))
+            lengths = stored.row_lengths(merge_consecutive(rows.astype(np.int64)))
+            total += source.n_rows * (stored.shape[1] if lengths is None else lengths.mean())
+    return total / len(collection)
+
+
+def digest(content: bytes) -> str:
+    """Return a digest of the content of a parameter."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def _default_block_size(job: Job, rows_per_chunk: float) -> int:
@@ -398,13 +522,14 @@ def os_errors(path: Path) -> Iterator[None]:
 
 _WORK = ".cellfeed"
 _RECORD = "job.json"
+_GENES, _ROWS = "genes.json", "rows.npy"
 _ROOT = "zarr.json"
 _ATTRIBUTES = {"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"}
 _OWN_ATTRIBUTE = "cellfeed"
 
 
 class OutputFolder:
-    """A folder that a shuffled copy is written to.
+    """A folder that a copy is written to.
 
     Parameters
     ----------
@@ -440,10 +565,29 @@ class OutputFolder:
         """Whether the store is complete and was checked."""
         return _OWN_ATTRIBUTE in self._root().get("attributes", {})
 
-    def begin(self, job: Job) -> None:
-        """Record the job."""
+    def begin(self, job: Job, genes: Sequence[str] | None, rows: NDArray[np.int64] | None) -> None:
+        """Record the job, with the chosen genes and rows."""
         self._work.mkdir(parents=True, exist_ok=True)
+        if genes is not None:
+            _write_whole(self._work / _GENES, json.dumps(list(genes)))
+        if rows is not None:
+            temporary = self._work / f"rows-{uuid.uuid4().hex}.npy"
+            np.save(temporary, rows)
+            temporary.replace(self._work / _ROWS)
         _write_whole(self._work / _RECORD, job.to_json())
+
+    def chosen(self) -> tuple[list[str] | None, NDArray[np.int64] | None]:
+        """Return the chosen genes and rows of a job that was begun; None if all are written."""
+        genes, rows = self._work / _GENES, self._work / _ROWS
+        return (
+            json.loads(genes.read_text()) if genes.exists() else None,
+            np.load(rows, mmap_mode="r") if rows.exists() else None,
+        )
+
+    @property
+    def by_row(self) -> Path:
+        """The folder of matrices that were stored by gene, by row."""
+        return self._work / "by-row"
 
     def part(self, number: int) -> Path:
         """Return the path of a complete part."""

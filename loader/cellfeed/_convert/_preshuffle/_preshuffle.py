@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +13,18 @@ import zarr
 from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
-from cellfeed._collection import open_collection
+from cellfeed._collection import Collection, Genes, JoinVars, row_numbers
 from cellfeed._convert._preshuffle._dask import write_parts_on_dask
-from cellfeed._convert._preshuffle._job import Job, OutputFolder, describe_job
-from cellfeed._convert._preshuffle._part import Inputs, peak_memory, token_of, write_part
+from cellfeed._convert._preshuffle._inputs import Inputs, contents_of, open_matrices
+from cellfeed._convert._preshuffle._job import (
+    Contents,
+    Job,
+    Matrix,
+    OutputFolder,
+    describe_job,
+    digest,
+)
+from cellfeed._convert._preshuffle._part import peak_memory, token_of, write_part
 from cellfeed._decode import expect_numcodecs
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import merge_consecutive
@@ -47,7 +55,7 @@ def check_store(
         A part is damaged; the message names it, and the remedy.
     """
     expect_numcodecs()
-    seen = np.zeros(job.n_cells, dtype=bool)
+    written = np.zeros(len(inputs.collection), dtype=bool)
     sampled = -(-_SAMPLED_CELLS // job.n_parts)
     rng = np.random.default_rng(0)
     source_file, source_row = inputs.obs.provenance
@@ -57,64 +65,99 @@ def check_store(
             group: Any = zarr.open_group(path, mode="r")
             codes = group["obs"][source_file]["codes"][:].astype(np.int64)
             rows = inputs.obs.starts[codes] + group["obs"][source_row][:]
-            _require(path, np.array_equal(rows, expected.rows[expected.order]), "other cells")
-            seen[rows] = True
-            merged = _check_matrix(path, group, job, rows, inputs)
+            wanted = inputs.rows_of(expected.rows)[expected.order]
+            _require(path, np.array_equal(rows, wanted), "other cells")
+            written[rows] = True
             chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
-            chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
-            _check_cells(path, group, inputs, rows, chosen)
+            for matrix in job.matrices:
+                merged = _check_matrix(path, group, matrix, rows, inputs)
+                chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
+            _check_cells(path, group, job, inputs, rows, chosen)
         except FormatError:
             raise
         except Exception as error:  # zarr and its codecs have no common base of what they raise
             raise _damaged(path, f"it cannot be read ({error})") from error
         on_part(number + 1)
-    if not seen.all():  # parts do not overlap, nor leave out any: a mistake in the plan
+    n_written = int(np.count_nonzero(written))
+    if n_written != job.n_cells:  # parts overlap, or leave out some: a mistake in the plan
         msg = (
-            f"{folder.path}: {job.n_cells - int(seen.sum())} cells are missing; remove it, "
+            f"{folder.path}: {job.n_cells - n_written} cells are missing; remove it, "
             "and report this as a bug of cellfeed"
         )
         raise FormatError(msg)
 
 
 def _check_matrix(
-    path: Path, group: Any, job: Job, rows: NDArray[np.int64], inputs: Inputs
+    path: Path, group: Any, matrix: Matrix, rows: NDArray[np.int64], inputs: Inputs
 ) -> NDArray[np.intp]:
     """Check the shape, and the number of elements of each cell.
 
     Returns
     -------
     Cells of the part with fewer elements than in the file, which is correct only if the file has
-    duplicates, since reading sums them.
+    duplicates, since reading sums them, or genes that are left out.
     """
-    X = group["X"]
-    if job.n_elements is None:
-        _require(path, X.shape == (rows.size, job.n_vars), f"it has shape {X.shape}")
+    X = group[matrix.path]
+    if not matrix.is_sparse:
+        is_same = X.shape == (rows.size, *matrix.row_shape)
+        _require(path, is_same, f"{_named(matrix)} of shape {X.shape}")
         return np.empty(0, dtype=np.intp)
     lengths = np.diff(X["indptr"][:].astype(np.int64))
-    _require(
-        path, lengths.size == rows.size, f"it has {lengths.size} rows, but {rows.size} expected"
-    )
+    n_expected = f"{lengths.size} rows{_of(matrix)}, but {rows.size} expected"
+    _require(path, lengths.size == rows.size, n_expected)
     complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
-    _require(path, complete, "its numbers of elements do not match its row pointers")
+    _require(path, complete, f"numbers of elements{_of(matrix)} that do not match its row pointers")
     order, stored = np.argsort(rows), np.empty(rows.size, dtype=np.int64)
-    stored[order] = inputs.collection.row_lengths(job.element, merge_consecutive(rows[order]))
-    _require(path, bool(np.all(lengths <= stored)), "it has more elements than the input")
+    stored[order] = inputs.collection.row_lengths(matrix.name, merge_consecutive(rows[order]))
+    _require(path, bool(np.all(lengths <= stored)), f"more elements{_of(matrix)} than the input")
     return np.flatnonzero(lengths < stored)
 
 
 def _check_cells(
-    path: Path, group: Any, inputs: Inputs, rows: NDArray[np.int64], chosen: NDArray[np.intp]
+    path: Path,
+    group: Any,
+    job: Job,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    chosen: NDArray[np.intp],
 ) -> None:
     """Compare the given cells with the input, value by value."""
     order = np.argsort(rows[chosen])
     wanted, places = rows[chosen][order], chosen[order]
-    written = group["X"] if hasattr(group["X"], "dtype") else sparse_dataset(group["X"])
-    found, expected = _dense(written[chosen])[order], _dense(inputs.collection[wanted].X)
-    is_same = np.array_equal(found, expected, equal_nan=True)
-    _require(path, is_same, "its values differ from the input")
+    cells = inputs.collection[wanted]
+    for matrix in job.matrices:
+        stored = group[matrix.path]
+        written = stored if hasattr(stored, "dtype") else sparse_dataset(stored)
+        found, expected = _dense(written[chosen])[order], _dense(cells[matrix.name])
+        is_same = np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+        _require(path, is_same, f"values{_of(matrix)} that differ from the input")
+    tables = {"obs": (_written_obs(group, inputs), inputs.obs)}
+    tables |= {name: (read_elem(group[name]), each) for name, each in inputs.frames.items()}
+    for name, (table, of_input) in tables.items():
+        expected = of_input.read(wanted)
+        if name != "obs":
+            expected = expected.set_axis(tables["obs"][0].index[places])
+        found = table.iloc[places][list(expected.columns)]
+        is_same = found.astype(object).equals(expected.astype(object))
+        _require(path, is_same, f"{name} that differs from the input")
+
+
+def _written_obs(group: Any, inputs: Inputs) -> pd.DataFrame:
+    """Return obs of a part, with the columns of its modalities."""
     obs: pd.DataFrame = read_elem(group["obs"])
-    is_same = obs.iloc[places].astype(object).equals(inputs.obs.read(wanted).astype(object))
-    _require(path, is_same, "its obs differs from the input")
+    others = [
+        read_elem(group[f"mod/{each}/obs"]).add_prefix(f"{each}:").set_axis(obs.index)
+        for each in inputs.modalities or ()
+    ]
+    return pd.concat([obs, *others], axis=1) if others else obs
+
+
+def _named(matrix: Matrix) -> str:
+    return f"`{matrix.path}`"
+
+
+def _of(matrix: Matrix) -> str:
+    return f" of `{matrix.path}`"
 
 
 def _dense(matrix: Any) -> NDArray[Any]:
@@ -138,7 +181,7 @@ Progress = Callable[[str, float, float], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preshuffled:
-    """A shuffled copy of a collection.
+    """A copy of a collection.
 
     Attributes
     ----------
@@ -172,7 +215,13 @@ def preshuffle(
     paths: PathLike | Iterable[PathLike],
     out: PathLike,
     *,
-    element: str = "X",
+    elements: Sequence[str] | Literal["all"] | None = None,
+    element: str | None = None,
+    join_vars: JoinVars = "same",
+    genes: Sequence[str] | None = None,
+    where: str | None = None,
+    rows: NDArray[np.integer] | Sequence[int] | None = None,
+    in_order: bool = False,
     seed: int = 0,
     block_size: int | None = None,
     memory: int = 4_000_000_000,
@@ -181,13 +230,14 @@ def preshuffle(
     scheduler: str | None = None,
     on_progress: Progress | None = None,
 ) -> Preshuffled:
-    """Write a shuffled copy of a collection, as a zarr store of AnnData groups.
+    """Write a copy of a collection, shuffled or in order, as a zarr store of AnnData groups.
 
     Blocks of cells are assigned to parts at random, and the cells of each part are shuffled. Each
-    part is an AnnData group ``dataset_<number>`` of the store. ``obs`` has the columns of all
-    files, with the union of their categories and unchanged cell names (which need not be unique;
-    the provenance columns are). ``var`` is from the first file, and ``X`` has unchanged values.
-    Nothing else is written.
+    part is an AnnData group ``dataset_<number>`` of the store, or a group of MuData if modalities
+    are written. ``obs`` has the columns of all files, with the union of their categories and
+    unchanged cell names (which need not be unique; the provenance columns are). Values are
+    unchanged. Matrices that are stored by gene (CSC) are first rewritten by cell, uncompressed,
+    inside ``out``. ``obsp``, ``varm`` and ``varp`` are not written.
 
     To resume a run that was stopped or killed, repeat the same call: only missing parts are
     written. The content depends on the files and on all parameters except ``scheduler``, but not on
@@ -196,12 +246,27 @@ def preshuffle(
     Parameters
     ----------
     paths
-        Paths and URLs, as for `open_collection`; all must have the same genes.
+        Paths and URLs, as for `open_collection`.
     out
         Path of the store, usually ending in ``.zarr``. It must not exist, unless this call began
         it.
+    elements
+        Names of the elements to write, as for `open_collection`, and ``"uns"``; or ``"all"``, for
+        all that AnnData files have. Data frames in ``obsm`` may have columns of any dtype. Of
+        several files, ``uns`` has the entries on which those that have them agree. The default is
+        ``"X"``, or ``"all"`` with ``in_order``.
     element
-        The element to write as ``X``: ``"X"`` or ``"layers/NAME"``.
+        The element to write as ``X``, such as ``"layers/counts"``, in place of ``elements``.
+    join_vars, genes
+        Which genes to write, as for `open_collection`. If files differ, each gene's row of ``var``
+        is that of the first file that has it.
+    where
+        A condition on obs, as for `Collection.where`, which the cells to write fulfil.
+    rows
+        Rows of the collection to write, distinct, shape (n,), or a mask of booleans, shape
+        (n_cells,), in place of ``where``.
+    in_order
+        Whether to keep the order of the cells. Each part is then a range of them.
     seed
         Seed of the random order.
     block_size
@@ -225,8 +290,8 @@ def preshuffle(
         the parts, one at a time each. They must see ``paths`` and ``out`` under the same paths as
         this process.
     on_progress
-        Called with "write" and numbers of cells (done and in total), then with "check" and numbers
-        of parts.
+        Called with a stage, and what of it is done and in total: "rewrite" and numbers of elements,
+        if matrices are stored by gene; "write" and numbers of cells; "check" and numbers of parts.
 
     Returns
     -------
@@ -264,27 +329,36 @@ def preshuffle(
     tell: Progress = on_progress or (lambda *_: None)
     paths = _listed(paths)
     _check_apart(Path(out), paths)
-    collection = open_collection(paths, elements=[element])
+    folder = OutputFolder(Path(out).absolute())
+    begun = folder.begun()
+    contents = _contents(paths, elements, element, in_order=in_order)
+    chosen = Genes(join_vars, genes)
+    collection = open_matrices(paths, contents.matrices, chosen, folder.by_row)
+    selected = _selected(collection, where, rows)
     job = describe_job(
         collection,
-        seed=seed,
+        contents,
+        rows=selected,
         block_size=block_size,
+        join_vars=join_vars,
+        genes="" if genes is None else digest("\n".join(map(str, genes)).encode()),
+        in_order=in_order,
+        seed=seed,
         memory=memory,
         codec=codec,
         cells_per_chunk=cells_per_chunk,
     )
-    folder = OutputFolder(Path(out).absolute())
-    begun = folder.begun()
     if begun is not None and (difference := job.difference(begun)):
         msg = f"{out}: was begun {difference}; repeat the same call, or give another output"
         raise ParameterError(msg)
     missing = list[int]()
     peak = 0
-    inputs = Inputs.open(job, collection)
+    inputs = Inputs.open(job, folder, collection, selected)
     if not folder.is_finished():
-        folder.begin(job)
+        folder.begin(job, genes, selected)
         with folder.held():
             folder.remove_leftovers()
+            _rewrite_by_row(inputs, memory, tell)
             missing = [n for n in range(job.n_parts) if not folder.part(n).exists()]
             peak = _write(folder, job, inputs, missing, scheduler, tell)
             check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
@@ -343,6 +417,63 @@ def _write(
         )
     tell("write", job.n_cells, job.n_cells)
     return peak
+
+
+def _rewrite_by_row(inputs: Inputs, memory: int, tell: Progress) -> None:
+    """Rewrite the matrices that are stored by gene; each element is read once and written once."""
+    total, done = sum(2 * each.n_elements for each in inputs.by_gene), 0
+
+    def on_elements(n: int) -> None:
+        nonlocal done
+        done += n
+        tell("rewrite", done, total)
+
+    for each in inputs.by_gene:
+        each.rewrite(memory, on_elements)
+
+
+def _contents(
+    paths: list[PathLike],
+    elements: Sequence[str] | Literal["all"] | None,
+    element: str | None,
+    *,
+    in_order: bool,
+) -> Contents:
+    if element is None:
+        default: Sequence[str] | Literal["all"] = "all" if in_order else ("X",)
+        return contents_of(paths, default if elements is None else elements)
+    if elements is not None:
+        msg = f"`element` and `elements` cannot be combined; leave out element={element!r}"
+        raise ParameterError(msg)
+    if element.partition("/")[0] not in ("X", "layers"):
+        msg = (
+            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
+            f"but got {element!r}; give elements=[{element!r}] to write it under its own name"
+        )
+        raise ParameterError(msg)
+    return replace(contents_of(paths, [element]), paths={element: "X"})
+
+
+def _selected(collection: Collection, where: str | None, rows: Any) -> NDArray[np.int64] | None:
+    """Return the rows to write, ascending; None for all."""
+    if where is None and rows is None:
+        return None
+    if where is not None and rows is not None:
+        raise ParameterError("`where` and `rows` cannot be combined; leave out one of them")
+    if where is not None:
+        found = collection.where(where)
+        if not found.size:
+            raise ParameterError(f"no cell fulfils `where`, {where!r}; check the values")
+        return found
+    try:
+        numbers = row_numbers(rows, len(collection))
+    except IndexError as error:
+        raise ParameterError(f"`rows`: {error}; give rows of the files together") from error
+    found = np.unique(numbers)
+    if not found.size or found.size < numbers.size:
+        what = "has a row twice" if found.size else "is empty"
+        raise ParameterError(f"`rows` {what}; give each row once, and at least one")
+    return found
 
 
 def _listed(paths: Any) -> list[PathLike]:

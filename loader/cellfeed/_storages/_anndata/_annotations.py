@@ -201,10 +201,10 @@ def _plain_column(stored: Any) -> ObsColumn | None:
     return CategoricalColumn(values, names) if fit and len(set(names)) == names.size else None
 
 
-def read_var(file: AnnDataFile) -> pd.DataFrame:
-    """Return the table of genes."""
-    is_old = not is_current(file.stored("var"))
-    frame: pd.DataFrame = file.read_old_frame("var") if is_old else file.read("var")
+def read_var(file: AnnDataFile, name: str = "var") -> pd.DataFrame:
+    """Return a table of genes."""
+    is_old = not is_current(file.stored(name))
+    frame: pd.DataFrame = file.read_old_frame(name) if is_old else file.read(name)
     return frame
 
 
@@ -241,31 +241,34 @@ Values = Any  # an array of NumPy or pandas
 
 
 class ObsRows:
-    """The obs columns of one file, read by rows.
+    """The columns of ``obs`` of one file, or of another table of cells, read by rows.
 
     Parameters
     ----------
     file
         An AnnData file or store.
+    table
+        Path of the table.
     """
 
-    def __init__(self, file: AnnDataFile) -> None:
+    def __init__(self, file: AnnDataFile, table: str = "obs") -> None:
         self._file = file
+        self._table = table
         self._categories: dict[str, pd.CategoricalDtype] = {}
         self._old: pd.DataFrame | None = None
 
     def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return columns of the given ascending rows, indexed by the names of the cells."""
-        obs = self._file.stored("obs")
+        obs = self._file.stored(self._table)
         if not is_current(obs):
             if self._old is None:
-                self._old = self._file.read_old_frame("obs")
+                self._old = self._file.read_old_frame(self._table)
             return self._old.iloc[rows][list(columns)]
         runs = _runs_with_gaps(rows)
-        with damage_named(self._file.location, "obs", runs):
+        with damage_named(self._file.location, self._table, runs):
             index = index_of(obs)
-            names = np.asarray(self._read(f"obs/{index}", rows, runs), dtype=object)
-            values = {name: self._read(f"obs/{name}", rows, runs) for name in columns}
+            names = np.asarray(self._read(f"{self._table}/{index}", rows, runs), dtype=object)
+            values = {name: self._read(f"{self._table}/{name}", rows, runs) for name in columns}
         name = None if index == "_index" else index
         return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
 

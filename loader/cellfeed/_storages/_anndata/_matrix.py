@@ -314,6 +314,25 @@ class StoredCsr(StoredMatrix):
             return pointer
 
 
+class StoredCsc(StoredCsr):
+    """A CSC matrix of an AnnData file as the CSR matrix of its genes: each row is a gene.
+
+    Its shape is (n_genes, n_cells).
+
+    Parameters
+    ----------
+    file, element, var, obs
+        See `StoredMatrix`.
+    """
+
+    def _shape_of(self, group: Any) -> tuple[int, int]:
+        n_cells, n_genes = super()._shape_of(group)
+        return n_genes, n_cells
+
+    def _check_tables(self, shape: tuple[int, ...]) -> None:
+        super()._check_tables(shape[::-1])
+
+
 def _are_integers(stored: ChunkedArray) -> bool:
     """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
     return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
@@ -420,7 +439,7 @@ class StoredFrame(StoredMatrix):
             is_nullable = is_group(file.stored(column))
             arrays += [f"{column}/values", f"{column}/mask"] if is_nullable else [column]
         self._array_names = tuple(arrays)
-        self._order = self._rows_of_cells()
+        self._order = rows_of_frame(file, element, obs)
         self.var = element
         self._values: NDArray[Any] | None = None
 
@@ -458,31 +477,43 @@ class StoredFrame(StoredMatrix):
             self._values = values if self._order is None else values[self._order]
         return self._values
 
-    def _rows_of_cells(self) -> NDArray[np.int64] | None:
-        """Return the row of each cell by its name; None if rows are in the order of the cells."""
-        with self._damage_named(self._element):
-            rows = frames.read_row_names(self._file, self._element, are_shared=False)
-        with self._damage_named(self._obs):
-            cells = frames.read_row_names(self._file, self._obs, are_shared=False)
-        if np.array_equal(rows, cells):
+
+def rows_of_frame(file: AnnDataFile, element: str, obs: str) -> NDArray[np.int64] | None:
+    """Return the row of each cell in a data frame, by its name; None if they are in order.
+
+    Parameters
+    ----------
+    file, element, obs
+        The file, the frame, and the table of the cells.
+
+    Raises
+    ------
+    FormatError
+        The rows are those of other cells.
+    """
+    with damage_named(file.location, element):
+        rows = frames.read_row_names(file, element, are_shared=False)
+    with damage_named(file.location, obs):
+        cells = frames.read_row_names(file, obs, are_shared=False)
+    if np.array_equal(rows, cells):
+        return None
+    index = pd.Index(rows, dtype=object)
+    order = (
+        index.get_indexer(pd.Index(cells, dtype=object))
+        if index.is_unique
+        else np.full(cells.size, -1)
+    )
+    if len(order) and not np.array_equal(np.sort(order), np.arange(rows.size)):
+        if any(np.array_equal(rows, np.arange(n, rows.size + n).astype(str)) for n in (0, 1)):
             return None
-        index = pd.Index(rows, dtype=object)
-        order = (
-            index.get_indexer(pd.Index(cells, dtype=object))
-            if index.is_unique
-            else np.full(cells.size, -1)
+        n_other = int(np.count_nonzero(~np.isin(cells.astype(str), rows.astype(str))))
+        other = f"{n_other:,} of its cells" if n_other else "cells whose names are not distinct"
+        msg = (
+            f"{file.location}: the data frame `{element}` has other row names than "
+            f"{obs}, and none for {other}; write it with `adata.obs_names` as its index"
         )
-        if len(order) and not np.array_equal(np.sort(order), np.arange(rows.size)):
-            if any(np.array_equal(rows, np.arange(n, rows.size + n).astype(str)) for n in (0, 1)):
-                return None
-            n_other = int(np.count_nonzero(~np.isin(cells.astype(str), rows.astype(str))))
-            other = f"{n_other:,} of its cells" if n_other else "cells whose names are not distinct"
-            msg = (
-                f"{self.location}: the data frame `{self._element}` has other row names than "
-                f"{self._obs}, and none for {other}; write it with `adata.obs_names` as its index"
-            )
-            raise FormatError(msg)
-        return order.astype(np.int64)
+        raise FormatError(msg)
+    return order.astype(np.int64)
 
 
 def _dtype(column: Any) -> np.dtype[Any] | None:

@@ -25,7 +25,14 @@ from cellfeed._storages._anndata._damage import damage_named, other_format_of
 from cellfeed._storages._anndata._file import AnnDataFile, FileSource, is_group, text, texts
 from cellfeed._storages._anndata._h5file import H5File
 from cellfeed._storages._anndata._local_h5file import LocalH5File
-from cellfeed._storages._anndata._matrix import StoredCsr, StoredDense, StoredFrame, StoredMatrix
+from cellfeed._storages._anndata._matrix import (
+    StoredCsc,
+    StoredCsr,
+    StoredDense,
+    StoredFrame,
+    StoredMatrix,
+    rows_of_frame,
+)
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
 from cellfeed._storages._anndata._tenx import TenxSource, matrices
 from cellfeed._storages._anndata._zarr import (
@@ -53,6 +60,7 @@ class AnnDataSource(FileSource):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file)
         self._obs_rows = frames.ObsRows(file)
+        self._frames = dict[str, tuple[frames.ObsRows, NDArray[np.int64] | None]]()
         self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
@@ -68,6 +76,62 @@ class AnnDataSource(FileSource):
         """Read the table of genes."""
         with damage_named(self._file.location, "var"):
             return frames.read_var(self._file)
+
+    def stored_elements(self) -> dict[str, str]:
+        """Return the encoding of each element in the file, also of those that were not opened.
+
+        Returns
+        -------
+        "dense", "csr", "csc", "dataframe" or another encoding of anndata, by name of the element.
+        """
+        with damage_named(self._file.location, "X"):
+            root = self._file()
+            if not is_mudata(root):
+                return _encodings(self._file)
+            found = dict[str, str]()
+            for modality in modalities(root):
+                within = f"mod/{modality}/"
+                of_modality = _encodings(self._file, within)
+                found |= {within + name: encoding for name, encoding in of_modality.items()}
+            return found | _encodings(self._file)
+
+    def modalities(self) -> tuple[str, ...]:
+        """Return the names of the modalities; none in AnnData."""
+        return modalities(self._file()) if is_mudata(self._file()) else ()
+
+    def read_stored(self, name: str) -> Any:
+        """Return anything in the file as anndata reads it, such as ``uns``; None if absent."""
+        with damage_named(self._file.location, name):
+            return None if _lacks(self._file, name) else self._file.read(name)
+
+    def read_table(self, name: str) -> pd.DataFrame:
+        """Read a table of genes, such as ``raw/var``."""
+        with damage_named(self._file.location, name):
+            return frames.read_var(self._file, name)
+
+    def frame_columns(self, name: str) -> tuple[str, ...]:
+        """Return the names of the columns of a data frame in ``obsm``."""
+        with damage_named(self._file.location, name):
+            return frames.obs_names(self._file, name)
+
+    def read_frame_rows(
+        self, name: str, columns: Sequence[str], rows: NDArray[np.int64]
+    ) -> pd.DataFrame:
+        """Read columns of a data frame in ``obsm``, of any dtype, for ascending rows of cells."""
+        if name not in self._frames:
+            within = name[: name.rindex("obsm/")]
+            with damage_named(self._file.location, name):
+                order = rows_of_frame(self._file, name, f"{within}obs")
+                if within:
+                    of_modality = rows_of_cells(self._file, within.split("/")[1])
+                    if of_modality is not None:
+                        order = of_modality if order is None else order[of_modality]
+            self._frames[name] = frames.ObsRows(self._file, name), order
+        frame, order = self._frames[name]
+        if order is None:
+            return frame.read(columns, rows)
+        stored, places = np.unique(order[rows], return_inverse=True)
+        return frame.read(columns, stored).iloc[places]
 
     def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
         """Return those obs columns that can be read without pandas."""
@@ -243,6 +307,14 @@ def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[S
     return [_open_source(file, elements) for file in _files(location)]
 
 
+def open_to_copy(location: Location, elements: Sequence[str]) -> list[AnnDataSource | TenxSource]:
+    """Open sources as `open_sources` does, but matrices that are stored by gene as `StoredCsc`.
+
+    ``elements`` may be empty.
+    """
+    return [_open_source(file, elements, by_gene=True) for file in _files(location)]
+
+
 _HDF5 = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom", ".h5seurat")  # of URLs
 
 
@@ -275,9 +347,11 @@ ANNDATA = Storage(
 )
 
 
-def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
+def _open_source(
+    file: AnnDataFile, elements: Sequence[str], *, by_gene: bool = False
+) -> AnnDataSource | TenxSource:
     path, root = file.location, file()
-    with damage_named(path, elements[0]):
+    with damage_named(path, next(iter(elements), "X")):
         if _lacks(file, "obs") or _lacks(file, "var"):
             if isinstance(file, H5File) and matrices(root):
                 return TenxSource(file)
@@ -291,22 +365,26 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> Source:
     for element in elements:
         with damage_named(path, element):
             if has_modalities:
-                opened[element] = _open_of_mudata(file, element, rows_of)
+                opened[element] = _open_of_mudata(file, element, rows_of, by_gene=by_gene)
             elif element.startswith("mod/"):
                 within = element.split("/", 2)[-1]
                 msg = f"{path}: is AnnData, which has no modalities"
                 raise FormatError(f"{msg}; read `{within}`, not `{element}`")
             else:
-                opened[element] = _open_element(file, element)
+                opened[element] = _open_element(file, element, by_gene=by_gene)
     return MuDataSource(file, opened) if has_modalities else AnnDataSource(file, opened)
 
 
 def _open_of_mudata(
-    file: AnnDataFile, element: str, rows_of: Callable[[str], NDArray[np.int64] | None]
+    file: AnnDataFile,
+    element: str,
+    rows_of: Callable[[str], NDArray[np.int64] | None],
+    *,
+    by_gene: bool,
 ) -> StoredElement:
     """Open an element of MuData with a row for each cell of all modalities."""
     if element.startswith("obsm/"):
-        return _open_element(file, element)
+        return _open_element(file, element, by_gene=by_gene)
     known = modalities(file())
     if not element.startswith("mod/"):
         there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
@@ -317,12 +395,14 @@ def _open_of_mudata(
         there = ", ".join(known) or "none"
         msg = f"{file.location}: has no modality {modality!r}; its modalities are: {there}"
         raise FormatError(msg)
-    stored = _open_element(file, within, f"mod/{modality}/")
+    stored = _open_element(file, within, f"mod/{modality}/", by_gene=by_gene)
     stored.row_order = rows_of(modality)
     return stored
 
 
-def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatrix:
+def _open_element(
+    file: AnnDataFile, name: str, within: str = "", *, by_gene: bool = False
+) -> StoredMatrix:
     """Open an array of an AnnData object.
 
     Parameters
@@ -331,6 +411,8 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
         The file, and the name of the element in the object.
     within
         Path of the object in the file, such as ``mod/rna/``.
+    by_gene
+        Whether to open a matrix that is stored by gene.
     """
     path, root = file.location, file()
     folder = name.partition("/")[0]
@@ -349,6 +431,8 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
         return StoredCsr(*where)
     if encoding == "dataframe" and folder == "obsm":
         return StoredFrame(file, element, f"{within}obs")
+    if encoding == "csc" and by_gene:
+        return StoredCsc(*where)
     if encoding == "csc":
         remedy = f"{_in_python(name, within)}.tocsr()"
         if element == "X":
@@ -383,6 +467,29 @@ def _alternatives(root: Any, within: str, folder: str) -> str:
         return f"its obsm has: {names or 'nothing'}"
     layers = ", ".join(sorted(root[f"{within}layers"])) if f"{within}layers" in root else ""
     return f"its layers are: {layers or 'none'}"
+
+
+def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
+    """Return the encoding of each element of an AnnData object."""
+    root = file()
+    there = ["X"] if f"{within}X" in root else []
+    if f"{within}raw/X" in root or f"{within}raw.X" in root:
+        there.append("raw/X")
+    for folder in ("layers", "obsm"):
+        if f"{within}{folder}" in root:
+            stored = root[f"{within}{folder}"]
+            names = list(stored) if is_group(stored) else list(stored.dtype.names or ())
+            there += [f"{folder}/{name}" for name in names]
+    found = dict[str, str]()
+    for name in there:
+        is_old = name == "raw/X" and f"{within}raw.X" in root
+        stored = root.get(within + ("raw.X" if is_old else name))
+        # What is not there is a field of a compound dataset, as anndata wrote obsm before 0.7.
+        is_array = stored is None or not is_group(stored)
+        encoding = "dense" if is_array else _sparse_encoding(stored)
+        if stored is None or text(stored, "encoding-type") != "null":  # None
+            found[name] = encoding
+    return found
 
 
 def _sparse_encoding(group: Any) -> str:

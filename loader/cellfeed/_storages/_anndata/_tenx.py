@@ -174,6 +174,10 @@ class TenxSource(FileSource):
         """Return the genome, if there is a matrix for each."""
         return "" if self._group == _MATRIX else self._group
 
+    def stored_elements(self) -> dict[str, str]:
+        """Return the encoding of ``X``, which contains the features of all types."""
+        return {"X": "csr"}
+
     def obs_names(self) -> list[str]:
         """Return ``library``, and the names of the columns of the given ``obs``."""
         given = [] if self._obs is None else [*map(str, self._obs)]

@@ -1,0 +1,282 @@
+"""The inputs of a copy: which elements are written, and everything that is read of the files."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._collection import Collection, Genes, locate, require_elements, side_by_side
+from cellfeed._convert._preshuffle._by_row import ByRow
+from cellfeed._convert._preshuffle._job import Contents, Job, OutputFolder
+from cellfeed._convert._preshuffle._tables import CellTable, FileTable, ObsTable
+from cellfeed._errors import ParameterError, require_list
+from cellfeed._storages import (
+    ANNDATA,
+    AnnDataSource,
+    Source,
+    StoredCsc,
+    open_location,
+    open_to_copy,
+    select_elements,
+)
+from cellfeed._storages._source import as_text
+
+_UNS = "uns"
+
+
+def contents_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Contents:
+    """Return what is written of files.
+
+    Parameters
+    ----------
+    paths
+        Paths and URLs.
+    elements
+        Names of elements, and ``"uns"``; or ``"all"``.
+
+    Raises
+    ------
+    ParameterError
+        A name is not one of an element, there is no matrix among them, or ``"all"`` is given for
+        files that do not list their elements.
+    """
+    if elements != "all":
+        require_list("elements", "names", elements)
+        names = [name for name in elements if name != _UNS]
+        if names:
+            require_elements(names)
+        if not any("obsm/" in name for name in names):
+            return _contents(names, {}, uns=_UNS in elements)
+    encodings = dict[str, str]()
+    for location, storage in locate(paths, ()):
+        if storage.name == ANNDATA.name:
+            for source in open_to_copy(location, ()):
+                encodings = source.stored_elements() | encodings
+        elif elements == "all":
+            msg = f"{location}: is {storage.name}, which does not list its elements"
+            raise ParameterError(f"{msg}; name them, such as elements=['X']")
+    if elements == "all":
+        return _contents([*encodings], encodings, uns=True)
+    return _contents(names, encodings, uns=_UNS in elements)
+
+
+def _contents(names: Sequence[str], encodings: Mapping[str, str], *, uns: bool) -> Contents:
+    frames = tuple(name for name in names if encodings.get(name) == "dataframe")
+    matrices = tuple(name for name in names if name not in frames)
+    if not matrices:
+        msg = f"`elements` must name at least one matrix, such as 'X', but got {[*names]!r}"
+        raise ParameterError(msg)
+    return Contents(matrices=matrices, frames=frames, uns=uns)
+
+
+def open_matrices(paths: Any, names: Sequence[str], genes: Genes, by_row: Path) -> Collection:
+    """Open matrices of files as one collection, also those that are stored by gene.
+
+    Parameters
+    ----------
+    paths
+        Paths and URLs.
+    names
+        Names of the matrices.
+    genes
+        The genes of the collection.
+    by_row
+        The folder into which those that are stored by gene are rewritten; see `ByRow`.
+    """
+
+    def opened(found: Any) -> list[Source]:
+        location, storage = found
+        if storage.name == ANNDATA.name:
+            return [select_elements(each, names) for each in open_to_copy(location, names)]
+        return open_location(storage, location, names)
+
+    sources = [each for own in side_by_side(opened, locate(paths, names)) for each in own]
+    for number, source in enumerate(sources):
+        elements = dict(source.elements)
+        for name, stored in elements.items():
+            if isinstance(stored, StoredCsc):
+                folder = by_row / f"{number}-{name.replace('/', '.')}"
+                elements[name] = ByRow(source.location, stored, folder)
+        source.elements = elements
+    return Collection(sources, genes=genes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The opened inputs of a job.
+
+    Parameters
+    ----------
+    collection
+        The collection of the matrices.
+    rows
+        The rows to write, ascending, int64; None for all.
+    obs, frames
+        The table of cells, and data frames in ``obsm`` by name.
+    tables
+        Tables of genes, by path in a part: ``var``, ``raw/var``, ``mod/rna/var``.
+    uns
+        ``uns`` by path in a part; empty if it is not written.
+    modalities
+        Names of the modalities of MuData; None for AnnData.
+    """
+
+    collection: Collection
+    rows: NDArray[np.int64] | None
+    obs: ObsTable
+    frames: Mapping[str, CellTable]
+    tables: Mapping[str, pd.DataFrame]
+    uns: Mapping[str, Any]
+    modalities: tuple[str, ...] | None
+
+    @classmethod
+    def open(
+        cls,
+        job: Job,
+        folder: OutputFolder,
+        collection: Collection | None = None,
+        rows: NDArray[np.int64] | None = None,
+    ) -> "Inputs":
+        """Open the files of a job, which must not have changed since it began.
+
+        Parameters
+        ----------
+        job, folder
+            The job, and its output.
+        collection, rows
+            Its collection and rows, if it has been opened.
+        """
+        for file in (*job.inputs, *job.linked):
+            file.check()
+        if collection is None:
+            names, rows = folder.chosen()
+            genes = Genes(job.join_vars, names)
+            collection = open_matrices(job.paths, job.elements, genes, folder.by_row)
+        first = collection.sources[0]
+        modalities = None
+        if isinstance(first, AnnDataSource) and first.modalities():
+            kept = (*job.elements, *job.frames)
+            of_kept = [each for each in first.modalities() if _in_modality(kept, each)]
+            modalities = tuple(of_kept) or None
+        return cls(
+            collection,
+            rows,
+            ObsTable(collection.sources, job.paths),
+            {name: _frame(collection.sources, name) for name in job.frames},
+            _gene_tables(job, collection, modalities),
+            _uns_of(collection.sources, modalities) if job.uns else {},
+            modalities,
+        )
+
+    @property
+    def by_gene(self) -> list[ByRow]:
+        """The matrices that are stored by gene."""
+        stored = (each for source in self.collection.sources for each in source.elements.values())
+        return [each for each in stored if isinstance(each, ByRow)]
+
+    def rows_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of the collection at ascending positions among those to write."""
+        return positions if self.rows is None else np.asarray(self.rows[positions])
+
+
+def _in_modality(names: Sequence[str], modality: str) -> bool:
+    return any(name.startswith(f"mod/{modality}/") for name in names)
+
+
+def _frame(sources: Sequence[Source], name: str) -> CellTable:
+    files = list[FileTable]()
+    for source in sources:
+        if not isinstance(source, AnnDataSource):
+            msg = f"{source.location}: has no data frame `{name}`; leave it out of `elements`"
+            raise ParameterError(msg)
+        columns, read = source.frame_columns(name), partial(source.read_frame_rows, name)
+        files.append(FileTable(source.location, source.n_rows, columns, read))
+    return CellTable(name, files)
+
+
+def table_of(path: str) -> str:
+    """Return the path of the table of genes of a matrix, both as in a part.
+
+    Examples
+    --------
+    >>> table_of("layers/counts"), table_of("mod/rna/raw/X")
+    ('var', 'mod/rna/raw/var')
+    """
+    within = path[: path.index("/", 4) + 1] if path.startswith("mod/") else ""
+    return f"{within}raw/var" if path == f"{within}raw/X" else f"{within}var"
+
+
+def _gene_tables(
+    job: Job, collection: Collection, modalities: Sequence[str] | None
+) -> dict[str, pd.DataFrame]:
+    tables = dict[str, pd.DataFrame]()
+    for matrix in job.matrices:
+        if matrix.table is not None and table_of(matrix.path) not in tables:
+            tables[table_of(matrix.path)] = _gene_table(collection, matrix.name)
+    first = collection.sources[0]
+    for path in ["var"] if modalities is None else [f"mod/{each}/var" for each in modalities]:
+        if path not in tables:  # there are only elements of obsm
+            is_file = isinstance(first, AnnDataSource)
+            tables[path] = first.read_table(path) if is_file else first.read_var()
+    return tables
+
+
+def _gene_table(collection: Collection, name: str) -> pd.DataFrame:
+    """Return the table of the genes of a matrix: each gene's row is that of the first file."""
+    element, names = collection.elements[name], pd.Index(collection.elements[name].column_names)
+    table = _own_gene_table(collection.sources[0], name)
+    if element.column_maps is None:  # all files have the same genes
+        return table
+    joint = table[~table.index.duplicated()]
+    for source in collection.sources[1:]:
+        if names.isin(joint.index).all():
+            break
+        table = _own_gene_table(source, name)
+        new = table[~table.index.isin(joint.index) & ~table.index.duplicated()]
+        joint = pd.concat([joint, new]) if len(new) else joint
+    return as_text(joint.loc[names])
+
+
+def _own_gene_table(source: Source, name: str) -> pd.DataFrame:
+    stored = source.elements[name]
+    if isinstance(source, AnnDataSource) and stored.var is not None:
+        return source.read_table(stored.var)
+    if stored.var == next(iter(source.elements.values())).var:
+        return source.read_var()
+    return pd.DataFrame(index=pd.Index(stored.var_names()))
+
+
+def _uns_of(sources: Sequence[Source], modalities: Sequence[str] | None) -> dict[str, Any]:
+    paths = ["uns", *(f"mod/{each}/uns" for each in modalities or ())]
+    return {path: _joined_uns(sources, path) for path in paths}
+
+
+def _joined_uns(sources: Sequence[Source], path: str) -> Any:
+    """Return ``uns`` of one file, or the entries on which all files that have them agree."""
+    found = [each.read_stored(path) for each in sources if isinstance(each, AnnDataSource)]
+    parts = [each for each in found if each]
+    if len(parts) < 2:  # noqa: PLR2004 - nothing to join
+        return parts[0] if parts else {}
+    empty = pd.DataFrame(index=pd.Index([], dtype=str))
+    joined = ad.concat([ad.AnnData(obs=empty, uns=each) for each in parts], uns_merge="unique").uns
+    lost = sorted({name for each in parts for name in _names(each)}.difference(_names(joined)))
+    if lost:
+        msg = f"`{path}` differs between files, and is written without {', '.join(map(repr, lost))}"
+        warnings.warn(msg, UserWarning, stacklevel=4)
+    return dict(joined)
+
+
+def _names(nested: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the paths of the entries of nested dictionaries."""
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}"

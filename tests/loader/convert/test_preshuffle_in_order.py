@@ -1,0 +1,285 @@
+"""Matrices that are stored by gene, rewritten by cell: against SciPy's `tocsr`."""
+
+import shutil
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import commands
+from tests.loader.convert.test_preshuffle import parts_of
+from tests.loader.matrices import random_csr
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    FormatError,
+    MismatchError,
+    open_collection,
+    preshuffle,
+)
+from cellfeed._collection import Genes
+from cellfeed._convert._preshuffle._inputs import open_matrices
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out.zarr"
+
+
+def written(store: Path) -> sp.csr_matrix:
+    return sp.vstack([as_csr(part.X) for part in parts_of(store)], format="csr")
+
+
+def as_csr(X: Any) -> sp.csr_matrix:
+    """With indices that SciPy makes, since stored ones have one byte or two."""
+    return sp.csr_matrix((X.data, X.indices.astype(np.int32), X.indptr), shape=X.shape)
+
+
+def check_same(found: Any, expected: Any) -> None:
+    """Bit by bit, with explicit zeros."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.indptr, expected.indptr)
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    assert found.data.tobytes() == expected.data.tobytes()
+
+
+def write(X: Any, path: Path, **options: Any) -> Path:
+    adata = ad.AnnData(
+        X,
+        obs=pd.DataFrame(index=[f"cell{i}" for i in range(X.shape[0])]),
+        var=pd.DataFrame(index=[f"gene{i}" for i in range(X.shape[1])]),
+    )
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
+        warnings.simplefilter("ignore")  # of defaults to come
+        (adata.write_zarr if path.suffix == ".zarr" else adata.write_h5ad)(path, **options)
+    return path
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 1 << 30),
+    n_cells=st.integers(1, 60),
+    n_genes=st.integers(1, 40),
+    density=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    dtype=st.sampled_from(["float32", "float64", "int32", "uint8", "int64", "bool"]),
+    memory=st.sampled_from([1, 700, 6_000, 10**9]),
+    is_skewed=st.booleans(),
+)
+def test_it_is_that_of_scipy(new_folder, seed, n_cells, n_genes, density, dtype, memory, is_skewed):
+    """Whatever the numbers of blocks of genes and bands of cells."""
+    rng = np.random.default_rng(seed)
+    X = random_csr((n_cells, n_genes), density, rng, np.float64)
+    X.data = rng.integers(0, 120, X.nnz).astype(dtype)  # some are zeros, and kept
+    if is_skewed:  # nearly all elements are of few cells
+        few = rng.random(n_cells) < 0.1
+        X = sp.csr_matrix(sp.diags(few.astype(float)) @ X.astype(float)).astype(dtype)
+    X.sort_indices()
+    folder = new_folder()
+    matrix = by_row(write(sp.csc_matrix(X), folder / "in.h5ad"), folder / "copy")
+    matrix.rewrite(memory, lambda n: None)
+    assert not list((folder / "copy").glob("block-*"))
+    found = matrix.read_rows(np.array([[0, n_cells]]))
+    check_same(as_csr(found.to_scipy()), sp.csc_matrix(X).tocsr())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
+@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
+def test_the_store_is_that_of_scipy(tmp_path, out, dtype, suffix):
+    rng = np.random.default_rng(3)
+    X = random_csr((120, 70), 0.3, rng, np.float64)
+    X.data = rng.integers(0, 120, X.nnz).astype(dtype)
+    done = preshuffle(
+        write(sp.csc_matrix(X), tmp_path / f"in{suffix}"), out, in_order=True, memory=40_000
+    )
+    assert done.n_parts > 1
+    check_same(written(out), sp.csc_matrix(X).tocsr())
+
+
+def by_row(path: Path, folder: Path) -> Any:
+    collection = open_matrices([path], ["X"], Genes(), folder)
+    return collection.sources[0].elements["X"]
+
+
+@pytest.fixture(scope="module")
+def by_gene(new_folder):
+    rng = np.random.default_rng(1)
+    X = sp.csc_matrix(sp.csr_matrix(rng.poisson(0.4, (400, 90)).astype(np.float32)))
+    return write(X, new_folder() / "in.h5ad", compression="gzip"), X.tocsr()
+
+
+MEMORY = 60_000  # several blocks of genes, bands of cells and parts
+
+
+def test_order_names_and_provenance(by_gene, out):
+    path, X = by_gene
+    done = preshuffle(path, out, in_order=True, memory=MEMORY)
+    assert done.n_parts > 2
+    check_same(written(out), X)
+    obs = pd.concat([part.obs for part in parts_of(out)])
+    assert list(obs.index) == [f"cell{i}" for i in range(400)]
+    assert obs["source_row"].tolist() == list(range(400))
+
+
+def test_it_is_shuffled_without_in_order(by_gene, out):
+    path, X = by_gene
+    preshuffle(path, out, memory=MEMORY, seed=2)
+    rows = np.concatenate([part.obs["source_row"] for part in parts_of(out)])
+    assert sorted(rows) == list(range(400))
+    assert sorted(rows) != list(rows)
+    check_same(written(out), X[rows])
+
+
+def test_rows_stored_by_cell_are_the_same(by_gene, out, tmp_path):
+    _, X = by_gene
+    preshuffle(write(X, tmp_path / "by-cell.h5ad"), out, in_order=True, memory=MEMORY)
+    check_same(written(out), X)
+    dense_out = tmp_path / "dense.zarr"
+    preshuffle(write(X.toarray(), tmp_path / "dense.h5ad"), dense_out, in_order=True)
+    np.testing.assert_array_equal(parts_of(dense_out)[0].X, X.toarray())
+
+
+def test_training_on_it(by_gene, out):
+    path, X = by_gene
+    with pytest.raises(FormatError, match="stored by gene"):
+        open_collection(path)
+    preshuffle(path, out, in_order=True, memory=MEMORY)
+    cells = CellDataset(open_collection(out), BlockShuffling(4), 16, seed=1)
+    rows = list[int]()
+    for minibatch in cells.loader(num_workers=2):
+        np.testing.assert_array_equal(minibatch.X.to_dense(), X[minibatch.rows.numpy()].toarray())
+        rows += minibatch.rows.tolist()
+    assert sorted(rows) == list(range(400))
+
+
+def test_duplicates_are_summed_and_rows_need_not_ascend(out, tmp_path):
+    path = write(sp.csc_matrix(np.zeros((4, 3), np.float32)), tmp_path / "in.h5ad")
+    with h5py.File(path, "r+") as file:
+        for name, values in (
+            ("data", np.array([1, 2, 4, 8, 16], np.float32)),
+            ("indices", np.array([3, 0, 3, 2, 1], np.int32)),
+            ("indptr", np.array([0, 3, 3, 5], np.int32)),
+        ):
+            del file[f"X/{name}"]
+            file[f"X/{name}"] = values
+    preshuffle(path, out, in_order=True)
+    expected = [[2, 0, 0], [0, 0, 16], [0, 0, 8], [5, 0, 0]]
+    np.testing.assert_array_equal(written(out).toarray(), expected)
+
+
+# Stopped, and resumed
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_resumed_with_what_is_missing(by_gene, out, share):
+    path, X = by_gene
+
+    def stop(stage, done, total):
+        if stage == "rewrite" and done >= share * total:
+            raise StopError
+
+    with pytest.raises(StopError):
+        preshuffle(path, out, in_order=True, memory=MEMORY, on_progress=stop)
+    (copy,) = (out / ".cellfeed" / "by-row").iterdir()
+    done = {each: each.stat().st_mtime_ns for each in copy.glob("b*-*")}
+    assert done
+    kept = dict[str, int]()
+
+    def note(stage, *_):
+        if stage == "rewrite":
+            kept.update((each.name, each.stat().st_mtime_ns) for each in done if each.exists())
+
+    preshuffle(path, out, in_order=True, memory=MEMORY, on_progress=note)
+    check_same(written(out), X)
+    assert kept == {each.name: time for each, time in done.items()}  # were not written again
+
+
+def test_what_has_changed_is_refused(by_gene, out, tmp_path):
+    path = Path(shutil.copy(by_gene[0], tmp_path / "in.h5ad"))
+
+    def touch(stage, done, total):
+        if stage == "rewrite" and done < total / 2:
+            path.touch()
+
+    with pytest.raises((FormatError, MismatchError), match=r"was replaced|has changed"):
+        preshuffle(path, out, in_order=True, memory=MEMORY, on_progress=touch)
+    assert not (out / "zarr.json").exists()
+
+
+def test_damage_in_the_copy_is_noticed(by_gene, out):
+    path, X = by_gene
+
+    def damage(stage, done, total):
+        block = out / ".cellfeed" / "by-row" / "0-X" / "block-0" / "data.npy"
+        if stage == "rewrite" and done == total / 2 and block.exists():
+            stored = np.load(block)
+            stored[7] += 1
+            np.save(block, stored)
+
+    with pytest.raises(FormatError, match="was not rewritten with the same elements; remove"):
+        preshuffle(path, out, in_order=True, memory=MEMORY, on_progress=damage)
+    shutil.rmtree(out / ".cellfeed" / "by-row" / "0-X")  # as the message says
+    preshuffle(path, out, in_order=True, memory=MEMORY)
+    check_same(written(out), X)
+
+
+def test_damaged_input_is_one_line(by_gene, out, tmp_path):
+    path = Path(shutil.copy(by_gene[0], tmp_path / "in.h5ad"))
+    with h5py.File(path, "r+") as file:
+        offset = file["X/indices"].id.get_chunk_info(0).byte_offset
+    with path.open("r+b") as raw:
+        raw.seek(offset)
+        raw.write(b"\xff" * 40)
+    result = commands.cellfeed("preshuffle", "--in-order", path, out)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(path) in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_memory_is_bounded(tmp_path):
+    """With an eighth of the matrix as memory, no more than that is in arrays at once."""
+    rng = np.random.default_rng(0)
+    X = random_csr((20_000, 500), 0.2, rng, np.float32)
+    path, memory = write(sp.csc_matrix(X), tmp_path / "in.h5ad"), X.nnz
+    by_row(path, tmp_path / "first").rewrite(memory, lambda n: None)  # compiled
+    matrix = by_row(path, tmp_path / "second")
+    tracemalloc.start()
+    try:
+        matrix.rewrite(memory, lambda n: None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * memory + 1_000_000
+    check_same(as_csr(matrix.read_rows(np.array([[0, 20_000]])).to_scipy()), sp.csr_matrix(X))
+
+
+# The command
+
+
+def test_command_keeps_everything_by_default(by_gene, out, tmp_path):
+    _, X = by_gene
+    adata = ad.AnnData(
+        sp.csc_matrix(X), layers={"counts": sp.csc_matrix(2 * X)}, obsm={"pca": np.eye(400)[:, :3]}
+    )
+    path = tmp_path / "in.h5ad"
+    adata.write_h5ad(path)
+    result = commands.cellfeed("preshuffle", "--in-order", path, out)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{out}: 400 cells in 1 part ")
+    (part,) = parts_of(out)
+    check_same(as_csr(part.X), X)
+    check_same(as_csr(part.layers["counts"]), 2 * X)
+    np.testing.assert_array_equal(part.obsm["pca"], np.eye(400)[:, :3])
