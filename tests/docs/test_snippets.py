@@ -128,6 +128,7 @@ NEEDS = {
     "how-to/cellstream.md": ["cellstream"],
     "how-to/memory_maps.md": ["datasets"],
     "how-to/moving.md": ["tiledbsoma"],
+    "how-to/scvi.md": ["scvi"],
     "how-to/soma.md": ["tiledbsoma"],
     "reference/opening.md": ["cellstream", "tiledbsoma"],
 }
