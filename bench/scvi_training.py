@@ -21,6 +21,7 @@ from anndata.experimental import AnnCollection
 from lightning.pytorch import Callback, LightningDataModule
 from scvi.dataloaders import CollectionAdapter
 from scvi.model import SCVI
+from torch.utils.data import DataLoader
 
 from bench._turns import answer_of, say, spread
 from cellfeed.frameworks.scvi import ScviDataModule
@@ -58,7 +59,7 @@ class Same(LightningDataModule):
         self.minibatches = [next(iter(data.train_dataloader()))] * (data.n_obs // BATCH_SIZE)
 
     def train_dataloader(self):
-        return self.minibatches
+        return DataLoader(self.minibatches, batch_size=None)
 
 
 def with_cells(entry, paths):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -241,9 +242,9 @@ class ScviDataModule(LightningDataModule):
         return self._loader
 
     def val_dataloader(self) -> Any:
-        """Return a loader of the cells to validate on; None if there are none."""
+        """Return a loader of the cells to validate on; an empty list if there are none."""
         if not self.n_val:
-            return None
+            return []
         batch_size, n = self.dataset.batch_size, self.dataset.fetch_factor
         loader = self._loader_of(self._dataset(Streaming(self._val_rows), batch_size, n))
         rows = self._labelled(self._val_rows)
@@ -316,9 +317,16 @@ class ScviDataModule(LightningDataModule):
         both, waited = every + labelled, labelled.waiting
         return replace(both, training=every.training - waited)
 
+    def __reduce__(self) -> Any:
+        # SCANVI is saved with the data module that it was made with, and loaded with what it then
+        # asks of that one.
+        labels = None if self._unlabelled is None else self._mapping("labels")
+        state = {"registry": {"setup_method_name": "setup_anndata"}, "labels": labels}
+        return SimpleNamespace, (), state
+
     # Models.
 
-    def new_model(self, **parameters: Any) -> Any:
+    def new_model(self, scvi_model: Any = None, **parameters: Any) -> Any:
         """Return a new model of the class of this data module.
 
         This also makes models whose class takes no registry, such as `scvi.model.LinearSCVI`, and
@@ -327,9 +335,19 @@ class ScviDataModule(LightningDataModule):
 
         Parameters
         ----------
+        scvi_model
+            A trained `scvi.model.SCVI` of the same genes and batches, whose weights and parameters
+            a SCANVI begins with.
         **parameters
             Parameters of the class, such as ``n_latent``.
+
+        Raises
+        ------
+        ParameterError
+            ``scvi_model`` has other genes or batches.
         """
+        if scvi_model is not None:
+            return self._from_scvi_model(scvi_model, parameters)
         takes = inspect.signature(self._model).parameters
         is_observed = parameters.get(
             _OBSERVED, takes[_OBSERVED].default if _OBSERVED in takes else 1
@@ -348,6 +366,25 @@ class ScviDataModule(LightningDataModule):
             model.module.library_log_means.copy_(torch.from_numpy(means))
             model.module.library_log_vars.copy_(torch.from_numpy(variances))
         return model
+
+    def _from_scvi_model(self, scvi_model: Any, parameters: dict[str, Any]) -> Any:
+        registry, before = self.registry, scvi_model.registry
+        for field, name in (("X", "column_names"), ("batch", "categorical_mapping")):
+            one, other = (
+                each["field_registries"][field]["state_registry"][name]
+                for each in (registry, before)
+            )
+            if [*one] != [*other]:
+                what = "genes" if field == "X" else "batches"
+                msg = f"`scvi_model` was trained on other {what}, or in another order"
+                raise ParameterError(f"{msg}; train it on the same collection and keys")
+        scvi_model.registry_ = registry  # which scvi-tools takes from it
+        try:
+            return self._model.from_scvi_model(
+                scvi_model, self._setup.get("unlabeled_category"), datamodule=self, **parameters
+            )
+        finally:
+            scvi_model.registry_ = before
 
     def query_model(self, **options: Any) -> Any:
         """Return the reference model, extended for these cells (scArches); train it on them.
@@ -845,7 +882,9 @@ def _require_taken(model: type[Any], setup: Mapping[str, Any]) -> None:
     for name, each in takes.items():
         is_needed = each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
         if is_needed and name not in ("adata", *setup):
-            msg = f"{model.__name__} needs `{name}`; give it"
+            is_taken = name in inspect.signature(ScviDataModule).parameters
+            remedy = "; give it" if is_taken else ", which no data module has; use another model"
+            msg = f"{model.__name__} needs `{name}`{remedy}"
             raise ParameterError(msg)
 
 

@@ -27,6 +27,7 @@ scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed: cellfeed
 from lightning.pytorch import Callback  # noqa: E402 - which comes with scvi-tools
 from scvi.external import TorchMRVI  # noqa: E402
 from scvi.model import SCANVI, SCVI, LinearSCVI  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 from cellfeed.frameworks.scvi import ScviDataModule  # noqa: E402
 
@@ -39,7 +40,6 @@ SMALL = {"n_hidden": 8, "n_latent": 3}
 TRAINING = {
     "accelerator": "cpu",
     "enable_progress_bar": False,
-    "logger": False,
     "enable_model_summary": False,
 }
 KEYS = {
@@ -214,10 +214,11 @@ class InMemory(scvi.dataloaders.DataSplitter):
         return {name: torch.as_tensor(each) for name, each in self.cells[rows].items()}
 
     def train_dataloader(self):
-        return [
+        minibatches = [
             tuple(map(self.tensors, rows)) if isinstance(rows, tuple) else self.tensors(rows)
             for rows in self.minibatches
         ]
+        return DataLoader(minibatches, batch_size=None)
 
 
 def train(model, datamodule, n_epochs=2, **options):
@@ -279,7 +280,6 @@ class TestScvi:
             "get_elbo",
             "get_reconstruction_error",
             "get_likelihood_parameters",
-            "get_latent_library_size",
         ):
             torch.manual_seed(0)
             found = getattr(loaded, name)(dataloader=data.inference_dataloader())
@@ -383,14 +383,26 @@ class TestScanvi:
         data = ScviDataModule(paths, **keys)
         assert made(SCANVI, registry=data.registry, datamodule=data).n_labels == own.n_labels
 
-    def test_from_a_model_that_was_trained_before(self, paths):
-        keys = {"labels_key": "cell_type", "unlabeled_category": UNLABELLED, "layer": "counts"}
-        data = ScviDataModule(paths, **keys, batch_size=64)
-        before = made(SCVI, registry=data.registry)
-        train(before, data, 1)
-        model = SCANVI.from_scvi_model(before, UNLABELLED, datamodule=data)
+    def test_from_a_model_that_was_trained_before(self, paths, tmp_path):
+        before = ScviDataModule(paths, layer="counts", batch_key="plate", batch_size=64)
+        scvi_model = made(before.new_model)
+        train(scvi_model, before, 1)
+        registry = scvi_model.registry_
+        keys = {"layer": "counts", "labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        data = ScviDataModule(paths, batch_key="plate", **keys, batch_size=64)
+        model = data.new_model(scvi_model)
+        assert scvi_model.registry_ is registry
+        for name, values in scvi_model.module.state_dict().items():
+            assert torch.equal(model.module.state_dict()[name], values)
         train(model, data, 1)
-        assert len(model.predict(dataloader=data.inference_dataloader())) == N_CELLS
+        predicted = model.predict(dataloader=data.inference_dataloader())
+        model.save(tmp_path / "model")
+        loaded = SCANVI.load(tmp_path / "model", adata=False, accelerator="cpu")
+        again = loaded.predict(dataloader=data.inference_dataloader())
+        np.testing.assert_array_equal(again, predicted)
+        other = ScviDataModule(paths, batch_key="donor", **keys)
+        with pytest.raises(ParameterError, match="`scvi_model` was trained on other batches"):
+            other.new_model(scvi_model)
 
 
 class TestOtherModels:
