@@ -33,7 +33,7 @@ try:
 except ImportError:  # said where a data module is made
     LightningDataModule = object
 
-__all__ = ["ScviDataModule"]
+__all__ = ["ScviDataModule", "load_model"]
 
 _BATCH_SIZE, _BLOCK_SIZE = 128, 16
 _N_INFERRED, _INFERRED_TOGETHER = 1024, 2  # cells of a minibatch where nothing is trained
@@ -357,10 +357,7 @@ class ScviDataModule(LightningDataModule):
         if "registry" in takes and is_observed:
             return self._model(registry=self.registry, **parameters)
         parameters.pop("datamodule", None)
-        model = self._model(self._manager.adata, **parameters)
-        # Methods that are given no cells must say so, not return results for the template.
-        model._adata = model._adata_manager = None  # noqa: SLF001 - scvi-tools has no other way
-        model.registry_ = self.registry
+        model = _without_cells(self._model(self._manager.adata, **parameters), self.registry)
         if not is_observed and "size_factor_key" not in self._setup:
             means, variances = self._log_library_sizes()
             model.module.library_log_means.copy_(torch.from_numpy(means))
@@ -445,43 +442,33 @@ class ScviDataModule(LightningDataModule):
         return [name for name in _columns_of(self._setup) if name in self.collection.obs]
 
     def _anndata(self, counts: Any, obs: pd.DataFrame) -> AnnData:
-        counts = sp.csr_matrix(counts)  # arrays are not known to all of scvi-tools
-        names = self.collection.elements[self._element].column_names
-        var = pd.DataFrame(index=pd.Index(names))
-        if "layer" in self._setup:
-            return ad.AnnData(obs=obs, var=var, layers={self._setup["layer"]: counts})
-        return ad.AnnData(counts, obs, var)
+        genes = self.collection.elements[self._element].column_names
+        return _anndata_of(counts, obs, genes, self._setup.get("layer"))
 
     def _template(self) -> AnnData:
         """Return a few cells that have all categories, for ``setup_anndata``.
 
         The counts are those of the first cells, by which scvi-tools tells whether they are counts.
         """
-        categories = dict[str, Any]()
+        values = dict[str, Any]()
         for name in self._keys():
             column = self.collection.obs[name]
             if isinstance(column, CategoricalColumn):
-                categories[name] = column.categories
+                values[name] = pd.CategoricalIndex(column.categories, column.categories)
             else:
-                values = _numbers_in(column.values)
-                categories[name] = values[:1] if name in _numbers_of(self._setup) else values
-            if not len(categories[name]):
+                numbers = _numbers_in(column.values)
+                values[name] = numbers[:1] if name in _numbers_of(self._setup) else numbers
+            if not len(values[name]):
                 msg = f"obs column {name!r} has no value for any cell; leave it out"
                 raise ColumnError(msg)
-        n = max(_N_CHECKED, _N_OF_CATEGORY * max(map(len, categories.values()), default=0))
-        obs = {
-            name: pd.Categorical.from_codes(np.arange(n) % len(each), each)
-            if isinstance(self.collection.obs[name], CategoricalColumn)
-            else np.resize(each, n)
-            for name, each in categories.items()
-        }
+        obs = _obs_with(values)
         first = self.collection[: min(_N_CHECKED, len(self.collection))][self._element]
         if getattr(first, "ndim", None) != 2:  # noqa: PLR2004 - cells x genes
             msg = f"{self._element} is not a matrix of cells x genes, which scvi-tools needs"
             raise FormatError(msg)
         counts = sp.csr_matrix(first)
-        counts.resize(n, counts.shape[1])
-        return self._anndata(counts, pd.DataFrame(obs, index=[str(k) for k in range(n)]))
+        counts.resize(len(obs), counts.shape[1])
+        return self._anndata(counts, obs)
 
     def _fields(self) -> dict[str, tuple[_Column, ...]]:
         """Return what each field of the registry is made of, except for the counts."""
@@ -662,6 +649,53 @@ class ScviDataModule(LightningDataModule):
                     f"such as row {row:,}; leave these cells out with `split` or `rows`"
                 )
                 raise ColumnError(msg)
+
+
+def load_model(folder: str | os.PathLike[str], model: type[Any] | None = None) -> Any:
+    """Load a model of scvi-tools that was saved, without the cells that it was trained on.
+
+    ``SCVI.load(folder, adata=False)`` does the same for SCVI, but SCANVI and LinearSCVI can only be
+    loaded with cells. Here they get a few without counts, which are then dropped.
+
+    Parameters
+    ----------
+    folder
+        Where it was saved.
+    model
+        Its class, if that is not one of scvi-tools.
+
+    Raises
+    ------
+    ImportError
+        scvi-tools is not installed.
+    PathError
+        There is no such folder.
+    ParameterError
+        The model was not made from an AnnData or by a `ScviDataModule`.
+    """
+    _import_scvi()
+    registry = _registry_of(folder)
+    model = model or _class_named(registry["model_name"])
+    takes = inspect.signature(model).parameters
+    path = os.fspath(folder)
+    if "registry" in takes and "datamodule" not in takes:
+        return model.load(path, adata=False)  # type: ignore[attr-defined]
+    values = dict[str, Any]()
+    for field in registry["field_registries"].values():
+        state = field["state_registry"]
+        mappings = dict(state.get("mappings", {}))
+        if "categorical_mapping" in state:
+            mappings[state["original_key"]] = state["categorical_mapping"]
+        values |= {name: pd.CategoricalIndex(each, each) for name, each in mappings.items()}
+        values |= dict.fromkeys(state.get("columns", []), np.ones(1))
+    setup = registry["setup_args"]
+    if setup.get("size_factor_key"):
+        values[setup["size_factor_key"]] = np.ones(1)
+    obs, genes = _obs_with(values), _genes_of(registry)
+    counts = sp.csr_matrix((len(obs), len(genes)), dtype=np.float32)
+    counts[0, 0] = 1  # without any, cells would be taken for minified ones
+    cells = _anndata_of(counts, obs, genes, setup.get("layer"))
+    return _without_cells(model.load(path, cells), registry)  # type: ignore[attr-defined]
 
 
 _ROW = "_indices"  # not a column: the row of each cell
@@ -863,7 +897,32 @@ def _genes_of(registry: Mapping[str, Any]) -> NDArray[np.object_]:
     raise ParameterError(msg)
 
 
-# Models.
+# Cells and models of scvi-tools.
+
+
+def _anndata_of(
+    counts: Any, obs: pd.DataFrame, genes: NDArray[np.object_], layer: str | None
+) -> AnnData:
+    counts, var = sp.csr_matrix(counts), pd.DataFrame(index=pd.Index(genes))  # no sparse array
+    if layer is None:
+        return ad.AnnData(counts, obs, var)
+    return ad.AnnData(obs=obs, var=var, layers={layer: counts})
+
+
+def _obs_with(values: Mapping[str, Any]) -> pd.DataFrame:
+    """Return obs of a few cells, in which each value of each column comes several times."""
+    n = max(_N_CHECKED, _N_OF_CATEGORY * max(map(len, values.values()), default=0))
+    names = pd.Index(map(str, range(n)))
+    return pd.DataFrame(
+        {name: each.take(np.arange(n) % len(each)) for name, each in values.items()}, index=names
+    )
+
+
+def _without_cells(model: Any, registry: Mapping[str, Any]) -> Any:
+    """Return a model that keeps the genes of its cells, and no cells: methods must be given some."""
+    model._adata, model._adata_manager = model.adata[:0].copy(), None  # noqa: SLF001 - no other way
+    model.registry_ = registry
+    return model
 
 
 def _require_taken(model: type[Any], setup: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from scvi.external import TorchMRVI  # noqa: E402
 from scvi.model import SCANVI, SCVI, LinearSCVI  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from cellfeed.frameworks.scvi import ScviDataModule  # noqa: E402
+from cellfeed.frameworks.scvi import ScviDataModule, load_model  # noqa: E402
 
 # scvi-tools and Lightning warn of their own settings, such as the number of workers.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -397,12 +397,31 @@ class TestScanvi:
         train(model, data, 1)
         predicted = model.predict(dataloader=data.inference_dataloader())
         model.save(tmp_path / "model")
-        loaded = SCANVI.load(tmp_path / "model", adata=False, accelerator="cpu")
+        loaded = load_model(tmp_path / "model")
         again = loaded.predict(dataloader=data.inference_dataloader())
         np.testing.assert_array_equal(again, predicted)
         other = ScviDataModule(paths, batch_key="donor", **keys)
         with pytest.raises(ParameterError, match="`scvi_model` was trained on other batches"):
             other.new_model(scvi_model)
+
+
+@pytest.mark.parametrize(("model", "keys"), SETUPS)
+def test_any_model_is_loaded_without_the_data(paths, in_memory, tmp_path, model, keys):
+    data = ScviDataModule(paths, model, **keys, batch_size=70)
+    made = data.new_model()
+    made.is_trained_ = True
+    made.module.eval()
+    made.save(tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert type(loaded) is model
+    assert same(loaded.registry, data.registry)
+    adata = in_memory.copy()  # which it may be given later
+    np.testing.assert_allclose(
+        loaded.get_latent_representation(adata),
+        made.get_latent_representation(dataloader=data.inference_dataloader()),
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 class TestOtherModels:
@@ -416,14 +435,17 @@ class TestOtherModels:
         expected = train(own, InMemory(own.adata_manager, rows_of(data, paths)), 1)
         np.testing.assert_allclose(train(model, data, 1).losses, expected.losses, rtol=1e-5)
         model.save(tmp_path / "model")
-        loaded = LinearSCVI.load(tmp_path / "model", data.anndata(range(20)), accelerator="cpu")
-        np.testing.assert_array_equal(
-            loaded.get_latent_representation(dataloader=data.inference_dataloader()),
-            model.get_latent_representation(dataloader=data.inference_dataloader()),
-        )
-        assert loaded.get_loadings().shape == (N_GENES, SMALL["n_latent"])
-        with pytest.raises(AttributeError):
-            model.get_latent_representation()
+        path = tmp_path / "model"
+        for loaded in (load_model(path), LinearSCVI.load(path, data.anndata(range(20)))):
+            np.testing.assert_array_equal(
+                loaded.get_latent_representation(dataloader=data.inference_dataloader()),
+                model.get_latent_representation(dataloader=data.inference_dataloader()),
+            )
+            assert loaded.get_loadings().shape == (N_GENES, SMALL["n_latent"])
+        for each in (model, load_model(path)):
+            assert each.get_loadings().index.tolist() == in_memory.var_names.tolist()
+            with pytest.raises(ValueError, match="zero-size"):
+                each.get_latent_representation()
 
     def test_samples_and_their_effects(self, paths, in_memory, tmp_path):
         keys = {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}
