@@ -1,67 +1,60 @@
-"""scvi-tools' SCVI model on raw counts in many files, with a batch key and no concatenation.
+"""scvi-tools' SCVI on raw counts in many files, with a batch key and no concatenation.
 
-    python examples/scvi_model.py 'plates/*.h5ad'
+    python examples/scvi_model.py 'plates/*.h5ad' MODEL_FOLDER
 
-Counts are a layer of each file.
+Counts are a layer of each file. The model is saved and loaded without the data, and finds the
+latent representation of all cells and the genes that differ between two cell lines.
 """
 
 import sys
-from typing import Any
 
-import lightning.pytorch as pl
-import torch
-from scvi import REGISTRY_KEYS
-from scvi.module import VAE
-from scvi.train import TrainingPlan
+import numpy as np
+from scvi.model import SCVI
 
-from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection
+from cellfeed import open_collection, random_split
+from cellfeed.frameworks.scvi import ScviDataModule
 
-COUNTS, BATCH, N_EPOCHS = "layers/counts", "plate", 2
+COUNTS, BATCH, LABEL, N_EPOCHS = "counts", "plate", "cell_line", 2
 
 
-def inputs(minibatch: Any) -> dict[str, torch.Tensor]:
-    """Return a minibatch under scvi-tools' names."""
-    batch = minibatch.obs[BATCH][:, None]
-    return {
-        REGISTRY_KEYS.X_KEY: minibatch.X,
-        REGISTRY_KEYS.BATCH_KEY: batch,
-        REGISTRY_KEYS.LABELS_KEY: torch.zeros_like(batch),
-    }
-
-
-def main(plates: str) -> None:
-    collection = open_collection(plates, obs=[BATCH], elements=[COUNTS])
-    n_batches = len(collection.obs[BATCH].categories)
-    options = {"batch_size": 64, "dense": True, "batch_transform": inputs, "seed": 0}
-    train = CellDataset(collection, BlockShuffling(16), **options)
-
-    model = VAE(collection.n_vars, n_batch=n_batches, n_hidden=32, n_latent=5)
-    plan = TrainingPlan(model)
-    plan.n_obs_training = len(collection)
-    trainer = pl.Trainer(
-        max_epochs=N_EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
+def main(plates: str, folder: str) -> None:
+    collection = open_collection(plates, obs=[BATCH, LABEL], elements=[f"layers/{COUNTS}"])
+    data = ScviDataModule(
+        collection,
+        layer=COUNTS,
+        batch_key=BATCH,
+        batch_size=64,
+        split=random_split(collection, [0.9, 0.1], seed=0),
+    )
+    model = SCVI(registry=data.registry, n_hidden=32, n_latent=5)
+    model.train(
+        N_EPOCHS,
+        datamodule=data,
+        check_val_every_n_epoch=1,
+        accelerator="auto",
         enable_progress_bar=False,
-        enable_model_summary=False,
+        logger=None,
     )
-    trainer.fit(plan, train.loader())
-    loss = float(trainer.callback_metrics["elbo_train"])
-
-    model.eval()
-    with torch.no_grad():
-        latent = torch.cat(
-            [
-                model.inference(**model._get_inference_input(each))["qz"].loc  # noqa: SLF001
-                for each in CellDataset(collection, Streaming(), **options)
-            ]
-        )
+    (losses,) = model.history["elbo_validation"].T.to_numpy()
     print(
-        f"SCVI on {len(collection):,} cells x {collection.n_vars} genes of {n_batches} batches: "
-        f"{trainer.global_step} steps, ELBO {loss:.0f}, latent space {tuple(latent.shape)}"
+        f"ELBO {losses[0]:.0f}, then {losses[-1]:.0f} on {data.n_val:,} cells; {data.statistics()}"
     )
+
+    model.save(folder, overwrite=True)
+    model = SCVI.load(folder, adata=False)
+    latent = model.get_latent_representation(dataloader=data.inference_dataloader())
+    n_batches = model.summary_stats.n_batch
+    print(f"latent space {latent.shape} of {collection.n_vars} genes in {n_batches} batches")
+
+    labels = collection.obs[LABEL].codes
+    one, other = np.argsort(-np.bincount(labels[labels >= 0]))[:2]
+    cells = data.anndata(np.flatnonzero((labels == one) | (labels == other)), obs=[LABEL])
+    first, second = collection.obs[LABEL].categories[[one, other]]
+    table = model.differential_expression(
+        cells, groupby=LABEL, group1=first, group2=second, silent=True
+    )
+    print(f"{first} and {second} differ most in {table.index[0]}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -25,6 +25,7 @@ OPTIONAL = {
     "pyarrow",
     "pytorch_lightning",
     "rich",
+    "scvi",
     "tiledbsoma",
     "torch",
     "torchdata",

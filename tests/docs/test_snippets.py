@@ -161,6 +161,7 @@ NEEDS = {
     "how-to/memory_maps.md": ["datasets"],
     "how-to/moving.md": ["tiledbsoma"],
     "how-to/parquet.md": ["pyarrow"],
+    "how-to/scvi.md": ["scvi"],
     "how-to/soma.md": ["tiledbsoma"],
     "reference/opening.md": ["cellstream", "tiledbsoma"],
 }

@@ -140,9 +140,11 @@ def test_scvi(plates, tmp_path):
         adata.layers["counts"] = adata.X.copy()
         adata.X = adata.X.log1p()
         adata.write_h5ad(tmp_path / plate.name)
-    printed = output_of(EXAMPLES / "scvi_model.py", tmp_path)
-    assert "SCVI on 2,000 cells x 300 genes of 14 batches: 64 steps" in printed
-    assert "latent space (2000, 5)" in printed
+    printed = output_of(EXAMPLES / "scvi_model.py", tmp_path, tmp_path / "model")
+    first, second = map(int, re.findall(r"ELBO (\d+), then (\d+) on 200 cells", printed)[0])
+    assert second < first
+    assert "latent space (2000, 5) of 300 genes in 14 batches" in printed
+    assert re.search(r"\w+ and \w+ differ most in \w+", printed)
 
 
 @needs("datasets")

@@ -10,6 +10,7 @@ import pytest
 PUBLIC_MODULES = {
     "cellfeed": {
         "console",
+        "frameworks",
         "interrupts",
         "machine",
         "sampling",

@@ -1,0 +1,688 @@
+"""Models of scvi-tools train on a collection as on the same AnnData in memory."""
+
+import contextlib
+import json
+import logging
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    ColumnError,
+    ParameterError,
+    PathError,
+    StateError,
+    open_collection,
+    random_split,
+)
+
+torch = pytest.importorskip("torch")
+scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed: cellfeed[scvi]")
+
+from lightning.pytorch import Callback  # noqa: E402 - which comes with scvi-tools
+from scvi.external import TorchMRVI  # noqa: E402
+from scvi.model import SCANVI, SCVI, LinearSCVI  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from cellfeed.frameworks.scvi import ScviDataModule, load_model  # noqa: E402
+
+# scvi-tools and Lightning warn of their own settings, such as the number of workers.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+N_CELLS, N_GENES = 210, 40
+UNLABELLED = "Unknown"
+SMALL = {"n_hidden": 8, "n_latent": 3}
+TRAINING = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+KEYS = {
+    "layer": "counts",
+    "batch_key": "plate",
+    "labels_key": "cell_type",
+    "size_factor_key": "n_counts",
+    "categorical_covariate_keys": ["donor", "is_male"],
+    "continuous_covariate_keys": ["age", "score"],
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    scvi.settings.seed = 0
+    scvi.settings.verbosity = logging.ERROR
+
+
+def cells(n=N_CELLS, seed=0, plates=("p1", "p2", "p3")):
+    random = np.random.default_rng(seed)
+    counts = sp.csr_matrix(random.poisson(1.5, (n, N_GENES)), dtype=np.float32)
+    names = ["B", UNLABELLED, "NK", "T"]
+    obs = pd.DataFrame(
+        {
+            "plate": pd.Categorical(np.resize(plates, n), categories=list(plates)),
+            "cell_type": pd.Categorical(random.choice(names, n), categories=names),
+            "donor": np.resize([7, 3, 11, 3, 5], n),
+            "is_male": np.resize([True, False, False], n),
+            "n_counts": counts.sum(axis=1).A1.astype(np.float64),
+            "age": np.resize([20, 30, 41], n),
+            "score": random.normal(size=n),
+        },
+        index=[f"cell{seed}-{k}" for k in range(n)],
+    )
+    var = pd.DataFrame(index=[f"gene{k}" for k in range(N_GENES)])
+    return ad.AnnData(counts.log1p(), obs, var, layers={"counts": counts})
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    return cells()
+
+
+@pytest.fixture(scope="module")
+def paths(in_memory, tmp_path_factory):
+    """The cells in two files, with the categories of all of them."""
+    folder = tmp_path_factory.mktemp("plates")
+    for name, rows in (("a", slice(0, 100)), ("b", slice(100, None))):
+        in_memory[rows].copy().write_h5ad(folder / f"{name}.h5ad", compression="gzip")
+    return folder
+
+
+def same(one, other):
+    """Whether two registries agree, except for what identifies an AnnData."""
+    if isinstance(one, dict):
+        names = (one.keys() | other.keys()) - {"_scvi_uuid", "n_obs_per_sample"}
+        return all(same(one[name], other[name]) for name in names)
+    if isinstance(one, np.ndarray | list | pd.Index):
+        return np.array_equal(np.asarray(one, object), np.asarray(other, object))
+    return one == other
+
+
+def set_up(model, adata, **keys):
+    copy = adata.copy()
+    model.setup_anndata(copy, **keys)
+    return copy
+
+
+def manager_of(model, adata):
+    return model._get_most_recent_anndata_manager(adata, required=True)
+
+
+SETUPS = [
+    (SCVI, KEYS),
+    (SCVI, {}),
+    (SCVI, {"layer": "counts", "batch_key": "donor"}),
+    (SCANVI, KEYS | {"unlabeled_category": UNLABELLED}),
+    (SCANVI, {"labels_key": "cell_type", "unlabeled_category": "none is"}),
+    (LinearSCVI, {"layer": "counts", "batch_key": "is_male", "labels_key": "plate"}),
+    (TorchMRVI, {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}),
+]
+
+
+def rows_of(data, paths, n_epochs=1, **options):
+    """The rows of each minibatch of the training, by an ordinary dataset of the same settings."""
+    strategy = options.pop("strategy", BlockShuffling(16))
+    dataset = CellDataset(open_collection(paths), strategy, data.dataset.batch_size, seed=0)
+    return [each.rows.numpy() for _ in range(n_epochs) for each in dataset]
+
+
+class TestWhatSetupAnndataTakes:
+    @pytest.mark.parametrize(("model", "keys"), SETUPS)
+    def test_the_registry_is_that_of_the_cells_in_memory(self, paths, in_memory, model, keys):
+        data = ScviDataModule(paths, model, **keys)
+        adata = set_up(model, in_memory, **keys)
+        assert same(data.registry, manager_of(model, adata).registry)
+
+    @pytest.mark.parametrize("fmt", ["h5ad", "dense", "zarr", "object"])
+    @pytest.mark.parametrize(("model", "keys"), SETUPS)
+    def test_minibatches_are_those_of_scvi_tools(self, in_memory, tmp_path, model, keys, fmt):
+        path, stored = tmp_path / "cells", in_memory.copy()
+        if fmt == "dense":
+            stored.X, stored.layers["counts"] = (
+                stored.X.toarray(),
+                stored.layers["counts"].toarray(),
+            )
+        if fmt == "object":
+            path = stored
+        elif fmt == "zarr":
+            stored.write_zarr(path := path.with_suffix(".zarr"))
+        else:
+            stored.write_h5ad(path := path.with_suffix(".h5ad"))
+        data = ScviDataModule(path, model, **keys, batch_size=32)
+        expected = manager_of(model, set_up(model, in_memory, **keys)).create_torch_dataset()
+        minibatches = [
+            each[0] if isinstance(each, tuple) else each for each in data.train_dataloader()
+        ]
+        rows = rows_of(data, path)
+        assert sum(map(len, rows)) == N_CELLS
+        for tensors, these in zip(minibatches, rows, strict=True):
+            wanted = {name: torch.as_tensor(each) for name, each in expected[these].items()}
+            assert tensors.keys() == wanted.keys()
+            for name, values in wanted.items():
+                assert torch.equal(tensors[name], values), name
+                assert tensors[name].dtype == values.dtype, name
+
+    def test_a_collection_may_be_given(self, paths):
+        collection = open_collection(paths, obs=["plate", "score"], elements=["X", "layers/counts"])
+        data = ScviDataModule(collection, layer="counts", batch_key="plate", batch_size=70)
+        (first, *_), rows = data.train_dataloader(), rows_of(data, paths)
+        assert np.array_equal(first["X"], collection[rows[0]]["layers/counts"].toarray())
+
+    def test_sparse_minibatches_become_dense_on_the_device(self, paths):
+        sparse = ScviDataModule(paths, load_sparse_tensor=True, batch_size=70)
+        for one, other in zip(
+            sparse.train_dataloader(),
+            ScviDataModule(paths, batch_size=70).train_dataloader(),
+            strict=True,
+        ):
+            assert one["X"].layout is torch.sparse_csr
+            moved = sparse.on_after_batch_transfer(one, 0)
+            assert all(torch.equal(moved[name], other[name]) for name in other)
+
+
+class Watching(Callback):
+    """Sets the state of random numbers before each step, and keeps what comes."""
+
+    def __init__(self, path=None, n_wanted=None):
+        self.losses, self.sums, self.path, self.n_wanted = [], [], path, n_wanted
+
+    def on_train_batch_start(self, trainer, plan, batch, number):
+        torch.manual_seed(trainer.global_step)
+        every = batch[0] if isinstance(batch, tuple | list) else batch
+        self.sums.append(every["X"].double().sum(dim=0).tolist())
+
+    def on_train_batch_end(self, trainer, plan, outputs, batch, number):
+        self.losses.append(float(outputs["loss"]))
+        if len(self.losses) == self.n_wanted:
+            trainer.save_checkpoint(self.path)
+            raise KeyboardInterrupt
+
+
+class InMemory(scvi.dataloaders.DataSplitter):
+    """scvi-tools' own data module, with given minibatches."""
+
+    def __init__(self, manager, minibatches):
+        super().__init__(manager, train_size=1.0)
+        self.cells, self.minibatches = manager.create_torch_dataset(), minibatches
+
+    def tensors(self, rows):
+        return {name: torch.as_tensor(each) for name, each in self.cells[rows].items()}
+
+    def train_dataloader(self):
+        minibatches = [
+            tuple(map(self.tensors, rows)) if isinstance(rows, tuple) else self.tensors(rows)
+            for rows in self.minibatches
+        ]
+        return DataLoader(minibatches, batch_size=None)
+
+
+def train(model, datamodule, n_epochs=2, **options):
+    watching = options.pop("watching", None) or Watching()
+    model.train(n_epochs, datamodule=datamodule, callbacks=[watching], **TRAINING, **options)
+    return watching
+
+
+def made(model, *arguments, **options):
+    scvi.settings.seed = 0
+    return model(*arguments, **options, **SMALL)
+
+
+class TestScvi:
+    def test_losses_are_those_of_the_same_minibatches_in_memory(self, paths, in_memory):
+        adata = set_up(SCVI, in_memory, **KEYS)
+        own = made(SCVI, adata)
+        data = ScviDataModule(paths, **KEYS, batch_size=32, seed=0)
+        model = made(SCVI, registry=data.registry)
+        rows = rows_of(data, paths)
+        expected = train(own, InMemory(own.adata_manager, rows), 1)
+        found = train(model, data, 1)
+        assert len(found.losses) == 7
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+        for name, values in own.module.state_dict().items():
+            torch.testing.assert_close(model.module.state_dict()[name], values)
+
+    @pytest.fixture(scope="class")
+    def trained(self, paths, tmp_path_factory):
+        keys = {name: KEYS[name] for name in ("layer", "batch_key", "labels_key")}
+        data = ScviDataModule(paths, **keys, batch_size=64, seed=0)
+        model = made(SCVI, registry=data.registry)
+        train(model, data, 2)
+        path = tmp_path_factory.mktemp("model") / "model"
+        model.save(path)
+        return data, model, path, SCVI.load(path, adata=False, accelerator="cpu")
+
+    def test_it_is_loaded_without_the_data_and_infers_in_the_order_of_the_collection(
+        self, trained, in_memory
+    ):
+        data, model, path, loaded = trained
+        latent = loaded.get_latent_representation(dataloader=data.inference_dataloader())
+        assert latent.shape == (N_CELLS, SMALL["n_latent"])
+        of_memory = SCVI.load(path, adata=in_memory.copy(), accelerator="cpu")
+        np.testing.assert_allclose(latent, of_memory.get_latent_representation(), rtol=1e-5)
+        some = [3, 5, 99, 100, 209]
+        np.testing.assert_array_equal(
+            model.get_latent_representation(
+                dataloader=data.inference_dataloader(some, batch_size=N_CELLS)
+            ),
+            of_memory.get_latent_representation(indices=some),
+        )
+
+    def test_normalised_expression_and_what_else_is_inferred(self, trained, in_memory):
+        data, _, path, loaded = trained
+        of_memory = SCVI.load(path, adata=in_memory.copy(), accelerator="cpu")
+        for name in (
+            "get_normalized_expression",
+            "get_elbo",
+            "get_reconstruction_error",
+            "get_likelihood_parameters",
+        ):
+            torch.manual_seed(0)
+            found = getattr(loaded, name)(dataloader=data.inference_dataloader())
+            torch.manual_seed(0)
+            expected = getattr(of_memory, name)(batch_size=1024)
+            if not isinstance(found, dict):
+                found, expected = {name: found}, {name: np.asarray(expected)}
+            for each, values in expected.items():
+                np.testing.assert_allclose(found[each], values, rtol=1e-4, err_msg=name)
+
+    def test_differential_expression_of_cells_that_are_read(self, trained, in_memory):
+        data, _, path, _ = trained
+        rows = np.arange(0, N_CELLS, 2)
+        tables = []
+        for adata in (data.anndata(rows, obs=["age"]), in_memory[rows].copy()):
+            model = SCVI.load(path, adata=False, accelerator="cpu")
+            np.random.seed(0)  # noqa: NPY002 - which scvi-tools draws cells with
+            torch.manual_seed(0)
+            table = model.differential_expression(
+                adata, groupby="cell_type", group1="B", group2="T", silent=True
+            )
+            tables.append(table.sort_index())
+            assert "age" in adata.obs
+        pd.testing.assert_frame_equal(*tables)
+
+    def test_without_cells_of_its_own_it_says_so(self, trained):
+        with pytest.raises(AttributeError):
+            trained[-1].get_latent_representation()
+
+    def test_early_stopping_validates_on_the_second_part(self, paths):
+        split = random_split(N_CELLS, [0.8, 0.2], seed=0)
+        data = ScviDataModule(paths, batch_size=32, split=split)
+        assert (data.n_obs, data.n_train, data.n_val) == (N_CELLS, 168, 42)
+        seen = torch.cat([each["X"].sum(dim=1) for each in data.val_dataloader()])
+        stored = open_collection(paths)[split[1]].X.sum(axis=1)
+        np.testing.assert_allclose(seen, stored, rtol=1e-5)
+        model = made(SCVI, registry=data.registry)
+        train(model, data, 2, early_stopping=True)
+        assert len(model.history["elbo_validation"]) == 2
+
+    def test_priors_of_library_sizes(self, paths, in_memory):
+        keys = {"layer": "counts", "batch_key": "plate"}
+        own = made(SCVI, set_up(SCVI, in_memory, **keys), use_observed_lib_size=False)
+        model = ScviDataModule(paths, **keys).new_model(use_observed_lib_size=False)
+        for name in ("library_log_means", "library_log_vars"):
+            torch.testing.assert_close(getattr(model.module, name), getattr(own.module, name))
+
+
+class TestScanvi:
+    KEYS = KEYS | {"unlabeled_category": UNLABELLED}
+
+    def test_losses_are_those_of_the_same_minibatches_in_memory(self, paths, in_memory):
+        own = made(SCANVI, set_up(SCANVI, in_memory, **self.KEYS))
+        data = ScviDataModule(paths, **self.KEYS, batch_size=32, seed=0)
+        model = made(SCANVI, registry=data.registry, datamodule=data)
+        assert model.n_labels == own.n_labels == 3
+        labelled = np.flatnonzero(in_memory.obs["cell_type"] != UNLABELLED)
+        every = rows_of(data, paths)
+        again = rows_of(data, paths, 2, strategy=BlockShuffling(16, labelled))[: len(every)]
+        expected = train(own, InMemory(own.adata_manager, [*zip(every, again, strict=True)]), 1)
+        found = train(model, data, 1)
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+        predicted = model.predict(dataloader=data.inference_dataloader())
+        assert set(predicted) <= {"B", "NK", "T"}
+        np.testing.assert_array_equal(predicted, own.predict())
+
+    def test_no_unlabelled_cell_counts_as_labelled(self, paths, in_memory):
+        data = ScviDataModule(
+            paths, **self.KEYS, batch_size=32, split=[range(100), range(100, 210)]
+        )
+        unlabelled = [
+            *data.registry["field_registries"]["labels"]["state_registry"]["categorical_mapping"]
+        ].index(UNLABELLED)
+        names = in_memory.obs["cell_type"]
+        for loader, rows in (
+            (data.train_dataloader(), names[:100]),
+            (data.val_dataloader(), names[100:]),
+        ):
+            pairs = [*loader]
+            assert len(pairs) == len(loader)
+            assert all((labelled["labels"] != unlabelled).all() for _, labelled in pairs)
+            n = sum(int((every["labels"] == unlabelled).sum()) for every, _ in pairs)
+            assert n == (rows == UNLABELLED).sum() > 0
+
+    def test_cells_without_a_label_are_unlabelled(self, in_memory, tmp_path):
+        adata = in_memory.copy()
+        adata.obs["cell_type"] = adata.obs["cell_type"].replace({UNLABELLED: None})
+        adata.obs["cell_type"] = adata.obs["cell_type"].cat.remove_unused_categories()
+        adata.write_h5ad(tmp_path / "cells.h5ad")
+        keys = {"labels_key": "cell_type", "unlabeled_category": "none"}
+        data = ScviDataModule(tmp_path / "cells.h5ad", **keys, batch_size=64)
+        model = made(SCANVI, registry=data.registry, datamodule=data)
+        assert model.n_labels == 3
+        assert (data.labels == "none").sum() == adata.obs["cell_type"].isna().sum() > 0
+        train(model, data, 1)
+
+    @pytest.mark.parametrize("unlabelled", ["none is", UNLABELLED])
+    def test_the_number_of_classes(self, paths, in_memory, unlabelled):
+        keys = {"labels_key": "cell_type", "unlabeled_category": unlabelled}
+        own = made(SCANVI, set_up(SCANVI, in_memory, **keys))
+        data = ScviDataModule(paths, **keys)
+        assert made(SCANVI, registry=data.registry, datamodule=data).n_labels == own.n_labels
+
+    def test_from_a_model_that_was_trained_before(self, paths, tmp_path):
+        before = ScviDataModule(paths, layer="counts", batch_key="plate", batch_size=64)
+        scvi_model = made(before.new_model)
+        train(scvi_model, before, 1)
+        registry = scvi_model.registry_
+        keys = {"layer": "counts", "labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        data = ScviDataModule(paths, batch_key="plate", **keys, batch_size=64)
+        model = data.new_model(scvi_model)
+        assert scvi_model.registry_ is registry
+        for name, values in scvi_model.module.state_dict().items():
+            assert torch.equal(model.module.state_dict()[name], values)
+        train(model, data, 1)
+        predicted = model.predict(dataloader=data.inference_dataloader())
+        model.save(tmp_path / "model")
+        loaded = load_model(tmp_path / "model")
+        again = loaded.predict(dataloader=data.inference_dataloader())
+        np.testing.assert_array_equal(again, predicted)
+        other = ScviDataModule(paths, batch_key="donor", **keys)
+        with pytest.raises(ParameterError, match="`scvi_model` was trained on other batches"):
+            other.new_model(scvi_model)
+
+
+@pytest.mark.parametrize(("model", "keys"), SETUPS)
+def test_any_model_is_loaded_without_the_data(paths, in_memory, tmp_path, model, keys):
+    data = ScviDataModule(paths, model, **keys, batch_size=70)
+    made = data.new_model()
+    made.is_trained_ = True
+    made.module.eval()
+    made.save(tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert type(loaded) is model
+    assert same(loaded.registry, data.registry)
+    adata = in_memory.copy()  # which it may be given later
+    np.testing.assert_allclose(
+        loaded.get_latent_representation(adata),
+        made.get_latent_representation(dataloader=data.inference_dataloader()),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+class TestOtherModels:
+    def test_the_linear_decoder(self, paths, in_memory, tmp_path):
+        keys = {"layer": "counts", "batch_key": "plate"}
+        own = made(LinearSCVI, set_up(LinearSCVI, in_memory, **keys))
+        data = ScviDataModule(paths, LinearSCVI, **keys, batch_size=32, seed=0)
+        model = made(data.new_model)
+        for name in ("library_log_means", "library_log_vars"):
+            torch.testing.assert_close(getattr(model.module, name), getattr(own.module, name))
+        expected = train(own, InMemory(own.adata_manager, rows_of(data, paths)), 1)
+        np.testing.assert_allclose(train(model, data, 1).losses, expected.losses, rtol=1e-5)
+        model.save(tmp_path / "model")
+        path = tmp_path / "model"
+        for loaded in (load_model(path), LinearSCVI.load(path, data.anndata(range(20)))):
+            np.testing.assert_array_equal(
+                loaded.get_latent_representation(dataloader=data.inference_dataloader()),
+                model.get_latent_representation(dataloader=data.inference_dataloader()),
+            )
+            assert loaded.get_loadings().shape == (N_GENES, SMALL["n_latent"])
+        for each in (model, load_model(path)):
+            assert each.get_loadings().index.tolist() == in_memory.var_names.tolist()
+            with pytest.raises(ValueError, match="zero-size"):
+                each.get_latent_representation()
+
+    def test_samples_and_their_effects(self, paths, in_memory, tmp_path):
+        keys = {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}
+        own = TorchMRVI(set_up(TorchMRVI, in_memory, **keys))
+        data = ScviDataModule(paths, TorchMRVI, **keys, batch_size=70)
+        model = TorchMRVI(registry=data.registry)
+        assert torch.equal(model.n_obs_per_sample, own.n_obs_per_sample)
+        train(model, data, 1)
+        model.save(tmp_path / "model")
+        loaded = TorchMRVI.load(tmp_path / "model", adata=False, accelerator="cpu")
+        of_memory = TorchMRVI.load(tmp_path / "model", in_memory.copy(), accelerator="cpu")
+        np.testing.assert_allclose(
+            loaded.get_latent_representation(dataloader=data.inference_dataloader()),
+            of_memory.get_latent_representation(),
+            rtol=1e-4,
+            atol=1e-6,
+        )
+
+
+class TestQueries:
+    @pytest.fixture(scope="class")
+    def query(self, tmp_path_factory):
+        adata = cells(90, seed=1, plates=("p9", "p2"))
+        adata.obs["cell_type"] = pd.Categorical(["B", "T"] * 45)
+        adata = adata[:, ::-1].copy()  # in another order
+        adata.write_h5ad(path := tmp_path_factory.mktemp("query") / "query.h5ad")
+        return adata, path
+
+    @pytest.mark.parametrize("model", [SCVI, SCANVI])
+    @pytest.mark.parametrize("is_saved", [False, True])
+    def test_cells_are_mapped_onto_a_reference(
+        self, paths, in_memory, query, tmp_path, model, is_saved
+    ):
+        adata, path = query
+        keys = {"layer": "counts", "batch_key": "plate"}
+        if model is SCANVI:
+            keys |= {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        data = ScviDataModule(paths, model, **keys, batch_size=64)
+        reference = made(data.new_model)
+        train(reference, data, 1)
+        reference.save(tmp_path / "reference")
+        asked = ScviDataModule(
+            path, reference=tmp_path / "reference" if is_saved else reference, batch_size=30
+        )
+        scvi.settings.seed = 0
+        mapped = asked.query_model(accelerator="cpu")
+        own = adata[:, in_memory.var_names].copy()
+        scvi.settings.seed = 0
+        of_memory = model.load_query_data(own, str(tmp_path / "reference"), accelerator="cpu")
+        assert mapped.summary_stats.n_batch == 4
+        for name, values in of_memory.module.state_dict().items():
+            torch.testing.assert_close(mapped.module.state_dict()[name], values)
+        frozen = [not each.requires_grad for each in mapped.module.parameters()]
+        assert frozen == [not each.requires_grad for each in of_memory.module.parameters()]
+        assert any(frozen)
+        train(mapped, asked, 1, plan_kwargs={"weight_decay": 0.0})
+        mapped.save(tmp_path / "mapped")
+        loaded = model.load(tmp_path / "mapped", own, accelerator="cpu")
+        np.testing.assert_allclose(
+            mapped.get_latent_representation(dataloader=asked.inference_dataloader()),
+            loaded.get_latent_representation(),
+            rtol=1e-4,
+            atol=1e-6,
+        )
+
+    def test_labels_may_be_absent(self, paths, query, tmp_path):
+        adata = query[0].copy()
+        del adata.obs["cell_type"]
+        adata.write_h5ad(tmp_path / "query.h5ad")
+        keys = {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        data = ScviDataModule(paths, **keys, batch_size=64)
+        reference = made(data.new_model)
+        train(reference, data, 1)
+        asked = ScviDataModule(tmp_path / "query.h5ad", reference=reference, batch_size=30)
+        mapped = asked.query_model(accelerator="cpu")
+        train(mapped, asked, 1)
+        assert set(mapped.predict(dataloader=asked.inference_dataloader())) <= {"B", "NK", "T"}
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"batch_key": "plate"}, "`batch_key` is that of the reference; leave it out"),
+            ({"reference": "nowhere"}, "nowhere: no such folder; give that of a saved model"),
+        ],
+    )
+    def test_mistakes_with_a_reference(self, paths, options, told):
+        reference = ScviDataModule(paths).new_model()
+        with pytest.raises((ParameterError, PathError), match=told):
+            ScviDataModule(paths, **({"reference": reference} | options))
+        with pytest.raises(ParameterError, match="there is no reference"):
+            ScviDataModule(paths).query_model()
+
+
+@pytest.mark.parametrize("keys", [{}, {"labels_key": "cell_type", "unlabeled_category": "B"}])
+class TestResume:
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_lightning_goes_on_exactly(self, paths, tmp_path, keys, num_workers):
+        def fit(watching, checkpoint=None):
+            data = ScviDataModule(paths, **keys, batch_size=32, num_workers=num_workers)
+            model = made(data.new_model)
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                train(model, data, 3, watching=watching, ckpt_path=checkpoint)
+            return watching
+
+        whole = fit(Watching())
+        assert len(whole.sums) == 21
+        for n in (3, 7, 17):
+            path = tmp_path / f"{n}.ckpt"
+            before = fit(Watching(path, n))
+            after = fit(Watching(), path)
+            assert before.sums + after.sums == whole.sums
+            np.testing.assert_allclose(before.losses + after.losses, whole.losses, rtol=1e-5)
+
+    def test_by_hand(self, paths, keys):
+        def sums(loader):
+            return [
+                (each[0] if isinstance(each, tuple) else each)["X"].sum(dim=1).tolist()
+                for each in loader
+            ]
+
+        whole = sums(ScviDataModule(paths, **keys, batch_size=32).train_dataloader())
+        data = ScviDataModule(paths, **keys, batch_size=32)
+        minibatches = iter(data.train_dataloader())
+        for _ in range(4):
+            next(minibatches)
+        state = json.loads(json.dumps(data.state_dict()))
+        other = ScviDataModule(paths, **keys, batch_size=32)
+        other.load_state_dict(state)
+        assert sums(other.train_dataloader()) == whole[4:]
+        for damaged in ({}, {"train": {}}, None):
+            with pytest.raises(StateError, match="state"):
+                other.load_state_dict(damaged)
+
+
+class TestSettings:
+    def test_those_of_autotune(self, paths, tmp_path):
+        sizes = {"block_size": 8, "fetch_factor": 2, "num_workers": 1, "batch_size": 30}
+        result = {
+            "schema": "cellfeed.autotune/2",
+            "dataset": {"batch_size": 30},
+            "recommended": {"configuration": sizes},
+        }
+        (tmp_path / "autotune.json").write_text(json.dumps(result))
+        split = [np.arange(0, 200, 2), np.arange(1, 200, 2)]
+        data = ScviDataModule(paths, autotune=tmp_path / "autotune.json", split=split)
+        assert (data.dataset.batch_size, data.dataset.fetch_factor) == (30, 2)
+        assert data.dataset.strategy.block_size == 8
+        assert data.train_dataloader().num_workers == 1
+        assert data.n_train == 100
+
+    def test_a_strategy_gets_the_rows_of_the_split(self, paths):
+        data = ScviDataModule(paths, strategy=BlockShuffling(4), split=[range(50), range(50, 60)])
+        assert data.dataset.strategy.block_size == 4
+        assert (data.n_train, data.n_val) == (50, 10)
+        strategy = BlockShuffling(4, indices=range(70))
+        assert ScviDataModule(paths, strategy=strategy).n_train == 70
+        with pytest.raises(ParameterError, match="cannot be combined"):
+            ScviDataModule(paths, strategy=strategy, split=[range(50)])
+
+    @pytest.mark.parametrize(("batch_size", "n"), [(11, 19), (10, 21), (209, 1), (500, 1)])
+    def test_no_minibatch_of_one_cell(self, paths, batch_size, n):
+        sizes = [
+            len(each["X"])
+            for each in ScviDataModule(paths, batch_size=batch_size).train_dataloader()
+        ]
+        assert len(sizes) == -(-N_CELLS // batch_size) - (N_CELLS % batch_size == 1)
+        assert min(sizes) > 1
+
+    def test_the_seed_is_that_of_scvi_tools(self, paths):
+        scvi.settings.seed = 7
+        assert ScviDataModule(paths).dataset.seed == 7
+        assert ScviDataModule(paths, seed=3).dataset.seed == 3
+
+    @pytest.mark.parametrize("keys", [{}, {"labels_key": "cell_type", "unlabeled_category": "B"}])
+    def test_how_long_the_training_waited(self, paths, keys):
+        data = ScviDataModule(paths, **keys, batch_size=32)
+        train(made(data.new_model), data, 2)
+        done = data.statistics()
+        assert done.n_minibatches == (28 if keys else 14)
+        assert 0 < done.waiting_share < 1
+
+
+MISTAKES = [
+    ({"batch_key": "plte"}, ColumnError, "obs has no column 'plte'"),
+    ({"layer": "count"}, Exception, "layers/count"),
+    ({"sample_key": "donor"}, ParameterError, "SCVI takes no `sample_key`; leave it out"),
+    ({"model": SCANVI}, ParameterError, "SCANVI needs `labels_key`; give it"),
+    ({"unlabeled_category": "a"}, ParameterError, "SCANVI needs `labels_key`; give it"),
+    ({"dense": False}, ParameterError, "`dense` is chosen for scvi-tools; leave it out"),
+    ({"split": np.arange(5)}, ParameterError, "`split` must be arrays of rows"),
+    (
+        {"categorical_covariate_keys": "donor"},
+        ParameterError,
+        r"must be a list of names, but got 'donor'; write \['donor'\]",
+    ),
+]
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(("options", "error", "told"), MISTAKES)
+    def test_arguments(self, paths, options, error, told):
+        with pytest.raises(error, match=told) as raised:
+            ScviDataModule(paths, **options)
+        assert "\n" not in str(raised.value)
+
+    def test_a_collection_that_was_opened_without_what_is_needed(self, paths):
+        with pytest.raises(ColumnError, match="'plate' was not opened"):
+            ScviDataModule(open_collection(paths), batch_key="plate")
+        with pytest.raises(ParameterError, match=r"elements=\['layers/counts'\]"):
+            ScviDataModule(open_collection(paths), layer="counts")
+
+    @pytest.mark.parametrize(("name", "key"), [("plate", "batch_key"), ("size", "size_factor_key")])
+    def test_cells_without_a_value(self, in_memory, tmp_path, name, key):
+        adata = in_memory.copy()
+        adata.obs["size"] = adata.obs["n_counts"]
+        adata.obs.iloc[[5, 17], [adata.obs.columns.get_loc(name)]] = np.nan
+        adata.write_h5ad(path := tmp_path / "cells.h5ad")
+        told = f"'{name}' has no value for 2 of 210 cells, such as row 5; leave these cells out"
+        with pytest.raises(ColumnError, match=told):
+            ScviDataModule(path, **{key: name})
+        rows = np.setdiff1d(np.arange(N_CELLS), [5, 17])
+        data = ScviDataModule(path, **{key: name}, split=[rows])
+        model = made(SCVI, registry=data.registry)
+        train(model, data, 1)
+        with pytest.raises(ColumnError, match=told):
+            data.inference_dataloader()
+        found = model.get_latent_representation(dataloader=data.inference_dataloader(rows))
+        assert len(found) == 208
+
+    def test_rows_that_are_not_ascending(self, paths):
+        with pytest.raises(ParameterError, match="`rows` must be ascending"):
+            ScviDataModule(paths).inference_dataloader([3, 1])
+
+    def test_values_that_are_no_counts(self, paths):
+        with pytest.warns(UserWarning, match="does not contain unnormalized count data"):
+            ScviDataModule(paths)
+
+    def test_models_of_other_data(self, paths):
+        with pytest.raises(ParameterError, match="use another model"):
+            ScviDataModule(paths, scvi.model.TOTALVI, layer="counts")
