@@ -10,7 +10,7 @@ import pytest
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
-    *("cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
+    *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
     *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]
 LISTED = re.compile(r"\.\. autosummary::\n   :toctree: api\n   :nosignatures:\n\n((?:   \w+\n)+)")

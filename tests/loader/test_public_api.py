@@ -13,6 +13,7 @@ PUBLIC_MODULES = {
         "interrupts",
         "machine",
         "sampling",
+        "scdataset",
         "sources",
         "stages",
         "synthetic",
