@@ -75,7 +75,7 @@ class TestRanges:
         for _ in dataset:
             pass
         names = {name for name, _ in nvtx}
-        assert names == {
+        assert names >= {
             f"cellfeed: {each}"
             for each in (
                 "waiting", "planning", "reading, decompressing, placing", "densifying",

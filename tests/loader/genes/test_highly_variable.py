@@ -3,7 +3,6 @@
 import os
 import sys
 import types
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -220,11 +219,9 @@ class TestFormulas:
 class TestScanpy:
     """The whole table is that of scanpy, in memory."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def sc(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return pytest.importorskip("scanpy")
+        return pytest.importorskip("scanpy")
 
     @pytest.mark.parametrize("batch_key", [None, "plate", "run"])
     @pytest.mark.parametrize("flavor", ["seurat_v3", "seurat_v3_paper", "seurat", "cell_ranger"])
