@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
         estimate_sample_size,
         suggest_parameters,
     )
+    from cellfeed._genes import highly_variable_genes, qc_metrics
     from cellfeed._rows import CategoricalColumn, Cells, NumericColumn
     from cellfeed._rows._minibatch import Minibatch, RaggedTensor
     from cellfeed._storages import (
@@ -111,10 +112,12 @@ __all__ = [
     "adata_to_mindex",
     "estimate_sample_size",
     "hf_tahoe_to_tensor",
+    "highly_variable_genes",
     "k_folds",
     "load_database",
     "open_collection",
     "preshuffle",
+    "qc_metrics",
     "random_split",
     "suggest_parameters",
 ]
@@ -155,10 +158,12 @@ _MODULE_OF = {
     "adata_to_mindex": "cellfeed._collection._indexables",
     "estimate_sample_size": "cellfeed._dataset",
     "hf_tahoe_to_tensor": "cellfeed._collection._indexables",
+    "highly_variable_genes": "cellfeed._genes",
     "k_folds": "cellfeed._collection._splits",
     "load_database": "cellfeed._convert._load_database",
     "open_collection": "cellfeed._collection",
     "preshuffle": "cellfeed._convert._preshuffle",
+    "qc_metrics": "cellfeed._genes",
     "random_split": "cellfeed._collection._splits",
     "suggest_parameters": "cellfeed._dataset",
 }

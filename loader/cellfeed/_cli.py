@@ -177,6 +177,69 @@ def load_database(
     )
 
 
+@main.command()
+@click.argument("paths", nargs=-1, required=True, metavar="IN...")
+@click.option("--top", default=2000, show_default=True, type=click.IntRange(min=1),
+              help="Number of genes.")  # fmt: skip
+@click.option("--flavor", default="seurat_v3", show_default=True,
+              type=click.Choice(["seurat_v3", "seurat_v3_paper", "seurat", "cell_ranger"]),
+              help="The method, as in scanpy; the first two take counts, the others "
+              "log-normalised values.")  # fmt: skip
+@click.option("--batch", metavar="COLUMN", help="obs column; genes are ranked in each batch.")
+@click.option("--element", default="X", show_default=True, metavar="NAME",
+              help="The element, such as layers/counts.")  # fmt: skip
+@click.option("--log-normalize", is_flag=True,
+              help="Scale counts to 10,000 for each cell first, and take log1p.")  # fmt: skip
+@click.option("--join-vars", default="same", show_default=True,
+              type=click.Choice(["same", "inner", "outer"]),
+              help="Which genes to read if files differ.")  # fmt: skip
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    show_default="stdout",
+    help="File for the names, one in each line; .csv for a table of all genes.",
+)
+def genes(
+    *,
+    paths: tuple[str, ...],
+    top: int,
+    flavor: Any,
+    batch: str | None,
+    element: str,
+    log_normalize: bool,
+    join_vars: Any,
+    output: Path | None,
+) -> None:
+    """Find the highly variable genes of IN..., which are read once and never loaded."""
+    from cellfeed import PathError, highly_variable_genes, open_collection  # noqa: PLC0415
+    from cellfeed.transforms import Log1p, NormalizeTotal  # noqa: PLC0415
+
+    start = time.perf_counter()
+    if output is not None and not output.parent.is_dir():
+        raise PathError(f"{output.parent}: no such folder; make it first")
+    collection = open_collection(paths, elements=[element], join_vars=join_vars)
+    table = highly_variable_genes(
+        collection,
+        n_top_genes=top,
+        flavor=flavor,
+        batch_key=batch,
+        transform=[NormalizeTotal(1e4), Log1p()] if log_normalize else None,
+    )
+    names = table.index[table["highly_variable"]]
+    if output is None:
+        click.echo("\n".join(names))
+    elif output.suffix == ".csv":
+        table.to_csv(output, index_label="gene")
+    else:
+        output.write_text("".join(f"{name}\n" for name in names))
+    seconds = time.perf_counter() - start
+    click.echo(
+        f"{len(names):,} of {len(table):,} genes, from {len(collection):,} cells, {seconds:.1f} s",
+        err=output is None,
+    )
+
+
 @main.command("warm-up")
 def warm_up() -> None:
     """Compile all code for this processor now, so that no first minibatch waits for it.
@@ -192,7 +255,7 @@ def warm_up() -> None:
     start = time.perf_counter()
     folder = importlib.import_module("cellfeed._decode._kernels")
     names = [f"{folder.__name__}.{each.name}" for each in pkgutil.iter_modules(folder.__path__)]
-    for name in (*names, "cellfeed.sampling._kernels"):
+    for name in (*names, "cellfeed._genes._kernels", "cellfeed.sampling._kernels"):
         importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))

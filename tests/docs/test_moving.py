@@ -31,6 +31,7 @@ from cellfeed import (
     open_collection,
     preshuffle,
     random_split,
+    scdataset,
 )
 from cellfeed.sampling import SamplingStrategy
 
@@ -148,6 +149,7 @@ class TestScDataset:
             )
             for each in there:
                 assert each in here or each in ("data_collection", "rng", "args", "kwargs")
+        assert set(theirs.__all__) == set(scdataset.__all__)
 
     @in_scdataset("`suggest_parameters`")
     def test_suggestions(self, theirs, data, plates):
@@ -209,14 +211,70 @@ class TestScDataset:
             sorted(map(sum, map(np.ravel, expected)))
         )
 
+    @in_scdataset("`strategy.weights`, which sum to 1", "`BlockWeightedSampling` draws")
+    def test_weights(self, theirs, data):
+        weights = np.where(np.arange(N) < 10, 9.0, 1.0)
+        there, here, same = (
+            each(8, weights=weights, total_size=4 * int(weights.sum()))
+            for each in (
+                theirs.BlockWeightedSampling,
+                BlockWeightedSampling,
+                scdataset.BlockWeightedSampling,
+            )
+        )
+        assert there.weights.sum() == pytest.approx(1)
+        assert np.allclose(same.weights, there.weights)
+        assert np.array_equal(here.weights, weights)
+        drawn = same.get_indices(data, seed=0)
+        assert np.array_equal(np.bincount(drawn, minlength=N), 4 * weights)
+        assert not np.array_equal(
+            np.bincount(there.get_indices(data, seed=0), minlength=N), 4 * weights
+        )
+
+    @in_scdataset(
+        "with worker processes that persist or not", "ranks may get different numbers",
+        "`drop_last` may leave", "`rank` and `world_size` may be given alone",
+    )  # fmt: skip
+    def test_on_purpose(self, theirs, data):
+        def ranks(make, strategy):
+            own = [
+                make(data[:100], strategy, 32, 1, rank=k, world_size=3, seed=0) for k in range(3)
+            ]
+            return [len(each) for each in own]
+
+        from torch.utils.data import DataLoader  # noqa: PLC0415
+
+        loaders = [
+            DataLoader(
+                each.scDataset(data, each.BlockShuffling(), 64, 2, seed=0),
+                batch_size=None,
+                num_workers=1,
+            )
+            for each in (theirs, scdataset)
+        ]
+        (there, again), (here, next_one) = ([[*each], [*each]] for each in loaders)
+        assert all(a.equal(b) for a, b in zip(there, again, strict=True))
+        assert not all(a.equal(b) for a, b in zip(here, next_one, strict=True))
+        assert ranks(CellDataset, Streaming()) == [2, 2, 2]
+        assert ranks(theirs.scDataset, theirs.Streaming()) == [2, 1, 1]
+        assert not [*theirs.scDataset(data[:9], theirs.Streaming(), 10, drop_last=True)]
+        with pytest.raises(ParameterError, match="none of 9 rows is left"):
+            CellDataset(data[:9], Streaming(), 10, drop_last=True)
+        assert theirs.scDataset(data, theirs.Streaming(), 10, world_size=2, seed=0).rank == 0
+        with pytest.raises(ParameterError, match="world_size"):
+            CellDataset(data, Streaming(), 10, world_size=2, seed=0)
+
     @in_scdataset("`bionemo_to_tensor`")
     def test_bionemo(self, theirs, adata, tmp_path):
         memmap = pytest.importorskip("bionemo.scdl.io.single_cell_memmap_dataset")
         folder = write_scdl(tmp_path / "cells", adata.X, adata.obs, adata.var)
         store = memmap.SingleCellMemMapDataset(str(folder))
         found, expected = (
-            list(each(store, strategy(), 64, 2, fetch_callback=theirs.bionemo_to_tensor, seed=0))
-            for each, strategy in ((CellDataset, Streaming), (theirs.scDataset, theirs.Streaming))
+            list(each(store, strategy(), 64, 2, fetch_callback=read, seed=0))
+            for each, strategy, read in (
+                (CellDataset, Streaming, scdataset.bionemo_to_tensor),
+                (theirs.scDataset, theirs.Streaming, theirs.bionemo_to_tensor),
+            )
         )
         assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
 

@@ -12,7 +12,7 @@ PAGE_OF = {"cellfeed.frameworks.scvi": "frameworks"}
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
     *PAGE_OF,
-    *("cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
+    *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
     *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]
 LISTED = re.compile(r"\.\. autosummary::\n   :toctree: api\n   :nosignatures:\n\n((?:   \w+\n)+)")

@@ -24,6 +24,8 @@ from cellfeed import (
     ParameterError,
     Streaming,
     adata_to_mindex,
+    sampling,
+    scdataset,
     suggest_parameters,
 )
 
@@ -280,3 +282,191 @@ def test_suggested_parameters_are_taken(data):
         prefetch_factor=params["prefetch_factor"],
     )
     assert sorted(rows_in(loader)) == list(range(N))
+
+
+README = """
+import numpy as np
+from LIBRARY import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    MultiIndexable,
+    Streaming,
+    scDataset,
+)
+from torch.utils.data import DataLoader
+
+seen = {}
+
+strategy = Streaming()
+dataset = scDataset(data, strategy, batch_size=64)
+loader = DataLoader(dataset, batch_size=None)  # scDataset handles batching internally
+seen["loader"] = [batch for batch in loader]
+
+strategy = Streaming(shuffle=True)
+dataset = scDataset(data, strategy, batch_size=64, fetch_factor=8)
+seen["buffer"] = list(dataset)
+
+train_indices = [0, 2, 4, 6, 8]
+strategy = Streaming(indices=train_indices)
+seen["subset"] = list(scDataset(data, strategy, batch_size=64))
+
+strategy = BlockShuffling(block_size=8)
+seen["blocks"] = list(scDataset(data, strategy, batch_size=64))
+strategy = BlockShuffling(block_size=8, indices=train_indices)
+seen["blocks of a subset"] = list(scDataset(data, strategy, batch_size=64))
+
+strategy = BlockWeightedSampling(total_size=1000, block_size=16)
+seen["equal weights"] = list(scDataset(data, strategy, batch_size=64))
+sample_weights = np.arange(len(data))
+strategy = BlockWeightedSampling(weights=sample_weights, total_size=500, block_size=16)
+seen["weights"] = list(scDataset(data, strategy, batch_size=64))
+
+cell_types = np.repeat(["T_cell", "B_cell", "NK_cell"], [len(data) - 30, 20, 10])
+strategy = ClassBalancedSampling(cell_types, total_size=800)
+seen["classes"] = list(scDataset(data, strategy, batch_size=64))
+
+multi_data = MultiIndexable(genes=data, proteins=data[:, :2], metadata=data[:, :1])
+dataset = scDataset(multi_data, Streaming(), batch_size=64)
+seen["modalities"] = [batch["genes"] for batch in dataset if len(batch["proteins"])]
+
+
+def fetch_transform(chunk):
+    return chunk.toarray() if hasattr(chunk, "toarray") else chunk
+
+
+def batch_transform(batch):
+    import torch
+
+    return torch.from_numpy(batch).float()
+
+
+dataset = scDataset(
+    data, Streaming(), batch_size=64,
+    fetch_transform=fetch_transform, batch_transform=batch_transform,
+)
+seen["transforms"] = list(dataset)
+
+train_indices = np.arange(0, 320)
+val_indices = np.arange(320, 400)
+train_dataset = scDataset(
+    data, BlockShuffling(block_size=32, indices=train_indices), batch_size=64, fetch_factor=8
+)
+train_loader = DataLoader(train_dataset, batch_size=None, num_workers=2, prefetch_factor=9)
+val_dataset = scDataset(data, Streaming(indices=val_indices), batch_size=64, fetch_factor=8)
+val_loader = DataLoader(val_dataset, batch_size=None, num_workers=2, prefetch_factor=9)
+for epoch in range(2):
+    seen[f"train {epoch}"] = [batch for batch in train_loader]
+    seen[f"validate {epoch}"] = [batch for batch in val_loader]
+"""
+
+
+def run_readme(library: str, data: Any) -> dict[str, list[Any]]:
+    """Run the examples of scDataset's README, and return their minibatches."""
+    there: dict[str, Any] = {"data": data}
+    exec(README.replace("LIBRARY", library), there)
+    seen: dict[str, list[Any]] = there["seen"]
+    return seen
+
+
+class TestAfterOneChangedImport:
+    """What is written for scDataset and imports `cellfeed.scdataset` in its place."""
+
+    def test_the_readme_runs(self, data):
+        seen = run_readme("cellfeed.scdataset", data)
+        everything = [*range(N)]
+        expected = {
+            "loader": everything, "buffer": everything, "modalities": everything,
+            "transforms": everything, "blocks": everything, "subset": [0, 2, 4, 6, 8],
+            "blocks of a subset": [0, 2, 4, 6, 8],
+        }  # fmt: skip
+        for epoch in range(2):
+            expected |= {f"train {epoch}": everything[:320], f"validate {epoch}": everything[320:]}
+        for name, rows in expected.items():
+            assert sorted(rows_in(map(np.asarray, seen[name]))) == rows, name
+        sizes = {"equal weights": 1000, "weights": 500, "classes": 800}
+        assert {name: rows_in(seen[name]).size for name in sizes} == sizes
+
+    def test_minibatches_have_the_kinds_and_sizes_of_scdataset(self, data):
+        pytest.importorskip("scdataset", reason="scDataset is not installed")
+        here, there = (run_readme(each, data) for each in ("cellfeed.scdataset", "scdataset"))
+        assert here.keys() == there.keys()
+        for name, expected in there.items():
+            assert [(type(a), a.shape, a.dtype) for a in here[name]] == [
+                (type(b), b.shape, b.dtype) for b in expected
+            ]
+
+    def test_the_collection_by_its_name(self, data):
+        dataset = scdataset.scDataset(data_collection=data, strategy=Streaming(), batch_size=64)
+        assert dataset.collection is data
+        assert dataset.sort_before_fetch
+        assert sorted(rows_in(dataset)) == [*range(N)]
+
+    @pytest.mark.parametrize(
+        ("strategy", "n"),
+        [
+            (scdataset.Streaming(), N),
+            (scdataset.Streaming([3, 5]), 2),
+            (scdataset.BlockShuffling(7), N),
+            (scdataset.BlockShuffling(7, drop_last=True), N - N % 7),
+            (scdataset.BlockWeightedSampling(weights=np.arange(N), total_size=90), 90),
+            (scdataset.ClassBalancedSampling(np.arange(N) % 3), N),
+        ],
+    )
+    def test_strategies_have_its_methods(self, data, strategy, n):
+        assert isinstance(strategy, scdataset.SamplingStrategy)
+        rows = strategy.get_indices(data, seed=1)
+        assert strategy.get_len(data) == rows.size == n
+        assert np.array_equal(rows, strategy.get_indices(data, seed=1))
+        drawn = [strategy.get_indices(data, rng=np.random.default_rng(2)) for _ in "ab"]
+        assert np.array_equal(*drawn)
+        is_random = not isinstance(strategy, scdataset.Streaming)
+        assert np.array_equal(drawn[0], rows) is not is_random
+        assert strategy.get_indices(data).size == n
+        visited = rows_in(scdataset.scDataset(data, strategy, 50, seed=0))
+        if not isinstance(strategy, sampling.BlockWeightedSampling):
+            assert visited.size == n
+
+    def test_weights_sum_to_one(self):
+        weighted = scdataset.BlockWeightedSampling(weights=[1, 1, 2])
+        assert np.array_equal(weighted.weights, [0.25, 0.25, 0.5])
+        balanced = scdataset.ClassBalancedSampling(["a", "a", "b", None])
+        assert np.array_equal(balanced.weights, [0.25, 0.25, 0.5, 0])
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_strategy_of_ones_own(self, data, num_workers):
+        dataset = scdataset.scDataset(data, OwnStrategy(np.arange(0, N, 2)), 16, 2, seed=0)
+        loader = dataset.loader(num_workers=num_workers)
+        first, second = (rows_in(map(np.asarray, loader)).tolist() for _ in "ab")
+        assert sorted(first) == sorted(second) == [*range(0, N, 2)]
+        assert first != second
+        iterator = iter(loader)
+        begun = [np.asarray(next(iterator)) for _ in range(3)]
+        resumed = scdataset.scDataset(data, OwnStrategy(np.arange(0, N, 2)), 16, 2, seed=0)
+        resumed_loader = resumed.loader(num_workers=num_workers)
+        resumed_loader.load_state_dict(loader.state_dict())
+        both = rows_in([*begun, *map(np.asarray, resumed_loader)])
+        assert sorted(both) == [*range(0, N, 2)]
+
+    def test_wrong_indices_are_refused(self, data):
+        class Wrong(OwnStrategy):
+            def get_indices(self, data_collection, seed=None, rng=None):
+                return np.arange(len(data_collection)) + 1
+
+        with pytest.raises(ParameterError, match=r"`Wrong.get_indices` must return 400 rows"):
+            list(scdataset.scDataset(data, Wrong(), 16))
+
+
+class OwnStrategy(scdataset.SamplingStrategy):
+    """As one writes it for scDataset."""
+
+    def __init__(self, indices=None):
+        super().__init__(indices)
+        self._shuffle_before_yield = True
+
+    def get_len(self, data_collection):
+        return len(data_collection) if self._indices is None else len(self._indices)
+
+    def get_indices(self, data_collection, seed=None, rng=None):
+        rows = np.arange(len(data_collection)) if self._indices is None else self._indices
+        return self._get_rng(seed, rng).permutation(rows)

@@ -14,6 +14,7 @@ PUBLIC_MODULES = {
         "interrupts",
         "machine",
         "sampling",
+        "scdataset",
         "sources",
         "stages",
         "synthetic",

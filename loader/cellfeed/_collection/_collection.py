@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._bytes._remote import outside_lock
-from cellfeed._collection._join_elements import Genes, join_elements
+from cellfeed._collection._join_elements import Genes, join_elements, join_tables
 from cellfeed._collection._join_obs import JoinObs, OpenedObs, read_obs
 from cellfeed._collection._query import Query, rows_where
 from cellfeed._decode import ChunkedArray, SlowRead
-from cellfeed._errors import FormatError
+from cellfeed._errors import FormatError, ParameterError
 from cellfeed._fetch import Part, Reader, load_tables
 from cellfeed._lazy import pd
 from cellfeed._rows import (
@@ -205,6 +205,30 @@ class Collection:
         """The elements that are read, by name; the first is ``minibatch.X``."""
         return MappingProxyType(self._elements)
 
+    def of_element(self, name: str) -> Collection:
+        """Return the same cells with one of the elements; nothing is read.
+
+        Raises
+        ------
+        ParameterError
+            The collection was opened without it.
+        """
+        if name not in self._elements:
+            msg = (
+                f"the collection has no element {name!r}, only {list(self._elements)}; open it "
+                f"with `open_collection(..., elements=[..., {name!r}])`"
+            )
+            raise ParameterError(msg)
+        selected = object.__new__(Collection)
+        of_all = ("mean_row_lengths", "_known_row_lengths")  # which are computed again
+        vars(selected).update(
+            {key: value for key, value in vars(self).items() if key not in of_all}
+        )
+        vars(selected).update(
+            _elements={name: self._elements[name]}, _stored={name: self._stored[name]}
+        )
+        return selected
+
     @property
     def _first(self) -> Element:
         return next(iter(self._elements.values()))
@@ -218,6 +242,25 @@ class Collection:
     def var_names(self) -> NDArray[np.object_]:
         """Gene names of the first element, str, shape (n_vars,)."""
         return self._first.column_names
+
+    @property
+    def var(self) -> pd.DataFrame:
+        """Table of genes, indexed by `var_names`, with a copy for each access; read from all files.
+
+        It has the columns of ``var`` that all files have and that are the same in all of them, for
+        each gene that several files have. Values are missing where no file's ``var`` has the gene,
+        such as those of ``raw/X``.
+
+        Examples
+        --------
+        >>> import anndata, numpy as np
+        >>> from cellfeed import open_collection
+        >>> var = pd.DataFrame({"chromosome": ["1", "X"]}, index=["a", "b"])
+        >>> collection = open_collection(anndata.AnnData(np.eye(2), var=var), genes=["b"])
+        >>> collection.var["chromosome"].to_dict()
+        {'b': 'X'}
+        """
+        return join_tables(self.var_names, [each.read_var() for each in self._sources]).copy()
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]:

@@ -75,7 +75,8 @@ class Genes:
         "same": all files have the same genes; "inner": the genes that every file has; "outer": the
         genes that any file has.
     names
-        Names of the genes, in this order, in place of a join; every file must have them.
+        Names of the genes, in this order, in place of a join; every file must have them. A Series
+        of booleans, indexed by names; or a mask, with a boolean for each gene of the first file.
 
     Raises
     ------
@@ -84,7 +85,11 @@ class Genes:
         given.
     """
 
-    def __init__(self, join_vars: JoinVars = "same", names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        join_vars: JoinVars = "same",
+        names: Sequence[str] | pd.Series[bool] | NDArray[np.bool_] | None = None,
+    ) -> None:
         if join_vars not in get_args(JoinVars):
             msg = f"`join_vars` must be 'same', 'inner' or 'outer', but got {join_vars!r}"
             raise ParameterError(msg)
@@ -97,13 +102,13 @@ class Genes:
             if isinstance(names, str):
                 msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
                 raise ParameterError(msg)
-            if np.asarray(names).dtype == bool:
-                msg = (
-                    "`genes` takes names, but got a boolean mask; write genes=names[mask], where "
-                    "names are the `var_names` of the mask"
-                )
-                raise ParameterError(msg)
         self.join_vars = join_vars
+        self.mask: NDArray[np.bool_] | None = None
+        if names is not None and np.asarray(names).dtype == bool:
+            mask = np.asarray(names)
+            labels = getattr(names, "index", None)  # of a list, this is a method
+            names = None if labels is None or callable(labels) else labels[mask]
+            self.mask = mask if names is None else None
         self.names = None if names is None else np.array([str(name) for name in names], object)
         if self.names is not None:
             index = pd.Index(self.names, dtype=object)
@@ -111,6 +116,29 @@ class Genes:
             if twice or not self.names.size:
                 what = f"names {listed(twice)} twice" if twice else "is empty"
                 raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
+
+    @property
+    def are_chosen(self) -> bool:
+        """Whether genes are given, in place of a join."""
+        return self.names is not None or self.mask is not None
+
+    def among(self, first: Location, names: Names) -> Genes:
+        """Return the same genes by their names, given those of the first file.
+
+        Raises
+        ------
+        ParameterError
+            The mask does not have a boolean for each of them.
+        """
+        if self.mask is None:
+            return self
+        if self.mask.shape != names.shape:
+            msg = (
+                f"{first}: has {names.size:,} genes, but `genes` is a mask of shape "
+                f"{self.mask.shape}; give names, or booleans in a pandas Series indexed by names"
+            )
+            raise ParameterError(msg)
+        return Genes(names=names[self.mask])
 
 
 def join_var(
@@ -197,6 +225,41 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
     return joint
 
 
+def join_tables(names: Names, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the columns of tables of genes in which no two tables differ.
+
+    Parameters
+    ----------
+    names
+        The genes of the result, str.
+    tables
+        Tables of some of these and of other genes, indexed by their names.
+
+    Returns
+    -------
+    A table indexed by ``names``, with the columns that all tables have; missing where none has the
+    gene.
+    """
+    index = pd.Index(names, dtype=object)
+    if all(np.array_equal(each.index, index) for each in tables):  # names may repeat
+        if all(each.equals(tables[0]) for each in tables[1:]):
+            return tables[0].set_axis(index, axis=0)
+        tables = [each.reset_index(drop=True) for each in tables]
+    else:
+        tables = [each[~each.index.duplicated()].reindex(index) for each in tables]
+    joined = dict[Any, Any]()
+    for name in tables[0]:
+        if all(name in each for each in tables):
+            columns = [each[name] for each in tables]
+            if any(isinstance(each.dtype, pd.CategoricalDtype) for each in columns):
+                columns = [each.astype(object) for each in columns]
+            found = pd.concat(columns, axis=1, keys=range(len(columns)))
+            first = found.bfill(axis=1)[0]
+            if (found.eq(first, axis=0) | found.isna()).all(axis=None):
+                joined[name] = first.infer_objects().to_numpy()
+    return pd.DataFrame(joined, index=index)
+
+
 def require_named(where: Location, names: Names) -> None:
     """Check that all genes have a name, by which they are matched.
 
@@ -275,7 +338,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             stored_as=tuple(each.stored_as for each in stored),
             column_maps=maps,
         )
-    if genes.names is not None and not tables:
+    if genes.are_chosen and not tables:
         msg = (
             f"{sources[0].location}: `genes` are given, but {listed([*elements])} has no gene names"
         )
@@ -336,9 +399,10 @@ def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
 def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
     # Names that are those of the first file can be read again.
     names_of_first = ColumnNames(partial(_names_of, name, sources[0]))
-    if len(sources) == 1 and genes.names is None:
+    if len(sources) == 1 and not genes.are_chosen:
         return sources[0].elements[name].shape[1], names_of_first, None
-    names, maps = join_var(_parts(name, sources), genes)
+    parts = _parts(name, sources)
+    names, maps = join_var(parts, genes.among(*parts[0]))
     if maps is None:
         return len(names), names_of_first, None
     return len(names), ColumnNames(partial(np.asarray, names)), maps

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cellfeed._bytes import SCHEMES, Location, StorageOptions
 from cellfeed._bytes._remote import expand_url
@@ -28,6 +28,11 @@ from cellfeed._storages import (
     storage_of,
     suffixes,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
 
 # Names of the elements of a collection.
 
@@ -280,7 +285,7 @@ def open_collection(
     obs_names: bool = False,
     elements: Sequence[str] = ("X",),
     join_vars: JoinVars = "same",
-    genes: Sequence[str] | None = None,
+    genes: "Sequence[str] | pd.Series[bool] | NDArray[np.bool_] | None" = None,
     join_obs: JoinObs = "same",
     storage_options: Mapping[str, Any] | None = None,
     cache: int | str | None = None,
@@ -337,7 +342,9 @@ def open_collection(
         its own genes.
     genes
         Names of the genes to read, in this order, in place of ``join_vars``. In MuData, these are
-        genes of the modality of the first element; other modalities are read whole.
+        genes of the modality of the first element; other modalities are read whole. Also booleans:
+        a pandas Series indexed by names, such as ``table["highly_variable"]``, or a mask of the
+        genes of the first file.
     join_obs
         "same" requires every file to have each column of ``obs``; "outer" fills the column with
         missing values (code -1, or NaN) for files that lack it.

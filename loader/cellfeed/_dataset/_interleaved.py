@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from math import ceil, floor
@@ -15,7 +15,7 @@ from cellfeed._dataset._cell_dataset import CellDataset, Minibatches
 from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._state import ResumableDataset
-from cellfeed._dataset._statistics import Statistics
+from cellfeed._decode import Counters
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed.sampling import Permutation, Progress, derive_key
 from cellfeed.sampling._base import delivered_by_worker, next_worker
@@ -154,19 +154,8 @@ class InterleavedDatasets(ResumableDataset):
             can_be_forked=all(each._can_be_forked for each in self.datasets),  # noqa: SLF001
         )
 
-    def statistics(self) -> Statistics:
-        """Return the work of all datasets, in interleaved epochs and in epochs of their own.
-
-        The training loop's times are of interleaved epochs only.
-        """
-        own = super().statistics()
-        parts = [each.statistics() for each in self.datasets]
-        return replace(
-            sum(parts, own),
-            n_minibatches=own.n_minibatches,
-            waiting=own.waiting,
-            training=own.training,
-        )
+    def _all_counters(self) -> list[Counters]:
+        return [self._counters, *(each.counters for each in self.datasets)]
 
     @property
     def _minibatch_bytes(self) -> int:

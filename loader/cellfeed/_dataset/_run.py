@@ -60,6 +60,8 @@ class Counted:
         The run that it belongs to, and how often that was resumed before.
     begun, group
         Where it began, if it is compared with other ranks, and the group of these.
+    log
+        Called after each minibatch.
     """
 
     start: Position
@@ -72,6 +74,7 @@ class Counted:
     n_resumed: int
     begun: Beginning | None = None
     group: Any = None
+    log: Callable[[], object] | None = None
     n_delivered: int = 0
     has_ended: bool = False
     is_closed: bool = False
@@ -116,7 +119,8 @@ class Counted:
         try:
             while True:
                 try:
-                    delivered = [next(minibatches)]
+                    with self.counters.range_of("waiting"):
+                        delivered = [next(minibatches)]
                 except StopIteration:
                     break
                 before, now = now, time.perf_counter_ns()
@@ -125,6 +129,8 @@ class Counted:
                 _warn_of_undefined(self.counters)
                 self.n_delivered += 1
                 self._record()
+                if self.log is not None:
+                    self.log()
                 yield delivered.pop()
                 before, now = now, time.perf_counter_ns()
                 self.counters.add(Counter.TRAINING, now - before)
@@ -181,6 +187,7 @@ class Run:
         self._latest: Counted | None = None
         self._wanted: Claim | None = None
         self.n_resumed = 0
+        self.log: Callable[[], object] | None = None  # after each minibatch of this process
         # Since the epoch was last set: where it was set to, which epoch was trained last, and what
         # else began.
         self._first = self._next
@@ -360,6 +367,7 @@ class Run:
             resumes=claim.resumes,
             run=weakref.ref(self),
             n_resumed=self.n_resumed,
+            log=None if is_counted_alone else self.log,
         )
         self._latest = counted
         if not is_counted_alone:
@@ -440,4 +448,5 @@ class Run:
         self._trained, self._untrained = None, []
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_latest": None, "_to_compare": None, "_untrained": []}
+        others = {"_latest": None, "_to_compare": None, "_untrained": [], "log": None}
+        return self.__dict__ | others

@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import astuple, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,12 @@ from cellfeed._dataset._epochs import Iteration, Ticket, end_without_parent, req
 from cellfeed._dataset._loader import check_other_loader, errors_that_travel
 from cellfeed._dataset._ranks import RanksCompared
 from cellfeed._dataset._run import Counted, Position, Run
-from cellfeed._dataset._statistics import Statistics
+from cellfeed._dataset._statistics import (
+    Statistics,
+    StatisticsLog,
+    ranges_of,
+    statistics_of,
+)
 from cellfeed._dataset._trainers import (
     check_data_loader,
     check_lightning,
@@ -336,8 +341,9 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def statistics(self) -> Statistics:
         """Return counts and times of all stages since this dataset was made.
 
-        They include all epochs and worker processes. Subtract two statistics for the work done
-        in between.
+        They include all epochs and worker processes. Of datasets that are interleaved, they include
+        epochs of their own, but not the times of a training loop in these. Subtract two statistics
+        for the work done in between.
 
         Examples
         --------
@@ -350,7 +356,71 @@ class ResumableDataset(IterableDataset[Any], ABC):
         >>> done.n_minibatches, done.n_cells
         (10, 100)
         """
-        return Statistics.of(self._counters.values)
+        return statistics_of(self._all_counters())
+
+    def log_statistics(self, log: Any, *, every: int = 100) -> None:
+        """Log statistics from now on, after every so many minibatches of the training loop.
+
+        Each time, they are those of the work since the last time; see `Statistics.scalars`. The
+        step is the number of minibatches that this dataset has delivered. This applies to epochs
+        that begin afterwards.
+
+        Parameters
+        ----------
+        log
+            A function of a dictionary and a step: ``wandb.log``, ``mlflow.log_metrics``,
+            ``accelerator.log``, the ``log_metrics`` of Lightning's loggers, or your own; or a
+            ``SummaryWriter`` of TensorBoard. None logs no more.
+        every
+            Number of minibatches.
+
+        Raises
+        ------
+        ParameterError
+            ``log`` is nothing of this kind, or ``every`` is below one.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cellfeed import BlockShuffling, CellDataset
+        >>> dataset = CellDataset(np.arange(100), BlockShuffling(block_size=4), batch_size=10)
+        >>> dataset.log_statistics(lambda values, step: print(step, len(values)), every=5)
+        >>> for minibatch in dataset:
+        ...     pass
+        5 11
+        10 11
+        """
+        self._run.log = None if log is None else StatisticsLog(self._all_counters(), log, every)
+
+    def annotate(self, profiler: Literal["torch", "nvtx"] | None) -> None:
+        """Show the stages of the work to a profiler as named ranges, or no more.
+
+        Ranges are named ``cellfeed: waiting`` (in the training loop, for the next minibatch),
+        ``cellfeed: making tensors`` and so on, as the stages of `Statistics`; compiled code that
+        reads, decompresses and places is one range in each of its threads. This applies to epochs
+        that begin afterwards. Without ranges, which is the default, nothing is measurable of this.
+
+        Parameters
+        ----------
+        profiler
+            "torch" for ranges of `torch.profiler.record_function`; "nvtx" for those of Nsight
+            Systems, which need a torch with CUDA.
+
+        Raises
+        ------
+        ParameterError
+            ``profiler`` is something else, or this torch has no NVTX.
+        ImportError
+            torch is not installed.
+        """
+        self._cancel_prefetch()  # which was begun without ranges, or with them
+        ranges = None if profiler is None else ranges_of(profiler)
+        for each in self._all_counters():
+            each.ranges = ranges
+
+    def _all_counters(self) -> list[Counters]:
+        """Return its counters, and those of datasets that it is made of."""
+        return [self._counters]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.

@@ -1,14 +1,17 @@
 """Counts and times of a dataset's work, stage by stage."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields, replace
 from operator import add, sub
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._decode import Counter
+from cellfeed._decode import Counter, Counters
+from cellfeed._errors import ParameterError, require_positive
+from cellfeed._torch import require_torch, torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,23 @@ class Statistics:
         whole = self.waiting + self.training
         return self.waiting / whole if whole else float("nan")
 
+    def scalars(self) -> dict[str, float]:
+        """Return what is worth a curve: throughput, and the times of all stages.
+
+        Returns
+        -------
+        ``cellfeed/cells_per_second`` of the training loop, ``cellfeed/waiting_share``, and for each
+        stage its microseconds per cell, summed over threads, such as
+        ``cellfeed/decompressing_us_per_cell``. Empty before the first minibatch.
+        """
+        seconds, per_cell = self.waiting + self.training, 1e6 / max(1, self.n_cells)
+        if not seconds:
+            return {}
+        found = {"cells_per_second": self.n_cells / seconds, "waiting_share": self.waiting_share}
+        for name in [each.name for each in fields(self)][Counter.PLANNING : Counter.WAITING]:
+            found[f"{name}_us_per_cell"] = getattr(self, name) * per_cell
+        return {f"cellfeed/{name}": float(value) for name, value in found.items()}
+
     def __str__(self) -> str:
         waited = f"{self.waiting:,.2f} s ({self.waiting_share:.0%})"
         lines = [
@@ -113,3 +133,83 @@ class Statistics:
         ours, theirs = asdict(self), asdict(other)
         values: dict[str, Any] = {name: operation(ours[name], theirs[name]) for name in ours}
         return type(self)(**values)
+
+
+def ranges_of(profiler: str) -> Callable[[str], AbstractContextManager[Any]]:
+    """Return a function that makes a named range for a profiler; see `CellDataset.annotate`.
+
+    Raises
+    ------
+    ParameterError
+        There is no such profiler.
+    ImportError
+        torch is not installed.
+    """
+    require_torch("`annotate`")
+    if profiler == "torch":
+        return torch.profiler.record_function
+    if profiler != "nvtx":
+        msg = f"`profiler` must be 'torch', 'nvtx' or None, but got {profiler!r}"
+        raise ParameterError(msg)
+    if not hasattr(torch._C, "_nvtx"):  # noqa: SLF001 - there is no other way
+        msg = "this torch has no NVTX, as it is built without CUDA; use annotate('torch')"
+        raise ParameterError(msg)
+    return torch.cuda.nvtx.range
+
+
+class StatisticsLog:
+    """Logs the statistics of every so many minibatches.
+
+    Parameters
+    ----------
+    counters
+        Counters of a dataset, and of datasets that it is made of.
+    log
+        See `CellDataset.log_statistics`.
+    every
+        Number of minibatches.
+    """
+
+    def __init__(self, counters: Sequence[Counters], log: Any, every: int) -> None:
+        if not (callable(log) or hasattr(log, "add_scalar")):
+            msg = (
+                "`log` must be a function of (values, step), such as `wandb.log` or "
+                f"`logger.log_metrics`, or a SummaryWriter of TensorBoard, but got {log!r}"
+            )
+            raise ParameterError(msg)
+        self._counters, self._log = counters, log
+        self._every = require_positive("every", every)
+        self._before = self._now()
+
+    def __call__(self) -> None:
+        """Log, if a minibatch that was just delivered is due."""
+        step = int(self._counters[0].values[Counter.MINIBATCHES])
+        if step % self._every:
+            return
+        now = self._now()
+        values, self._before = (now - self._before).scalars(), now
+        if callable(self._log):
+            self._log(values, step)
+            return
+        for name, value in values.items():
+            self._log.add_scalar(name, value, step)
+
+    def _now(self) -> Statistics:
+        return statistics_of(self._counters)
+
+
+def statistics_of(counters: Sequence[Counters]) -> Statistics:
+    """Return the work of a dataset, and of datasets that it is made of.
+
+    Parameters
+    ----------
+    counters
+        Counters of the one that the training loop iterates over, and of the others.
+    """
+    own, *parts = [Statistics.of(each.values) for each in counters]
+    return replace(
+        sum(parts, own),
+        n_minibatches=own.n_minibatches,
+        waiting=own.waiting,
+        training=own.training,
+    )

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
@@ -60,6 +61,7 @@ class Counters:
         "_spawned",
         "_undefined",
         "has_warned",
+        "ranges",
     )
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
@@ -70,10 +72,15 @@ class Counters:
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
         self.has_warned = False  # of values of which `Log1p` is undefined
+        self.ranges: Callable[[str], AbstractContextManager[Any]] | None = None
 
     def add(self, counter: Counter, n: int) -> None:
         """Add to a counter."""
         kernels.count(self._addresses[counter], n)
+
+    def range_of(self, stage: str) -> AbstractContextManager[Any]:
+        """Show a block to a profiler as a range, if that is requested: if `ranges` are set."""
+        return _NO_RANGE if self.ranges is None else self.ranges(f"cellfeed: {stage}")
 
     def processor_time(self, counter: Counter) -> "_Timed":
         """Add the CPU time of this thread in a block."""
@@ -101,30 +108,40 @@ class Counters:
         return own if self._spawned is None else own + self._spawned.counters.n_undefined
 
     def __reduce__(self) -> tuple[Any, ...]:
+        state = (None, {"ranges": self.ranges})
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
-            return Counters, ()
+            return Counters, (), state
         if self._spawned is None:
             try:
                 self._spawned = _Spawned()
             except OSError:  # no descriptor is left, say: what it does is not counted
-                return Counters, ()
-        return _opened, (DupFd(self._spawned.descriptor),)
+                return Counters, (), state
+        return _opened, (DupFd(self._spawned.descriptor),), state
+
+
+_NO_RANGE = nullcontext()
 
 
 class _Timed:
     """A block of code whose time is added to a counter."""
 
-    __slots__ = ("_begin", "_clock", "_counter", "_counters")
+    __slots__ = ("_begin", "_clock", "_counter", "_counters", "_range")
 
     def __init__(self, counters: Counters, counter: Counter, clock: Callable[[], int]) -> None:
         self._counters, self._counter, self._clock = counters, counter, clock
         self._begin = 0
+        self._range: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
+        if self._counters.ranges is not None:
+            self._range = self._counters.range_of(self._counter.name.lower().replace("_", " "))
+            self._range.__enter__()
         self._begin = self._clock()
 
     def __exit__(self, *exception: object) -> None:
         self._counters.add(self._counter, self._clock() - self._begin)
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
 
 
 class _Spawned:

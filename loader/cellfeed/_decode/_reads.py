@@ -355,7 +355,8 @@ class ChunkReads:
                 report[fields.FAILURE] = fields.TOO_LARGE
                 return 0
             tables = (arrays, chunks, segments)
-            return int(kernels.decode(*tables, functions, report, *buffers))
+            with decoder.counters.range_of("reading, decompressing, placing"):
+                return int(kernels.decode(*tables, functions, report, *buffers))
 
         if decoder.threads is None:
             return work()

@@ -276,3 +276,94 @@ class TestRefused:
         paths, _ = store([simple(list("ab"))])
         with pytest.raises(ParameterError, match=f"^{words}"):
             open_collection(paths, **options)
+
+
+class TestChosenByBooleans:
+    @pytest.fixture
+    def paths(self, write_h5ad):
+        X = np.arange(6, dtype=np.float32).reshape(2, 3)
+        return [write_h5ad(X, genes=["a", "b", "c"]), write_h5ad(X[:, ::-1], genes=["c", "b", "a"])]
+
+    @pytest.mark.parametrize(
+        "genes",
+        [
+            np.array([True, False, True]),
+            [True, False, True],
+            pd.Series([True, True, False], index=["c", "a", "b"]).sort_index(),
+            pd.DataFrame({"highly_variable": [True, False, True]}, index=list("abc"))[
+                "highly_variable"
+            ],
+        ],
+        ids=["mask", "list", "series", "column"],
+    )
+    def test_they_are_those_genes(self, paths, genes):
+        collection = open_collection(paths, genes=genes)
+        assert collection.var_names.tolist() == ["a", "c"]
+        assert dense(collection[:].X).tolist() == [[0, 2], [3, 5]] * 2
+
+    def test_a_series_has_its_own_order(self, paths):
+        genes = pd.Series([True, False, True], index=["c", "b", "a"])
+        assert open_collection(paths, genes=genes).var_names.tolist() == ["c", "a"]
+
+    @pytest.mark.parametrize(
+        ("genes", "error", "message"),
+        [
+            ([True, False], ParameterError, r"has 3 genes, but `genes` is a mask of shape \(2,\)"),
+            ([False] * 3, ParameterError, "`genes` is empty"),
+            (pd.Series([True], index=["d"]), MismatchError, "lacks 'd' of `genes`"),
+        ],
+    )
+    def test_others_are_refused(self, paths, genes, error, message):
+        with pytest.raises(error, match=message):
+            open_collection(paths, genes=genes)
+
+    def test_with_a_join(self, paths):
+        with pytest.raises(ParameterError, match="`genes` and `join_vars` cannot be combined"):
+            open_collection(paths, genes=[True, False, True], join_vars="inner")
+
+
+class TestTableOfGenes:
+    """`Collection.var`, against what anndata's `concat` merges."""
+
+    def test_columns_in_which_files_agree(self, tmp_path):
+        var = pd.DataFrame(
+            {
+                "kind": pd.Categorical(["x", "y", "x"]),
+                "length": [1, 2, 3],
+                "score": [0.5, np.nan, 1.5],
+                "own": [1, 1, 1],
+            },
+            index=list("abc"),
+        )
+        other = var.iloc[::-1].assign(own=[1, 2, 3])
+        for name, table in (("1", var), ("2", other), ("3", var.drop(columns="score"))):
+            ad.AnnData(np.ones((2, 3), np.float32), var=table).write_h5ad(tmp_path / f"{name}.h5ad")
+        one = open_collection(tmp_path / "1.h5ad").var
+        assert one.astype(object).equals(var.astype(object))
+        found = open_collection([tmp_path / "1.h5ad", tmp_path / "2.h5ad"], genes=["c", "a"]).var
+        assert found.index.tolist() == ["c", "a"]
+        assert found.to_dict("list") == {"kind": ["x"] * 2, "length": [3, 1], "score": [1.5, 0.5]}
+        assert [*open_collection(tmp_path).var] == ["kind", "length"]
+
+    def test_genes_that_some_files_have(self, tmp_path):
+        for k, genes in enumerate(("ab", "bc")):
+            var = pd.DataFrame({"upper": [each.upper() for each in genes]}, index=[*genes])
+            ad.AnnData(np.ones((2, 2), np.float32), var=var).write_h5ad(tmp_path / f"{k}.h5ad")
+        found = open_collection(tmp_path, join_vars="outer").var
+        assert found["upper"].to_dict() == {"a": "A", "b": "B", "c": "C"}
+
+    def test_names_that_repeat(self, tmp_path):
+        var = pd.DataFrame({"number": [1, 2]}, index=["a", "a"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for k in range(2):
+                ad.AnnData(np.ones((2, 2)), var=var).write_h5ad(tmp_path / f"{k}.h5ad")
+        found = open_collection(tmp_path).var
+        assert found.index.tolist() == ["a", "a"]
+        assert found["number"].tolist() == [1, 2]
+
+    def test_a_copy_for_each_access(self):
+        adata = ad.AnnData(np.eye(2), var=pd.DataFrame({"number": [1, 2]}, index=["a", "b"]))
+        collection = open_collection(adata)
+        collection.var["number"] = 0
+        assert adata.var["number"].tolist() == [1, 2]

@@ -1,0 +1,159 @@
+"""Compiled: sums over cells, for each gene and batch, and over genes, for each cell.
+
+Tasks have disjoint ranges of genes, so that they share tables without locks, and each sum is
+taken in the order of the cells, whatever the number of threads.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled
+
+# Columns of the table of sums: number of values other than 0; their sum and sum of squares, less
+# the largest values, which are listed separately; and the smallest of these.
+COUNT, SUM, SQUARES, LEAST, N_COLUMNS = range(5)
+# What a task found: numbers of values that are NaN or infinite, negative, and no integers; and the
+# row and the column of the last one of the first kind.
+NOT_FINITE, NEGATIVE, FRACTIONAL, ROW, COLUMN, N_FOUND = range(6)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@compiled("void(float64[::1], float64[::1], float64)", inner=True)
+def _add(sums: Floats, largest: Floats, value: float) -> None:
+    """Add a value to the sums of a gene, or the smallest of its largest values in its place."""
+    sums[COUNT] += 1
+    if value > sums[LEAST]:
+        value, largest[np.argmin(largest)] = largest.min(), value
+        sums[LEAST] = largest.min()
+    sums[SUM] += value
+    sums[SQUARES] += value * value
+
+
+@compiled("void(int64[::1], float64, int64, int64)", inner=True)
+def _look_at(found: Ints, value: float, row: int, column: int) -> None:
+    """Count a value that is no count."""
+    if not np.isfinite(value):
+        found[NOT_FINITE] += 1
+        found[ROW], found[COLUMN] = row, column
+    elif value < 0:
+        found[NEGATIVE] += 1
+    if value != np.floor(value):
+        found[FRACTIONAL] += 1
+
+
+@compiled("int64(int32[::1], int64, int64, int64)", inner=True)
+def _first_from(columns: NDArray[np.int32], low: int, high: int, least: int) -> int:
+    """Return the place of the first of ascending columns that is not below ``least``."""
+    while low < high:
+        middle = (low + high) // 2
+        if columns[middle] < least:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled(
+    *(
+        f"void({value}[::1], int32[::1], int64[::1], int64[::1], int64, int64, boolean, "
+        "float64[:,::1], float64[:,:,::1], float64[:,:,::1], int64[::1])"
+        for value in ("float32", "float64")
+    )
+)
+def add_sparse(
+    values: NDArray[np.floating],
+    columns: NDArray[np.int32],
+    pointers: Ints,
+    batches: Ints,
+    first: int,
+    stop: int,
+    are_logs: bool,  # noqa: FBT001
+    limits: Floats,
+    sums: Floats,
+    largest: Floats,
+    found: Ints,
+) -> None:
+    """Add sparse rows to the sums of some genes.
+
+    Parameters
+    ----------
+    values, columns, pointers
+        Rows in CSR form; columns ascend in each.
+    batches
+        Batch of each row.
+    first, stop
+        Range of genes.
+    are_logs
+        Whether values are ``log1p(x)``, and the sums are those of x.
+    limits
+        Values are clipped to at most these, shape (n_batches, n_genes); empty for no limits.
+    sums, largest
+        Sums of each batch and gene, shape (n_batches, n_genes, N_COLUMNS), and its largest values,
+        shape (n_batches, n_genes, n).
+    found
+        Counts of values that are no counts, shape (N_FOUND,).
+    """
+    for row in range(batches.size):
+        batch, end = batches[row], pointers[row + 1]
+        for place in range(_first_from(columns, pointers[row], end, first), end):
+            column = columns[place]
+            if column >= stop:
+                break
+            value = np.float64(values[place])
+            if value != 0:
+                _look_at(found, value, row, column)
+                if are_logs:
+                    value = math.expm1(value)
+                if limits.size:
+                    value = min(value, limits[batch, column])
+                _add(sums[batch, column], largest[batch, column], value)
+
+
+@compiled(
+    *(
+        f"void({value}[:,::1], int64[::1], int64, int64, boolean, "
+        "float64[:,::1], float64[:,:,::1], float64[:,:,::1], int64[::1])"
+        for value in ("float32", "float64")
+    )
+)
+def add_dense(
+    values: NDArray[np.floating],
+    batches: Ints,
+    first: int,
+    stop: int,
+    are_logs: bool,  # noqa: FBT001
+    limits: Floats,
+    sums: Floats,
+    largest: Floats,
+    found: Ints,
+) -> None:
+    """Add dense rows, shape (n_rows, n_genes), to the sums of some genes; see `add_sparse`."""
+    for row in range(batches.size):
+        batch = batches[row]
+        for column in range(first, stop):
+            value = np.float64(values[row, column])
+            if value != 0:
+                _look_at(found, value, row, column)
+                if are_logs:
+                    value = math.expm1(value)
+                if limits.size:
+                    value = min(value, limits[batch, column])
+                _add(sums[batch, column], largest[batch, column], value)
+
+
+@compiled(
+    *(
+        f"void({value}[::1], int64[::1], float64[::1], int64[::1])"
+        for value in ("float32", "float64")
+    )
+)
+def sum_rows(values: NDArray[np.floating], pointers: Ints, totals: Floats, n_nonzero: Ints) -> None:
+    """Sum the values of each row, and count those other than 0."""
+    for row in range(totals.size):
+        for place in range(pointers[row], pointers[row + 1]):
+            totals[row] += np.float64(values[place])
+            n_nonzero[row] += values[place] != 0

@@ -1,0 +1,179 @@
+"""Stages as ranges of profilers, and statistics in loggers."""
+
+import pickle
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.loader.matrices import random_csr
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    InterleavedDatasets,
+    ParameterError,
+    open_collection,
+)
+
+torch = pytest.importorskip("torch")
+N, BATCH = 400, 20
+
+
+@pytest.fixture(scope="module")
+def file(write_h5ad):
+    X = random_csr((N, 200), 0.2, np.random.default_rng(0), np.float32)
+    return write_h5ad(X, compression="gzip")
+
+
+def dataset_of(file, **options: Any):
+    return CellDataset(open_collection(file), BlockShuffling(8), BATCH, 4, seed=0, **options)
+
+
+def profiled(minibatches):
+    with torch.profiler.profile() as profiler:
+        for _ in minibatches:
+            pass
+    return {each.key: each.count for each in profiler.key_averages() if "cellfeed" in each.key}
+
+
+class TestRanges:
+    def test_of_the_training_loop_in_the_profiler_of_torch(self, file):
+        dataset = dataset_of(file, batch_transform=lambda minibatch: minibatch)
+        assert not profiled(dataset)
+        dataset.annotate("torch")
+        found = profiled(dataset)
+        n = N // BATCH
+        assert found["cellfeed: waiting"] == n + 1  # the last one finds the end
+        assert found["cellfeed: making tensors"] == found["cellfeed: functions"] == n
+        dataset.annotate(None)
+        assert not profiled(dataset)
+
+    def test_of_the_loader(self, file):
+        dataset = dataset_of(file)
+        dataset.annotate("torch")
+        assert profiled(dataset.loader(num_workers=1))["cellfeed: waiting"] == N // BATCH + 1
+
+    @pytest.fixture
+    def nvtx(self, monkeypatch):
+        """Ranges of all threads, as NVTX gets them."""
+        begun = list[tuple[str, int]]()
+
+        @contextmanager
+        def record(name):
+            begun.append((name, threading.get_ident()))
+            yield
+
+        monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
+        monkeypatch.setattr(torch.cuda.nvtx, "range", record)
+        return begun
+
+    def test_of_all_threads_in_nvtx(self, file, nvtx):
+        dataset = dataset_of(file, dense=True)
+        dataset.annotate("nvtx")
+        for _ in dataset:
+            pass
+        names = {name for name, _ in nvtx}
+        assert names >= {
+            f"cellfeed: {each}"
+            for each in (
+                "waiting", "planning", "reading, decompressing, placing", "densifying",
+                "making tensors",
+            )
+        }  # fmt: skip
+        here = threading.get_ident()
+        assert {name for name, thread in nvtx if thread == here} >= {"cellfeed: waiting"}
+        assert any(thread != here for name, thread in nvtx if "decompressing" in name)
+
+    def test_of_interleaved_datasets(self, file, nvtx):
+        mixed = InterleavedDatasets([dataset_of(file), dataset_of(file)])
+        mixed.annotate("nvtx")
+        for _ in mixed:
+            pass
+        assert {name for name, _ in nvtx} >= {"cellfeed: waiting", "cellfeed: making tensors"}
+
+    def test_nvtx_needs_cuda(self, file):
+        if hasattr(torch._C, "_nvtx"):
+            pytest.skip("this torch has NVTX")
+        with pytest.raises(ParameterError, match="this torch has no NVTX"):
+            dataset_of(file).annotate("nvtx")
+
+    def test_other_profilers_are_refused(self, file):
+        with pytest.raises(ParameterError, match="`profiler` must be 'torch', 'nvtx' or None"):
+            dataset_of(file).annotate("perf")
+
+    def test_copies_have_them(self, file):
+        dataset = dataset_of(file)
+        dataset.annotate("torch")
+        assert profiled(pickle.loads(pickle.dumps(dataset)))["cellfeed: waiting"]
+
+
+class Writer:
+    """As a SummaryWriter of TensorBoard."""
+
+    def __init__(self):
+        self.logged = dict[str, list[int]]()
+
+    def add_scalar(self, name, value, step):
+        assert isinstance(value, float)
+        self.logged.setdefault(name, []).append(step)
+
+
+class TestLog:
+    @pytest.mark.parametrize("num_workers", [None, 0, 2])
+    def test_every_so_many_minibatches(self, file, num_workers):
+        dataset, logged = dataset_of(file), list[tuple[dict[str, float], int]]()
+        dataset.log_statistics(lambda values, step: logged.append((values, step)), every=8)
+        loader = dataset if num_workers is None else dataset.loader(num_workers=num_workers)
+        for _ in range(2):
+            for _ in loader:
+                pass
+        assert [step for _, step in logged] == [8, 16, 24, 32, 40]
+        for values, _ in logged:
+            assert 0 <= values["cellfeed/waiting_share"] <= 1
+            assert set(values) >= {"cellfeed/cells_per_second", "cellfeed/planning_us_per_cell"}
+        assert sum(values["cellfeed/cells_per_second"] for values, _ in logged) > 0
+        assert any(values["cellfeed/decompressing_us_per_cell"] > 0 for values, _ in logged)
+
+    def test_they_are_of_the_work_since_the_last_time(self, file):
+        dataset, seen = dataset_of(file), list[Any]()
+        before = dataset.statistics()
+
+        def log(values, step):
+            seen.append((values, dataset.statistics()))
+
+        dataset.log_statistics(log, every=10)
+        for _ in dataset:
+            pass
+        for (values, now), last in zip(seen, [before, *(each for _, each in seen)], strict=False):
+            done = now - last
+            share = done.waiting / (done.waiting + done.training)
+            assert values["cellfeed/waiting_share"] == pytest.approx(share, rel=0.2)
+
+    def test_tensorboard(self, file):
+        dataset, writer = dataset_of(file), Writer()
+        dataset.log_statistics(writer, every=10)
+        for _ in dataset:
+            pass
+        assert all(steps == [10, 20] for steps in writer.logged.values())
+        assert "cellfeed/cells_per_second" in writer.logged
+        dataset.log_statistics(None)
+        for _ in dataset:
+            pass
+        assert all(steps == [10, 20] for steps in writer.logged.values())
+
+    def test_interleaved_datasets(self, file):
+        parts, logged = [dataset_of(file), dataset_of(file)], list[Any]()
+        mixed = InterleavedDatasets(parts)
+        mixed.log_statistics(lambda values, step: logged.append((step, values)), every=20)
+        for _ in mixed:
+            pass
+        assert [step for step, _ in logged] == [20, 40]
+        assert any(values["cellfeed/decompressing_us_per_cell"] > 0 for _, values in logged)
+
+    def test_what_cannot_log_is_refused(self, file):
+        with pytest.raises(ParameterError, match="`log` must be a function"):
+            dataset_of(file).log_statistics("tensorboard")
+        with pytest.raises(ParameterError, match="`every >= 1`"):
+            dataset_of(file).log_statistics(print, every=0)

@@ -1,0 +1,522 @@
+"""Highly variable genes against the published formulas in NumPy, and against scanpy."""
+
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import commands
+
+from cellfeed import (
+    ColumnError,
+    FormatError,
+    ParameterError,
+    highly_variable_genes,
+    open_collection,
+    qc_metrics,
+)
+from cellfeed._genes import _sums
+from cellfeed.transforms import Log1p, NormalizeTotal
+
+N, N_GENES = 300, 120
+LOGS = [NormalizeTotal(1e4), Log1p()]
+
+
+class PolynomialFit:
+    """Stands in for scikit-misc's loess, where that is not installed: one polynomial for all."""
+
+    def __init__(self, x, y, span, degree):
+        self.x, self.y, self.degree, self.span = x, y, degree, span
+
+    def fit(self):
+        if np.unique(self.x).size <= self.degree:
+            raise ValueError("b'svddc failed in l2fit.'")
+        fitted = np.polyval(np.polyfit(self.x, self.y, self.degree), self.x)
+        self.outputs = types.SimpleNamespace(fitted_values=fitted)
+
+
+@pytest.fixture(params=["polynomial", "loess"])
+def regression(request, monkeypatch):
+    if request.param == "loess":
+        return pytest.importorskip("skmisc.loess").loess
+    module = types.ModuleType("skmisc.loess")
+    module.loess = PolynomialFit  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "skmisc", types.ModuleType("skmisc"))
+    monkeypatch.setitem(sys.modules, "skmisc.loess", module)
+    return PolynomialFit
+
+
+def counts_of(seed=0, n=N, n_genes=N_GENES):
+    """Counts of cells of several kinds, with some genes that no cell or only one has."""
+    rng = np.random.default_rng(seed)
+    means = rng.gamma(0.4, 2.0, n_genes)
+    kinds = rng.gamma(2.0, 0.5, (3, n_genes))[rng.integers(3, size=n)]
+    X = rng.poisson(means * kinds).astype(np.float32)
+    X[:, :3] = 0
+    X[n // 2, 2] = 7
+    return X
+
+
+@pytest.fixture(scope="module")
+def adata():
+    batches = np.random.default_rng(1).choice(["b", "a", "c"], N, p=[0.6, 0.3, 0.1])
+    obs = pd.DataFrame(
+        {"plate": pd.Categorical(batches), "run": np.arange(N) % 2},
+        index=[f"cell{k}" for k in range(N)],
+    )
+    var = pd.DataFrame(index=[f"gene{k:03}" for k in range(N_GENES)])
+    X = sp.csr_matrix(counts_of())
+    return ad.AnnData(X, obs=obs, var=var, layers={"counts": X})
+
+
+@pytest.fixture(scope="module")
+def files(adata, tmp_path_factory):
+    """The cells in two files."""
+    folder = tmp_path_factory.mktemp("plates")
+    adata[:170].write_h5ad(folder / "p1.h5ad", compression="gzip")
+    adata[170:].write_h5ad(folder / "p2.h5ad")
+    return sorted(folder.glob("*.h5ad"))
+
+
+def moments(X):
+    return X.mean(axis=0, dtype=np.float64), X.var(axis=0, ddof=1, dtype=np.float64)
+
+
+def standardised_variances(X, regression):
+    """Variances of counts that are standardised and clipped (Stuart et al. 2019)."""
+    X = X.astype(np.float64)
+    means, variances = moments(X)
+    varies = variances > 0
+    model = regression(np.log10(means[varies]), np.log10(variances[varies]), span=0.3, degree=2)
+    model.fit()
+    expected = np.zeros(means.size)
+    expected[varies] = model.outputs.fitted_values
+    deviations = np.sqrt(10**expected)
+    clipped = np.minimum((X - means) / deviations, np.sqrt(len(X)))
+    return np.square(clipped).sum(axis=0) / (len(X) - 1)
+
+
+def standardised_dispersions(X, flavor):
+    """Dispersions less those of genes of similar mean (Satija et al. 2015, Zheng et al. 2017)."""
+    X = np.expm1(X.astype(np.float64)) if flavor == "seurat" else X.astype(np.float64)
+    means, variances = moments(X)
+    means[means == 0] = 1e-12
+    dispersions = variances / means
+    if flavor == "seurat":
+        dispersions = np.log(np.where(dispersions == 0, np.nan, dispersions))
+        means = np.log1p(means)
+        edges = np.linspace(means.min(), means.max(), 21)[1:-1]
+    else:
+        edges = np.percentile(means, np.arange(10, 105, 5))
+    bins = np.searchsorted(edges, means)
+    found = np.empty(means.size)
+    for each in np.unique(bins):
+        own = dispersions[bins == each]
+        if flavor == "cell_ranger":
+            centre = np.median(own)
+            scale = np.median(np.abs(own - centre)) / 0.6744897501960817
+        elif np.count_nonzero(~np.isnan(own)) < 2:
+            centre, scale = 0, np.nanmean(own)
+        else:
+            centre, scale = np.nanmean(own), np.nanstd(own, ddof=1)
+        found[bins == each] = (own - centre) / scale
+    return found
+
+
+def log_normalised(X):
+    return np.log1p(X / np.maximum(X.sum(axis=1, keepdims=True), 1) * 1e4)
+
+
+@pytest.mark.filterwarnings("ignore:.*(invalid|divide|empty slice|All-NaN).*:RuntimeWarning")
+class TestFormulas:
+    @pytest.mark.parametrize("num_threads", [1, 3])
+    def test_counts(self, files, adata, regression, num_threads):
+        table = highly_variable_genes(
+            open_collection(files), n_top_genes=20, num_threads=num_threads
+        )
+        X = adata.X.toarray()
+        means, variances = moments(X)
+        norm = standardised_variances(X, regression)
+        assert table.index.tolist() == adata.var_names.tolist()
+        assert np.allclose(table["means"], means)
+        assert np.allclose(table["variances"], variances)
+        assert np.allclose(table["variances_norm"], norm)
+        best = np.argsort(-norm)[:20]
+        assert set(np.flatnonzero(table["highly_variable"])) == set(best)
+        assert table["highly_variable_rank"].iloc[best].tolist() == [*range(20)]
+        assert table["highly_variable_rank"].notna().sum() == 20
+        assert "highly_variable_nbatches" not in table
+
+    def test_counts_by_batch(self, files, adata, regression):
+        table = highly_variable_genes(
+            open_collection(files, obs=["plate"]), n_top_genes=20, batch_key="plate"
+        )
+        X = adata.X.toarray()
+        norms = [
+            standardised_variances(X[adata.obs["plate"] == each], regression) for each in "abc"
+        ]
+        ranks = np.argsort(np.argsort(-np.array(norms), axis=1), axis=1).astype(float)
+        ranks[ranks >= 20] = np.nan
+        assert np.allclose(table["variances_norm"], np.mean(norms, axis=0))
+        assert np.array_equal(table["highly_variable_nbatches"], (~np.isnan(ranks)).sum(axis=0))
+        expected = np.nanmedian(ranks, axis=0)
+        assert np.array_equal(table["highly_variable_rank"], expected, equal_nan=True)
+        assert table["highly_variable"].sum() == 20
+        chosen, others = (table[table["highly_variable"] == each] for each in (True, False))
+        least = others["highly_variable_rank"].min()
+        assert chosen["highly_variable_rank"].max() <= least
+
+    def test_many_large_values_are_clipped_by_a_second_pass(self, write_h5ad, regression):
+        X = np.random.default_rng(0).poisson(np.linspace(0.1, 20, N_GENES), (400, N_GENES))
+        X[::20, 7] = 200  # 20 cells, above about 70
+        X[::10, 8] = 90
+        collection = open_collection(write_h5ad(sp.csr_matrix(X.astype(np.float32))))
+        table = highly_variable_genes(collection, n_top_genes=2)
+        expected = standardised_variances(X, regression)
+        assert np.allclose(table["variances_norm"], expected)
+        plain = moments(X)[1] / moments(X)[0]
+        assert expected[7] < plain[7] / 2
+
+    @pytest.mark.parametrize("flavor", ["seurat", "cell_ranger"])
+    def test_logs(self, write_h5ad, flavor):
+        X = log_normalised(counts_of()[:, 3:]).astype(np.float32)
+        path = write_h5ad(sp.csr_matrix(X))
+        table = highly_variable_genes(open_collection(path), n_top_genes=15, flavor=flavor)
+        expected = standardised_dispersions(X, flavor)
+        assert np.allclose(table["dispersions_norm"], expected, equal_nan=True)
+        best = np.argsort(-np.nan_to_num(expected, nan=-np.inf))[:15]
+        assert set(np.flatnonzero(table["highly_variable"])) == set(best)
+
+    def test_logs_by_batch(self, files, adata):
+        table = highly_variable_genes(
+            open_collection(files),
+            n_top_genes=15,
+            flavor="seurat",
+            batch_key="plate",
+            transform=LOGS,
+        )
+        X, sums = log_normalised(adata.X.toarray()), np.zeros(N_GENES)
+        for each in "abc":
+            own = X[adata.obs["plate"] == each]
+            has = own.any(axis=0)
+            sums[has] += standardised_dispersions(own[:, has], "seurat")
+        has_all = table["dispersions_norm"].notna() & ~np.isnan(sums)
+        assert np.allclose(table["dispersions_norm"][has_all], sums[has_all] / 3, rtol=1e-4)
+        assert table["highly_variable"].sum() == 15
+        in_all = table["highly_variable_nbatches"] == 3
+        assert table["highly_variable_intersection"].tolist() == in_all.tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # scanpy's own
+class TestScanpy:
+    """The whole table is that of scanpy, in memory."""
+
+    @pytest.fixture
+    def sc(self):
+        return pytest.importorskip("scanpy")
+
+    @pytest.mark.parametrize("batch_key", [None, "plate", "run"])
+    @pytest.mark.parametrize("flavor", ["seurat_v3", "seurat_v3_paper", "seurat", "cell_ranger"])
+    def test_table(self, sc, files, adata, regression, flavor, batch_key):
+        expected, keep = adata.copy(), np.ones(N_GENES, bool)
+        if not flavor.startswith("seurat_v3"):
+            keep[:3] = batch_key is not None  # percentiles of zeros are no bins
+            expected = expected[:, keep].copy()
+            sc.pp.normalize_total(expected, target_sum=1e4)
+            sc.pp.log1p(expected)
+        if batch_key == "run":
+            expected.obs["run"] = expected.obs["run"].astype("category")
+        there = sc.pp.highly_variable_genes(
+            expected, n_top_genes=20, flavor=flavor, batch_key=batch_key, inplace=False
+        )
+        here = highly_variable_genes(
+            open_collection(files, genes=keep),
+            n_top_genes=20,
+            flavor=flavor,
+            batch_key=batch_key,
+            transform=None if flavor.startswith("seurat_v3") else LOGS,
+        )
+        there = there.drop(columns=["gene_name", "mean_bin"], errors="ignore")
+        pd.testing.assert_frame_equal(
+            here, there[here.columns], check_dtype=False, check_names=False, rtol=1e-4, atol=1e-4
+        )
+        assert set(here) == set(there)
+
+    def test_qc_metrics(self, sc, files, adata):
+        of_cells, of_genes = sc.pp.calculate_qc_metrics(
+            adata, percent_top=None, log1p=False, inplace=False
+        )
+        obs, var = qc_metrics(open_collection(files))
+        assert [*obs] == [*of_cells]
+        assert [*var] == [*of_genes]
+        assert np.allclose(obs, of_cells)
+        pd.testing.assert_frame_equal(var, of_genes, check_dtype=False, check_names=False)
+
+
+DTYPES = ["float32", "float64", "uint8", "int16", "int32", "int64"]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    n, n_genes = draw(st.integers(1, 40)), draw(st.integers(1, 30))
+    rng = np.random.default_rng(draw(st.integers(0, 9)))
+    dtype = draw(st.sampled_from(DTYPES))
+    X = rng.poisson(draw(st.sampled_from([0.01, 1.0, 20.0])), (n, n_genes)).astype(dtype)
+    if dtype == "int64":
+        X *= 2**30 + 1  # float32 would round it
+    if dtype.startswith("float") and draw(st.booleans()):
+        X *= rng.random(X.shape).astype(dtype)
+    rows = draw(st.none() | st.sets(st.integers(0, n - 1), min_size=1))
+    return {
+        "X": X if draw(st.booleans()) else sp.csr_matrix(X),
+        "rows": None if rows is None else sorted(rows),
+        "num_threads": draw(st.integers(1, 3)),
+        "bytes": draw(st.sampled_from([1, 2_000, 1 << 26])),
+    }
+
+
+class TestQcMetrics:
+    @settings(deadline=None, max_examples=40)
+    @given(case=cases())
+    def test_sums_are_exact(self, write_h5ad, case):
+        path = write_h5ad(case["X"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_sums, "_FETCH_BYTES", case["bytes"])
+            obs, var = qc_metrics(
+                open_collection(path), indices=case["rows"], num_threads=case["num_threads"]
+            )
+        dense = case["X"] if isinstance(case["X"], np.ndarray) else case["X"].toarray()
+        rows = np.arange(len(dense)) if case["rows"] is None else case["rows"]
+        exact = dense[rows].astype(np.float64)
+        assert obs.index.tolist() == list(rows)
+        assert np.allclose(obs["total_counts"], exact.sum(axis=1), rtol=1e-14)
+        assert np.array_equal(obs["n_genes_by_counts"], (exact != 0).sum(axis=1))
+        assert np.allclose(var["total_counts"], exact.sum(axis=0), rtol=1e-14)
+        assert np.allclose(var["mean_counts"], exact.mean(axis=0), rtol=1e-14)
+        assert np.array_equal(var["n_cells_by_counts"], (exact != 0).sum(axis=0))
+        dropout = 100 * (exact == 0).mean(axis=0)
+        assert np.allclose(var["pct_dropout_by_counts"], dropout)
+
+    def test_an_element_and_joined_genes(self, write_h5ad):
+        paths = [
+            write_h5ad(sp.csr_matrix(np.full((2, 2), k, np.float32)), genes=genes)
+            for k, genes in ((1, ["a", "b"]), (2, ["c", "b"]))
+        ]
+        _, var = qc_metrics(open_collection(paths, join_vars="outer"))
+        assert var["total_counts"].to_dict() == {"a": 2, "b": 6, "c": 4}
+
+    def test_a_layer(self, files, adata):
+        collection = open_collection(files, elements=["X", "layers/counts"])
+        obs, _ = qc_metrics(collection, element="layers/counts")
+        assert np.array_equal(obs["total_counts"], np.ravel(adata.layers["counts"].sum(axis=1)))
+        with pytest.raises(ParameterError, match=r"no element 'layers/count'.* open it"):
+            qc_metrics(collection, element="layers/count")
+
+
+class TestCache:
+    @pytest.fixture
+    def settled(self, adata, tmp_path):
+        path = tmp_path / "a.h5ad"
+        adata.write_h5ad(path)
+        before = path.stat().st_mtime - 60
+        os.utime(path, (before, before))
+        return path
+
+    @pytest.fixture
+    def unread(self, monkeypatch):
+        """Return a function from which on nothing may be read."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("cells are read")
+
+        return lambda: monkeypatch.setattr(_sums, "CellDataset", refuse)
+
+    def test_sums_of_the_same_files_are_found_again(self, settled, unread):
+        options: dict[str, Any] = {"flavor": "seurat", "batch_key": "plate", "transform": LOGS}
+        first = highly_variable_genes(open_collection(settled), **options)
+        unread()
+        again = highly_variable_genes(open_collection(settled), **options)
+        pd.testing.assert_frame_equal(first, again)
+        fewer = highly_variable_genes(open_collection(settled), n_top_genes=5, **options)
+        assert fewer["highly_variable"].sum() == 5
+        whole = options | {"batch_key": None}
+        highly_variable_genes(open_collection(settled), **whole)  # the sums of all batches
+
+    def test_sums_of_batches_are_those_of_all_cells(self, settled, adata, regression):
+        collection = open_collection(settled)
+        highly_variable_genes(collection, batch_key="plate")
+        obs, var = qc_metrics(collection)
+        assert np.array_equal(obs["total_counts"], np.ravel(adata.X.sum(axis=1)))
+        assert np.array_equal(var["total_counts"], np.ravel(adata.X.sum(axis=0)))
+        table = highly_variable_genes(collection, n_top_genes=10)
+        expected = standardised_variances(adata.X.toarray(), regression)
+        assert np.allclose(table["variances_norm"], expected)
+
+    @pytest.mark.parametrize(
+        "change", ["rows", "batch", "genes", "transform", "element", "a new file"]
+    )
+    def test_others_are_read(self, settled, adata, unread, change):
+        highly_variable_genes(open_collection(settled), flavor="seurat", transform=LOGS)
+        unread()
+        elements, genes = ["X"], None
+        options: dict[str, Any] = {"flavor": "seurat", "transform": LOGS}
+        if change == "rows":
+            options["indices"] = np.arange(50)
+        elif change == "batch":
+            options["batch_key"] = "plate"
+        elif change == "genes":
+            genes = ["gene001", "gene000"]
+        elif change == "transform":
+            options["transform"] = Log1p()
+        elif change == "element":
+            elements = ["layers/counts"]
+        else:
+            adata[::-1].copy().write_h5ad(settled)
+        with pytest.raises(AssertionError, match="cells are read"):
+            highly_variable_genes(
+                open_collection(settled, elements=elements, genes=genes), **options
+            )
+
+    def test_objects_in_memory_are_read_each_time(self, adata, unread):
+        qc_metrics(open_collection(adata))
+        unread()
+        with pytest.raises(AssertionError, match="cells are read"):
+            qc_metrics(open_collection(adata))
+
+
+class TestRefused:
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    @pytest.mark.parametrize("sparse", [False, True])
+    def test_values_that_are_not_finite(self, write_h5ad, value, sparse):
+        X = counts_of()
+        X[123, 45] = value
+        paths = [write_h5ad(X[:100]), write_h5ad(sp.csr_matrix(X[100:]) if sparse else X[100:])]
+        with pytest.raises(
+            FormatError, match=rf"`X` is {value} in row 123 .* gene 'gene45'"
+        ) as told:
+            qc_metrics(open_collection(paths))
+        assert str(told.value).startswith(str(paths[1]))
+        assert qc_metrics(open_collection(paths), indices=np.r_[:123, 124:N])[0].shape == (N - 1, 2)
+
+    def test_counts_that_are_none(self, write_h5ad, regression):
+        X = counts_of()
+        X[0, 5] = 0.5
+        with pytest.warns(UserWarning, match=r"1 values that are no integers, but 'seurat_v3'"):
+            highly_variable_genes(open_collection(write_h5ad(X)))
+        X[0, 5] = -1
+        with pytest.raises(ParameterError, match=r"`X` has 1 negative values, but 'seurat_v3'"):
+            highly_variable_genes(open_collection(write_h5ad(X)))
+
+    @pytest.mark.filterwarnings("ignore:.*(overflow|invalid).*:RuntimeWarning")
+    def test_counts_where_logs_are_wanted(self, write_h5ad):
+        X = np.minimum(counts_of(), 9)
+        with pytest.warns(UserWarning, match=r"has integers only, but 'seurat' .*transform=\["):
+            highly_variable_genes(open_collection(write_h5ad(X)), flavor="seurat")
+        X[0, 5] = 1000
+        with pytest.raises(ParameterError, match="their exponentials are infinite"):
+            highly_variable_genes(open_collection(write_h5ad(X)), flavor="seurat")
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"flavor": "v3"}, ParameterError, "`flavor` must be one of 'seurat_v3'"),
+            ({"n_top_genes": 0}, ParameterError, "`n_top_genes >= 1`"),
+            ({"batch_key": "plte"}, ColumnError, "plte"),
+            ({"indices": [N]}, ParameterError, f"`indices < {N}`"),
+            ({"flavor": "cell_ranger", "indices": [0, 1, 2]}, ParameterError, "percentiles"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:.*has integers only")
+    def test_parameters(self, files, regression, options, error, message):
+        with pytest.raises(error, match=message):
+            highly_variable_genes(open_collection(files), **options)
+
+    def test_cells_without_a_batch(self, write_h5ad):
+        path = write_h5ad(counts_of(n=4), {"plate": ["a", None, "b", "b"]})
+        with pytest.raises(ColumnError, match=r"1 cells have no 'plate' in obs; .*`indices`"):
+            highly_variable_genes(open_collection(path), flavor="seurat", batch_key="plate")
+
+    def test_a_batch_of_one_cell(self, write_h5ad, regression):
+        path = write_h5ad(counts_of(n=4), {"plate": ["a", "b", "b", "b"]})
+        with pytest.raises(ParameterError, match=r"batch 'a' \(1 cells\)"):
+            highly_variable_genes(open_collection(path), batch_key="plate")
+
+    def test_a_regression_that_fails(self, write_h5ad, regression):
+        path = write_h5ad(np.eye(2, dtype=np.float32))
+        with pytest.raises(ParameterError, match=r"variances of 2 genes in 2 cells fails"):
+            highly_variable_genes(open_collection(path))
+
+    def test_without_scikit_misc(self, files, monkeypatch):
+        monkeypatch.setitem(sys.modules, "skmisc.loess", None)
+        with pytest.raises(
+            ParameterError, match=r"needs scikit-misc.*pip install 'cellfeed\[hvg\]'"
+        ):
+            highly_variable_genes(open_collection(files))
+
+    def test_what_has_no_genes(self, tmp_path):
+        with pytest.raises(ParameterError, match="open it with `open_collection`"):
+            qc_metrics(np.eye(3))  # type: ignore[arg-type]
+        images = ad.AnnData(np.eye(3), obsm={"image": np.zeros((3, 2, 2))})
+        with pytest.raises(ParameterError, match="'obsm/image' has no column for each gene"):
+            qc_metrics(open_collection(images, elements=["obsm/image"]))
+
+
+class TestCommand:
+    def genes(self, *arguments: object) -> Any:
+        return commands.cellfeed("genes", *arguments)
+
+    def test_names(self, files, tmp_path):
+        output = tmp_path / "genes.txt"
+        options = ["--flavor", "seurat", "--log-normalize", "--batch", "plate", "--top", 7]
+        shown, written = (
+            self.genes(*files, *options),
+            self.genes(*files, *options, "--output", output),
+        )
+        table = highly_variable_genes(
+            open_collection(files), n_top_genes=7, flavor="seurat", batch_key="plate",
+            transform=LOGS,
+        )  # fmt: skip
+        names = table.index[table["highly_variable"]].tolist()
+        assert shown.stdout.splitlines() == names
+        assert shown.stderr.startswith(f"7 of {N_GENES} genes, from {N} cells, ")
+        assert output.read_text().splitlines() == names
+        assert written.stdout == shown.stderr or written.stdout.startswith("7 of ")
+        chosen = open_collection(files, genes=output.read_text().splitlines())
+        assert chosen.var_names.tolist() == names
+
+    def test_a_table(self, files, tmp_path, regression):
+        path = tmp_path / "genes.csv"
+        assert self.genes(*files, "--top", 7, "--output", path).exit_code == 0
+        table = pd.read_csv(path, index_col="gene")
+        assert table["highly_variable"].sum() == 7
+        expected = highly_variable_genes(open_collection(files), n_top_genes=7)
+        pd.testing.assert_frame_equal(table, expected, check_names=False, check_dtype=False)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--batch", "plte"], "plte"),
+            (["--element", "layers/count"], "layers/count"),
+            (["--output", "nowhere/genes.txt"], "nowhere: no such folder"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, files, options, message):
+        ended = self.genes(*files, "--flavor", "seurat", *options)
+        assert ended.exit_code == 2
+        (line,) = ended.stderr.splitlines()
+        assert message in line
+        assert not Path("nowhere").exists()
+
+    def test_without_scikit_misc(self, files, monkeypatch):
+        monkeypatch.setitem(sys.modules, "skmisc.loess", None)
+        ended = self.genes(*files)
+        assert ended.exit_code == 2
+        assert "needs scikit-misc" in ended.stderr
