@@ -71,7 +71,8 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
     if location.path is not None:
         try:
             store = _local_store()(absolute or location.path.absolute(), read_only=True)
-            return zarr.open_group(store, mode="r")
+            # Arrays may have been written anew since their metadata were consolidated.
+            return zarr.open_group(store, mode="r", use_consolidated=False)
         except CellfeedError:
             raise
         except Exception as error:  # zarr has no common base for what it raises
