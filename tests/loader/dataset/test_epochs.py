@@ -104,6 +104,10 @@ def fork(_: Any = None) -> None:
     os.waitpid(number, 0)
 
 
+def negative(minibatch: Any) -> Any:
+    return -minibatch
+
+
 class InThread(IterableDataset[Any]):
     """Iterates over a dataset in a thread, as those do that read ahead in a worker."""
 
@@ -125,6 +129,14 @@ class TestWorkersThatDoMore:
     def assert_are_epochs(self, dataset: CellDataset, loader: Iterable[Any]) -> None:
         for epoch in range(3):
             assert_is_epoch(dataset, batches(loader), epoch)
+
+    def test_have_what_was_set_between_epochs(self, dataset, persistent):
+        loader = dataset.loader(2, persistent_workers=persistent)
+        batches(loader)
+        dataset.batch_transform = negative
+        assert sorted(np.concatenate(batches(loader)).tolist()) == list(range(1 - N_ROWS, 1))
+        dataset.batch_transform, dataset.strategy = None, BlockShuffling(4, indices=range(50))
+        assert sorted(np.concatenate(batches(loader)).tolist()) == list(range(50))
 
     def test_start_other_processes_first(self, dataset, persistent):
         options: dict[str, Any] = {"persistent_workers": persistent, "worker_init_fn": fork}
