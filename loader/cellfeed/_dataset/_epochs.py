@@ -32,7 +32,7 @@ from multiprocessing import Process, current_process, get_start_method, parent_p
 from multiprocessing.context import ForkServerProcess, get_spawning_popen
 from multiprocessing.reduction import DupFd
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -89,9 +89,13 @@ class Ticket(NamedTuple):
 class _Starts(threading.local):
     """How many processes this thread has started.
 
-    In a process that was started, its main thread continues the count of the thread that started
-    it, so that the count there begins with the number of its own start.
+    Attributes
+    ----------
+    own
+        The start of this process, for all its threads: the thread that started it, and its number.
     """
+
+    own: ClassVar[tuple[int, int]] = (0, 0)
 
     def __init__(self) -> None:
         self.thread, self.n = secrets.randbits(62), 0
@@ -122,6 +126,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     global _lock  # noqa: PLW0603 - a thread of the parent may hold it
     _lock = threading.Lock()
+    _Starts.own = _starts.thread, _starts.n
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
@@ -181,7 +186,8 @@ class EpochCounter:
             if worker is None:
                 return self._advance()
             self._n_iterations += 1
-            ticket = Ticket(_starts.thread, _starts.n - worker.id, self._n_iterations)
+            thread, n = _Starts.own
+            ticket = Ticket(thread, n - worker.id, self._n_iterations)
             (known,) = np.nonzero(self._is_of(ticket))
             if known.size:
                 return _claim(shared["claims"][known[0], 3:])
@@ -275,7 +281,7 @@ class EpochCounter:
             self.set_next(state["next"])
         else:
             self._open(state["descriptor"].detach())
-            _starts.thread, _starts.n = state["start"]
+            _Starts.own = state["start"]
 
 
 def _claim(shared: Any) -> Claim:

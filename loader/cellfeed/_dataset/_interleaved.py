@@ -116,6 +116,11 @@ class InterleavedDatasets(ResumableDataset):
         """The current number of processes that train together."""
         return self.datasets[0].world_size
 
+    @property
+    def settings(self) -> list[Any]:
+        """See `ResumableDataset`; those of all datasets."""
+        return [*super().settings, *(value for each in self.datasets for value in each.settings)]
+
     def turns(self, *, epoch: int, worker: int = 0, n_workers: int = 1) -> NDArray[np.int64]:
         """Return which dataset delivers each minibatch of an epoch, by its index in ``datasets``.
 

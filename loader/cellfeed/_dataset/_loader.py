@@ -10,11 +10,12 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
+from operator import is_
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -92,6 +93,7 @@ class MinibatchLoader(DataLoader[Any]):
     remainder = -1  # it must not cut the last minibatches: those that are repeated lie anywhere
     _ticket: Ticket | None = None  # of the latest iteration by the workers that are there
     _n_resumed = 0  # when they were started
+    _settings: Sequence[Any] = ()
     _ranks_of_workers: tuple[int, int] | None = None
 
     def __init__(self, dataset: Any, **options: Any) -> None:
@@ -183,8 +185,10 @@ class MinibatchLoader(DataLoader[Any]):
 
     def _begin_for_workers(self) -> Counted:
         ranks = self.dataset.rank, self.dataset.world_size
-        if self._n_resumed != self.dataset.n_resumed:  # workers that persist have an old copy
-            self._n_resumed, self._ticket = self.dataset.n_resumed, None
+        n_resumed, settings = self.dataset.n_resumed, self.dataset.settings
+        are_same = len(settings) == len(self._settings) and all(map(is_, settings, self._settings))
+        if n_resumed != self._n_resumed or not are_same:  # workers that persist have an old copy
+            self._n_resumed, self._settings, self._ticket = n_resumed, settings, None
             self._iterator = None
         if not self.persistent_workers or self._ticket is None:
             self._ticket, self._ranks_of_workers = None, ranks

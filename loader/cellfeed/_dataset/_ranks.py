@@ -15,10 +15,11 @@ import os
 import secrets
 import time
 import warnings
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 from cellfeed._errors import (
     ParameterError,
@@ -297,6 +298,9 @@ class RanksCompared:
     """
 
     _numbers = itertools.count()
+    # What this rank trained in last, of all datasets, and in which group: dataset and beginning.
+    _trained: ClassVar[deque[tuple[int, Beginning]]] = deque(maxlen=_N_BEGINNINGS)
+    _group_of_trained: ClassVar[Any] = None
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -388,6 +392,7 @@ class RanksCompared:
             interval.begun = [*interval.begun, beginning][-_N_BEGINNINGS:]
         if is_trained:
             interval.trained = beginning
+            self._publish_trained(beginning)
         while len(self._begun) > _N_BEGINNINGS:
             del self._begun[next(iter(self._begun))]
         self._publish()
@@ -406,6 +411,7 @@ class RanksCompared:
             is_final = clock > beginning.clock or dist.get_backend() == "gloo"  # others run ahead
             if its is not None and is_final and its != beginning:
                 self._refuse(beginning, other, its)
+        self._require_no_other_dataset(beginning)
 
     def have_begun(self, beginning: Beginning) -> bool:
         """Whether all ranks began the same as this one, between the same two collectives.
@@ -427,12 +433,14 @@ class RanksCompared:
                     self._refuse(beginning, other, begun[-1])
         return sum(beginning in begun for _, begun in theirs) == n_ranks - 1
 
-    def _refuse(self, mine: Beginning, other: int, its: Beginning) -> NoReturn:
+    def _refuse(
+        self, mine: Beginning, other: int, its: Beginning, *, is_other: bool = False
+    ) -> NoReturn:
         """Raise an error with what two ranks began, in one line.
 
         If this process ended at once, a collective of the others would fail before they say so.
         """
-        store, key = _store(), f"cellfeed/{self._number}/refused/{mine.clock}"
+        store, key = _store(), f"cellfeed/refused/{mine.clock}"
         try:
             store.add(key, 1)
             for _ in range(_N_WAITS):
@@ -442,14 +450,45 @@ class RanksCompared:
         except RuntimeError:  # see `compare`
             pass
         with_seed = mine.seed != its.seed
+        began = (
+            f"rank {dist.get_rank()} began {mine.text(with_seed=with_seed)}, rank {other} began "
+            f"{its.text(with_seed=with_seed)}"
+        )
+        if is_other:
+            msg = (
+                f"ranks train on different datasets, so that cells are missing: {began} of another "
+                "dataset; make the same datasets in the same order on all ranks, and give "
+                "rank=0, world_size=1 to one that a rank makes by itself"
+            )
+            raise ParameterError(msg)
         msg = (
-            "ranks are in different epochs, so that cells are missing: rank "
-            f"{dist.get_rank()} began {mine.text(with_seed=with_seed)}, rank {other} began "
-            f"{its.text(with_seed=with_seed)}; load the same state on all ranks, and call "
-            "`set_epoch(epoch)` on all ranks before each epoch if some take more minibatches than "
-            "others"
+            f"ranks are in different epochs, so that cells are missing: {began}; load the same "
+            "state on all ranks, and call `set_epoch(epoch)` on all ranks before each epoch if "
+            "some take more minibatches than others"
         )
         raise ParameterError(msg)
+
+    def _require_no_other_dataset(self, beginning: Beginning) -> None:
+        """Check that ranks did not train in another order of another dataset meanwhile.
+
+        Datasets have other numbers, and other seeds, after one that only some of the ranks made.
+        """
+        store, rank = _store(), dist.get_rank()
+        with contextlib.suppress(RuntimeError):  # see `compare`
+            for other in set(range(dist.get_world_size())) - {rank}:
+                key = f"cellfeed/trained/{other}"
+                trained = json.loads(store.get(key)) if store.check([key]) else []
+                its = {n: Beginning(*each) for n, each in trained if each[0] == beginning.clock}
+                if its and self._number not in its and beginning not in its.values():
+                    self._refuse(beginning, other, next(iter(its.values())), is_other=True)
+
+    def _publish_trained(self, beginning: Beginning) -> None:
+        if RanksCompared._group_of_trained is not self._group:
+            RanksCompared._group_of_trained = self._group
+            self._trained.clear()
+        self._trained.append((self._number or 0, beginning))
+        with contextlib.suppress(RuntimeError):  # see `compare`
+            _store().set(f"cellfeed/trained/{dist.get_rank()}", json.dumps([*self._trained]))
 
     def _publish(self) -> None:
         intervals = [(clock, each.begun, each.trained) for clock, each in self._begun.items()]
@@ -499,7 +538,8 @@ def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str
     )
     return (
         f"ranks read different data, and would wait for each other forever: {differing}; "
-        "give all ranks the same files and parameters"
+        "give all ranks the same files and parameters, and rank=0, world_size=1 to a dataset that "
+        "one rank makes by itself"
     )
 
 

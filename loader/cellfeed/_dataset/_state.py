@@ -240,6 +240,11 @@ class ResumableDataset(IterableDataset[Any], ABC):
         return self._run.n_resumed
 
     @property
+    def settings(self) -> list[Any]:
+        """What may be set between two epochs; workers started earlier do not know of it."""
+        return [value for name, value in vars(self).items() if not name.startswith("_")]
+
+    @property
     def is_at_end(self) -> bool:
         """Whether the last minibatch of an epoch was delivered, and none since."""
         return self._run.is_at_end

@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection
 
@@ -93,6 +94,71 @@ class TestInOneProcess:
         copy = pickle.loads(pickle.dumps(dataset))
         assert_is_epoch(copy, batches(copy), 1)
         assert_is_epoch(dataset, batches(dataset), 1)
+
+
+def fork(_: Any = None) -> None:
+    """Start a process without multiprocessing, as `subprocess` does with a ``preexec_fn``."""
+    number = os.fork()
+    if not number:
+        os._exit(0)
+    os.waitpid(number, 0)
+
+
+def negative(minibatch: Any) -> Any:
+    return -minibatch
+
+
+class InThread(IterableDataset[Any]):
+    """Iterates over a dataset in a thread, as those do that read ahead in a worker."""
+
+    def __init__(self, dataset: CellDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Any:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(self.dataset))
+        thread.start()
+        thread.join()
+        return iter(found)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+class TestWorkersThatDoMore:
+    """All workers of an iteration are in one epoch, whatever else they do."""
+
+    def assert_are_epochs(self, dataset: CellDataset, loader: Iterable[Any]) -> None:
+        for epoch in range(3):
+            assert_is_epoch(dataset, batches(loader), epoch)
+
+    def test_have_what_was_set_between_epochs(self, dataset, persistent):
+        loader = dataset.loader(2, persistent_workers=persistent)
+        batches(loader)
+        dataset.batch_transform = negative
+        assert sorted(np.concatenate(batches(loader)).tolist()) == list(range(1 - N_ROWS, 1))
+        dataset.batch_transform, dataset.strategy = None, BlockShuffling(4, indices=range(50))
+        assert sorted(np.concatenate(batches(loader)).tolist()) == list(range(50))
+
+    def test_start_other_processes_first(self, dataset, persistent):
+        options: dict[str, Any] = {"persistent_workers": persistent, "worker_init_fn": fork}
+        self.assert_are_epochs(dataset, dataset.loader(2, **options))
+        plain = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0)
+        other = DataLoader(plain, batch_size=None, num_workers=2, **options)
+        self.assert_are_epochs(plain, other)
+
+    def test_start_other_processes_meanwhile(self, dataset, persistent):
+        def with_fork(minibatch: Any) -> Any:
+            if get_worker_info().id:
+                fork()
+            return minibatch
+
+        dataset.batch_transform = with_fork
+        self.assert_are_epochs(dataset, dataset.loader(2, persistent_workers=persistent))
+
+    def test_iterate_in_a_thread(self, dataset, persistent):
+        loader = DataLoader(
+            InThread(dataset), batch_size=None, num_workers=2, persistent_workers=persistent
+        )
+        self.assert_are_epochs(dataset, loader)
 
 
 @pytest.mark.parametrize(

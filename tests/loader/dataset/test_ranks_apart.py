@@ -142,6 +142,33 @@ def test_ranks_in_different_epochs_say_so(apart, what, epochs, in_step, kind):
         )
 
 
+def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_path):
+    """Seeds are shared by datasets in the order in which they are made."""
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        for kind in ("plain", "workers", "interleaved"):
+            for in_step in (0, 1):
+                if rank == 0:
+                    new(kind)
+                found[f"{{kind}} {{in_step}}"] = train(new(kind), in_step=in_step)
+                if rank == 1:
+                    new(kind)  # as many as the other
+        alone = new("plain", seed=0) if rank == 0 else None
+        found["with seed"] = train(new("plain", seed=0), in_step=True)
+        """,
+    )
+    for rank in found:
+        assert [sum(times > 0 for times in seen) for seen in rank.pop("with seed")] == [N_ROWS] * 3
+        for said in rank.values():
+            assert isinstance(said, str)
+            assert "\n" not in said
+            assert said.startswith("ranks train on different datasets, so that cells are missing: ")
+            assert "make the same datasets in the same order on all ranks" in said
+
+
 def test_no_rank_waits_for_one_that_does_not_come(tmp_path):
     """Not for a seed, and not for its epochs."""
     found = torchrun(

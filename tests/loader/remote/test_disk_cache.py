@@ -223,6 +223,18 @@ class TestDamage:
         assert all(found(cache, chunks(20)))
         assert n_bytes(tmp_path) <= 10**7
 
+    @pytest.mark.parametrize("name", [b"TABLE ranges", b"TABLE objects", b"id INTEGER PRIMARY"])
+    def test_a_schema_that_is_no_text(self, tmp_path, name):
+        """SQLite's message has the damaged name, which Python cannot decode."""
+        opened = DiskCache(PLENTY, tmp_path)
+        write(opened, chunks(10))
+        path = database_of(tmp_path)
+        path.write_bytes(path.read_bytes().replace(name, b"\xd5" * len(name)))
+        for cache in (opened, DiskCache(PLENTY, tmp_path)):
+            found(cache, chunks(10))
+            write(cache, chunks(10))
+            assert all(found(cache, chunks(10)))
+
     def test_a_database_of_something_else(self, tmp_path):
         database_of(tmp_path).parent.mkdir()
         with closing(sqlite3.connect(database_of(tmp_path))) as database, database:

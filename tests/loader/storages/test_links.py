@@ -1,5 +1,6 @@
 """Values that lie in other files: links, virtual datasets and raw files, against anndata."""
 
+import gc
 import os
 import pickle
 import re
@@ -247,6 +248,24 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
             with h5py.File(there) as file:
                 assert np.array_equal(found, ad.io.read_elem(file[name]).toarray())
 
+    @pytest.mark.parametrize("kind", ["virtual", "raw"])
+    def test_tables_of_values_in_other_files_are_not_cached(self, folder, monkeypatch, kind):
+        monkeypatch.setattr("cellfeed._bytes._tables._FEWEST_ENTRIES", 1)
+        there, here = write_pair(folder, "csr", {})
+        lengths, raw = np.diff(sp.csr_matrix(COUNTS).indptr), folder / "raw.bin"
+        if kind == "virtual":
+            link_virtually(here, "X/indptr", "there/big.h5ad")
+        else:
+            write_raw(here, "X/indptr", raw, offset=0)
+        os.utime(here, ns=(0, 0))
+        for each in (lengths, lengths[::-1]):
+            pointer = np.append(0, np.cumsum(each)).astype(np.int32)
+            with h5py.File(there, "r+") as file:
+                file["X/indptr"][...] = pointer
+            if kind == "raw":
+                raw.write_bytes(pointer.tobytes())
+            assert np.array_equal(dense(open_collection(here)[:].X), in_memory(here, "X"))
+
     def test_servers_are_refused(self, folder):
         """There, HDF5 would take the file itself for the one that a link names."""
         _, here = write_pair(folder, "dense", {})
@@ -262,6 +281,9 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
                 open_collection(f"{url}/small.h5ad", elements=["layers/counts"], obs=["number"])
             collection = open_collection(f"{url}/small.h5ad", elements=["layers/counts"])
             assert np.array_equal(collection[:]["layers/counts"], in_memory(here, "layers/counts"))
+            link(here, "obs/type/codes", h5py.ExternalLink("there/big.h5ad", "/obs/number"))
+            with pytest.raises(FormatError, match=r"`obs/type/codes` is in another file"):
+                open_collection(f"{url}/small.h5ad", elements=["layers/counts"], obs=["type"])
 
 
 def run(code: str) -> "subprocess.CompletedProcess[str]":
@@ -329,6 +351,14 @@ class TestVirtualDatasets:
         said = rf"^{here}: `{name}` is virtual, .* `{name}` in 'there/big.h5ad', which is not there"
         with pytest.raises(FormatError, match=said):
             open_collection(here, elements=[element], obs=["number"])
+
+    def test_of_codes_are_refused_where_their_source_has_moved(self, folder):
+        there, here = write_pair(folder, "dense", {})
+        link_virtually(here, "obs/type/codes", "there/big.h5ad")
+        assert np.array_equal(open_collection(here, obs=["type"]).obs["type"].codes, TYPES.codes)
+        there.rename(folder / "moved.h5ad")
+        with pytest.raises(FormatError, match=r"`obs/type/codes` is virtual.*is not there"):
+            open_collection(here, obs=["type"])
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -453,6 +483,31 @@ class TestLinksInZarr:
         with pytest.raises((PathError, FormatError), match=re.escape(str(chunks[1]))):
             open_collection(path, **options)[:]
 
+    @pytest.mark.parametrize("version", [2, 3])
+    @pytest.mark.parametrize(
+        "name",
+        ["obs/type/codes", "obs/number", "var/_index", "obsm/frame/a", "obsm/frame/_index"],
+    )
+    def test_of_tables_are_no_zeros_where_they_lead_to_nothing(self, folder, version, name):
+        path, there = self.write(folder, version, "files"), folder / "there"
+        name = f"{name}/values" if (path / name / "values").is_dir() else name
+        chunk = path / name / ("c/0" if version == 3 else "0")
+        chunk.rename(there)
+        chunk.symlink_to(there)
+
+        def read() -> Any:
+            obs = ["type", "number"]
+            collection = open_collection(path, elements=["X", "obsm/frame"], obs=obs)
+            return collection, collection[:]["obsm/frame"], collection.var_names
+
+        collection, frame, _ = read()
+        assert np.array_equal(frame, cells(COUNTS).obsm["frame"])
+        assert np.array_equal(collection.obs["type"].codes, TYPES.codes)
+        assert list(collection.obs["number"].values) == list(range(N))
+        there.unlink()
+        with pytest.raises(PathError, match=rf"{chunk}: is a link to {there}, which is missing"):
+            read()
+
     @pytest.mark.parametrize("part", ["X", "X/c"])
     def test_of_folders(self, folder, part):
         path = self.write(folder, 3, "files")
@@ -462,6 +517,30 @@ class TestLinksInZarr:
         there.rename(folder / "moved")
         with pytest.raises(PathError, match=rf"{part}: is a link to {there}, which is missing"):
             open_collection(path)
+
+
+@pytest.mark.parametrize("kind", ["itself", "linked"])
+def test_a_file_that_is_written_while_it_is_open_is_not_opened_again(folder, kind):
+    """HDF5 would combine what it has in memory with what is in the file now."""
+    there, here = write_pair(folder, "dense", {})
+    path = there
+    if kind == "linked":
+        path = here
+        link(here, "obs", h5py.ExternalLink("there/big.h5ad", "/obs"))
+    adata = cells(COUNTS, 3.0)
+    adata.var_names = [f"other{i}" for i in range(M)]
+    adata.write_h5ad(folder / "other.h5ad")
+    before = open_collection(path, obs=["number"])
+    with there.open("r+b") as file:  # the same file, as `cp` writes it
+        file.write((folder / "other.h5ad").read_bytes())
+        file.truncate()
+    with pytest.raises(FormatError, match=rf"^{there}: was written to while this process has it"):
+        open_collection(path, obs=["number"])
+    del before
+    gc.collect()
+    assert list(open_collection(path, obs=["number"]).obs["number"].values) == [
+        3.0 * i for i in range(N)
+    ]
 
 
 def test_a_mounted_file_is_refused(folder):

@@ -440,3 +440,26 @@ class TestPaths:
 
 def test_storages_differ():
     assert not np.array_equal(Storage().matrix(), replace(Storage(), seed=1).matrix())
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("changed", [{"chunks": (4, 9)}, {"dtype": "int32"}])
+def test_metadata_that_were_consolidated_before_arrays_were_written_anew(
+    tmp_path, version, changed
+):
+    """Chunks of another grid or dtype would be noise, or zeros where none has that name."""
+    X = np.random.default_rng(0).poisson(2, (13, 9)).astype(np.float32)
+    path = tmp_path / "cells.zarr"
+    with ad.settings.override(zarr_write_format=version):
+        ad.AnnData(X).write_zarr(path)
+    options: dict[str, Any] = {"chunks": (7, 4), "dtype": "float32", "compressors": None}
+    for each in (options, options | changed):
+        root = zarr.open_group(path, mode="r+", use_consolidated=False)
+        attributes = dict(root["X"].attrs)
+        del root["X"]
+        dtype = np.dtype(each["dtype"])
+        others = {name: value for name, value in each.items() if name != "dtype"}
+        root.create_array("X", data=X.astype(dtype), **others).attrs.update(attributes)
+        if each is options:
+            zarr.consolidate_metadata(root.store)
+    assert np.array_equal(open_collection(path)[:].X, X)

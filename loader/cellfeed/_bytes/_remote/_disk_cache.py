@@ -47,6 +47,9 @@ DELETE FROM ranges WHERE id IN (
     WHERE url = ? AND (etag, n_bytes) <> (?, ?) LIMIT 256
 )
 """
+# The second, where a message has the name of a damaged table.
+_FAILURES = sqlite3.Error, UnicodeDecodeError
+
 _USED_PAGES = "SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count"
 
 _PAGE = 4096  # of the database, in bytes
@@ -111,7 +114,7 @@ class DiskCache:
         if not self._is_off and self._path.exists():
             try:
                 self._shrink()
-            except sqlite3.Error as error:
+            except _FAILURES as error:
                 self._handle(error)
 
     def read(self, ranges: Sequence[tuple[ObjectVersion, int, int]]) -> list[bytes | None]:
@@ -144,7 +147,7 @@ class DiskCache:
                 with suppress(sqlite3.OperationalError), self._writing(0.0) as database:
                     database.executemany("DELETE FROM ranges WHERE id = ?", wrong)
                     database.executemany("UPDATE segments SET used = ? WHERE id = ?", used)
-        except sqlite3.Error as error:
+        except _FAILURES as error:
             self._remove_if_damaged(error)
         return found
 
@@ -163,7 +166,7 @@ class DiskCache:
         try:
             try:
                 self._write(ranges)
-            except sqlite3.Error as error:
+            except _FAILURES as error:
                 if not self._remove_if_damaged(error):
                     raise
                 self._write(ranges)
@@ -252,10 +255,11 @@ class DiskCache:
                     database.executescript(_TABLES)
             yield database
 
-    def _remove_if_damaged(self, error: sqlite3.Error) -> bool:
+    def _remove_if_damaged(self, error: Exception) -> bool:
         """Remove the database if it is damaged; return whether it was."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
+        damage = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+        is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in damage
+        if not (is_damaged or isinstance(error, UnicodeDecodeError)):
             return False
         with suppress(OSError):
             for path in self._folder.glob(f"{self._path.name}*"):
@@ -267,7 +271,7 @@ class DiskCache:
         """Continue without the cache: for a while if others are writing to it, or for good."""
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             self._busy_until = time.monotonic() + _BUSY_SECONDS
-        elif not (isinstance(error, sqlite3.Error) and self._remove_if_damaged(error)):
+        elif not self._remove_if_damaged(error):
             if not self._is_off:
                 _logger.info("bytes from servers are not cached on disk: %s", error)
             self._is_off = True

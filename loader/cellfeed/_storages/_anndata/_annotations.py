@@ -176,11 +176,12 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
     if not isinstance(obs, h5py.Group) or not is_current(obs):
         return {}
     file.prefetch([f"obs/{column}" for column in columns])
-    found = {column: _plain_column(file.stored(f"obs/{column}")) for column in columns}
+    found = {column: _plain_column(file, f"obs/{column}") for column in columns}
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _plain_column(stored: Any) -> ObsColumn | None:
+def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
+    stored = file.stored(name)
     encoding = text(stored, "encoding-type")
     if encoding == "array" and isinstance(stored, h5py.Dataset):
         is_number = stored.dtype.kind in "iuf" and stored.dtype.itemsize <= _LARGEST_NUMBER
@@ -188,8 +189,10 @@ def _plain_column(stored: Any) -> ObsColumn | None:
         return NumericColumn(stored[()]) if is_plain else None
     if encoding != "categorical" or not isinstance(stored, h5py.Group):
         return None
-    codes, categories = stored["codes"], stored["categories"]
-    are_plain = all(isinstance(each, h5py.Dataset) and each.ndim == 1 for each in stored.values())
+    members = codes, categories = [
+        file.stored(f"{name}/{each}") for each in ("codes", "categories")
+    ]
+    are_plain = all(isinstance(each, h5py.Dataset) and each.ndim == 1 for each in members)
     if not are_plain or text(categories, "encoding-type") != "string-array":
         return None
     kind = h5py.check_string_dtype(categories.dtype)

@@ -125,15 +125,31 @@ class H5File(AnnDataFile):
         )
 
     def table_cache(self, name: str) -> CachedTables:
-        """Return the cache for tables of an array between openings."""
+        """Return the cache for tables of an array between openings.
+
+        Nothing is cached of values that lie in several files, only one of which is identified.
+        """
         file, key = self._where(name)
-        return CachedTables(file.lasting_name, key, file.identity)
+        return CachedTables(
+            file.lasting_name, key, file.identity if self._is_in_one_file(name) else lambda: None
+        )
+
+    def _is_in_one_file(self, name: str) -> bool:
+        found = self.stored(name)
+        if isinstance(found, h5py.Dataset):
+            return not (found.is_virtual or found.external)
+        members = [f"{name}/{each}" for each in found]
+        return all(
+            self._where(each)[0] is self._where(name)[0] and self._is_in_one_file(each)
+            for each in members
+        )
 
     def _where(self, name: str) -> tuple[H5File, str]:
         """Return the file in which an array lies, and what identifies it there."""
         return self, name
 
     def _read_old_frame(self, name: str) -> pd.DataFrame:
+        self._examine_all(name)
         # MuData came when anndata wrote tables as groups.
         return super()._read_old_frame(name) if "mod" in self() else self.read_oldest_frame(name)
 

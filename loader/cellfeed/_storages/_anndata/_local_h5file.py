@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
@@ -22,6 +23,7 @@ from cellfeed._bytes import (
     StorageOptions,
     UnbufferedFiles,
     check_unbuffered,
+    identity,
     lasting_identity,
     replaced,
 )
@@ -74,6 +76,7 @@ class LocalH5File(H5File, ByteStore):
     def _open_file(self) -> h5py.File:
         file = _open(self.location, self._absolute)
         found = os.fstat(file.id.get_vfd_handle())
+        _OpenedFile.check(file, found, self.location)
         self._opened_as = lasting_identity([("", found)])
         self._watched.see(self._absolute, found, self.location)
         return file
@@ -207,6 +210,43 @@ class LocalH5File(H5File, ByteStore):
     def _elsewhere(self, what: str, dataset: h5py.Dataset) -> FormatError:
         msg = f"{self.location}: {what}; put that file back, or write `{dataset.name}` again"
         return FormatError(msg)
+
+
+class _OpenedFile:
+    """A file that this process has open, and its state when it was opened.
+
+    As long as one handle is open, HDF5 opens no other for the same file, and what it has read of
+    the file before stays in memory.
+    """
+
+    _all: ClassVar[list[_OpenedFile]] = []
+
+    def __init__(self, file: h5py.File, found: os.stat_result) -> None:
+        self._file = weakref.ref(file)
+        self._number, self._identity = (found.st_dev, found.st_ino), identity(found)
+
+    @classmethod
+    def check(cls, file: h5py.File, found: os.stat_result, shown: Location) -> None:
+        """Check that a file has not changed since it was opened by any handle that is open.
+
+        Raises
+        ------
+        FormatError
+            It has.
+        """
+        own = cls(file, found)
+        for each in list(cls._all):
+            if not each._file():  # noqa: SLF001 - it is gone, or closed
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    cls._all.remove(each)
+            elif each._number == own._number and each._identity != own._identity:  # noqa: SLF001
+                msg = (
+                    f"{shown}: was written to while this process has it open, and HDF5 still has "
+                    "its earlier contents; delete all collections and datasets of it, and open it "
+                    "again"
+                )
+                raise FormatError(msg)
+        cls._all.append(own)
 
 
 _MOST_VIRTUAL = 8  # virtual datasets of virtual datasets

@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from cellfeed._bytes import (
 from cellfeed._bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed._bytes._remote import zarr_store as store_of
 from cellfeed._bytes._tables import CachedTables
-from cellfeed._errors import FormatError
+from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._lazy import zarr
 from cellfeed._storages._anndata._damage import damage_named, other_format_of
 from cellfeed._storages._anndata._file import AnnDataFile
@@ -70,7 +70,11 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
     decode.expect_numcodecs()
     if location.path is not None:
         try:
-            return zarr.open_group(absolute or location.path.absolute(), mode="r")
+            store = _local_store()(absolute or location.path.absolute(), read_only=True)
+            # Arrays may have been written anew since their metadata were consolidated.
+            return zarr.open_group(store, mode="r", use_consolidated=False)
+        except CellfeedError:
+            raise
         except Exception as error:  # zarr has no common base for what it raises
             msg = f"{location}: cannot be opened as a zarr group ({error})"
             raise FormatError(f"{msg}; give a zarr store of AnnData") from error
@@ -81,6 +85,41 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
         except (FileNotFoundError, KeyError) as error:
             msg = f"{location}: is not a zarr group; check the URL"
             raise FormatError(msg) from error
+
+
+@cache
+def _local_store() -> Any:
+    class Files(zarr.storage.LocalStore):  # type: ignore[misc]  # it is imported late
+        """Files of a folder, none of which is missing because it is a link to nothing.
+
+        zarr would read a chunk of an array as zeros there.
+        """
+
+        async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+            found = await super().get(key, *arguments, **options)
+            return self._checked(key) if found is None else found
+
+        def get_sync(self, key: str, *arguments: Any, **options: Any) -> Any:
+            found = super().get_sync(key, *arguments, **options)
+            return self._checked(key) if found is None else found
+
+        def _checked(self, key: str) -> None:
+            _check_links(self.root / key)
+
+    return Files
+
+
+def _check_links(path: Path) -> None:
+    """Check that neither a path nor a folder of it is a link to one that is missing.
+
+    Raises
+    ------
+    PathError
+        One is.
+    """
+    for each in (path, *path.parents):
+        if each.is_symlink() and not each.exists():
+            raise broken_link(each)
 
 
 def anndata_groups(location: Location) -> list[Location]:
@@ -149,15 +188,6 @@ class ZarrStore(AnnDataFile):
     def _watch(self, name: str, zarr_format: int) -> None:
         """Record the metadata of an array, so that changes are noticed."""
 
-    def _check_links(self, name: str) -> None:
-        """Check that no file of an array is a link to nothing, which zarr would read as zeros.
-
-        Raises
-        ------
-        PathError
-            One is.
-        """
-
     @abstractmethod
     def _files_of(self, name: str, layout: decode.ZarrLayout) -> ByteStore:
         """Return the files of an array."""
@@ -193,8 +223,6 @@ class ZarrStore(AnnDataFile):
             layout = self._layouts[name] = decode.zarr_layout(array.metadata.to_dict())
             if isinstance(layout, decode.ZarrLayout):
                 self._files[name] = self._files_of(name, layout)
-            else:
-                self._check_links(name)
 
     def stored(self, name: str) -> Any:
         """Return an array or group."""
@@ -276,16 +304,7 @@ class LocalZarrStore(ZarrStore):
 
     def _check_folders(self, name: str) -> None:
         """Check that no folder of an array is a link to one that is missing."""
-        path = self._absolute / name / "c"  # in which version 3 has chunks
-        for folder in (path, *path.parents):
-            if folder.is_symlink() and not folder.exists():
-                raise broken_link(folder)
-
-    def _check_links(self, name: str) -> None:
-        """Check that no file of an array is a link to one that is missing; see `ZarrStore`."""
-        for file in self._chunk_files(name):
-            if file.is_symlink() and not file.exists():
-                raise broken_link(file)
+        _check_links(self._absolute / name / "c")  # in which version 3 has chunks
 
     def _files_of(self, name: str, layout: decode.ZarrLayout) -> ByteStore:
         files = decode.ZarrFiles(self._path / name, layout)
