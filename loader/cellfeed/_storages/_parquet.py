@@ -323,7 +323,8 @@ class ParquetLists(_RowGroupElement):
     ) -> NDArray[np.int64]:
         """Return how many elements at the beginning of each row are not genes."""
         if self._numbers.n_markers is not None:
-            return np.minimum(stops - starts, self._numbers.n_markers)
+            given: NDArray[np.int64] = np.minimum(stops - starts, self._numbers.n_markers)
+            return given
         skipped, some = np.zeros(starts.size, np.int64), np.flatnonzero(stops > starts)
         are_negative = some[values[starts[some]] < 0]
         firsts = starts[are_negative]
@@ -667,7 +668,8 @@ class ParquetSource(Source):
         if of is None or not (types.is_integer(of) or types.is_floating(of)):
             msg = f"{self._where}: column {name!r} is of type {found}, not a list of numbers"
             raise FormatError(f"{msg} for each cell; give another column")
-        return np.dtype(of.to_pandas_dtype())
+        dtype: np.dtype[Any] = np.dtype(of.to_pandas_dtype())
+        return dtype
 
     def _kind(self, found: Any) -> str:
         types = import_arrow(self.location, EXTRA).types

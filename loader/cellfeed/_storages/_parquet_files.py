@@ -41,6 +41,8 @@ def is_parquet(path: Path) -> bool:
         return bool(_in_folder(path))
     if path.name.endswith(SUFFIX):
         return True
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
@@ -473,10 +475,14 @@ class ParquetFiles:
         given = offsets.tolist(), sizes.tolist()
         found = self._objects.read_ranges(*_as_ranges(file, *given))
         parts = {
-            offset: memoryview(content if content is not None else b"")
-            for offset, content in zip(given[0], found, strict=True)
+            offset: _as_memory(content) for offset, content in zip(given[0], found, strict=True)
         }
         return pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
+
+
+def _as_memory(content: Any) -> memoryview:
+    """Return bytes of a server; none if there is no such object."""
+    return memoryview(b"" if content is None else content)
 
 
 def _as_ranges(

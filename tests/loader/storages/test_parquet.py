@@ -336,7 +336,7 @@ class TestDecoding:
             described["reason"]
             == "through pyarrow: a row group of 20,000 rows is decoded for any of them"
         )
-        (line,) = re.findall("`(from .*)`", collection.slow_reading())
+        (line,) = re.findall("`(from .*)`", str(collection.slow_reading()))
         monkeypatch.chdir(tmp_path)
         exec(line)
         rewritten = open_collection(ParquetSource("smaller", n_vars=5))
