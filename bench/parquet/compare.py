@@ -1,12 +1,12 @@
 """Compare cellfeed on Parquet files with HuggingFace's `datasets`, streaming and mapped, in turns.
 
 Run from the root of the repository, as ``python -m bench.parquet.compare SCRATCH``. Writes cells in
-the layout of Tahoe-100M to SCRATCH once: files of 10,000 cells, row groups of 1,000, some 2,000
+the layout of Tahoe-100M to SCRATCH once: files of 10,000 cells, row groups of 1,000, some 2,700
 genes a cell; and the Arrow copy that `datasets` maps. All loaders deliver CSR minibatches of 64
-cells for one epoch, or some seconds of it, each in its own process, one after the other and round after
-round, with the files dropped from the page cache before. Streaming shuffles as many cells as the
-others read at a time, or reads in order of the files. Bytes are those that the disk was asked for.
-Compare ratios, not absolute figures.
+cells for one epoch, or some seconds of it, each in its own process, one after the other and round
+after round, with the files dropped from the page cache before. Streaming shuffles as many cells as
+the others read at a time, or reads in order of the files. Bytes are those that the disk was asked
+for. Compare ratios, not absolute figures.
 """
 
 import argparse

@@ -113,7 +113,7 @@ def test_minibatches_of_h5ad_need_neither_anndata_nor_pandas_scipy_and_zarr(
         "print(json.dumps([sorted(opened), sorted(read)]))"
     )
     opened, read = map(set, json.loads(run(script)))
-    needless = {"anndata", "dask", "optuna", "pandas", "rich", "zarr"}
+    needless = {"anndata", "dask", "optuna", "pandas", "pyarrow", "rich", "zarr"}
     assert opened & {*needless, "numba", "numcodecs", "scipy", "torch"} == set()
     assert read & needless == set()
 

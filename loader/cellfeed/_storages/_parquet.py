@@ -7,9 +7,10 @@ import sys
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,33 @@ def _cancel(parts: Sequence[Future[Any]]) -> None:
         part.cancel()
 
 
+# Row groups of this process that were decoded in part.
+#
+# A row group can only be decoded from its beginning. If a fetch ends within one, the next fetch
+# goes on where that one stopped.
+
+_Batches = Iterator[tuple[int, Any]]
+
+_divided = dict[tuple[int, int, int], tuple[int, _Batches]]()
+_MOST_DIVIDED = 4  # each of which keeps the compressed columns of its row group
+
+
+def _key(files: ParquetFiles, group: int) -> tuple[int, int, int]:
+    return os.getpid(), id(files), group  # the iterators keep the files alive
+
+
+def _goes_on_with(files: ParquetFiles, group: int, row: int) -> _Batches | None:
+    """Return the batches of a row group from the one with a row on, if it was decoded till then."""
+    first, batches = _divided.pop(_key(files, group), (row + 1, None))
+    return batches if first <= row else None
+
+
+def _leave(files: ParquetFiles, group: int, last: tuple[int, Any], batches: _Batches) -> None:
+    for oldest in [*_divided][: 1 - _MOST_DIVIDED]:
+        _divided.pop(oldest, None)
+    _divided[_key(files, group)] = last[0], chain([last], batches)
+
+
 # Elements whose chunks are row groups.
 
 _LARGE_GROUP = 16_384  # rows of a row group above which reading some of them is slow
@@ -176,14 +204,22 @@ class _RowGroupElement(StoredElement):
 
     def _decode(self, group: int, runs: Runs) -> list[Any]:
         """Return rows of a row group, batch by batch."""
-        found = list[Any]()
-        for first, batch in self._files.batches(
-            self._groups, group, self._columns, int(runs[-1, 1])
-        ):
+        files, groups = self._files, self._groups
+        found, stop = list[Any](), int(runs[-1, 1])
+        batches = _goes_on_with(files, group, int(runs[0, 0]))
+        if batches is None:
+            batches = files.batches(groups, group, self._columns)
+        else:
+            files.check(int(groups.files[group]))
+        for first, batch in batches:
             own = np.clip(runs - first, 0, batch.num_rows)
             own = own[own[:, 0] < own[:, 1]]
             if own.size:
                 found.append(self._rows_of(batch, own, group))
+            if first + batch.num_rows >= stop:
+                if stop < groups.starts[group + 1] - groups.starts[group]:
+                    _leave(files, group, (first, batch), batches)
+                break
         return found
 
     @abstractmethod
@@ -323,7 +359,8 @@ class ParquetLists(_RowGroupElement):
     ) -> NDArray[np.int64]:
         """Return how many elements at the beginning of each row are not genes."""
         if self._numbers.n_markers is not None:
-            return np.minimum(stops - starts, self._numbers.n_markers)
+            given: NDArray[np.int64] = np.minimum(stops - starts, self._numbers.n_markers)
+            return given
         skipped, some = np.zeros(starts.size, np.int64), np.flatnonzero(stops > starts)
         are_negative = some[values[starts[some]] < 0]
         firsts = starts[are_negative]
@@ -667,7 +704,8 @@ class ParquetSource(Source):
         if of is None or not (types.is_integer(of) or types.is_floating(of)):
             msg = f"{self._where}: column {name!r} is of type {found}, not a list of numbers"
             raise FormatError(f"{msg} for each cell; give another column")
-        return np.dtype(of.to_pandas_dtype())
+        dtype: np.dtype[Any] = np.dtype(of.to_pandas_dtype())
+        return dtype
 
     def _kind(self, found: Any) -> str:
         types = import_arrow(self.location, EXTRA).types

@@ -41,6 +41,8 @@ def is_parquet(path: Path) -> bool:
         return bool(_in_folder(path))
     if path.name.endswith(SUFFIX):
         return True
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
@@ -238,9 +240,11 @@ class ParquetFiles:
         msg = f"{self.locations[file].shown}: {what} cannot be read by pyarrow"
         return failures_named(msg, "copy or download it again")
 
-    def _check(self, file: int) -> None:
+    def check(self, file: int) -> None:
         """Check that a local file is as it was when it was opened."""
         location = self.locations[file]
+        if location.path is None:
+            return
         try:
             found = identity(os.stat(location))  # noqa: PTH116 - called often
         except FileNotFoundError:
@@ -268,7 +272,7 @@ class ParquetFiles:
 
         location = self.locations[file]
         if self._objects is None:
-            self._check(file)
+            self.check(file)
             with self.damage_named(file, "its footer"):
                 return pq.read_metadata(os.fspath(location))
         if self._states[file] is None:
@@ -388,9 +392,9 @@ class ParquetFiles:
         return None
 
     def batches(
-        self, groups: RowGroups, group: int, columns: Sequence[str], stop: int
+        self, groups: RowGroups, group: int, columns: Sequence[str]
     ) -> Iterator[tuple[int, Any]]:
-        """Decode rows of a row group from the first one, some at a time.
+        """Decode a row group, some rows at a time; the iterator may be left at any of them.
 
         Parameters
         ----------
@@ -398,8 +402,6 @@ class ParquetFiles:
             The row groups, and the number of one.
         columns
             Names of columns.
-        stop
-            Row of the row group after the last one that is needed.
 
         Yields
         ------
@@ -415,17 +417,15 @@ class ParquetFiles:
         first = 0
         source = self._source(file, groups.offsets[group], groups.sizes[group])
         with self.damage_named(file, f"row group {number}"):
-            opened = self._opened(file, source)
-            decoded = opened.iter_batches(
+            decoded = self._opened(file, source).iter_batches(
                 batch_size=_BATCH_ROWS, row_groups=[number], columns=[*columns], use_threads=False
             )
             for batch in decoded:
                 yield first, batch.select([*columns])
                 first += batch.num_rows
-                if first >= stop:
-                    return
-            msg = f"has {first} rows, but its footer says {n_rows}"
-            raise ValueError(msg)
+            if first < n_rows:
+                msg = f"has {first} rows, but its footer says {n_rows}"
+                raise ValueError(msg)
 
     def read(self, columns: Sequence[str], *, text: Sequence[str] = ()) -> Iterator[Any]:
         """Yield a `pyarrow.Table` with whole columns of each file; ``text`` as dictionaries."""
@@ -467,16 +467,20 @@ class ParquetFiles:
         import pyarrow as pa  # noqa: PLC0415 - optional
 
         if self._objects is None:
-            self._check(file)
+            self.check(file)
             with self.damage_named(file, "it"):
                 return pa.OSFile(os.fspath(self.locations[file]))
         given = offsets.tolist(), sizes.tolist()
         found = self._objects.read_ranges(*_as_ranges(file, *given))
         parts = {
-            offset: memoryview(content if content is not None else b"")
-            for offset, content in zip(given[0], found, strict=True)
+            offset: _as_memory(content) for offset, content in zip(given[0], found, strict=True)
         }
         return pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
+
+
+def _as_memory(content: Any) -> memoryview:
+    """Return bytes of a server; none if there is no such object."""
+    return memoryview(b"" if content is None else content)
 
 
 def _as_ranges(

@@ -78,7 +78,7 @@ class TestOtherFiles:
         ("content", "said"),
         [
             (b"", "is empty; copy or download it again"),
-            (b"PAR1...PAR1", r"is a Parquet file; give `datasets\.Dataset\.from_parquet"),
+            (b"PAR1...PAR1", "its footer cannot be read by pyarrow"),
             (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS; get"),
             (b"\n<!DOCTYPE html><html>", "is a web page, not the file that it leads to"),
             (b"\x1f\x8b\x08 ", "is compressed with gzip; unpack it"),

@@ -275,14 +275,26 @@ class TestDecoding:
         collection = open_collection(ParquetSource(path, n_markers=1), obs=["row"])
         decoded = self.counted(monkeypatch)
         strategy = BlockShuffling(block_size, align="chunks")
-        dataset = CellDataset(collection, strategy, 13, 1000, seed=0)
-        seen = np.concatenate([each.obs["row"] for each in dataset])
-        assert sorted(seen.tolist()) == [*range(N_ROWS)]
-        assert len(decoded) == pq.ParquetFile(path).num_row_groups
-        decoded.clear()
-        dataset = CellDataset(collection, strategy, 20, 1, seed=0, drop_last=False)
-        blocks = [each.obs["row"].tolist() for each in dataset]
-        assert sum(map(len, blocks)) == N_ROWS
+        for fetch_factor in (1000, 2):  # of which the second divides row groups
+            dataset = CellDataset(collection, strategy, 13, fetch_factor, seed=0)
+            seen = np.concatenate([each.obs["row"] for each in dataset])
+            assert sorted(seen.tolist()) == [*range(N_ROWS)]
+            if fetch_factor == 1000:
+                assert len(decoded) == pq.ParquetFile(path).num_row_groups
+
+    def test_a_row_group_goes_on_where_a_fetch_left_it(self, tmp_path, monkeypatch):
+        n = 1000
+        lists = {"genes": [[k % 5] for k in range(n)], "expressions": [[1.0 + k] for k in range(n)]}
+        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n])
+        collection = open_collection(ParquetSource(path, n_vars=5))
+        decoded = self.counted(monkeypatch)
+        for rows in (range(300), range(300, 390), range(400, n), range(10)):
+            found = collection[[*rows]].X.sum(axis=1)
+            assert found.tolist() == [1.0 + row for row in rows]
+        assert len(decoded) == 2
+        copy = pickle.loads(pickle.dumps(collection))
+        assert copy[[20, 500]].X.sum() == 522
+        assert len(decoded) == 3
 
     def test_only_as_many_rows_of_a_large_group_are_decoded_as_needed(self, tmp_path, monkeypatch):
         n = 5000
@@ -336,7 +348,7 @@ class TestDecoding:
             described["reason"]
             == "through pyarrow: a row group of 20,000 rows is decoded for any of them"
         )
-        (line,) = re.findall("`(from .*)`", collection.slow_reading())
+        (line,) = re.findall("`(from .*)`", str(collection.slow_reading()))
         monkeypatch.chdir(tmp_path)
         exec(line)
         rewritten = open_collection(ParquetSource("smaller", n_vars=5))

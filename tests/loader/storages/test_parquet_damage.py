@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -156,7 +157,7 @@ class TestUnequalFiles:
         folder = self.write(tmp_path / "cells", TABLE, other.set_column(2, "drug", codes))
         collection = open_collection(ParquetSource(folder, n_vars=N_VARS), obs=["drug"])
         assert np.array_equal(collection[:].X.toarray(), np.vstack([COUNTS, COUNTS]))
-        column = collection.obs["drug"]
+        column: Any = collection.obs["drug"]
         assert column.decode(column.codes).tolist() == [*OBS["drug"], *OBS["drug"]]
 
     def test_a_file_without_rows(self, tmp_path):
