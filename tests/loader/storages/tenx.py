@@ -16,7 +16,7 @@ def text(given: Iterable[str]) -> Any:
     """Return text of fixed length, or of variable length if it is not ASCII."""
     values = [*given]
     if all(each.isascii() for each in values):
-        return np.array([each.encode() for each in values], "S" if len(values) else "S1")
+        return np.array([each.encode() for each in values], "S" if values else "S1")
     return np.array(values, h5py.string_dtype())
 
 

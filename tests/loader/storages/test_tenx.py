@@ -339,7 +339,7 @@ def test_from_a_web_server(folder):
             assert there.obs_names([40, 2]).tolist() == here.obs_names([40, 2]).tolist()
             assert there.var_names.tolist() == here.var_names.tolist()
             one, other = there.obs["library"], here.obs["library"]
-            np.testing.assert_array_equal(one.values, other.values)  # noqa: PD011
+            np.testing.assert_array_equal(one.values, other.values)
         source = TenxSource(
             f"{server.url}/v3.h5", obs=pd.DataFrame({"a": 1}, index=barcodes(N_CELLS)[:5])
         )
