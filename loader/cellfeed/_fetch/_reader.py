@@ -32,7 +32,7 @@ class PlannedRead:
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and the bounds of groups.
     obs_names
-        Names of the rows, once they are read, if they are delivered.
+        Names of the rows, if they are delivered.
     requested, parts
         Chunks to request from byte stores and rows to request from sources before they are read,
         once it is `advised`.
@@ -46,7 +46,7 @@ class PlannedRead:
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
-    obs_names: NDArray[np.object_] | None = None
+    obs_names: Future[NDArray[np.object_]] | None = None
     requested: ChunkReads = field(default_factory=ChunkReads.none)
     parts: Sequence[Part] = ()
     expected_bytes: int = 0
@@ -179,7 +179,7 @@ class Reader:
         self._n_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(self._n_threads, thread_name_prefix="cellfeed-read")
         self._decoder = Decoder(self._threads, self._n_threads, verify, self._counters)
-        # Reads the groups of a fetch after the first, if that is delivered alone.
+        # Reads names, and the groups of a fetch after the first, if that is delivered alone.
         self._remaining_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-remaining")
         self._remaining: Future[Iterator[Cells]] | None = None
         self._pools = Pools() if pools is None else pools
@@ -318,8 +318,10 @@ class Reader:
             wait([self._remaining])
             self._remaining = None
         if self._collection.delivers_obs_names:
-            with self._counters.wall_time(Counter.LIBRARY):
-                names = self._collection.obs_names(planned.rows)
+            # While chunks are decoded; otherwise a source would be called from two threads.
+            names = self._remaining_thread.submit(self._read_names, planned.rows)
+            if not planned.is_decoded_here:
+                wait([names])
             planned = replace(planned, obs_names=names)
         with self._counters.processor_time(Counter.PLANNING):
             layouts = {
@@ -345,6 +347,10 @@ class Reader:
                 self._inline_steps.pop(name, None)
         self._transform(layouts, memory, distinct)
         return self._delivered(planned, layouts, memory, distinct)
+
+    def _read_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
+        with self._counters.wall_time(Counter.LIBRARY):
+            return self._collection.obs_names(rows)
 
     def _memory(self, layout: RowLayout) -> list[Buffer]:
         """Return memory for each group."""
@@ -461,6 +467,7 @@ class Reader:
         for some in memory.values():
             some.reverse()
         bounds, groups = planned.bounds.tolist(), {n: each.groups for n, each in layouts.items()}
+        all_names = None if planned.obs_names is None else planned.obs_names.result()
         del layouts
         for k, here in enumerate(map(slice, bounds[:-1], bounds[1:])):
             elements: dict[str, Any] = {}
@@ -477,7 +484,7 @@ class Reader:
                     elements[name] = group.over(buffer)
                 del buffer
             obs = {name: values[here] for name, values in planned.obs.items()}
-            names = None if planned.obs_names is None else planned.obs_names[here]
+            names = None if all_names is None else all_names[here]
             cells = Cells(elements, obs, planned.rows[here], names)
             del elements
             yield cells

@@ -1,7 +1,8 @@
-"""h5ad and zarr on a web server pass the suite of sources."""
+"""h5ad, zarr and files of 10x Genomics on a web server pass the suite of sources."""
 
 import pytest
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
+from tests.loader.storages.test_conformance_tenx import TestTenx as Tenx
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
 from tests.servers.web import WebServer
 
@@ -43,3 +44,12 @@ class TestRemoteZarr(Zarr):
             return [RemoteZarrStore(group) for group in anndata_groups(url_of(root, where))]
 
         monkeypatch.setattr(_open, "_files", files)
+
+
+class TestRemoteTenx(Tenx):
+    max_examples = 10
+    test_in_worker_processes = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def remote(self, monkeypatch, root):
+        monkeypatch.setattr(self, "where", lambda path: url_of(root, Location.of(path)))

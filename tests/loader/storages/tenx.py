@@ -1,6 +1,6 @@
 """Matrices of 10x Genomics, written with h5py as Cell Ranger writes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import scipy.sparse as sp
 GZIP = {"compression": "gzip", "shuffle": True}
 
 
-def text(values: Sequence[str]) -> Any:
+def text(given: Iterable[str]) -> Any:
     """Return text of fixed length, or of variable length if it is not ASCII."""
+    values = [*given]
     if all(each.isascii() for each in values):
-        return np.array([each.encode() for each in values], "S" if len(values) else "S1")
+        return np.array([each.encode() for each in values], "S" if values else "S1")
     return np.array(values, h5py.string_dtype())
 
 
@@ -61,8 +62,8 @@ def write_tenx(
         tables = group.create_group("features")
         tables["name"] = text(features.index)
         tables["_all_tag_keys"] = text(["genome"])
-        for name, values in features.items():
-            own = {"gene_ids": "id", "feature_types": "feature_type"}.get(str(name), str(name))
+        for column, values in features.items():
+            own = {"gene_ids": "id", "feature_types": "feature_type"}.get(str(column), str(column))
             tables[own] = text(values)
     return path
 

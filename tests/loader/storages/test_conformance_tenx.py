@@ -27,6 +27,9 @@ class TestTenx(SourceConformance):
     def is_decoded_here(self, case):
         return True
 
+    def where(self, path):
+        return path
+
     @pytest.fixture
     def write(self, tmp_path):
         numbers = itertools.count()
@@ -52,7 +55,7 @@ class TestTenx(SourceConformance):
             )
             obs = case.obs.set_axis(names, axis=0)
             random = np.random.default_rng(case.seed)
-            source = TenxSource(path, obs=obs.iloc[random.permutation(case.n_rows)])
+            source = TenxSource(self.where(path), obs=obs.iloc[random.permutation(case.n_rows)])
             source.elements = {"X": source.elements["X"]}
             return source
 

@@ -230,7 +230,7 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
 
 def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
     """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text, and ascending rows."""
-    return _pick(stored, rows, _runs_with_gaps(rows))
+    return _pick(stored, rows, _runs_with_gaps(rows, _LARGEST_TEXT_GAP))
 
 
 # obs of one file, read by rows, with little more than the rows of a part.
@@ -239,6 +239,7 @@ def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
 
 # Rows that are read in vain cost less than another call of h5py.
 _LARGEST_GAP = 1024
+_LARGEST_TEXT_GAP = 128
 
 Values = Any  # an array of NumPy or pandas
 
@@ -270,7 +271,8 @@ class ObsRows:
         runs = _runs_with_gaps(rows)
         with damage_named(self._file.location, self._table, runs):
             index = index_of(obs)
-            names = np.asarray(self._read(f"{self._table}/{index}", rows, runs), dtype=object)
+            runs_of_names = _runs_with_gaps(rows, _LARGEST_TEXT_GAP)
+            names = np.asarray(self._read(f"{self._table}/{index}", rows, runs_of_names), dtype=object)
             values = {name: self._read(f"{self._table}/{name}", rows, runs) for name in columns}
         name = None if index == "_index" else index
         return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
@@ -326,7 +328,7 @@ def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
     return out
 
 
-def _runs_with_gaps(rows: NDArray[np.int64]) -> Runs:
+def _runs_with_gaps(rows: NDArray[np.int64], largest: int = _LARGEST_GAP) -> Runs:
     """Return runs that contain ascending ``rows``, and other rows only if that saves a call.
 
     Examples
@@ -336,6 +338,6 @@ def _runs_with_gaps(rows: NDArray[np.int64]) -> Runs:
     """
     if not rows.size:
         return np.empty((0, 2), dtype=np.int64)
-    breaks = np.flatnonzero(np.diff(rows) > _LARGEST_GAP)
+    breaks = np.flatnonzero(np.diff(rows) > largest)
     firsts, lasts = np.append(0, breaks + 1), np.append(breaks, rows.size - 1)
     return np.stack([rows[firsts], rows[lasts] + 1], axis=1)

@@ -205,8 +205,8 @@ class TenxSource(FileSource):
         n_features = self.elements["X"].shape[1]
         names = pd.Index(self.elements["X"].var_names(), dtype=object)
         if self._group != _MATRIX:
-            columns = {"gene_ids": self._read(f"{self._group}/genes")}
-            columns |= {"feature_types": _GENES, "genome": self._group}
+            ids = self._read(f"{self._group}/genes")
+            columns = {"gene_ids": ids, "feature_types": _GENES, "genome": self._group}
             return pd.DataFrame(columns, index=names)
         with self._damage_named(self._features):
             stored = {
@@ -264,12 +264,12 @@ class TenxSource(FileSource):
             msg = f"`obs` has the barcode {repeated[0]!r} twice; give one row for each cell"
             raise ParameterError(f"{self.location}: {msg}")
         barcodes = self._read(f"{self._group}/barcodes")
-        rows = index.get_indexer(pd.Index(barcodes, dtype=object))
+        rows = np.asarray(index.get_indexer(pd.Index(barcodes, dtype=object)), np.int32)
         if barcodes.size and (rows < 0).all():
             shown = f"{index[0]!r}" if len(index) else "empty"
             msg = f"`obs` has none of its barcodes: its index is {shown}, not {barcodes[0]!r}"
             raise ParameterError(f"{self.location}: {msg}; index it by barcode")
-        return rows.astype(np.int32)
+        return rows
 
     def _libraries(self, barcodes: NDArray[np.object_]) -> pd.Categorical:
         """Return the library of cells; a barcode ends in the number of its GEM well, as in -1."""
