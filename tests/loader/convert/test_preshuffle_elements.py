@@ -137,7 +137,7 @@ def test_all_elements(pair, out, codec):
     seen = list[str]()
     for part in all_parts(out):
         check_rows(part, truth, names=[*MATRICES, "obsm/frame"])
-        assert list(part.layers) == ["counts", "full", "normal"]
+        assert sorted(part.layers) == ["counts", "full", "normal"]
         assert sorted(part.obsm) == ["X_pca", "frame", "images", "sparse"]
         pd.testing.assert_frame_equal(part.var, adatas[0].var)
         pd.testing.assert_frame_equal(part.raw.var, adatas[0].raw.var)
