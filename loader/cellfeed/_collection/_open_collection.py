@@ -116,17 +116,25 @@ def open_sources_of(
     ParameterError
         An object cannot be opened, or is given twice.
     """
-    opened = side_by_side(partial(_open, elements=elements), locate(given, elements, options))
+    found = _find(given, elements, options)
+    opened = side_by_side(partial(_open, elements=elements), found)
     return [source for sources in opened for source in sources]
 
 
-def locate(
-    given: Any, elements: Sequence[str], options: StorageOptions | None = None
-) -> "list[_Found | Source]":
-    """Return the locations that are given, each with its storage, and the open sources.
+def located(paths: Sequence[PathLike]) -> "list[_Found]":
+    """Return the locations of paths, folders, patterns and URLs, each with its storage.
 
-    Parameters and errors are those of `open_sources_of`, except that no file is opened.
+    Raises
+    ------
+    PathError, FormatError
+        See `open_sources_of`; no file is opened.
     """
+    return [each for each in _find(paths, (), None) if isinstance(each, _Found)]
+
+
+def _find(
+    given: Any, elements: Sequence[str], options: StorageOptions | None
+) -> "list[_Found | Source]":
     one_or_more = _listed(given, elements, {})
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"

@@ -72,6 +72,7 @@ def parts_of(store: Path) -> list[ad.AnnData]:
     n_parts = len(list(store.glob("dataset_*")))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*names are not unique")
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
         return [ad.read_zarr(store / f"dataset_{number}") for number in range(n_parts)]
 
 

@@ -1,8 +1,10 @@
 """Everything that `preshuffle` keeps besides X, against anndata and mudata in memory."""
 
+import errno
 import itertools
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anndata as ad
@@ -23,6 +25,7 @@ from cellfeed import (
     open_collection,
     preshuffle,
 )
+from cellfeed._convert._preshuffle import _dataset
 
 N_GENES = 12
 
@@ -137,7 +140,7 @@ def test_all_elements(pair, out, codec):
     seen = list[str]()
     for part in all_parts(out):
         check_rows(part, truth, names=[*MATRICES, "obsm/frame"])
-        assert list(part.layers) == ["counts", "full", "normal"]
+        assert sorted(part.layers) == ["counts", "full", "normal"]
         assert sorted(part.obsm) == ["X_pca", "frame", "images", "sparse"]
         pd.testing.assert_frame_equal(part.var, adatas[0].var)
         pd.testing.assert_frame_equal(part.raw.var, adatas[0].raw.var)
@@ -205,6 +208,43 @@ def test_minibatches_of_the_copy(pair, out):
         np.testing.assert_array_equal(minibatch["raw/X"].to_dense().numpy(), raw[rows])
         seen += list(of_cells)
     assert sorted(seen) == sorted(truth.obs_names)
+
+
+# Layers that have the same indices as X
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_layers_share_indices_with_x(write_h5ad, tmp_path, monkeypatch, links):
+    counts = sp.csr_matrix(np.random.default_rng(0).poisson(0.4, (90, 40)).astype(np.float32))
+    other = sp.csr_matrix(np.random.default_rng(1).poisson(0.4, (90, 40)))
+    path = write_h5ad(counts, layers={"normal": counts.log1p(), "other": other})
+    if not links:
+
+        def refused(*_):
+            raise OSError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(_dataset, "os", SimpleNamespace(link=refused))
+    out = tmp_path / "out.zarr"
+    names = ["X", "layers/normal", "layers/other"]
+    done = preshuffle(path, out, elements=names, memory=30_000)
+    assert done.n_parts > 1
+    for number, part in enumerate(all_parts(out)):
+        rows = part.obs["source_row"]
+        for found, expected in (
+            (part.X, counts), (part.layers["normal"], counts.log1p()),
+            (part.layers["other"], other),
+        ):  # fmt: skip
+            np.testing.assert_array_equal(dense(found), dense(expected[rows]))
+        of_part = out / f"dataset_{number}"
+        for array, name in itertools.product(("indices", "indptr"), ("normal", "other")):
+            first, second = (
+                of_part / matrix / array / "c" / "0" for matrix in ("X", f"layers/{name}")
+            )
+            assert first.samefile(second) == (links and name == "normal")
+    files = [file for file in out.rglob("*") if file.is_file()]
+    sizes = {(file.stat().st_dev, file.stat().st_ino): file.stat().st_size for file in files}
+    assert done.n_bytes == sum(sizes.values())
+    assert (len(sizes) < len(files)) == links
 
 
 # Genes

@@ -222,6 +222,30 @@ def test_dask_survives_the_death_of_a_worker(plates, out, tmp_path, uninterrupte
     assert content(out) == content(uninterrupted)
 
 
+def test_dask_writes_chosen_elements_and_cells_stored_by_gene(plates, tmp_path, write_h5ad):
+    pytest.importorskip("distributed")
+    collection = open_collection(plates)
+    X = collection[:].X
+    path = write_h5ad(sp.csc_matrix(X), layers={"twice": sp.csr_matrix(2 * X)})
+    options: dict[str, Any] = {
+        "elements": ["layers/twice", "X"], "rows": np.arange(0, N_CELLS, 3), "memory": MEMORY,
+        "genes": [f"gene{number}" for number in range(0, 200, 3)],
+    }  # fmt: skip
+    alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
+    preshuffle(path, alone, **options)
+    with cluster(1, tmp_path) as (address, _):
+        wait_for_workers(address, 1)
+        preshuffle(path, out, scheduler=address, **options)
+    assert content(out) == content(alone)
+    copied = open_collection(out, elements=["X", "layers/twice"])
+    cells = copied[:]
+    names = copied.obs_names(slice(None))
+    rows = np.array([int(name.removeprefix("cell")) for name in names])
+    assert sorted(rows) == list(range(0, N_CELLS, 3))
+    np.testing.assert_array_equal(cells.X.toarray(), X[rows][:, ::3].toarray())
+    np.testing.assert_array_equal(cells["layers/twice"].toarray(), 2 * X[rows][:, ::3].toarray())
+
+
 def test_dask_without_workers(plates, tmp_path):
     pytest.importorskip("distributed")
     no_workers = pytest.raises(ParameterError, match="the Dask scheduler has no workers")
@@ -262,16 +286,22 @@ print(json.dumps([files, rows, len(collection.obs())]))
 """
 
 
-def test_annbatch_reads_it(plates, uninterrupted):
+def run_annbatch(script: str, *arguments: object) -> Any:
+    """Run a script in the environment of annbatch, and return what it prints last."""
     interpreter = Path(os.environ.get("CELLFEED_ANNBATCH_PYTHON", ANNBATCH))
     if not interpreter.exists():
         pytest.skip(f"no annbatch: neither CELLFEED_ANNBATCH_PYTHON is set nor is {ANNBATCH} there")
-    reading = subprocess.run(
-        [interpreter, "-W", "ignore", "-c", READ_BY_ANNBATCH, str(uninterrupted)],
-        capture_output=True, text=True, check=False,
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    running = subprocess.run(
+        [interpreter, "-W", "ignore", "-c", script, *map(str, arguments)],
+        capture_output=True, text=True, check=False, env=own,
     )  # fmt: skip
-    assert reading.returncode == 0, reading.stderr
-    files, rows, n_obs = json.loads(reading.stdout.splitlines()[-1])
+    assert running.returncode == 0, running.stderr
+    return json.loads(running.stdout.splitlines()[-1])
+
+
+def test_annbatch_reads_it(plates, uninterrupted):
+    files, rows, n_obs = run_annbatch(READ_BY_ANNBATCH, uninterrupted)
     collection = open_collection(plates)
     assert len(files) == n_obs == N_CELLS
     names = [each.name for each in collection.locations]
@@ -281,3 +311,73 @@ def test_annbatch_reads_it(plates, uninterrupted):
     np.testing.assert_array_equal(np.sort(numbers), np.arange(N_CELLS))
     sums = np.asarray(collection[numbers].X.sum(axis=1)).ravel()
     np.testing.assert_allclose([total for _, total in rows], sums)
+
+
+READ_LAYER_BY_ANNBATCH = """
+import json, sys
+import anndata, annbatch, numpy, pandas
+collection = annbatch.DatasetCollection(sys.argv[1], mode="r")
+
+def load(group):
+    layer = anndata.io.sparse_dataset(group["layers"]["twice"])
+    return anndata.AnnData(X=layer, obs=anndata.io.read_elem(group["obs"]))
+
+loader = annbatch.Loader(
+    batch_size=64, chunk_size=16, preload_nchunks=8, shuffle=True, to=None, preload_to_gpu=False
+).use_collection(collection, load_adata=load)
+rows = []
+for batch in loader:
+    sums = numpy.asarray(batch["X"].sum(axis=1)).ravel()
+    rows += [[int(row), float(sum)] for row, sum in zip(batch["obs"]["source_row"], sums)]
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.parametrize("codec", ["delta", "annbatch"])
+def test_annbatch_reads_a_layer(write_h5ad, out, codec):
+    X = sp.csr_matrix(np.random.default_rng(0).poisson(0.3, (600, 50)).astype(np.float32))
+    path = write_h5ad(X, layers={"twice": sp.csc_matrix(2 * X)})
+    preshuffle(path, out, elements=["X", "layers/twice"], memory=200_000, codec=codec)
+    rows = run_annbatch(READ_LAYER_BY_ANNBATCH, out)
+    sums = 2 * np.asarray(X.sum(axis=1)).ravel()
+    assert sorted(row for row, _ in rows) == list(range(600))
+    assert all(sums[row] == found for row, found in rows)
+
+
+WRITE_BY_ANNBATCH = """
+import json, sys
+import anndata, annbatch
+out, options, *paths = sys.argv[1:]
+annbatch.DatasetCollection(out).add_adatas(paths, shuffle_chunk_size=10, **json.loads(options))
+print("null")
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_annbatch", "own"),
+    [
+        ({"shuffle": False}, {"join_vars": "outer", "in_order": True}),
+        ({"dataset_size": 20}, {"join_vars": "outer", "memory": 15_000}),
+        ({"var_subset": ["b", "d"]}, {"genes": ["b", "d"]}),
+    ],
+    ids=["in order", "shuffled and joined", "chosen genes"],
+)
+def test_the_same_cells_as_annbatch_writes(write_h5ad, tmp_path, of_annbatch, own):
+    """The rows of the table in `docs/how-to/preshuffle.md`."""
+    rng = np.random.default_rng(0)
+    paths = [
+        write_h5ad(sp.csr_matrix(rng.poisson(1, (n, len(genes))).astype(np.float32)), genes=genes)
+        for n, genes in ((30, list("abcd")), (25, list("dbe")))
+    ]
+    theirs, ours = tmp_path / "theirs.zarr", tmp_path / "ours.zarr"
+    run_annbatch(WRITE_BY_ANNBATCH, theirs, json.dumps(of_annbatch), *paths)
+    preshuffle(paths, ours, codec="annbatch", elements=["X"], **own)
+    genes = own.get("genes", list("abcde"))
+    tables = []
+    for store in (ours, theirs):
+        cells = open_collection(store, genes=genes)
+        X = cells[:].X.toarray()
+        names = [name.partition("-")[0] for name in cells.obs_names(slice(None))]
+        rows = [(name, *values) for name, values in zip(names, X.tolist(), strict=True)]
+        tables.append(rows if own.get("in_order") else sorted(rows))
+    assert tables[0] == tables[1]

@@ -31,7 +31,9 @@ from cellfeed._storages._memory_maps import MappedCsr, arrays_of
 # of a band, its pieces and the rows made of them.
 _BYTES_IN_BLOCK = 80
 _BYTES_IN_BAND = 48
-_LARGEST_BLOCK = 1 << 23  # larger ones are no faster
+# Smaller blocks and bands stay in caches; more than so many of each would make tiny pieces.
+_ELEMENTS = 1 << 22
+_MOST_BLOCKS = 256
 _SHAPE = "shape.npy"  # is written when the rest is complete
 
 
@@ -117,8 +119,9 @@ class ByRow(StoredElement):
             return
         n_cells, n_genes = self.shape
         genes_of = self._genes.row_lengths(np.array([[0, n_genes]]))
-        blocks = _cut(genes_of, max(1, min(memory // _BYTES_IN_BLOCK, _LARGEST_BLOCK)))
-        most = max(1, memory // _BYTES_IN_BAND)
+        largest = max(_ELEMENTS, self.n_elements // _MOST_BLOCKS)
+        blocks = _cut(genes_of, max(1, min(largest, memory // _BYTES_IN_BLOCK)))
+        most = max(1, min(largest, memory // _BYTES_IN_BAND))
         n_bands = min(max(1, n_cells), max(1, -(-self.n_elements // most)))
         band_size = max(1, -(-n_cells // n_bands))
         bounds = np.arange(0, n_cells + band_size, band_size)
@@ -276,7 +279,7 @@ class ByRow(StoredElement):
 
     def _files(self, n_elements: int) -> dict[str, NDArray[Any]]:
         """Map the arrays of the copy, making them if need be."""
-        wanted = {
+        wanted: dict[str, tuple[np.dtype[Any], int]] = {
             "indptr": (np.dtype(np.int64), self.shape[0] + 1),
             "indices": (np.dtype(np.int32), n_elements),
             "data": (self.dtype, n_elements),
@@ -284,11 +287,10 @@ class ByRow(StoredElement):
         files = dict[str, NDArray[Any]]()
         for name, (dtype, size) in wanted.items():
             path = self._folder / f"{name}.npy"
-            mode = "r+" if path.exists() else "w+"
             if not size:  # nothing can be mapped
                 np.save(path, np.empty(0, dtype))
                 files[name] = np.empty(0, dtype)
-            elif mode == "r+":
+            elif path.exists():
                 files[name] = open_memmap(path, mode="r+")
             else:
                 files[name] = open_memmap(path, mode="w+", dtype=dtype, shape=(size,))

@@ -1,5 +1,7 @@
 """One part as an AnnData group of a zarr store, and its matrix in memory."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -106,6 +108,19 @@ class CsrPart:
         """Put the rows into another order, without a copy of them."""
         self._firsts = (np.cumsum(self._lengths) - self._lengths)[order]
         self.pointer = np.concatenate([[0], np.cumsum(self._lengths[order])])
+
+    @property
+    def indices(self) -> NDArray[Any]:
+        """Column indices in storage order."""
+        return self._arrays["indices"][: self.n_elements]
+
+    def has_indices_of(self, other: "CsrPart") -> bool:
+        """Whether both have values at the same places, after the same shuffle."""
+        return (
+            self.indices.dtype == other.indices.dtype
+            and np.array_equal(self.pointer, other.pointer)
+            and np.array_equal(self.indices, other.indices)
+        )
 
     def dtype(self, name: str) -> "np.dtype[Any]":
         """Return the dtype of ``data`` or ``indices``."""
@@ -234,6 +249,7 @@ def write_dataset(
             _write_mudata(root, inputs, obs)
         for name, frame in frames.items():
             write_elem(root, name, frame.set_axis(obs.index))
+        written = list[tuple[Matrix, CsrPart]]()
         for k, each in enumerate(job.matrices):
             if each.path.endswith("raw/X"):
                 raw = root.create_group(each.path[: -len("/X")])
@@ -249,7 +265,10 @@ def write_dataset(
 
             if isinstance(matrix, CsrPart):
                 matrix.shuffle(order)
-                _write_csr(group, name, folder / each.path, job, each, matrix, of_all)
+                same = [other for other, part in written if matrix.has_indices_of(part)]
+                twin = folder / same[0].path if same else None
+                _write_csr(group, name, folder / each.path, job, each, matrix, twin, of_all)
+                written.append((each, matrix))
             else:
                 _write_dense(group, name, job, each, matrix, order, of_all)
 
@@ -308,22 +327,38 @@ def _write_csr(
     job: Job,
     matrix: Matrix,
     part: CsrPart,
+    twin: Path | None,
     on_share: Callable[[float], object],
 ) -> None:
+    """Write a sparse matrix; with a twin, column indices and row pointers are linked to its."""
     n = part.n_elements
     group = above.create_group(name)
     shape = [part.pointer.size - 1, matrix.n_columns]
     group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape})
-    index_dtype = np.int32 if n <= np.iinfo(np.int32).max else np.int64
-    group.create_array("indptr", data=part.pointer.astype(index_dtype), compressors=_compressor())
+    if twin is None:
+        index_dtype = np.int32 if n <= np.iinfo(np.int32).max else np.int64
+        pointer = part.pointer.astype(index_dtype)
+        group.create_array("indptr", data=pointer, compressors=_compressor())
+    else:
+        for array in ("indptr", "indices"):
+            shutil.copytree(twin / array, folder / array, copy_function=_link)
+    arrays = ("indices", "data") if twin is None else ("data",)
     threads = ThreadPoolExecutor(usable_cpu_count(), thread_name_prefix="cellfeed-encode")
     try:
-        for n_before, array in ((0, "indices"), (n, "data")):
+        for k, array in enumerate(arrays):
             for n_written in _write_array(group, folder, job, matrix, part, array, threads):
-                on_share((n_before + n_written) / (2 * n))
+                on_share((k + n_written / n) / len(arrays))
     finally:
         # Whoever interrupts it need not wait for the rest of a shard.
         threads.shutdown(cancel_futures=True)
+
+
+def _link(source: str, target: str) -> None:
+    """Make a hard link to a file; copy it where the file system has no such links."""
+    try:
+        os.link(source, target)
+    except OSError:  # which of its errors says so differs between file systems
+        shutil.copyfile(source, target)
 
 
 def _write_array(

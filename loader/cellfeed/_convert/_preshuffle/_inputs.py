@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._collection import Collection, Genes, locate, require_elements, side_by_side
+from cellfeed._collection import Collection, Genes, located, require_elements, side_by_side
 from cellfeed._convert._preshuffle._by_row import ByRow
 from cellfeed._convert._preshuffle._job import Contents, Job, OutputFolder
 from cellfeed._convert._preshuffle._tables import CellTable, FileTable, ObsTable
@@ -55,7 +55,7 @@ def contents_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Content
         if not any("obsm/" in name for name in names):
             return _contents(names, {}, uns=_UNS in elements)
     encodings = dict[str, str]()
-    for location, storage in locate(paths, ()):
+    for location, storage in located(paths):
         if storage.name == ANNDATA.name:
             for source in open_to_copy(location, ()):
                 encodings = source.stored_elements() | encodings
@@ -97,7 +97,7 @@ def open_matrices(paths: Any, names: Sequence[str], genes: Genes, by_row: Path) 
             return [select_elements(each, names) for each in open_to_copy(location, names)]
         return open_location(storage, location, names)
 
-    sources = [each for own in side_by_side(opened, locate(paths, names)) for each in own]
+    sources = [each for own in side_by_side(opened, located(paths)) for each in own]
     for number, source in enumerate(sources):
         elements = dict(source.elements)
         for name, stored in elements.items():
@@ -223,8 +223,9 @@ def _gene_tables(
     first = collection.sources[0]
     for path in ["var"] if modalities is None else [f"mod/{each}/var" for each in modalities]:
         if path not in tables:  # there are only elements of obsm
-            is_file = isinstance(first, AnnDataSource)
-            tables[path] = first.read_table(path) if is_file else first.read_var()
+            tables[path] = (
+                first.read_table(path) if isinstance(first, AnnDataSource) else first.read_var()
+            )
     return tables
 
 

@@ -659,8 +659,9 @@ class OutputFolder:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def n_bytes(self) -> int:
-        """Return the size of all files."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        """Return the size of all files; those that several arrays share count once."""
+        found = (file.stat() for file in self.path.rglob("*") if file.is_file())
+        return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values())
 
     def _root(self) -> dict[str, Any]:
         try:

@@ -25,6 +25,7 @@ from cellfeed._convert._preshuffle._job import (
     digest,
 )
 from cellfeed._convert._preshuffle._part import peak_memory, token_of, write_part
+from cellfeed._convert._preshuffle._tables import CellTable
 from cellfeed._decode import expect_numcodecs
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import merge_consecutive
@@ -131,14 +132,15 @@ def _check_cells(
         found, expected = _dense(written[chosen])[order], _dense(cells[matrix.name])
         is_same = np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
         _require(path, is_same, f"values{_of(matrix)} that differ from the input")
-    tables = {"obs": (_written_obs(group, inputs), inputs.obs)}
-    tables |= {name: (read_elem(group[name]), each) for name, each in inputs.frames.items()}
+    obs = _written_obs(group, inputs)
+    tables: dict[str, tuple[pd.DataFrame, CellTable]] = {"obs": (obs, inputs.obs)}
+    for name, frame in inputs.frames.items():
+        tables[name] = read_elem(group[name]), frame
     for name, (table, of_input) in tables.items():
-        expected = of_input.read(wanted)
-        if name != "obs":
-            expected = expected.set_axis(tables["obs"][0].index[places])
-        found = table.iloc[places][list(expected.columns)]
-        is_same = found.astype(object).equals(expected.astype(object))
+        in_file = of_input.read(wanted)
+        if name != "obs":  # they are named like cells
+            in_file = in_file.set_axis(obs.index[places])
+        is_same = table.iloc[places][list(in_file)].astype(object).equals(in_file.astype(object))
         _require(path, is_same, f"{name} that differs from the input")
 
 
@@ -220,7 +222,7 @@ def preshuffle(
     join_vars: JoinVars = "same",
     genes: Sequence[str] | None = None,
     where: str | None = None,
-    rows: NDArray[np.integer] | Sequence[int] | None = None,
+    rows: NDArray[np.integer | np.bool_] | Sequence[int] | None = None,
     in_order: bool = False,
     seed: int = 0,
     block_size: int | None = None,
