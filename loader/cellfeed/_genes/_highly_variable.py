@@ -39,10 +39,11 @@ def highly_variable_genes(
     """Find highly variable genes, like `scanpy.pp.highly_variable_genes`, without loading cells.
 
     One pass over the cells takes the sums from which all else follows (float64); later calls find
-    them in the user's cache, as long as the files stay the same. This takes 160 bytes for each gene
-    and batch, 16 for each cell, and memory for two fetches of 64 MiB. ``"seurat_v3"`` clips large
-    values, by what all cells have determined. The 16 largest values of each gene and batch are kept
-    for that; if more than these must be clipped, the cells are read once more.
+    them in the user's cache, as long as the files stay the same. This takes up to 500 bytes for
+    each gene and batch, some 20 for each cell, and memory for two fetches of 64 MiB.
+    ``"seurat_v3"`` clips large values at limits that depend on all cells. The 16 largest values of
+    each gene and batch are kept for that; if more of them must be clipped, the cells are read once
+    more.
 
     Parameters
     ----------

@@ -103,7 +103,7 @@ def add_sparse(
             column = columns[place]
             if column >= stop:
                 break
-            value = np.float64(values[place])
+            value: float = np.float64(values[place])
             if value != 0:
                 _look_at(found, value, row, column)
                 if are_logs:
@@ -135,7 +135,7 @@ def add_dense(
     for row in range(batches.size):
         batch = batches[row]
         for column in range(first, stop):
-            value = np.float64(values[row, column])
+            value: float = np.float64(values[row, column])
             if value != 0:
                 _look_at(found, value, row, column)
                 if are_logs:
@@ -147,7 +147,7 @@ def add_dense(
 
 @compiled(
     *(
-        f"void({value}[::1], int64[::1], float64[::1], int64[::1])"
+        f"void({value}[::1], int64[::1], float64[::1], int32[::1])"
         for value in ("float32", "float64")
     )
 )
