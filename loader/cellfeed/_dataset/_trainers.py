@@ -174,8 +174,8 @@ def check_lightning(dataset: Any) -> None:
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
         "again from its first minibatch, because `estimated_stepping_batches` was asked for before "
-        "the checkpoint was loaded; hold the loader in a data module whose `state_dict` and "
-        "`load_state_dict` save and restore it, as examples/lightning_module.py does",
+        "the checkpoint was loaded; hold the loader in a data module: "
+        "`cellfeed.frameworks.lightning.CellDataModule(train=dataset)`",
         UserWarning,
         stacklevel=2,
     )
