@@ -11,6 +11,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
     *("cellfeed.frameworks.lightning", "cellfeed.frameworks.scvi"),
+    "cellfeed.frameworks.transformers",
     *("cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
     *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]

@@ -125,7 +125,7 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
     whose = "torch" if collate is None else str(getattr(collate, "__module__", "")).split(".")[0]
     remedy = "write `dataset.loader()`, or DataLoader(dataset, batch_size=None)"
     if whose == "transformers":
-        remedy = "return `dataset.loader()` from the Trainer's `get_train_dataloader`"
+        remedy = "use `cellfeed.frameworks.transformers.CellTrainer`, which takes the dataset"
     for name in ("shuffle", "sampler", "batch_sampler"):
         if options.get(name) not in (None, False):
             msg = (
