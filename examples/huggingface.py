@@ -3,19 +3,19 @@
     python examples/huggingface.py 'plates/*.h5ad' run
     torchrun --nproc-per-node 2 examples/huggingface.py 'plates/*.h5ad' run
 
-On its own, the Trainer would skip the earlier minibatches one by one, in a different order from
-the epoch's. With `ignore_data_skip`, the state of the loader does this instead.
+Checkpoints of a `CellTrainer` contain the position of the training, so that it goes on with the
+minibatch that would have followed.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed.frameworks.transformers import CellTrainer
 from cellfeed.transforms import Log1p, NormalizeTotal
 
 LABEL, N_EPOCHS, STOP_AFTER = "cell_line", 3, 40
@@ -31,20 +31,9 @@ class Classifier(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
-class CellTrainer(Trainer):
-    loader_state: Any = None
-
-    def get_train_dataloader(self) -> Any:
-        loader = self.train_dataset.loader()
-        if self.loader_state is not None:
-            loader.load_state_dict(self.loader_state)
-        return self.accelerator.prepare(loader)
-
-
-class SavesLoader(TrainerCallback):
-    def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        file = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
-        file.write_text(json.dumps(objects["train_dataloader"].state_dict()))
+class Stops(TrainerCallback):
+    def on_save(self, *arguments: Any, **_: Any) -> None:
+        _, state, control = arguments
         control.should_training_stop = state.global_step == STOP_AFTER
 
 
@@ -71,15 +60,12 @@ def main(plates: str, folder: str) -> None:
             folder,
             num_train_epochs=N_EPOCHS,
             save_steps=STOP_AFTER,
-            ignore_data_skip=True,
             report_to=[],
             disable_tqdm=True,
             use_cpu=True,
         )
         model = Classifier(collection.n_vars, len(collection.obs[LABEL].categories))
-        trainer = CellTrainer(model, arguments, train_dataset=dataset, callbacks=[SavesLoader()])
-        if is_resumed:
-            trainer.loader_state = json.loads((checkpoint / "loader.json").read_text())
+        trainer = CellTrainer(model, arguments, train_dataset=dataset, callbacks=[Stops()])
         trainer.train(resume_from_checkpoint=str(checkpoint) if is_resumed else None)
         counts = trainer.accelerator.reduce(seen)
         trainer.accelerator.print(

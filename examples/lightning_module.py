@@ -13,38 +13,10 @@ import pytorch_lightning as pl
 import torch
 
 from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection, random_split
+from cellfeed.frameworks.lightning import CellDataModule
 from cellfeed.transforms import Log1p, NormalizeTotal
 
 LABEL = "cell_line"
-
-
-class Cells(pl.LightningDataModule):
-    def __init__(self, plates: str) -> None:
-        super().__init__()
-        self.collection = open_collection(plates, obs=[LABEL])
-        self.rows = random_split(self.collection, [0.8, 0.1, 0.1], seed=0, stratify=LABEL)
-        self.loader = self.dataset(BlockShuffling(16, indices=self.rows[0])).loader()
-
-    def dataset(self, strategy: Any) -> CellDataset:
-        transform = [NormalizeTotal(1e4), Log1p()]
-        return CellDataset(
-            self.collection, strategy, batch_size=64, fetch_factor=16, transform=transform, seed=0
-        )
-
-    def train_dataloader(self) -> Any:
-        return self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"loader": self.loader.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loader.load_state_dict(state["loader"])
-
-    def val_dataloader(self) -> Any:
-        return self.dataset(Streaming(indices=self.rows[1])).loader()
-
-    def test_dataloader(self) -> Any:
-        return self.dataset(Streaming(indices=self.rows[2])).loader()
 
 
 class Classifier(pl.LightningModule):
@@ -70,11 +42,22 @@ class Classifier(pl.LightningModule):
 
 
 def main(plates: str, devices: int = 1) -> None:
-    data = Cells(plates)
-    model = Classifier(data.collection.n_vars, len(data.collection.obs[LABEL].categories))
+    collection = open_collection(plates, obs=[LABEL])
+    train, val, test = random_split(collection, [0.8, 0.1, 0.1], seed=0, stratify=LABEL)
+
+    def dataset(strategy: Any) -> CellDataset:
+        transform = [NormalizeTotal(1e4), Log1p()]
+        return CellDataset(collection, strategy, 64, fetch_factor=16, transform=transform, seed=0)
+
+    data = CellDataModule(
+        train=dataset(BlockShuffling(16, indices=train)),
+        val=dataset(Streaming(indices=val)),
+        test=dataset(Streaming(indices=test)),
+    )
+    model = Classifier(collection.n_vars, len(collection.obs[LABEL].categories))
     trainer = pl.Trainer(
         max_epochs=2,
-        accelerator="cpu",
+        accelerator="auto",
         devices=devices,
         logger=False,
         enable_checkpointing=False,

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
-PAGE_OF = {"cellfeed.frameworks.scvi": "frameworks"}
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
-    *PAGE_OF,
+    *("cellfeed.frameworks.lightning", "cellfeed.frameworks.scvi"),
+    "cellfeed.frameworks.transformers",
     *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
     *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]
@@ -21,7 +21,7 @@ WRITTEN = re.compile(r"\.\. py:data:: (\w+)")  # aliases of types, which have no
 
 def listed(module):
     """The names that the page of a module lists."""
-    page = (PAGES / f"{PAGE_OF.get(module, module.rpartition('.')[2])}.md").read_text()
+    page = (PAGES / f"{module.rpartition('.')[2]}.md").read_text()
     return [name for each in LISTED.findall(page) for name in each.split()] + WRITTEN.findall(page)
 
 

