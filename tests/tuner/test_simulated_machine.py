@@ -100,7 +100,12 @@ def runs(request):
     found = []
     for seed in range(N_RUNS):
         process = NoisyMachine(seed, drift=request.param)
-        options = {"floor": FLOOR, "budget": BUDGET, "n_cells": N_CELLS, "model": Remembered}
+        options: dict[str, Any] = {
+            "floor": FLOOR,
+            "budget": BUDGET,
+            "n_cells": N_CELLS,
+            "model": Remembered,
+        }
         search = search_on(process, ENTROPIES, seed=seed, geometry=tahoe_like(N_CELLS), **options)
         search.run(GRID)
         choice = search.choose(search.results(GRID))
