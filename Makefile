@@ -14,7 +14,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test tests tests-but-soma tests-soma thorough coverage docs readme check format lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test quick tests tests-but-soma tests-soma thorough coverage docs readme check format lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -61,6 +61,20 @@ tests-but-soma: $(STAMP)
 
 tests-soma: $(STAMP)
 	$(PYTEST) --numprocesses=1 $(SOMA) $(PYTEST_OPTIONS)
+
+# To run before each commit: lint; what may import what; public names; plans, epochs and states; h5ad
+# and zarr against NumPy; the theory and what autotune says.
+QUICK = tests/docs/test_rooms.py tests/loader/test_imports.py tests/loader/test_public_api.py \
+	tests/loader/test_errors.py tests/loader/sampling tests/loader/rows tests/loader/fetch \
+	tests/loader/dataset/test_golden_states.py tests/loader/dataset/test_epoch_machine.py \
+	tests/loader/storages/test_conformance.py tests/loader/storages/test_conformance_zarr.py \
+	tests/tuner/test_theory.py tests/tuner/test_recommend.py tests/tuner/test_terminal.py \
+	tests/tuner/test_result.py
+
+quick: $(STAMP)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(PYTEST) --quiet --hypothesis-profile=quick -k 'not process' $(QUICK)
 
 # With ten times as many hypothesis examples, which differ from run to run.
 thorough: $(STAMP)

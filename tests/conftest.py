@@ -18,7 +18,8 @@ from tests.short_replicates import shorten
 from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
-# Examples are the same in each run; `make thorough` tries more, and others each time.
+# Examples are the same in each run; `make thorough` tries more, and others each time; `make quick`
+# tries the first few.
 settings.register_profile(
     "cellfeed",
     deadline=None,
@@ -33,6 +34,7 @@ settings.register_profile(
     derandomize=False,
     print_blob=True,
 )
+settings.register_profile("quick", settings.get_profile("cellfeed"), max_examples=8)
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500

@@ -28,3 +28,5 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     set_attribute(durations.Durations, "is_time_to_propose", property(has_few))
     set_attribute(durations, "LEAST_SUSTAINED_SECONDS", SECONDS)
     set_attribute(durations, "SUSTAINED_SHARE", 0.0)
+    prefetch = importlib.import_module("cellfeed_tuner._searching._prefetch")
+    set_attribute(prefetch, "MOST_DEPTH_TURNS", prefetch.FEWEST_DEPTH_TURNS)

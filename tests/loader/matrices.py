@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import anndata as ad
 import numpy as np
 import scipy.sparse as sp
 
@@ -10,6 +11,16 @@ import scipy.sparse as sp
 def random_csr(shape: tuple[int, int], density: float, rng: np.random.Generator, dtype: Any) -> Any:
     nonzero = rng.random(shape) < density
     return sp.csr_array(np.where(nonzero, rng.random(shape), 0).astype(dtype))
+
+
+def adata_of(case: Any) -> ad.AnnData:
+    """A `StoredCase`, its matrix where its element is."""
+    adata = ad.AnnData(case.matrix if case.element == "X" else None, obs=case.obs, var=case.var)
+    if case.element == "layers/counts":
+        adata.layers["counts"] = case.matrix
+    if case.element == "raw/X":
+        adata.raw = ad.AnnData(case.matrix, obs=case.obs, var=case.var)
+    return adata
 
 
 def dense(values: Any) -> np.ndarray:

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed._runs import count_rows, expand, merge_consecutive, split_at
+from cellfeed._runs import count_rows, merge_consecutive, split_at
+from cellfeed.sources import expand
 
 row_sets = st.sets(st.integers(0, 60)).map(lambda rows: np.array(sorted(rows), dtype=np.int64))
 

@@ -2,6 +2,10 @@
 
 import threading
 
+from cellfeed._dataset._epochs import wait_for_dropped
+
+__all__ = ["threads_of_iterations", "wait_for_dropped"]
+
 
 def threads_of_iterations() -> list[str]:
     """Return threads of cellfeed, but for those that every later request to a server is made by."""

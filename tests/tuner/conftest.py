@@ -11,6 +11,7 @@ from optuna.trial import TrialState, create_trial
 
 from cellfeed_tuner import (
     AutotuneResult,
+    Bottleneck,
     Busy,
     ConditionalEntropyBits,
     Configuration,
@@ -28,11 +29,12 @@ from cellfeed_tuner import (
     Ranks,
     Recommended,
     Rival,
+    Stage,
+    StageModel,
+    StorageAdvice,
     StorageOrder,
     Verdict,
 )
-from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel
-from cellfeed_tuner._explain import StorageAdvice
 from cellfeed_tuner._history import Asked, EarlierRun, Key, fingerprint
 from cellfeed_tuner._interval import quotient
 from cellfeed_tuner._machine import Cpu, Memory, Platform, Storage

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cellfeed import Statistics
 from cellfeed._decode import Counter
-from cellfeed_tuner._bottleneck import StageModel, bottleneck, with_training_step
+from cellfeed_tuner import StageModel
+from cellfeed_tuner._bottleneck import bottleneck, with_training_step
 
 N_CELLS = 100
 MODEL = StageModel(cores=2.0, n_workers=0, n_threads=2)

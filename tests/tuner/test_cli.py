@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from tests import commands
+from tests.tuner.reports import printed
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
@@ -20,7 +21,6 @@ from cellfeed_tuner import AutotuneResult, Estimate, autotune
 from cellfeed_tuner._interval import interval
 from cellfeed_tuner._measuring import _process
 from cellfeed_tuner._measuring._process import MeasuringProcess
-from cellfeed_tuner._reports._text import print_report
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -108,17 +108,15 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
 
 
-def test_a_loader_that_is_wrong_is_named_as_such(result_of, capsys):
+def test_a_loader_that_is_wrong_is_named_as_such(result_of):
     result = result_of("wrong loader")
-    print_report(result, Path("autotune.json"))
-    said = capsys.readouterr().out.strip()
+    said = printed(result).strip()
     assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
     assert f"{result.loader_fault}; please report this." in said
 
 
-def test_figures_from_few_rounds_are_marked(result_of, capsys):
-    print_report(result_of("few rounds"), Path("autotune.json"))
-    said = capsys.readouterr().out
+def test_figures_from_few_rounds_are_marked(result_of):
+    said = printed(result_of("few rounds"))
     assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with others; " in said
 
 

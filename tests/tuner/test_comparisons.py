@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from tests.tuner.reports import in_words
 
 from cellfeed_tuner import Configuration, Estimate
 from cellfeed_tuner._commands._explain_report import predicted_speed
-from cellfeed_tuner._reports._text import FloorCost, floor_cost, in_words
+from cellfeed_tuner._reports._text import FloorCost, floor_cost
 
 _T = TypeVar("_T")
 FASTEST = Configuration(block_size=1024, fetch_factor=4)

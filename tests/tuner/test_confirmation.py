@@ -4,26 +4,20 @@ from dataclasses import dataclass, field
 from math import ceil
 
 import pytest
-
-from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._choose import Requirements
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
-from cellfeed_tuner._searching._cost_model import Geometry
-from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._time_budget import TimeBudget
-
-BATCH_SIZE, BUDGET = 64, 600.0
-GRID = [Configuration(block_size=b, fetch_factor=f) for b in (4, 16, 64) for f in (16, 64)]
-MIXED = EntropyBits(
-    measured=None,
-    expected=Estimate(3.0, 3.0, 3.0),
-    homogeneous=3.0,
-    lower_bound=0.0,
-    upper_bound=3.0,
-    random=3.0,
+from tests.tuner.simulated import (
+    BATCH_SIZE,
+    Outcome,
+    TimingRequest,
+    entropy_of,
+    search_on,
+    timed,
 )
+
+from cellfeed_tuner import Configuration
+
+BUDGET = 600.0
+GRID = [Configuration(block_size=b, fetch_factor=f) for b in (4, 16, 64) for f in (16, 64)]
+MIXED = entropy_of(3.0, random=3.0)
 
 
 def true_seconds_per_cell(each):
@@ -51,31 +45,12 @@ class TurningMachine:
         seconds *= self.slower if is_slow else 1.0
         n_rounds = 1 + max(request.least_rounds, ceil(request.seconds / seconds))
         self.now += 1.0 + n_rounds * seconds
-        rounds = [Round(seconds, number > 0, 0.0, None) for number in range(n_rounds)]
-        return Outcome(events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=100, failure=None)
+        return timed(n_rounds * [seconds], n_new=1)
 
 
 def chosen_on(machine):
-    search = Search(
-        measurements=Measurements(
-            process=machine,
-            labels=["plate"],
-            batch_size=BATCH_SIZE,
-            cache="cold",
-            seed=0,
-            budget=TimeBudget(BUDGET, machine.clock),
-        ),
-        requirements=Requirements(
-            n_cells=10**6,
-            row_bytes=100.0,
-            batch_size=BATCH_SIZE,
-            constraints=Constraints(
-                entropy_floor=0.95, memory_bytes=10**9, need_cells_per_second=None
-            ),
-            entropies={each.plan_settings: {"plate": MIXED} for each in GRID},
-        ),
-        geometry=Geometry(),
-    )
+    entropies = {each.plan_settings: {"plate": MIXED} for each in GRID}
+    search = search_on(machine, entropies, budget=BUDGET)
     search.run(GRID)
     choice = search.choose(search.results(GRID))
     assert choice is not None

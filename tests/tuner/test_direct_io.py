@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.tuner.conftest import RECOMMENDED
+from tests.tuner.reports import code_to_paste, in_words
 
 from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
 from cellfeed_tuner._measuring._page_cache import resident_fraction
 from cellfeed_tuner._recall import data_fingerprint
-from cellfeed_tuner._reports._text import code_to_paste, in_words
 
 CONFIGURATION = Configuration(block_size=4, fetch_factor=2)
 

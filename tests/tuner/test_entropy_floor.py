@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
+from tests.tuner.mixing import mixing_of
 
-from cellfeed_tuner._entropy import count_labels, label_entropy
-from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._results import Constraints
-from cellfeed_tuner._subject import BlockPlans, Label
+from cellfeed_tuner import Constraints, label_entropy, theory
 
 N_CELLS, BATCH_SIZE = 200_000, 64
 PLATES = np.repeat(np.arange(14), -(-N_CELLS // 14))[:N_CELLS]
@@ -14,9 +12,7 @@ SIZES = [(64, 256), (16, 64), (4, 16)]  # 256 blocks in a fetch, which is near 0
 
 
 def shares(sizes, floor):
-    labels = [Label("plate", PLATES, count_labels(PLATES))]
-    plans = [BlockPlans(N_CELLS, batch_size=BATCH_SIZE, seed=seed) for seed in range(6)]
-    seeds = [Mixing(labels, None, each, entropy_floor=floor) for each in plans]
+    seeds = [mixing_of({"plate": PLATES}, floor=floor, seed=seed) for seed in range(6)]
     return [mixing[sizes]["plate"].share_of_random for mixing in seeds]
 
 
@@ -38,7 +34,7 @@ def test_the_share_is_that_of_a_long_replay():
         PLATES, batch_size=BATCH_SIZE, block_sizes=[block_size], fetch_factors=[fetch_factor],
         n_rows=20_000_000, seed=100,
     )  # fmt: skip
-    random = count_labels(PLATES).random_entropy_bits(BATCH_SIZE)
+    random = theory.random_entropy_bits(np.bincount(PLATES), BATCH_SIZE)
     for share in shares(SIZES[0], 0.99):
         assert share == pytest.approx(long.bits.value / random, abs=0.0015)
 

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 from matplotlib.image import imread
+from tests.tuner.reports import html_report
 
-from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._results import STATUS_WORDS
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"

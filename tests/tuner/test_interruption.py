@@ -12,13 +12,12 @@ from typing import Any
 import psutil
 import pytest
 from tests import commands
+from tests.tuner.reports import html_report, html_summary, printed, said_of
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
 from cellfeed_tuner._commands._autotune_run import LiveDisplay
-from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._text import html_summary, print_report
 
 GRID: dict[str, Any] = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
 OPTIONS = ["--block-sizes", "4,16", "--fetch-factors", "2,8", "--workers", "0"]
@@ -67,6 +66,7 @@ def test_what_was_measured_by_then_is_the_result(interrupted, collection):
         CellDataset.from_autotune(collection, result, seed=0)
 
 
+@pytest.mark.usefixtures("short_replicates")
 def test_a_choice_is_kept(interrupted):
     only = {"block_sizes": [4], "fetch_factors": [8]}
     with pytest.raises(AutotuneInterrupted) as caught:  # a single one is clear long before
@@ -98,24 +98,22 @@ def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, ca
     assert kept() == before
 
 
-def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path, capsys):
+def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path):
     whole = result_of("explained")
     result = replace(whole, interrupted=True)
     said = "The run was interrupted after 61 s, with 6 configurations measured;"
     path = tmp_path / "autotune.json"
     result.save(path)
     assert AutotuneResult.load(path) == result
-    print_report(result, path)
     explained = commands.autotune("explain", path).stdout
     for text in (
-        capsys.readouterr().out, html_report(result, code=""), html_summary(result), explained
+        printed(result, path), html_report(result, code=""), html_summary(result), explained
     ):  # fmt: skip
         assert said in " ".join(text.split())
     for text in (html_report(whole, code=""), html_summary(whole)):
         assert "interrupted" not in text
     nothing = replace(result_of("nothing feasible"), interrupted=True)
-    print_report(nothing, path)
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in said_of(nothing, path)
 
 
 class InterruptedDisplay(LiveDisplay):

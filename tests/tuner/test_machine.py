@@ -6,10 +6,8 @@ import numpy as np
 import psutil
 import pytest
 
-from cellfeed_tuner._machine import (
-    describe_machine,
-    package_version,
-)
+from cellfeed_tuner import describe_machine
+from cellfeed_tuner._machine import package_version
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 

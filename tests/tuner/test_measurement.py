@@ -10,10 +10,11 @@ from cellfeed import (
 )
 from cellfeed_tuner import (
     Configuration,
+    Measurement,
 )
 from cellfeed_tuner._constants import FEWEST_ROUNDS
 from cellfeed_tuner._interval import Spread
-from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, pooled
+from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, pooled
 
 
 def measurement(*seconds: float) -> Measurement:

@@ -16,9 +16,9 @@ import pytest
 from torch import distributed
 
 from cellfeed import ParameterError
-from cellfeed_tuner import _together
+from cellfeed_tuner import Ranks, _together
 from cellfeed_tuner._measuring._process import MeasuringError
-from cellfeed_tuner._ranks import Ranks, World
+from cellfeed_tuner._ranks import World
 from cellfeed_tuner._together import Meeting, message_from_first
 
 PORT = 29_871

@@ -7,10 +7,10 @@ import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
+from tests.tuner.reports import html_summary
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, FormatError
-from cellfeed_tuner._reports._text import html_summary
 
 MOST_CHARACTERS = 3_000
 

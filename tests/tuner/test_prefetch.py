@@ -1,9 +1,17 @@
 """How many fetches to read ahead of a server, held against links of which the truth is known."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
+from tests.tuner.reports import printed, said_of
+from tests.tuner.simulated import (
+    CountedRounds,
+    Findings,
+    Outcome,
+    TimingRequest,
+    measurements_by,
+    timed,
+)
 from tests.tuner.test_search import ModelProcess
 
 from cellfeed._bytes._remote._scheduler import Window
@@ -11,12 +19,7 @@ from cellfeed._dataset import _cell_dataset
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._constants import REMOTE_PREFETCH
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
-from cellfeed_tuner._reports._text import print_report
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
-from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._time_budget import TimeBudget
 
 CHOSEN = Configuration(block_size=16, fetch_factor=4)
 NEVER = float("inf")
@@ -37,24 +40,16 @@ class FarServer(ModelProcess):
         self.depths.append(request.prefetch)
         number = len(self.depths)
         seconds = max(self.round_trip / request.prefetch, self.rate) * (1 + 0.002 * (number % 3))
-        return Outcome(
-            events=(Started(0.0, 0.0, 0), *(Round(seconds, n > 0, 0.0, None) for n in range(9))),
-            peak_memory_bytes=100 + self.bytes_of_a_fetch * request.prefetch,
-            failure=None,
-        )
+        memory = 100 + self.bytes_of_a_fetch * request.prefetch
+        return timed(9 * [seconds], n_new=1, memory=memory)
 
 
 def search_on(server, *, memory_bytes=10**9, ends=NEVER):
-    measurements = Measurements(
-        process=server,
-        labels=("plate",),
-        batch_size=64,
-        cache="remote",
-        seed=0,
-        budget=TimeBudget(60.0, clock=server.clock),
-    )
     return PrefetchSearch(
-        measurements=measurements, configuration=CHOSEN, memory_bytes=memory_bytes, ends=ends
+        measurements=measurements_by(server, cache="remote"),
+        configuration=CHOSEN,
+        memory_bytes=memory_bytes,
+        ends=ends,
     )
 
 
@@ -147,10 +142,9 @@ def test_a_short_epoch_counts_as_a_whole_and_measuring_ends_with_one():
     assert [rounds.may_end(number) for number in range(3)] == [False, False, True]
 
 
-def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
+def test_reports_say_what_was_measured_and_what_was_not(result_of):
     choice = result_of("remote").recommended.configuration
-    print_report(result_of("remote"), Path("autotune.json"))
-    said = " ".join(capsys.readouterr().out.split())
+    said = said_of(result_of("remote"))
     assert f"Recommended: {choice}, prefetch 4" in said
     assert (
         "Reading 4 fetches ahead (prefetch) is as fast as any other measured depth that fits in "
@@ -159,15 +153,13 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of, capsys):
     assert "1: 2,300 [2,070, 2,530], 2: 4,500 [4,050, 4,950], 4: 8,700" in said
     assert "16: " not in said
     assert "storage_options=...)" in said
-    print_report(result_of("remote, undecided"), Path("autotune.json"))
-    said = " ".join(capsys.readouterr().out.split())
+    said = said_of(result_of("remote, undecided"))
     assert f"Recommended: {choice} " in said
     assert "The best number of fetches to read ahead (prefetch) is undecided" in said
 
 
-def test_of_files_of_this_machine_nothing_is_said_of_it(result_of, capsys):
-    print_report(result_of("recommended"), Path("autotune.json"))
-    said = capsys.readouterr().out
+def test_of_files_of_this_machine_nothing_is_said_of_it(result_of):
+    said = printed(result_of("recommended"))
     assert "prefetch" not in said
     assert "storage_options" not in said
 

@@ -1,17 +1,13 @@
 """Labels that most cells lack: what minibatches have is a share of what can be had."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tuner.mixing import Label, LoaderPlans, Mixing, mixing_of
+from tests.tuner.reports import html_report, html_summary, printed
 
 from cellfeed_tuner import Tunable, theory
-from cellfeed_tuner._entropy import count_labels
-from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._text import html_summary, print_report
-from cellfeed_tuner._subject import BlockPlans, Label, LoaderPlans
 
 N_CELLS, N_KNOWN, N_LABELS = 400_000, 1_000, 10
 RNG = np.random.default_rng(0)
@@ -19,9 +15,7 @@ SIZES = [(1, 1), (16, 64), (64, 1), (1024, 4), (1024, 256)]
 
 
 def mixing(codes):
-    label = Label("line", codes, count_labels(codes))
-    plans = BlockPlans(codes.size, batch_size=64, seed=0)
-    return Mixing([label], None, plans, entropy_floor=0.99)
+    return mixing_of({"line": codes})
 
 
 def mostly_missing(known):
@@ -78,7 +72,7 @@ def test_where_no_label_is_missing_nothing_changes():
     assert found.share_of_random == found.expected.value / found.random
 
 
-def test_that_most_cells_lack_a_label_is_said_everywhere(result_of, capsys):
+def test_that_most_cells_lack_a_label_is_said_everywhere(result_of):
     result = result_of("recommended")
     n_missing = int(0.9975 * result.dataset.n_cells)
     missing = replace(result, dataset=replace(result.dataset, n_missing=n_missing))
@@ -86,6 +80,5 @@ def test_that_most_cells_lack_a_label_is_said_everywhere(result_of, capsys):
     for page in (html_report(missing, code=""), html_summary(missing)):
         assert said in page
         assert "on average 0.16 per minibatch" in page
-    print_report(missing, Path("autotune.json"))
-    assert said in capsys.readouterr().out
+    assert said in printed(missing)
     assert said not in html_summary(result)

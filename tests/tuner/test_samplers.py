@@ -7,17 +7,11 @@ import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
+from tests.tuner.simulated import Outcome, TimingRequest, failed, search_on, timed
 
-from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._choose import Requirements
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
-from cellfeed_tuner._searching._cost_model import Geometry
+from cellfeed_tuner import Configuration, EntropyBits, Estimate
 from cellfeed_tuner._searching._posterior import Replicate
-from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._trials import ended_trials
-from cellfeed_tuner._time_budget import TimeBudget
 
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)
@@ -51,39 +45,17 @@ class Machine:
         n_rounds = max(request.least_rounds, min(30, ceil(request.seconds / seconds)))
         self.now += 2.0 + n_rounds * seconds
         if request.configuration == self.broken:
-            return Outcome(events=(), peak_memory_bytes=0, failure="no workers here")
-        rounds = [Round(seconds, True, 0.0, None) for _ in range(n_rounds)]
-        memory = 10 * request.configuration.fetch_factor
-        return Outcome(
-            events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=memory, failure=None
-        )
+            return failed("no workers here")
+        return timed(n_rounds * [seconds], memory=10 * request.configuration.fetch_factor)
 
 
 def searched(sampler, *, seed=0, memory=10**6, budget=60.0, known=(), **machine):
-    process = Machine(**machine)
-    settings = (each.plan_settings for each in GRID)
-    search = Search(
-        measurements=Measurements(
-            process=process,
-            labels=["plate"],
-            batch_size=64,
-            cache="cold",
-            seed=seed,
-            budget=TimeBudget(budget, process.clock),
-        ),
-        requirements=Requirements(
-            n_cells=10**6,
-            row_bytes=1e-6,
-            batch_size=64,
-            constraints=Constraints(
-                entropy_floor=0.5, memory_bytes=memory, need_cells_per_second=None
-            ),
-            entropies={each: {"plate": MIXED} for each in settings},
-        ),
-        geometry=Geometry(),
-        known=known,
+    search = search_on(
+        Machine(**machine),
+        {each.plan_settings: {"plate": MIXED} for each in GRID},
+        floor=0.5, memory=memory, row_bytes=1e-6, seed=seed, budget=budget, known=known,
         sampler=sampler,
-    )
+    )  # fmt: skip
     search.run(GRID)
     return search
 

@@ -4,20 +4,24 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 import pytest
+from tests.tuner.simulated import (
+    BATCH_SIZE,
+    Findings,
+    Outcome,
+    TimingRequest,
+    entropy_of,
+    failed,
+    n_uncounted,
+    search_on,
+    tahoe_like,
+    timed,
+)
 
-from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
-from cellfeed_tuner._choose import Requirements
-from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_TURNS
-from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
+from cellfeed_tuner import Configuration, Estimate, theory
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS, LEAST_TURNS
 from cellfeed_tuner._results import STATUS_WORDS
-from cellfeed_tuner._searching._cost_model import Geometry
-from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._time_budget import TimeBudget
 
-BATCH_SIZE, N_CELLS = 64, 80_000
+N_CELLS = 80_000
 BLOCKS, FETCHES, WORKERS = (1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2)
 GRID = [
     Configuration(block_size=b, fetch_factor=f, num_workers=w)
@@ -32,12 +36,6 @@ def seconds_per_round(configuration: Configuration) -> float:
     cells = configuration.minibatches_per_round * BATCH_SIZE
     blocks = cells / configuration.block_size
     return (0.001 * blocks + 0.0001 * cells) / (1 + 0.2 * configuration.num_workers)
-
-
-def n_uncounted(configuration: Configuration) -> int:
-    """First rounds of each look that do not count."""
-    n_rounds = N_CELLS // BATCH_SIZE // configuration.minibatches_per_round
-    return CountedRounds.n_new(n_rounds, has_workers=configuration.num_workers > 0)
 
 
 @dataclass
@@ -56,68 +54,26 @@ class ModelProcess:
         reading = self.slowness * seconds_per_round(request.configuration)
         computing = request.step_seconds * request.configuration.minibatches_per_round
         seconds = max(reading, computing)  # it reads ahead while training computes
-        n_new = n_uncounted(request.configuration)
+        n_new = n_uncounted(request.configuration, N_CELLS)
         n_rounds = n_new + max(request.least_rounds, ceil(request.seconds / seconds))
         n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
         has_all = n_rounds >= n_new + request.least_rounds
         self.now += n_rounds * seconds if has_all else limit_seconds
-        rounds = [
-            Round(seconds, number >= n_new, seconds - computing, None) for number in range(n_rounds)
-        ]
         memory = 100 + request.configuration.minibatches_per_round
-        return Outcome(
-            events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=memory, failure=None
-        )
+        waiting = seconds - computing
+        return timed(n_rounds * [seconds], n_new=n_new, waiting=waiting, memory=memory)
 
 
-def search_of(
-    process,
-    *,
-    floor=0.95,
-    need=None,
-    step_seconds=None,
-    memory=10**9,
-    budget=60.0,
-    known=(),
-    further=None,
-):
+def search_of(process, *, further=None, **settings):
     entropies = {}
+    of_random = theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1)
     for b in BLOCKS:
         for f in FETCHES:
             bits = theory.expected_entropy_bits([1] * 14, BATCH_SIZE, b, f)
-            plate = EntropyBits(
-                measured=None,
-                expected=Estimate(bits, bits, bits),
-                homogeneous=bits,
-                lower_bound=0.0,
-                upper_bound=4.0,
-                random=theory.expected_entropy_bits([1] * 14, BATCH_SIZE, 1, 1),
-            )
+            plate = replace(entropy_of(bits, of_random), upper_bound=4.0)
             entropies[b, f] = {"plate": plate} | (further(b, plate) if further else {})
-    return Search(
-        measurements=Measurements(
-            process=process,
-            labels=["plate"],
-            batch_size=BATCH_SIZE,
-            cache="cold",
-            seed=0,
-            budget=TimeBudget(budget, process.clock),
-        ),
-        requirements=Requirements(
-            n_cells=N_CELLS,
-            row_bytes=100.0,
-            batch_size=BATCH_SIZE,
-            constraints=Constraints(
-                entropy_floor=floor,
-                memory_bytes=memory,
-                need_cells_per_second=(step_seconds and BATCH_SIZE / step_seconds) or need,
-                step_seconds=step_seconds,
-            ),
-            entropies=entropies,
-        ),
-        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
-        known=known,
-    )
+    geometry = tahoe_like(N_CELLS)
+    return search_on(process, entropies, n_cells=N_CELLS, geometry=geometry, **settings)
 
 
 def run_search(*, process=None, **settings):
@@ -230,7 +186,7 @@ class FailingProcess(ModelProcess):
             return ModelProcess.run(self, request, limit_seconds=limit_seconds)
         self.asked.append(request.configuration)
         self.now += 0.1
-        return Outcome(events=(), peak_memory_bytes=0, failure="no workers here")
+        return failed("no workers here")
 
 
 def test_what_fails_is_reported_and_the_rest_is_searched():

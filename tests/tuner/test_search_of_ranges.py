@@ -6,17 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tuner.simulated import (
+    BATCH_SIZE,
+    Outcome,
+    Space,
+    TimingRequest,
+    entropy_of,
+    n_uncounted,
+    search_on,
+    tahoe_like,
+    timed,
+)
 
-from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
-from cellfeed_tuner._choose import Requirements
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import CountedRounds, Round, Started, TimingRequest
-from cellfeed_tuner._searching._cost_model import Geometry, Space
-from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._time_budget import TimeBudget
+from cellfeed_tuner import Configuration, EntropyBits
 
-BATCH_SIZE, N_CELLS, ROW_BYTES, MEMORY = 64, 10_000_000, 10_000.0, 4 * 10**9
+N_CELLS, ROW_BYTES, MEMORY = 10_000_000, 10_000.0, 4 * 10**9
 BITS = 3.6
 RANGES = Space.of(range(1, 4097), range(1, 513), range(9))
 DEFAULT = Space.of((1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2, 4, 8))
@@ -74,29 +78,14 @@ class NoisyProcess:
         configuration = request.configuration
         self.asked.append(configuration)
         seconds = configuration.minibatches_per_round * BATCH_SIZE / speed(configuration)
-        per_epoch = N_CELLS // BATCH_SIZE // configuration.minibatches_per_round
-        n_new = CountedRounds.n_new(per_epoch, has_workers=configuration.num_workers > 0)
+        n_new = n_uncounted(configuration, N_CELLS)
         n_rounds = n_new + max(request.least_rounds, ceil(request.seconds / seconds))
         n_rounds = min(n_rounds, request.most_rounds, int(limit_seconds / seconds))
         noise = 0.01 * self._rng.standard_normal() + 0.02 * self._rng.standard_normal(n_rounds)
         rounds = seconds * np.exp(noise)
         self.now += 0.3 + rounds.sum()
-        timed = [
-            Round(each, number >= n_new, 0.0, None) for number, each in enumerate(rounds.tolist())
-        ]
-        minibatches = configuration.minibatches_in_memory
-        return Outcome(
-            events=(Started(0.0, 0.0, 0), *timed),
-            peak_memory_bytes=int(minibatches * BATCH_SIZE * ROW_BYTES),
-            failure=None,
-        )
-
-
-def entropy(bits):
-    return EntropyBits(
-        measured=None, expected=Estimate(bits, bits, bits), homogeneous=bits,
-        lower_bound=0.0, upper_bound=BITS, random=BITS,
-    )  # fmt: skip
+        memory = int(configuration.minibatches_in_memory * BATCH_SIZE * ROW_BYTES)
+        return timed(rounds, n_new=n_new, memory=memory)
 
 
 class Replays(dict[tuple[int, int], dict[str, EntropyBits]]):
@@ -104,7 +93,7 @@ class Replays(dict[tuple[int, int], dict[str, EntropyBits]]):
 
     def __missing__(self, sizes):
         bits = BITS * float(share_of_random(*map(np.float64, sizes)))
-        self[sizes] = {"species": entropy(BITS), "plate": entropy(bits)}
+        self[sizes] = {"species": entropy_of(BITS, BITS), "plate": entropy_of(bits, BITS)}
         return self[sizes]
 
 
@@ -112,21 +101,10 @@ def searched(space, seed, *, floor=0.95, need=None, memory=MEMORY, known=(), bud
     """Return the search, what it chose, and the process that it ran on."""
     process: Any = NoisyProcess(seed)
     start = space.coarse_grid() if space.is_large else space.grid()
-    search = Search(
-        measurements=Measurements(
-            process=process, labels=["species", "plate"], batch_size=BATCH_SIZE, cache="cold",
-            seed=seed, budget=TimeBudget(budget, process.clock),
-        ),
-        requirements=Requirements(
-            n_cells=N_CELLS, row_bytes=ROW_BYTES, batch_size=BATCH_SIZE,
-            constraints=Constraints(
-                entropy_floor=floor, memory_bytes=memory, need_cells_per_second=need
-            ),
-            entropies=Replays(),
-        ),
-        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=100.0, n_files=14),
-        known=known,
-        space=space if space.is_large else None,
+    search = search_on(
+        process, Replays(), labels=["species", "plate"], n_cells=N_CELLS, row_bytes=ROW_BYTES,
+        floor=floor, memory=memory, need=need, seed=seed, budget=budget, known=known,
+        geometry=tahoe_like(N_CELLS, rows_per_chunk=100.0), space=space if space.is_large else None,
     )  # fmt: skip
     search.run(dict.fromkeys([*start, *known]))
     choice = search.choose(search.results(search.timed))

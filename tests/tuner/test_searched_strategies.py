@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import commands
+from tests.tuner.mixing import BlockPlans, Mixing, Selected, label_of
 
 from cellfeed import (
     BlockShuffling,
@@ -25,17 +26,15 @@ from cellfeed import (
 )
 from cellfeed_tuner import (
     AutotuneResult,
+    Configuration,
     autotune,
     label_entropy,
     strategy_entropy,
     theory,
 )
-from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy import count_labels
-from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._results import SearchedStrategy
-from cellfeed_tuner._subject import BlockPlans, Label, Selected, label_codes
+from cellfeed_tuner._subject import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -58,7 +57,7 @@ def mixing_of(
     selected = Selected(range(TYPES.size), strategy=strategy)  # type: ignore[arg-type]
     rows = selected.drawn_rows()
     made = [
-        Label(name, codes, count_labels(codes), count_labels(codes[rows]))
+        label_of(name, codes, drawn=rows)
         for name, codes in (labels | ({} if given is None else {"given": given})).items()
     ]
     within = made.pop() if given is not None else None

@@ -18,11 +18,9 @@ from cellfeed import (
     ParameterError,
     open_collection,
 )
-from cellfeed_tuner import autotune
-from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner import AutotuneResult, Configuration, autotune
 from cellfeed_tuner._measuring._timing import Findings, TimingRequest
 from cellfeed_tuner._recall import data_fingerprint
-from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._subject import Selected, label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")

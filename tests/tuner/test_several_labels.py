@@ -11,12 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from tests import commands
+from tests.tuner.mixing import BlockPlans, Mixing, label_of
 
 from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import autotune, theory
-from cellfeed_tuner._entropy import count_labels
-from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._subject import BlockPlans, Label
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -183,10 +181,9 @@ def test_labels_are_named_where_they_are_used(tuned, said, page):
     [(["drug"], True), (["plate"], False), (["drug", "plate"], False), (["drug", "drug"], True)],
 )
 def test_files_are_shuffled_only_if_they_are_by_every_label(names, shuffled):
-    labels = [Label(name, LABELS[name], count_labels(LABELS[name])) for name in names]
-    plans = BlockPlans(len(LABELS[names[0]]), batch_size=BATCH_SIZE, seed=0)
-    mixing = Mixing(labels, None, plans, entropy_floor=0.99)
-    order = mixing.storage_order(256)
+    labels = [label_of(name, LABELS[name]) for name in names]
+    plans = BlockPlans(N_CELLS, batch_size=BATCH_SIZE, seed=0)
+    order = Mixing(labels, None, plans, entropy_floor=0.99).storage_order(256)
     assert order is not None
     assert order.already_shuffled == shuffled
     assert order.block_size == 256

@@ -12,11 +12,10 @@ from tests.tuner.ranked_loaders import EndsEarly, Numbers, Unequal
 
 from cellfeed import BlockShuffling, EpochPlan, ParameterError, open_collection
 from cellfeed.machine import usable_cpu_count
-from cellfeed_tuner import Configuration, minibatch_entropies
+from cellfeed_tuner import Configuration, Ranks, minibatch_entropies
 from cellfeed_tuner._measuring._measurement import measure_with
 from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
-from cellfeed_tuner._ranks import Ranks
 
 BATCH_SIZE, SEED = 32, 3
 CONFIGURATION = Configuration(block_size=16, fetch_factor=4)

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 from bench.backtest.replay import Remembered
+from tests.tuner.simulated import (
+    BATCH_SIZE,
+    Outcome,
+    TimingRequest,
+    entropy_of,
+    search_on,
+    tahoe_like,
+    timed,
+)
 
-from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate, theory
-from cellfeed_tuner._choose import Requirements
-from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import Round, Started, TimingRequest
-from cellfeed_tuner._searching._cost_model import Geometry
-from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._time_budget import TimeBudget
+from cellfeed_tuner import Configuration, theory
 
-BATCH_SIZE, N_CELLS, FLOOR = 64, 1_000_000, 0.95
+N_CELLS, FLOOR = 1_000_000, 0.95
 N_RUNS, NOISE, BUDGET = 200, 0.05, 60.0
 # What a look takes beside its rounds, so that there are some 15, as in real runs.
 OVERHEAD_SECONDS = 2.0
@@ -46,24 +48,7 @@ def true_speed(configuration):
     return cells / seconds
 
 
-def entropies():
-    found = {}
-    for each in GRID:
-        value = bits(each)
-        found[each.block_size, each.fetch_factor] = {
-            "plate": EntropyBits(
-                measured=None,
-                expected=Estimate(value, value, value),
-                homogeneous=value,
-                lower_bound=0.0,
-                upper_bound=RANDOM_BITS,
-                random=RANDOM_BITS,
-            )
-        }
-    return found
-
-
-ENTROPIES = entropies()
+ENTROPIES = {each.plan_settings: {"plate": entropy_of(bits(each), RANDOM_BITS)} for each in GRID}
 BEST = max(true_speed(each) for each in GRID if bits(each) >= FLOOR * RANDOM_BITS)
 
 
@@ -91,32 +76,7 @@ class NoisyMachine:
         seconds = cells / true_speed(each) * np.exp(error)
         n_rounds = 1 + max(request.least_rounds, min(30, ceil(request.seconds / seconds)))
         self.now += OVERHEAD_SECONDS + n_rounds * seconds
-        rounds = [Round(seconds, number > 0, 0.0, None) for number in range(n_rounds)]
-        return Outcome(events=(Started(0.0, 0.0, 0), *rounds), peak_memory_bytes=100, failure=None)
-
-
-def search_on(process, seed):
-    return Search(
-        measurements=Measurements(
-            process=process,
-            labels=["plate"],
-            batch_size=BATCH_SIZE,
-            cache="cold",
-            seed=seed,
-            budget=TimeBudget(BUDGET, process.clock),
-        ),
-        requirements=Requirements(
-            n_cells=N_CELLS,
-            row_bytes=100.0,
-            batch_size=BATCH_SIZE,
-            constraints=Constraints(
-                entropy_floor=FLOOR, memory_bytes=10**9, need_cells_per_second=None
-            ),
-            entropies=ENTROPIES,
-        ),
-        geometry=Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=14),
-        model=Remembered,
-    )
+        return timed(n_rounds * [seconds], n_new=1)
 
 
 @dataclass(frozen=True)
@@ -140,7 +100,13 @@ def runs(request):
     found = []
     for seed in range(N_RUNS):
         process = NoisyMachine(seed, drift=request.param)
-        search = search_on(process, seed)
+        options: dict[str, Any] = {
+            "floor": FLOOR,
+            "budget": BUDGET,
+            "n_cells": N_CELLS,
+            "model": Remembered,
+        }
+        search = search_on(process, ENTROPIES, seed=seed, geometry=tahoe_like(N_CELLS), **options)
         search.run(GRID)
         choice = search.choose(search.results(GRID))
         assert choice is not None

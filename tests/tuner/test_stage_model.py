@@ -2,7 +2,8 @@
 
 import pytest
 
-from cellfeed_tuner._bottleneck import StageModel, StageName
+from cellfeed_tuner import StageModel
+from cellfeed_tuner._bottleneck import StageName
 
 Costs = dict[StageName, float]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed_tuner import Configuration, Estimate, epochs_until_paid
-from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel, StageName
+from cellfeed_tuner import Bottleneck, Configuration, Estimate, Stage, StageModel, epochs_until_paid
+from cellfeed_tuner._bottleneck import StageName
 from cellfeed_tuner._explain import (
     StorageLayout,
     StoreSample,

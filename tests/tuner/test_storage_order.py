@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cellfeed_tuner import _entropy
-from cellfeed_tuner._entropy import count_labels, label_entropy
+from cellfeed_tuner import _entropy, label_entropy
+from cellfeed_tuner._entropy import count_labels
 
 
 def storage_order(codes, *, batch_size, block_size, n_rows=1_000_000, seed=0):

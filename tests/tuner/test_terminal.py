@@ -1,21 +1,18 @@
 """What ``autotune`` prints in a terminal, from results made by hand."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-from cellfeed_tuner._reports._text import print_report
+from tests.tuner.reports import printed, said_of
 
 MOST_LINES = 24
 
 
-def test_the_answer_fits_on_one_screen(any_result, capsys):
-    print_report(any_result, Path("autotune.json"))
-    printed = capsys.readouterr().out
-    answer = printed.split("\nTo train with it:")[0]
+def test_the_answer_fits_on_one_screen(any_result):
+    text = printed(any_result)
+    answer = text.split("\nTo train with it:")[0]
     assert len(answer.splitlines()) < MOST_LINES
-    said = " ".join(printed.split())
+    said = " ".join(text.split())
     if any_result.loader_fault is not None:
         assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
     elif any_result.recommended is None:
@@ -26,9 +23,8 @@ def test_the_answer_fits_on_one_screen(any_result, capsys):
         assert "CellDataset.from_autotune(" in said
 
 
-def test_what_was_not_measured_is_counted_with_its_reasons(result_of, capsys):
-    print_report(result_of("recommended"), Path("autotune.json"))
-    said = " ".join(capsys.readouterr().out.split())
+def test_what_was_not_measured_is_counted_with_its_reasons(result_of):
+    said = said_of(result_of("recommended"))
     assert (
         "Not measured: 1 over the memory limit, 1 below the entropy floor, 1 failed, 1 not timed "
         "(budget exhausted), 1 too large for the collection, 1 predicted slower than the best."
@@ -38,16 +34,15 @@ def test_what_was_not_measured_is_counted_with_its_reasons(result_of, capsys):
 
 
 @pytest.mark.parametrize(("spread", "is_said"), [(0.05, False), (0.18, True), (None, False)])
-def test_that_replicates_differ_much_is_said(result_of, capsys, spread, is_said):
+def test_that_replicates_differ_much_is_said(result_of, spread, is_said):
     result = replace(result_of("recommended"), replicate_spread=spread)
-    print_report(result, Path("autotune.json"))
-    said = " ".join(capsys.readouterr().out.split())
+    said = said_of(result)
     assert ("of a configuration differ by 18%" in said) == is_said
     assert result.to_json()["replicate_spread"] == spread
 
 
 @pytest.mark.parametrize("kind", ["inside", "assumptions", "outside"])
-def test_a_verdict_is_printed_only_where_the_choice_is_outside(result_of, capsys, kind):
+def test_a_verdict_is_printed_only_where_the_choice_is_outside(result_of, kind):
     result = result_of("recommended")
     assert result.chosen is not None
     judged = {each.verdict.kind: each.verdict for each in result.configurations if each.verdict}
@@ -55,26 +50,21 @@ def test_a_verdict_is_printed_only_where_the_choice_is_outside(result_of, capsys
         replace(each, verdict=judged[kind]) if each == result.chosen else each
         for each in result.configurations
     )
-    print_report(replace(result, configurations=configurations), Path("autotune.json"))
-    said = " ".join(capsys.readouterr().out.split())
+    said = said_of(replace(result, configurations=configurations))
     assert (judged["outside"].sentence in said) == (kind == "outside")
     assert not any(judged[each].sentence in said for each in ("inside", "assumptions"))
 
 
-def test_a_busy_machine_is_said(result_of, capsys):
-    print_report(result_of("busy"), Path("autotune.json"))
-    said = " ".join(capsys.readouterr().out.split())
+def test_a_busy_machine_is_said(result_of):
+    said = said_of(result_of("busy"))
     assert "Other programs took 35% of the processors while throughput was measured" in said
-    print_report(result_of("recommended"), Path("autotune.json"))
-    assert "Other programs" not in capsys.readouterr().out
+    assert "Other programs" not in printed(result_of("recommended"))
 
 
-def test_files_that_are_read_slowly_are_said(result_of, capsys):
+def test_files_that_are_read_slowly_are_said(result_of):
     result = result_of("recommended")
     line = "plates/p3.h5ad: `X` is read slowly, through h5py: filter blosc2 is not supported; no"
-    print_report(result, Path("autotune.json"))
-    assert "read slowly" not in capsys.readouterr().out
+    assert "read slowly" not in printed(result)
     slow = replace(result, dataset=replace(result.dataset, slow_reading=line))
-    print_report(slow, Path("autotune.json"))
-    assert line in " ".join(capsys.readouterr().out.split())
+    assert line in said_of(slow)
     assert slow.to_json()["dataset"]["slow_reading"] == line

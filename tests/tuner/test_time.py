@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from cellfeed import open_collection
-from cellfeed_tuner import Configuration
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner import Configuration, Estimate, Ranks
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
-from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import collection_request
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._searching._posterior import Posterior

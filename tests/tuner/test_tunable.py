@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from tests.tuner import other_loaders
 from tests.tuner.other_loaders import BATCH_SIZE, N_ROWS, PLATES, Blocks, PlannedPlates, Plates
+from tests.tuner.reports import code_to_paste, html_report, in_words, printed
 
 from cellfeed import CellDataset, FormatError, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, Tunable, autotune, measure, theory
-from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._text import code_to_paste, in_words, print_report
 
 RANDOM = theory.random_entropy_bits(np.full(4, N_ROWS // 4), BATCH_SIZE)
 
@@ -91,15 +90,14 @@ class TestReports:
         plain = json.loads((tmp_path / "autotune.json").read_text())
         assert plain["dataset"]["loader"] == "Plates"
 
-    def test_page_and_terminal_name_the_loader(self, delivered, tmp_path, capsys):
+    def test_page_and_terminal_name_the_loader(self, delivered, tmp_path):
         code = code_to_paste(delivered, tmp_path / "autotune.json", elements=["X"])
         assert "Plates(...).open(Configuration(block_size=8, fetch_factor=8" in code
         page = html_report(delivered, code=code)
         assert "Plates" in page
         assert "genes" not in page
         assert "Plates does not count it" in page
-        print_report(delivered, tmp_path / "autotune.json")
-        assert "block size 8, fetch factor 8" in capsys.readouterr().out
+        assert "block size 8, fetch factor 8" in printed(delivered, tmp_path / "autotune.json")
 
     def test_cellfeed_takes_no_settings_of_another_loader(self, delivered, small_collection):
         with pytest.raises(FormatError, match="is of Plates, whose settings do not apply"):

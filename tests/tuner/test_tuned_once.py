@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests import commands
+from tests.tuner.reports import code_to_paste, html_report, said_of
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult
-from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._text import code_to_paste, print_report
 
 ROOT = str(Path(__file__).parents[2])
 SCRIPT = """
@@ -103,13 +102,12 @@ def test_all_ranks_have_one_result(found):
     assert found[1]["n_stages"] == 0  # the first one alone says how far it has come
 
 
-def test_it_says_for_how_many_ranks_it_is(result, tmp_path, capsys):
+def test_it_says_for_how_many_ranks_it_is(result, tmp_path):
     assert (result.ranks.n_local, result.ranks.n_total) == (2, 2)
     assert result.recommended is not None
     assert result.loader_fault is None
     assert "cells/s of 2 ranks together" in repr(result)
-    print_report(result, tmp_path / "autotune.json")
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = said_of(result, tmp_path / "autotune.json")
     assert "cells/s of 2 ranks together" in printed
     code = code_to_paste(result, tmp_path / "autotune.json", elements=["X"])
     assert code.startswith("# torchrun --nproc-per-node 2 ")

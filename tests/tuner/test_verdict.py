@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tests.tuner.mixing import mixing_of
 
 from cellfeed import BlockShuffling, EpochPlan
 from cellfeed_tuner import (
@@ -17,8 +18,7 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._entropy import FetchSpread, count_labels
 from cellfeed_tuner._interval import mean_with_interval
-from cellfeed_tuner._mixing import Mixing, deviations, standard_error_of, verdict, wrong_data
-from cellfeed_tuner._subject import BlockPlans, Label
+from cellfeed_tuner._mixing import deviations, standard_error_of, verdict, wrong_data
 
 BATCH_SIZE = 64
 
@@ -48,8 +48,6 @@ def judged(
     n_rounds: int = 40,
 ) -> Verdict:
     """The verdict on a loader that delivers its plan."""
-    label = Label("plate", codes, count_labels(codes))
-    plans = BlockPlans(codes.size, batch_size=BATCH_SIZE, seed=0)
     rounds = measured_rounds(codes, block_size, fetch_factor, n_rounds)
     bits = mean_with_interval(rounds)
     result = ConfigurationResult(
@@ -59,7 +57,7 @@ def judged(
         n_rounds=len(rounds) - 1,  # the first of a measurement is counted for its entropy only
         entropy_bits=EntropyBits(expected=bits, random=0.0, measured=bits),
     )
-    found = Mixing([label], None, plans, entropy_floor=0.0).judged(result, None, None).verdict
+    found = mixing_of({"plate": codes}, floor=0.0).judged(result, None, None).verdict
     assert found is not None
     return found
 

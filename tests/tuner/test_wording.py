@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.tuner.reports import in_words
 
 from cellfeed_tuner import Estimate
 from cellfeed_tuner._machine import BytesRead
-from cellfeed_tuner._reports._text import in_words
 from cellfeed_tuner._results import Waiting
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests import commands
+from tests.tuner.reports import html_report, html_summary
 
 from cellfeed import (
     BlockShuffling,
@@ -27,8 +28,6 @@ from cellfeed import (
 from cellfeed.transforms import Log1p, NormalizeTotal
 from cellfeed_tuner import AutotuneResult, Configuration, _autotune, autotune, measure
 from cellfeed_tuner._measuring._delivery import compare_with_files, sampled_cells
-from cellfeed_tuner._reports._page import html_report
-from cellfeed_tuner._reports._text import html_summary
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 

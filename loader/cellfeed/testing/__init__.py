@@ -1,7 +1,8 @@
 """Conformance suites: tests that an extension of cellfeed inherits by supplying one fixture.
 
-`SourceConformance` compares any storage with NumPy in memory; `StrategyConformance` checks any
-sampling strategy against its declared properties.
+`SourceConformance` compares any storage with NumPy in memory, `StorageDamageConformance` checks
+what it does with files that are damaged or change, and `StrategyConformance` checks any sampling
+strategy against its declared properties.
 """
 
 try:
@@ -12,19 +13,21 @@ except ImportError as error:
     raise ImportError(msg) from error
 
 pytest.register_assert_rewrite(
-    "cellfeed.testing._oracle", "cellfeed.testing._source", "cellfeed.testing._strategy"
+    *(f"cellfeed.testing.{name}" for name in ("_damage", "_oracle", "_source", "_strategy"))
 )
 
 from cellfeed.testing._cases import (  # noqa: E402 - after its asserts are registered
     GuardedPool,
     StoredCase,
 )
+from cellfeed.testing._damage import StorageDamageConformance  # noqa: E402
 from cellfeed.testing._source import SourceConformance  # noqa: E402
 from cellfeed.testing._strategy import StrategyCase, StrategyConformance  # noqa: E402
 
 __all__ = [
     "GuardedPool",
     "SourceConformance",
+    "StorageDamageConformance",
     "StoredCase",
     "StrategyCase",
     "StrategyConformance",

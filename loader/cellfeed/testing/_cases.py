@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -99,6 +100,14 @@ class StoredCase:
         values = self._values(math.prod(self.shape)).reshape(self.shape)
         is_stored = self._random(1).random(values.shape) < self.density
         return np.where(is_stored, values, np.zeros((), values.dtype)).astype(self.dtype)
+
+    @property
+    def matrix(self) -> Any:
+        """The matrix as it must be stored: `dense`, or a `scipy.sparse.csr_matrix` of its parts."""
+        if self.layout == "dense":
+            return self.dense
+        parts = (self.data, self.indices, self.indptr.astype(np.int64))
+        return sp.csr_matrix(parts, shape=(self.n_rows, self.n_vars))
 
     @cached_property
     def obs(self) -> pd.DataFrame:

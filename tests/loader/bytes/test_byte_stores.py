@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.servers.web import WebServer
 
 from cellfeed import ParameterError
-from cellfeed._bytes import Location, StorageOptions, UnbufferedFiles, check_unbuffered
+from cellfeed._bytes import StorageOptions, UnbufferedFiles, check_unbuffered
 from cellfeed._bytes._remote import RemoteObjects, open_object
 from cellfeed._storages._source import files_in
-from cellfeed.sources import ByteStore
+from cellfeed.sources import ByteStore, Location
 
 rng = np.random.default_rng(0)
 CONTENTS = [rng.bytes(n) for n in (0, 1, 4096, 4097, 300_000)]

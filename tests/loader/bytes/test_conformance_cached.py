@@ -13,8 +13,9 @@ from tests.loader.storages.test_conformance_zarr import (
     write_store,
 )
 
-from cellfeed._bytes import Location, _tables
+from cellfeed._bytes import _tables
 from cellfeed._storages import open_sources
+from cellfeed.sources import Location
 
 
 def open_before(path, case):

@@ -1,4 +1,4 @@
-"""Epochs over many iterations, worker processes and ranks."""
+"""Epochs that are begun in odd ways; test_epoch_machine.py has the usual ones, in any order."""
 
 import itertools
 import multiprocessing
@@ -54,24 +54,6 @@ def assert_is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) ->
 
 
 class TestInOneProcess:
-    def test_every_iteration_is_the_next_epoch(self, dataset):
-        for epoch in range(3):
-            assert_is_epoch(dataset, batches(dataset), epoch)
-
-    def test_an_iteration_that_breaks_off_counts(self, dataset):
-        next(iter(dataset))
-        assert_is_epoch(dataset, batches(dataset), 1)
-
-    def test_an_iterator_has_the_epoch_in_which_it_is_first_used(self, dataset):
-        first, second = iter(dataset), iter(dataset)
-        assert_is_epoch(dataset, batches(second), 0)
-        assert_is_epoch(dataset, batches(first), 1)
-
-    def test_set_epoch_goes_anywhere_and_counts_on(self, dataset):
-        dataset.set_epoch(7)
-        assert_is_epoch(dataset, batches(dataset), 7)
-        assert_is_epoch(dataset, batches(dataset), 8)
-
     @pytest.mark.parametrize("epoch", [2**70, -1, 2**62])
     def test_an_epoch_that_nobody_reaches_is_refused(self, dataset, epoch):
         with pytest.raises(ParameterError, match=f"`0 <= epoch < {2**62}` must hold, but got "):
@@ -173,40 +155,6 @@ class TestWorkers:
             multiprocessing_context="fork" if num_workers else None,
         )
         return loader
-
-    def test_every_row_once_and_another_order_each_epoch(self, dataset, loader):
-        assert len(loader) == len(dataset) == 13
-        for epoch in range(3):
-            assert_is_epoch(dataset, batches(loader), epoch)
-
-    def test_the_order_is_the_same_for_the_same_seed(self, dataset, loader, num_workers):
-        again = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0)
-        first = [batches(loader) for _ in range(2)]
-        assert [batches(again.loader(num_workers)) for _ in range(2)] == first
-
-    def test_breaking_off_and_starting_again(self, dataset, loader):
-        for _ in zip(loader, range(2), strict=False):
-            pass
-        assert_is_epoch(dataset, batches(loader), 1)
-
-    def test_set_epoch(self, dataset, loader):
-        assert_is_epoch(dataset, batches(loader), 0)
-        dataset.set_epoch(5)
-        assert_is_epoch(dataset, batches(loader), 5)
-        assert_is_epoch(dataset, batches(loader), 6)
-
-    def test_set_epoch_counts_until_the_first_minibatch_is_taken(self, dataset, loader):
-        """Lightning makes the iterator of the first epoch before it says which one that is."""
-        next(iter(loader))
-        iterator = iter(loader)
-        dataset.set_epoch(0)
-        assert_is_epoch(dataset, batches(iterator), 0)
-        iterator = iter(loader)
-        loader.set_epoch(7)
-        begun = [next(iterator)]
-        loader.set_epoch(3)
-        assert_is_epoch(dataset, batches([*begun, *iterator]), 7)
-        assert_is_epoch(dataset, batches(loader), 3)
 
     def test_a_user_who_seeds_torch_before_each_epoch(self, dataset, loader):
         for epoch in range(3):

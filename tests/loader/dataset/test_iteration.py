@@ -14,12 +14,11 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
-from tests.loader.threads import threads_of_iterations
+from tests.loader.threads import threads_of_iterations, wait_for_dropped
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, Streaming, open_collection
 from cellfeed._bytes._buffers import Segment
-from cellfeed._dataset._epochs import wait_for_dropped
 
 multi_threaded = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader import matrices
 from tests.loader.storages.expecting import expecting, matrix_of
+from tests.loader.threads import wait_for_dropped
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -21,7 +22,6 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed._dataset._epochs import wait_for_dropped
 
 MATRIX = matrix_of()
 DENSE = MATRIX.toarray()

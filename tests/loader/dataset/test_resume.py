@@ -1,9 +1,8 @@
-"""A run that is stopped goes on where its consumer was, on whatever it goes on with."""
+"""What a state holds, and where it leads; test_epoch_machine.py stops and resumes in any order."""
 
 import hashlib
 import itertools
 import json
-import pickle
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, _utils
-from torch.utils.data._utils.worker import WorkerInfo
+from tests.loader.dataset.in_turns import LoaderInTurns
+from torch.utils.data import DataLoader
 
 from cellfeed import (
     BlockShuffling,
@@ -28,12 +27,6 @@ from cellfeed import (
     open_collection,
 )
 
-_STRATEGIES = {
-    "blocks": BlockShuffling(block_size=3),
-    "whole blocks": BlockShuffling(block_size=4, drop_last=True),
-    "streaming": Streaming(),
-}
-
 
 def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) -> CellDataset:
     defaults: dict[str, Any] = {
@@ -45,145 +38,12 @@ def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) ->
     return CellDataset(np.arange(n_rows), rank=rank, world_size=world_size, **defaults | options)
 
 
-# The loader below starts workers in its own way.
+# `LoaderInTurns` starts workers in its own way.
 pytestmark = pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning")
-
-
-class _Loader:
-    """A loader, whose workers take turns in this process: starting real ones takes long."""
-
-    def __init__(self, dataset: CellDataset, num_workers: int) -> None:
-        self._dataset, self._n = dataset, num_workers
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._n:
-            yield from self._dataset
-            return
-        copies = [pickle.loads(pickle.dumps(self._dataset)) for _ in range(self._n)]
-        _, counted = self._dataset.begin_for_workers(None, self._n)
-        yield from counted.counting(self._in_turns(copies))
-
-    def _in_turns(self, copies: list[CellDataset]) -> Iterator[Any]:
-        iterators = list[tuple[WorkerInfo, Iterator[Any]]]()
-        for number, copy in enumerate(copies):
-            info = WorkerInfo(id=number, num_workers=self._n, seed=0, dataset=copy)
-            with _Worker(info):
-                iterators.append((info, iter(copy)))
-        while iterators:
-            for each in list(iterators):
-                info, iterator = each
-                with _Worker(info):
-                    minibatch = next(iterator, None)
-                if minibatch is None:
-                    iterators.remove(each)
-                else:
-                    yield minibatch
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(json.dumps(self._dataset.state_dict()))
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._dataset.load_state_dict(state)
-
-
-class _Worker:
-    def __init__(self, info: WorkerInfo) -> None:
-        self._info = info
-
-    def __enter__(self) -> None:
-        _utils.worker._worker_info = self._info
-
-    def __exit__(self, *exception: object) -> None:
-        _utils.worker._worker_info = None
-
-
-def _flat(minibatches: list[list[int]]) -> list[int]:
-    return [row for each in minibatches for row in each]
 
 
 def _taken(iterator: Iterator[Any], n: int) -> list[list[int]]:
     return [next(iterator).tolist() for _ in range(n)]
-
-
-_sizes = st.fixed_dictionaries(
-    {
-        "n_rows": st.integers(1, 60),
-        "strategy": st.sampled_from(sorted(_STRATEGIES)),
-        "batch_size": st.integers(1, 7),
-        "fetch_factor": st.integers(1, 5),
-        "drop_last": st.booleans(),
-    }
-)
-
-
-@given(sizes=_sizes, ranks=st.integers(1, 4), workers=st.integers(0, 3), data=st.data())
-def test_with_the_same_ranks_and_workers_the_same_minibatches_follow(sizes, ranks, workers, data):
-    """Stopped any number of times, and across the ends of epochs."""
-    options = sizes | {"strategy": _STRATEGIES[sizes["strategy"]]}
-    for rank in range(ranks):
-        try:
-            dataset = _dataset(rank=rank, world_size=ranks, **options)
-        except ValueError:
-            return  # nothing to deliver
-        whole = [each.tolist() for _ in range(3) for each in _Loader(dataset, workers)]
-        n = len(dataset)
-        state, position = None, 0
-        while position < len(whole):
-            loader = _Loader(_dataset(rank=rank, world_size=ranks, **options), workers)
-            if state is not None:
-                loader.load_state_dict(state)
-                assert loader.state_dict() == state
-            left = n - position % n
-            n_more = data.draw(st.integers(1, left))
-            assert _taken(iter(loader), n_more) == whole[position : position + n_more]
-            position += n_more
-            state = loader.state_dict()
-            assert state["epoch"] == position // n
-
-
-@given(sizes=_sizes, data=st.data())
-def test_on_other_ranks_and_workers_no_cell_comes_twice_and_none_is_missing(sizes, data):
-    options = sizes | {"strategy": _STRATEGIES[sizes["strategy"]]}
-    state, seen, n_repeated = None, Counter[int](), 0
-    while True:
-        ranks, workers = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3))
-        try:
-            loaders = [
-                _Loader(_dataset(rank=rank, world_size=ranks, **options), workers)
-                for rank in range(ranks)
-            ]
-        except ValueError:
-            return
-        states = list[dict[str, Any]]()
-        n_wanted = data.draw(st.integers(0, 30))
-        sizes_of_ranks = list[list[int]]()
-        for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(state)
-            sizes_of_ranks.append([])
-            for k, minibatch in enumerate(loader):
-                seen.update(minibatch.tolist())
-                sizes_of_ranks[-1].append(len(minibatch))
-                if k + 1 >= n_wanted:
-                    break
-            states.append(loader.state_dict())
-        # Ranks are equal in what they deliver, and in where they are.
-        assert all(each == sizes_of_ranks[0] for each in sizes_of_ranks)
-        assert all(each == states[0] for each in states)
-        state = states[0]
-        n_repeated += ranks - 1
-        if state["epoch"] == 1:
-            break
-    strategy = options["strategy"]
-    n_positions = strategy.n_positions(options["n_rows"])
-    if options["drop_last"]:
-        assert max(seen.values(), default=1) == 1
-        # Of each epoch that was divided, less than a minibatch of each rank is left out at its end.
-        assert n_positions - seen.total() < ranks * options["batch_size"]
-    else:
-        assert len(seen) == n_positions
-        assert seen.total() - len(seen) <= n_repeated
 
 
 _LABELS = np.random.default_rng(0).integers(0, 4, 60)
@@ -207,7 +67,7 @@ def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
         ranks, workers, n = (data.draw(st.integers(low, 3)) for low in (1, 0, 1))
         states = list[dict[str, Any]]()
         for rank in range(ranks):
-            loader = _Loader(_dataset(60, rank, ranks, **options), workers)
+            loader = LoaderInTurns(_dataset(60, rank, ranks, **options), workers)
             if "format" in state:
                 loader.load_state_dict(state)
             for minibatch in itertools.islice(loader, n):
@@ -222,46 +82,8 @@ def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
     assert seen.total() - expected.total() <= n_repeated
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-class TestWorkerProcesses:
+class TestWorkersThatPersist:
     """With real ones, of `CellDataset.loader`."""
-
-    @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (3, 3), (1, 0)])
-    @pytest.mark.parametrize("persistent", [False, True])
-    def test_the_same_minibatches_follow(self, before, after, persistent):
-        def loader(n: int) -> Any:
-            return _dataset(90).loader(n, persistent_workers=persistent and n > 0)
-
-        reference = loader(before)
-        whole = [each.tolist() for _ in range(2) for each in reference]
-        stopped = loader(before)
-        iterator = iter(stopped)
-        assert _taken(iterator, 7) == whole[:7]
-        state = json.loads(json.dumps(stopped.state_dict()))
-        del iterator
-        goes_on = loader(after)
-        goes_on.load_state_dict(state)
-        assert [each.tolist() for _ in range(2) for each in goes_on] == whole[7:]
-
-    @pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0), (2, 3)])
-    def test_on_another_number_of_them_the_rest_comes(self, before, after):
-        stopped = _dataset(90).loader(before)
-        iterator = iter(stopped)
-        first = _flat(_taken(iterator, 7))
-        state = stopped.state_dict()
-        del iterator
-        goes_on = _dataset(90).loader(after)
-        goes_on.load_state_dict(state)
-        assert len(goes_on) == 23
-        rest = [row for each in goes_on for row in each.tolist()]
-        assert sorted(first + rest) == list(range(90))
-        # And the epoch after it is the one that would have come.
-        expected = _dataset(90)
-        expected.set_epoch(1)
-        rows = [row for each in goes_on for row in each.tolist()]
-        assert sorted(rows) == list(range(90))
-        by_plan = [row for each in _Loader(expected, after) for row in each.tolist()]
-        assert rows == by_plan
 
     def test_workers_that_persist_take_a_state_over(self):
         loader = _dataset(90).loader(2, persistent_workers=True)
@@ -289,7 +111,7 @@ class TestWorkerProcesses:
         dataset.load_state_dict(state)
         second = _dataset(90)
         second.set_epoch(1)
-        expected = [each.tolist() for each in _Loader(second, 2)]
+        expected = [each.tolist() for each in LoaderInTurns(second, 2)]
         assert [each.tolist() for each in loader] == expected[5:]
 
 
@@ -306,8 +128,8 @@ class TestTransformsOfWholeFetches:
 
     @given(n=st.integers(1, 22), workers=st.integers(0, 3))
     def test_the_same_values_follow(self, n, workers):
-        def loader() -> _Loader:
-            return _Loader(_dataset(90, fetch_transform=_less_its_mean), workers)
+        def loader() -> LoaderInTurns:
+            return LoaderInTurns(_dataset(90, fetch_transform=_less_its_mean), workers)
 
         whole = [each.tolist() for each in loader()]
         stopped, goes_on = loader(), loader()
@@ -352,36 +174,6 @@ class TestState:
         text = json.dumps(dataset.state_dict())
         assert len(text) < 1000
         assert json.loads(text) == dataset.state_dict()
-
-    def test_a_second_look_changes_nothing(self):
-        dataset = _dataset(40)
-        iterator = iter(dataset)
-        rows = _taken(iterator, 2)
-        assert dataset.state_dict() == dataset.state_dict()
-        rows += [each.tolist() for each in iterator]
-        assert sorted(_flat(rows)) == list(range(40))
-
-    def test_an_iteration_that_nothing_was_taken_of_leaves_it(self):
-        """As where a trainer makes an iterator to look at, and another to train with."""
-        stopped = _dataset(40)
-        first = _taken(iter(stopped), 4)
-        goes_on = _dataset(40)
-        goes_on.load_state_dict(stopped.state_dict())
-        iter(goes_on)
-        goes_on.set_epoch(0)  # as some trainers do at the start of each epoch
-        rest = [each.tolist() for each in goes_on]
-        assert sorted(_flat(first + rest)) == list(range(40))
-        assert goes_on.state_dict()["epoch"] == 1
-
-    def test_another_epoch_may_be_set_after_it(self):
-        stopped = _dataset(40)
-        _taken(iter(stopped), 4)
-        goes_on = _dataset(40)
-        goes_on.load_state_dict(stopped.state_dict())
-        goes_on.set_epoch(3)
-        expected = _dataset(40)
-        expected.set_epoch(3)
-        assert [each.tolist() for each in goes_on] == [each.tolist() for each in expected]
 
     def test_the_seed_comes_with_it(self):
         stopped = _dataset(40, seed=None)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from tests.loader.threads import wait_for_dropped
 from torch.utils.data import DataLoader, get_worker_info
 
 from cellfeed import BlockShuffling, CellDataset, Cells, InterleavedDatasets, open_collection
 from cellfeed._dataset import _workers
-from cellfeed._dataset._epochs import wait_for_dropped
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

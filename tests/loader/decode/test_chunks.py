@@ -13,21 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import FormatError
-from cellfeed._bytes import ByteStore, Location
 from cellfeed._bytes._buffers import destination
-from cellfeed._decode import (
-    ChunkedArray,
-    ChunkReads,
-    ChunkTable,
-    Decoder,
-    Pieces,
-    can_cast,
-)
+from cellfeed._decode import ChunkReads, Decoder, Pieces, can_cast
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels import cast_address, plan_flat, plan_grid
 from cellfeed._decode._kernels._codecs import STORED
 from cellfeed._rows import lay_out
+from cellfeed.sources import ByteStore, ChunkedArray, ChunkTable, Location
 from cellfeed.testing import GuardedPool
 
 NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.loader.fuzzing import MemoryFile, lzf_chunk
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, ParameterError, open_collection
-from cellfeed._decode import ChunkedArray, ChunkReads, ChunkTable, Decoder
+from cellfeed._decode import ChunkReads, Decoder
 from cellfeed._decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD
+from cellfeed.sources import ChunkedArray, ChunkTable
 from cellfeed.testing import GuardedPool
 
 SECOND = np.random.default_rng(1)

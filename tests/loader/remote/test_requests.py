@@ -10,9 +10,10 @@ from tests.servers.faults import Hang, Held, Status
 from tests.servers.web import WebServer
 
 from cellfeed import PathError, RemoteError
-from cellfeed._bytes import Location, StorageOptions, until_left
+from cellfeed._bytes import StorageOptions, until_left
 from cellfeed._bytes._remote import RemoteObjects, open_object
 from cellfeed._bytes._remote._scheduler import scheduler_of
+from cellfeed.sources import Location
 
 CONTENT = np.random.default_rng(3).bytes(50_000)
 

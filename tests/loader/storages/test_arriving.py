@@ -4,11 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from tests.loader.storages.arriving import Arriving, Rows
 
-from cellfeed import FormatError
-from cellfeed._collection import Collection
+from cellfeed import Collection, FormatError
 from cellfeed.sources import CsrRows, Location, StoredElement
 from cellfeed.testing import SourceConformance
 
@@ -21,12 +19,8 @@ class TestArriving(SourceConformance):
         numbers = itertools.count()
 
         def write(case):
-            matrix = case.dense if case.layout == "dense" else None
-            if matrix is None:
-                parts = (case.data, case.indices, case.indptr.astype(np.int64))
-                matrix = sp.csr_array(parts, shape=(case.n_rows, case.n_vars))
             location = Location(f"memory://case/{next(numbers)}")
-            return Arriving(location, {"X": Rows(matrix, case.var.index)}, case.obs)
+            return Arriving(location, {"X": Rows(case.matrix, case.var.index)}, case.obs)
 
         return write
 

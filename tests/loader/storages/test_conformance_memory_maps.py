@@ -3,9 +3,7 @@
 import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 from tests.loader.storages.memory_maps import write_npy, write_scdl
 
 from cellfeed import MemoryMapSource
@@ -61,8 +59,6 @@ class TestScdl(SourceConformance):
         numbers = itertools.count()
 
         def write(case):
-            parts = (case.data, case.indices.astype(np.int64), case.indptr.astype(np.int64))
-            matrix = sp.csr_matrix(parts, shape=(case.n_rows, case.n_vars))
-            return write_scdl(tmp_path / f"{next(numbers)}", matrix, case.obs, case.var)
+            return write_scdl(tmp_path / f"{next(numbers)}", case.matrix, case.obs, case.var)
 
         return write

@@ -3,9 +3,8 @@
 import itertools
 
 import anndata as ad
-import numpy as np
 import pytest
-import scipy.sparse as sp
+from tests.loader.matrices import adata_of
 
 from cellfeed import open_collection
 from cellfeed.testing import SourceConformance
@@ -14,19 +13,6 @@ from cellfeed.testing import SourceConformance
 def source_of(adata, element):
     (source,) = open_collection(adata, elements=[element]).sources
     return source
-
-
-def adata_of(case):
-    matrix = case.dense
-    if case.layout == "csr":
-        parts = (case.data, case.indices, case.indptr.astype(np.int64))
-        matrix = sp.csr_matrix(parts, shape=(case.n_rows, case.n_vars))
-    adata = ad.AnnData(matrix if case.element == "X" else None, obs=case.obs, var=case.var)
-    if case.element == "layers/counts":
-        adata.layers["counts"] = matrix
-    if case.element == "raw/X":
-        adata.raw = ad.AnnData(matrix, obs=case.obs, var=case.var)
-    return adata
 
 
 class TestInMemory(SourceConformance):

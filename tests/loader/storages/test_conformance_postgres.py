@@ -4,10 +4,8 @@ import itertools
 import warnings
 from dataclasses import replace
 
-import anndata as ad
-import numpy as np
 import pytest
-import scipy.sparse as sp
+from tests.loader.matrices import adata_of
 
 from cellfeed import PostgresSource, load_database
 from cellfeed.testing import SourceConformance
@@ -31,17 +29,7 @@ class TestPostgres(SourceConformance):
 
         def write(case):
             number = next(numbers)
-            matrix = case.dense
-            if case.layout == "csr":
-                parts = (case.data, case.indices, case.indptr.astype(np.int64))
-                matrix = sp.csr_matrix(parts, shape=(case.n_rows, case.n_vars))
-            adata = ad.AnnData(obs=case.obs, var=case.var)
-            if case.element == "X":
-                adata.X = matrix
-            elif case.element == "raw/X":
-                adata.raw = ad.AnnData(matrix, obs=case.obs, var=case.var)
-            else:
-                adata.layers["counts"] = matrix
+            adata = adata_of(case)
             path, name = tmp_path / f"{number}.h5ad", f"{tmp_path.name} {number}"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of AnnData's own

@@ -36,10 +36,7 @@ class TestSoma(SourceConformance):
         numbers = itertools.count()
 
         def write(case):
-            matrix = case.dense
-            if case.layout == "csr":
-                parts = (case.data, case.indices, case.indptr.astype(np.int64))
-                matrix = sp.csr_matrix(parts, shape=(case.n_rows, case.n_vars))
+            matrix = case.matrix
             other = np.zeros_like(matrix)
             if case.layout == "csr":
                 other = sp.csr_matrix(matrix.shape, dtype=np.float32)

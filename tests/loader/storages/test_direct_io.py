@@ -23,10 +23,10 @@ from cellfeed import (
     open_collection,
     preshuffle,
 )
-from cellfeed._bytes import ByteStore, Location, UnbufferedFiles, check_unbuffered
+from cellfeed._bytes import UnbufferedFiles, check_unbuffered
 from cellfeed._decode import FolderFiles
 from cellfeed._storages._source import files_in
-from cellfeed.sources import Source
+from cellfeed.sources import ByteStore, Location, Source
 from cellfeed_tuner._measuring._page_cache import drop_pages, resident_fraction
 
 pytestmark = pytest.mark.filterwarnings(

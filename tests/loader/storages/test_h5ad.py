@@ -136,12 +136,6 @@ class TestOtherFiles:
         with pytest.raises(FormatError, match=rf"{name}: a compressed file .*; unpack it first$"):
             open_collection(tmp_path / name)
 
-    def test_one_that_vanishes_after_it_was_opened(self, csr_file):
-        collection = pickle.dumps(open_collection(csr_file))
-        csr_file.unlink()
-        with pytest.raises(PathError, match=f"^{csr_file}: was removed since it was opened"):
-            pickle.loads(collection)[:]
-
     def test_ones_without_cells(self, write_h5ad):
         path = write_h5ad(sp.csr_matrix(np.zeros((0, 3), np.float32)))
         with pytest.raises(FormatError, match=f"^{path}: has no cells; give files"):

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from tests.loader.matrices import dense
 from tests.loader.storages.test_faults import COUNTS, chunk_bytes, flip, writer_of_small_chunks
-from tests.loader.threads import threads_of_iterations
+from tests.loader.threads import threads_of_iterations, wait_for_dropped
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
-from cellfeed._dataset._epochs import wait_for_dropped
 from cellfeed._storages._anndata._matrix import StoredMatrix
 
 

@@ -233,10 +233,3 @@ class TestNpyFolder:
                 MemoryMapSource(where, **{table: obs_of(2)})
         with pytest.raises(ParameterError, match="`part` applies only to SCDL folders"):
             MemoryMapSource(where, part=0)
-
-    def test_what_is_written_meanwhile_is_noticed(self, tmp_path):
-        where = write_npy(tmp_path / "cells", X)
-        collection = open_collection(where)
-        np.save(where / "data.npy", X.data[:-1])
-        with pytest.raises(FormatError, match="was replaced or written to"):
-            collection[:]

@@ -181,12 +181,8 @@ class TestModality(SourceConformance):
 
         def write_case(case: StoredCase) -> Path:
             path: Path = tmp_path / f"{next(numbers):05}.h5mu"
-            X: Any = case.dense
-            if case.layout == "csr":
-                shape = (case.n_rows, case.n_vars)
-                X = sp.csr_matrix((case.data, case.indices, case.indptr), shape=shape)
             order = np.random.default_rng(case.seed).permutation(case.n_rows)
-            rna = ad.AnnData(X[order], obs=case.obs.iloc[order][[]], var=case.var)
+            rna = ad.AnnData(case.matrix[order], obs=case.obs.iloc[order][[]], var=case.var)
             rna.layers["counts"] = rna.X
             whole = ad.AnnData(obs=case.obs[[]])
             obs = {name: case.obs[name] for name in case.obs}

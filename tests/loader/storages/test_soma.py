@@ -202,8 +202,10 @@ def test_autotune_and_preshuffle(stored, tmp_path, monkeypatch):
     assert_tuned_and_preshuffled(experiment, collection, adata, tmp_path)
 
 
-@pytest.mark.parametrize("cell_index", [None, "cell", "gene_id", "obs_id"])
-@pytest.mark.parametrize("gene_index", [None, "symbol", "gene_id", "gene_name"])
+@pytest.mark.parametrize(
+    ("cell_index", "gene_index"),  # which do not depend on each other
+    [(None, None), ("cell", "symbol"), ("gene_id", "gene_id"), ("obs_id", "gene_name")],
+)
 def test_names_are_the_index_of_the_h5ad(tmp_path, cell_index, gene_index):
     """Also beside a column that is called as an index often is; such columns are columns."""
     adata = make_adata()[:20, :5].copy()

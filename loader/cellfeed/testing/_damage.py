@@ -1,0 +1,211 @@
+# ruff: noqa: S101 - a suite asserts
+"""Tests of what a storage in files does with damage, for any storage."""
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from cellfeed._collection import Collection, open_collection
+from cellfeed._dataset import CellDataset
+from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._rows import RaggedRows
+from cellfeed.sampling import Streaming
+
+
+class StorageDamageConformance:
+    """Tests that every storage in files must pass; a subclass inherits them and stores cells.
+
+    Damage gives an error or does no harm: it never gives other values than were stored, except for
+    flipped bits if the format has no checksums. An error is one line that begins with the path.
+
+    A subclass supplies the fixture ``stored``, which returns the path of a file, or of a folder of
+    files, with at least 30 cells. The expected cells are those that are read before the damage;
+    `SourceConformance` compares them with NumPy.
+
+    Attributes
+    ----------
+    has_checksums
+        Whether every flipped bit in `value_ranges` must give an error.
+    detects_overwriting
+        Whether reading an open file gives an error after its bytes were overwritten in place.
+    n_flips
+        Number of flipped bits to try.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scipy.sparse as sp
+    >>> class TestDamage(StorageDamageConformance):
+    ...     @pytest.fixture
+    ...     def stored(self, tmp_path):
+    ...         X = sp.random(40, 9, density=0.5, format="csr")
+    ...         for name in ("data", "indices", "indptr", "shape"):
+    ...             np.save(tmp_path / f"{name}.npy", getattr(X, name))
+    ...         return tmp_path
+    """
+
+    has_checksums: bool = False
+    detects_overwriting: bool = True
+    n_flips: int = 40
+
+    @pytest.fixture
+    def stored(self) -> Path:
+        """Return the path of a storage, written for this test alone."""
+        msg = f"{type(self).__name__} must have a fixture `stored`, which writes cells"
+        raise NotImplementedError(msg)
+
+    def open(self, path: Path) -> Collection:
+        """Open the storage."""
+        return open_collection(path)
+
+    def files(self, path: Path) -> list[Path]:
+        """Return the files that are read: all below ``path``."""
+        if path.is_file():
+            return [path]
+        return sorted(each for each in path.rglob("*") if each.is_file())
+
+    def value_ranges(self, path: Path) -> list[tuple[Path, int, int]]:
+        """Return where values lie, as files with first and last + 1 byte; by default, anywhere."""
+        return [(each, 0, each.stat().st_size) for each in self.files(path)]
+
+    def test_flipped_bits(self, stored: Path) -> None:
+        """All are detected if there are checksums; others may give other values."""
+        expected, random = _content(self.open(stored)), np.random.default_rng(0)
+        ranges = [each for each in self.value_ranges(stored) if each[1] < each[2]]
+        for _ in range(self.n_flips):
+            path, first, stop = ranges[random.integers(len(ranges))]
+            before = path.read_bytes()
+            damaged, place = bytearray(before), int(random.integers(first, stop))
+            damaged[place] ^= 1 << int(random.integers(8))
+            path.write_bytes(damaged)
+            found = self._outcome(stored, lambda: self.open(stored))
+            if found is not None:
+                _check(found, expected, are_values_checked=self.has_checksums)
+            path.write_bytes(before)
+        _check(_content(self.open(stored)), expected)
+
+    @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+    def test_files_that_are_cut(self, stored: Path, share: float) -> None:
+        """Each file in turn is cut short before it is opened."""
+        expected = _content(self.open(stored))
+        for path in self.files(stored):
+            before = path.read_bytes()
+            os.truncate(path, int(share * len(before)))
+            found = self._outcome(stored, lambda: self.open(stored))
+            if found is not None and before:
+                _check(found, expected)
+            path.write_bytes(before)
+
+    def test_files_that_are_missing(self, stored: Path) -> None:
+        """Each file in turn is missing; at least one is needed."""
+        expected, n_told = _content(self.open(stored)), 0
+        for path in self.files(stored):
+            before = path.read_bytes()
+            path.unlink()
+            found = self._outcome(stored, lambda: self.open(stored))
+            n_told += found is None
+            if found is not None:
+                _check(found, expected)
+            path.write_bytes(before)
+        assert n_told > 0
+
+    @pytest.mark.parametrize("was_read", [False, True])
+    @pytest.mark.parametrize("change", ["replaced", "overwritten", "removed"])
+    def test_files_that_change_after_opening(
+        self, stored: Path, change: str, *, was_read: bool
+    ) -> None:
+        """The collection gives the old cells or an error; a copy of it, an error."""
+        if change == "overwritten" and was_read and not self.detects_overwriting:
+            pytest.skip("not detected")
+        expected, collection = _content(self.open(stored)), self._opened_long_ago(stored)
+        if was_read:
+            collection[:]
+        copy = pickle.dumps(collection)
+        self._change(stored, change)
+        found = self._outcome(stored, lambda: collection)
+        if found is not None:
+            _check(found, expected)
+        with pytest.raises(PathError if change == "removed" else FormatError) as raised:
+            _content(pickle.loads(copy))  # noqa: S301 - our own
+        self._check_message(raised.value, stored)
+
+    @pytest.mark.parametrize("change", ["replaced", "overwritten", "removed"])
+    def test_files_that_change_during_an_epoch(self, stored: Path, change: str) -> None:
+        """Minibatches have the old values until there is an error, if there is one.
+
+        Without checksums, a fetch that is being read may get bytes that are overwritten meanwhile.
+        """
+        are_values_checked = change != "overwritten" or self.has_checksums
+        expected, collection = _content(self.open(stored)), self._opened_long_ago(stored)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is read slowly
+            dataset = CellDataset(
+                collection, Streaming(), batch_size=5, fetch_factor=2, as_torch=False, num_threads=2
+            )
+        seen = list[int]()
+        try:
+            for minibatch in dataset:
+                rows = np.asarray(minibatch.rows)
+                _check(minibatch.X, expected[rows], are_values_checked=are_values_checked)
+                if not seen:
+                    self._change(stored, change)
+                seen += rows.tolist()
+        except CellfeedError as error:
+            self._check_message(error, stored)
+        assert seen == list(range(len(seen)))
+        assert seen
+
+    def _opened_long_ago(self, path: Path) -> Collection:
+        for each in self.files(path):
+            os.utime(each, ns=(0, 0))  # so that a change is visible in its time
+        return self.open(path)
+
+    def _change(self, path: Path, change: str) -> None:
+        """Invert all bytes of all files, or remove them."""
+        for each in self.files(path):
+            other = bytes(255 - byte for byte in each.read_bytes())
+            if change == "replaced":
+                new = each.with_name(f".{each.name}.new")
+                new.write_bytes(other)
+                new.replace(each)
+            elif change == "overwritten":
+                each.write_bytes(other)
+            else:
+                each.unlink()
+
+    def _outcome(self, path: Path, opened: Callable[[], Collection]) -> Any:
+        """Return all cells; None if there was an error."""
+        try:
+            return _content(opened())
+        except CellfeedError as error:
+            self._check_message(error, path)
+            return None
+
+    def _check_message(self, error: CellfeedError, path: Path) -> None:
+        assert str(error).startswith(str(path)), error
+        assert "\n" not in str(error)
+
+
+def _content(collection: Collection) -> Any:
+    return collection[:].X
+
+
+def _arrays(X: Any) -> Iterator[np.ndarray[Any, Any]]:
+    if isinstance(X, RaggedRows):
+        yield from (X.offsets, X.values)
+    else:
+        yield X.toarray() if sp.issparse(X) or hasattr(X, "toarray") else np.asarray(X)
+
+
+def _check(found: Any, expected: Any, *, are_values_checked: bool = True) -> None:
+    assert found.shape == expected.shape
+    if are_values_checked:
+        for one, other in zip(_arrays(found), _arrays(expected), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -1,0 +1,434 @@
+"""Epochs in any order of calls: iterate, break off, set, look, copy, save, and resume elsewhere.
+
+The oracle is the plan, and NumPy for what the cells hold. Each cell comes exactly once in an epoch,
+but for those that are repeated or left out to make ranks equal; what follows a state is what would
+have followed without a stop.
+"""
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.loader.dataset.in_turns import LoaderInTurns
+from tests.loader.matrices import dense
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Collection,
+    Streaming,
+    open_collection,
+)
+from cellfeed.sampling import EpochPlan
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+Minibatches = list[list[int]]
+STRATEGIES = {
+    "blocks": BlockShuffling(block_size=3),
+    "whole blocks": BlockShuffling(block_size=4, drop_last=True),
+    "streaming": Streaming(),
+}
+N_FILE = 41
+X: Any = sp.random(N_FILE, 9, density=0.4, format="csr", dtype=np.float32, random_state=0)
+DENSE = X.toarray()
+
+
+def same(minibatch: Any) -> Any:
+    return minibatch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a state belongs to: data, strategy and sizes."""
+
+    in_files: bool
+    n_rows: int
+    strategy: str
+    batch_size: int
+    fetch_factor: int
+    drop_last: bool
+
+
+@dataclass(frozen=True)
+class Divided:
+    """How the rows of an epoch are divided: by so many ranks and workers of each."""
+
+    ranks: int = 1
+    workers: int = 0
+
+    @property
+    def turns(self) -> int:
+        return max(1, self.workers)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where all ranks are in an epoch.
+
+    Attributes
+    ----------
+    expected
+        The minibatches of each rank, since the epoch was last divided.
+    n
+        How many of these each rank has got.
+    seen
+        The rows that were delivered before it was last divided.
+    n_repeated
+        How many rows may come twice.
+    is_whole
+        Whether the epoch was never divided anew.
+    """
+
+    epoch: int
+    divided: Divided
+    expected: tuple[Minibatches, ...] = field(repr=False)
+    n: int = 0
+    seen: tuple[int, ...] = ()
+    n_repeated: int = 0
+    is_whole: bool = True
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.n == len(self.expected[0])
+
+    @property
+    def delivered(self) -> list[int]:
+        return [row for own in self.expected for each in own[: self.n] for row in each]
+
+
+@dataclass(eq=False)
+class Going:
+    """An iteration of all ranks."""
+
+    iterators: list[Iterator[Any]]
+    place: Place | None = None  # None until it has begun
+    counts: bool = True  # not where a state was loaded since
+
+
+DIVIDED = st.builds(Divided, st.integers(1, 4), st.integers(0, 3))
+
+
+class Epochs(RuleBasedStateMachine):
+    """Ranks in this process, in step with each other; their workers take turns in it too."""
+
+    collection: Collection
+    are_persistent = False
+
+    @initialize(
+        sizes=st.builds(
+            Sizes,
+            in_files=st.booleans(),
+            n_rows=st.integers(30, 60) | st.integers(1, 60),
+            strategy=st.sampled_from(sorted(STRATEGIES)),
+            batch_size=st.integers(1, 3) | st.integers(1, 7),
+            fetch_factor=st.integers(1, 5),
+            drop_last=st.booleans(),
+        ),
+        divided=DIVIDED,
+        data=st.data(),
+    )
+    def begin(self, sizes, divided, data):
+        self.sizes = replace(sizes, n_rows=N_FILE) if sizes.in_files else sizes
+        self.starts = dict[tuple[Divided, int], Place]()
+        try:
+            self.make(divided, data)
+        except ValueError:  # no row is left
+            self.sizes = replace(self.sizes, strategy="blocks", drop_last=False)
+            self.make(divided, data)
+        self.upcoming = self.start(0)
+        self.latest: Place | None = None
+        self.saved = list[tuple[dict[str, Any], Place]]()
+
+    def options(self, data) -> dict[str, Any]:
+        """What changes no minibatch, and may be another after a stop."""
+        if not self.sizes.in_files:
+            return {}
+        drawn: dict[str, Any] = data.draw(
+            st.fixed_dictionaries(
+                {
+                    "num_threads": st.integers(1, 2),
+                    "prefetch": st.integers(1, 3),
+                    "prefetch_next_epoch": st.booleans(),
+                    "transform_threads": st.integers(0, 2),
+                    "batch_transform": st.just(same),
+                }
+            ),
+            label="options",
+        )
+        return drawn
+
+    def datasets(self, divided: Divided, *, seed=5, **options) -> list[CellDataset]:
+        return [
+            CellDataset(
+                self.collection if self.sizes.in_files else np.arange(self.sizes.n_rows),
+                STRATEGIES[self.sizes.strategy],
+                self.sizes.batch_size,
+                self.sizes.fetch_factor,
+                drop_last=self.sizes.drop_last,
+                seed=seed,
+                rank=rank,
+                world_size=divided.ranks,
+                **options,
+            )
+            for rank in range(divided.ranks)
+        ]
+
+    def make(self, divided: Divided, data, *, seed=5) -> None:
+        own = self.datasets(divided, seed=seed, **self.options(data))
+        self.divided, self.going = divided, list[Going]()
+        self.loaders = [self.loader(each) for each in own]
+
+    def loader(self, dataset: CellDataset) -> Any:
+        return LoaderInTurns(dataset, self.divided.workers)
+
+    def rows(self, minibatch: Any) -> list[int]:
+        """The rows of a minibatch, whose values are those of the file."""
+        if not self.sizes.in_files:
+            return [int(each) for each in minibatch]
+        rows = np.asarray(minibatch.rows)
+        assert np.array_equal(dense(minibatch.X), DENSE[rows])
+        return [int(each) for each in rows]
+
+    # The oracle.
+
+    def planned(self, epoch: int) -> tuple[Minibatches, ...]:
+        """The minibatches of each rank in a whole epoch, whose workers take turns."""
+        found = []
+        for rank in range(self.divided.ranks):
+            plan = EpochPlan(
+                strategy=STRATEGIES[self.sizes.strategy],
+                n_rows=self.sizes.n_rows,
+                batch_size=self.sizes.batch_size,
+                fetch_factor=self.sizes.fetch_factor,
+                drop_last=self.sizes.drop_last,
+                seed=5,
+                epoch=epoch,
+                rank=rank,
+                world_size=self.divided.ranks,
+            )
+            queues: list[Minibatches] = [[] for _ in range(self.divided.turns)]
+            for number in range(plan.n_fetches):
+                rows, size = plan.delivered_rows(number)[0].tolist(), plan.batch_size
+                queues[number % len(queues)] += [
+                    rows[k : k + size] for k in range(0, len(rows), size)
+                ]
+            longest = max(map(len, queues))
+            found.append([own[k] for k in range(longest) for own in queues if k < len(own)])
+        return tuple(found)
+
+    def start(self, epoch: int) -> Place:
+        key = self.divided, epoch
+        if key not in self.starts:
+            expected, n_repeated = self.planned(epoch), self.divided.ranks - 1
+            self.starts[key] = Place(epoch, self.divided, expected, n_repeated=n_repeated)
+            self.check_cells(self.starts[key])
+        return self.starts[key]
+
+    def resumed(self, state: dict[str, Any], place: Place) -> Place:
+        """Where a state leads, by these ranks and workers, if nothing stops them any more."""
+        if place.divided == self.divided and place.n:
+            return place
+        if place.is_whole and not place.n:
+            return self.start(place.epoch)
+        loaders = [
+            LoaderInTurns(each, self.divided.workers) for each in self.datasets(self.divided)
+        ]
+        for each in loaders:
+            each.load_state_dict(state)
+        expected = tuple([self.rows(minibatch) for minibatch in each] for each in loaders)
+        anew = Place(
+            place.epoch,
+            self.divided,
+            expected,
+            seen=(*place.seen, *place.delivered),
+            n_repeated=place.n_repeated + self.divided.ranks - 1 if place.n else place.n_repeated,
+            is_whole=False,
+        )
+        self.check_cells(anew)
+        return anew
+
+    def check_cells(self, place: Place) -> None:
+        """Each cell comes once in an epoch, and ranks get equally many of the same sizes."""
+        lengths = [[len(each) for each in own] for own in place.expected]
+        assert all(each == lengths[0] for each in lengths)
+        rest = [row for own in place.expected for each in own for row in each]
+        found = Counter((*place.seen, *rest))
+        n_positions = STRATEGIES[self.sizes.strategy].n_positions(self.sizes.n_rows)
+        assert set(found) <= set(range(self.sizes.n_rows))
+        if self.sizes.drop_last:
+            assert max(found.values(), default=1) == 1
+            most = place.divided.ranks * self.sizes.batch_size
+            assert n_positions - found.total() < most
+        else:
+            assert len(found) == n_positions
+            assert found.total() - n_positions <= place.n_repeated
+
+    # What is done.
+
+    @rule(n=st.integers(1, 5))
+    def take(self, n):
+        """Of the newest iteration, or of a new one."""
+        if not self.going:
+            self.another()
+        going = self.going[-1]
+        is_begun = going.place is None
+        place = self.upcoming if going.place is None else going.place
+        n = min(n, len(place.expected[0]) - place.n)
+        for iterator, expected in zip(going.iterators, place.expected, strict=True):
+            for k in range(place.n, place.n + n):
+                assert self.rows(next(iterator)) == expected[k]
+            if not n:
+                assert next(iterator, None) is None
+        going.place = replace(place, n=place.n + n)
+        if is_begun:
+            self.upcoming = self.start(place.epoch + 1)
+        if going.counts:
+            self.latest = going.place
+        if not n:
+            self.going.remove(going)
+
+    @precondition(lambda self: len(self.going) < 2)
+    @rule()
+    def another(self):
+        """An iteration beside the one that goes on, if there is one."""
+        if self.are_persistent:  # workers of a loader have one at a time
+            self.going.clear()
+        self.going.append(Going([iter(each) for each in self.loaders]))
+
+    @rule()
+    def take_all(self):
+        """To the end, which is asked for once more."""
+        self.take(1000)
+        if self.going and self.going[-1].place is not None and self.going[-1].place.is_at_end:
+            self.take(1)
+
+    @precondition(lambda self: self.going)
+    @rule(oldest=st.booleans())
+    def break_off(self, oldest):
+        self.going.pop(0 if oldest else -1)
+
+    @rule(epoch=st.none() | st.integers(0, 9))
+    def set_epoch(self, epoch):
+        """To any, or to the one that comes next, as trainers do before each epoch."""
+        epoch = self.upcoming.epoch if epoch is None else epoch
+        for each in self.loaders:
+            each.set_epoch(epoch)
+        is_resumed = self.upcoming.n or not self.upcoming.is_whole
+        if not (is_resumed and self.upcoming.epoch == epoch):
+            self.upcoming, self.latest = self.start(epoch), None
+
+    @rule(epoch=st.integers(0, 9))
+    def look(self, epoch):
+        """Which changes nothing."""
+        planned = self.planned(epoch) if not self.divided.workers else None
+        for rank, each in enumerate(self.loaders):
+            iter(each)
+            assert each.state_dict() == each.state_dict()
+            assert each.dataset.n_minibatches == len(self.start(0).expected[0])
+            plan = each.dataset.plan(epoch=epoch)
+            if planned is not None:
+                rows = [plan.delivered_rows(k)[0] for k in range(plan.n_fetches)]
+                expected = [row for own in planned[rank] for row in own]
+                assert np.concatenate(rows).tolist() == expected
+
+    @rule()
+    def copy(self):
+        """A pickled copy counts on by itself, from the next epoch."""
+        own = pickle.loads(pickle.dumps([each.dataset for each in self.loaders]))
+        self.going, self.latest = [], None
+        self.loaders = [self.loader(each) for each in own]
+
+    @rule()
+    def save(self):
+        states = [json.loads(json.dumps(each.state_dict())) for each in self.loaders]
+        assert all(each == states[0] for each in states)  # one rank saves it for all
+        place = self.upcoming if self.latest is None else self.latest
+        if place.is_at_end:
+            place = self.start(place.epoch + 1)
+        assert states[0]["epoch"] == place.epoch
+        self.saved.append((states[0], place))
+
+    @precondition(lambda self: self.saved)
+    @rule(n=st.integers(0, 5), data=st.data())
+    def load(self, n, data):
+        """Into the datasets that are there, whatever they are doing."""
+        if n:
+            self.take(n)
+        self.resume(*data.draw(st.sampled_from(self.saved), label="state"))
+
+    def resume(self, state, place):
+        for each in self.loaders:
+            each.load_state_dict(state)
+            assert each.state_dict() == state
+        for going in self.going:
+            going.counts = False
+        self.upcoming, self.latest = self.resumed(state, place), None
+
+    @rule(n=st.integers(0, 5), divided=DIVIDED, seed=st.sampled_from([5, None]), data=st.data())
+    def stop_and_go_on(self, n, divided, seed, data):
+        """With any number of ranks, workers and threads; the seed comes with the state."""
+        if n:
+            self.take(n)
+        self.save()
+        try:
+            self.make(divided, data, seed=seed if divided.ranks == 1 else 5)
+        except ValueError:  # no row is left for so many ranks
+            return
+        self.resume(*self.saved[-1])
+
+    def teardown(self):
+        for going in getattr(self, "going", []):
+            for each in going.iterators:
+                each.close()
+
+
+class EpochsOfProcesses(Epochs):
+    """The same with worker processes, which may persist."""
+
+    def make(self, divided, data, **options):
+        self.are_persistent = divided.workers > 0 and data.draw(st.booleans(), label="persistent")
+        super().make(divided, data, **options)
+
+    def loader(self, dataset):
+        options: dict[str, Any] = {}
+        if self.divided.workers:
+            options = {"multiprocessing_context": "fork", "persistent_workers": self.are_persistent}
+        return dataset.loader(self.divided.workers, **options)
+
+
+@pytest.fixture(scope="module")
+def collection(write_h5ad):
+    return open_collection(write_h5ad(X, compression="gzip"))
+
+
+def run(machine, collection, **options):
+    case = type("Case", (machine,), {"collection": collection})
+    run_state_machine_as_test(case, settings=settings(settings(), **options))
+
+
+def test_with_workers_that_take_turns(collection):
+    run(Epochs, collection, stateful_step_count=25)
+
+
+def test_with_worker_processes(collection):
+    run(EpochsOfProcesses, collection, max_examples=4, stateful_step_count=20)
