@@ -68,8 +68,7 @@ QUICK = tests/docs/test_rooms.py tests/loader/test_imports.py tests/loader/test_
 	tests/loader/test_errors.py tests/loader/sampling tests/loader/rows tests/loader/fetch \
 	tests/loader/dataset/test_golden_states.py tests/loader/dataset/test_epoch_machine.py \
 	tests/loader/storages/test_conformance.py tests/loader/storages/test_conformance_zarr.py \
-	tests/tuner/test_theory.py tests/tuner/test_recommend.py tests/tuner/test_terminal.py \
-	tests/tuner/test_result.py
+	tests/tuner/test_theory.py tests/tuner/test_recommend.py tests/tuner/test_terminal.py
 
 quick: $(STAMP)
 	$(BIN)/ruff format --check --quiet .

@@ -89,7 +89,8 @@ def test_the_command_names_the_first_file_that_does_not_fit(
 def _write_all(result, collection, output, monkeypatch):
     monkeypatch.setattr(_autotune, "tuned", lambda *_, **__: result)
     arguments = [str(collection), "--label", "plate", "--output", str(output)]
-    return commands.autotune(*arguments)
+    # A slow machine leaves picture and page out where the budget is spent.
+    return commands.autotune(*arguments, "--budget", "100000")
 
 
 def test_results_from_before_there_were_explanations_are_loaded(result_of, tmp_path):
