@@ -115,9 +115,11 @@ class CellDataset(ResumableDataset):
         The rank of this process, and the number of processes that train together. If None, both
         are taken from torch.distributed when an epoch begins; if that is not initialised, this
         process reads everything. ``rank=0, world_size=1`` always reads everything, whatever the
-        number of ranks. One of the ranks may take extra minibatches, for example to inspect them:
-        an iteration that it breaks off by itself does not count. If ranks have trained in different
-        epochs, all of them raise an error; then call `set_epoch` before each epoch on all ranks.
+        number of ranks: give these to a dataset that one rank makes by itself, as all others must
+        be made on all ranks, in the same order. One of the ranks may take extra minibatches, for
+        example to inspect them: an iteration that it breaks off by itself does not count. If ranks
+        have trained in different epochs, all of them raise an error; then call `set_epoch` before
+        each epoch on all ranks.
     device_mesh
         The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
         ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other

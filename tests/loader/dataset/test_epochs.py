@@ -129,7 +129,8 @@ class TestWorkersThatDoMore:
 
     def test_start_other_processes_meanwhile(self, dataset, persistent):
         def with_fork(minibatch: Any) -> Any:
-            if get_worker_info().id:
+            worker = get_worker_info()
+            if worker is not None and worker.id:
                 fork()
             return minibatch
 

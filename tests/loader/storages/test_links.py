@@ -355,7 +355,8 @@ class TestVirtualDatasets:
     def test_of_codes_are_refused_where_their_source_has_moved(self, folder):
         there, here = write_pair(folder, "dense", {})
         link_virtually(here, "obs/type/codes", "there/big.h5ad")
-        assert np.array_equal(open_collection(here, obs=["type"]).obs["type"].codes, TYPES.codes)
+        column: Any = open_collection(here, obs=["type"]).obs["type"]
+        assert np.array_equal(column.codes, TYPES.codes)
         there.rename(folder / "moved.h5ad")
         with pytest.raises(FormatError, match=r"`obs/type/codes` is virtual.*is not there"):
             open_collection(here, obs=["type"])

@@ -89,7 +89,7 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
 
 @cache
 def _local_store() -> Any:
-    class Files(zarr.storage.LocalStore):  # type: ignore[misc]  # it is imported late
+    class Files(zarr.storage.LocalStore):
         """Files of a folder, none of which is missing because it is a link to nothing.
 
         zarr would read a chunk of an array as zeros there.
