@@ -177,7 +177,7 @@ class Encoding:
             narrow = np.dtype(np.min_scalar_type(matrix.largest_count))
             is_narrower = narrow.itemsize < dtype.itemsize and np.can_cast(narrow, dtype)
             stored = narrow if is_narrower else dtype
-            return cls(dtype=dtype, stored=stored, compressor="lz4hc", level=7)
+            return cls(dtype=dtype, stored=stored, compressor="lz4hc", level=5)
         return cls(dtype=dtype, stored=dtype)
 
     @property

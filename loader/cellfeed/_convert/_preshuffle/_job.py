@@ -451,6 +451,12 @@ def _matrix(collection: Collection, name: str, path: str) -> Matrix:
             "or values with fields; read it without preshuffling"
         )
         raise ParameterError(msg)
+    if len(element.row_shape) > 1 and "obsm/" not in path:  # anndata no longer reads these
+        msg = (
+            f"`elements` must have two dimensions, cells x genes, but {name!r} has "
+            f"{1 + len(element.row_shape)}; read it without preshuffling"
+        )
+        raise ParameterError(msg)
     if element.n_columns == 0 and path == "X":
         msg = f"{collection.locations[0]}: has no genes; give files that have some"
         raise ParameterError(msg)
