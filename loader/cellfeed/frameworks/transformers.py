@@ -14,7 +14,7 @@ __all__ = ["CellTrainer"]
 _FILE = "cellfeed_loader.json"  # in the folder of a checkpoint
 
 
-class _Missing:
+class _NoTrainer:
     """What a Trainer is made of where transformers is not installed."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -28,7 +28,7 @@ class _Missing:
 try:
     _Trainer: Any = importlib.import_module("transformers").Trainer
 except ImportError:
-    _Trainer = _Missing
+    _Trainer = _NoTrainer
 
 
 class CellTrainer(_Trainer):  # type: ignore[misc]
