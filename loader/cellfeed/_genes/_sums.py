@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
 from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._genes import _kernels
-from cellfeed._lazy import pd, sp
+from cellfeed._lazy import pd
 from cellfeed._progress import ProgressLine
 from cellfeed._rows import CategoricalColumn, Cells
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
@@ -113,12 +114,14 @@ class Sums:
     @property
     def whole_sums(self) -> NDArray[np.float64]:
         """Sum of all values of each batch and gene, shape (n_batches, n_genes)."""
-        return self.sums + self.largest.sum(axis=-1)
+        found: NDArray[np.float64] = self.sums + self.largest.sum(axis=-1)
+        return found
 
     @property
     def whole_squares(self) -> NDArray[np.float64]:
         """Sum of squares of all values of each batch and gene, shape (n_batches, n_genes)."""
-        return self.squares + np.square(self.largest).sum(axis=-1)
+        found: NDArray[np.float64] = self.squares + np.square(self.largest).sum(axis=-1)
+        return found
 
 
 def sums_of(
@@ -273,18 +276,21 @@ def _pass(
     ):
         for cells in dataset:
             here = slice(n_done, n_done + len(cells))
-            ranges = ranges or _ranges(cells.X, n_genes, _TASKS * n_threads)
-            found = np.zeros((len(ranges), _kernels.N_FOUND), np.int64) if not n_done else found
+            X: Any = cells.X
             codes = batches.codes[here].astype(np.int64)
-            if sp.issparse(cells.X):
-                values, pointers = cells.X.data, cells.X.indptr.astype(np.int64)
-                columns = cells.X.indices.astype(np.int32, copy=False)
+            add: Any = _kernels.add_dense
+            rows: tuple[Any, ...] = X, codes
+            if element.layout == "csr":
+                values, pointers = X.data, X.indptr.astype(np.int64)
+                columns = X.indices.astype(np.int32, copy=False)
                 add, rows = _kernels.add_sparse, (values, columns, pointers, codes)
             else:
-                values, pointers = cells.X.reshape(-1), np.arange(len(cells) + 1) * n_genes
-                add, rows = _kernels.add_dense, (cells.X, codes)
+                values, columns = X.reshape(-1), np.arange(n_genes)
+                pointers = np.arange(len(cells) + 1) * n_genes
+            ranges = ranges or _ranges(columns, n_genes, _TASKS * n_threads)
+            found = np.zeros((len(ranges), _kernels.N_FOUND), np.int64) if not n_done else found
             tasks = [
-                threads.submit(add, *rows, *each, are_logs, limits, sums, largest, seen)
+                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest, seen))
                 for each, seen in zip(ranges, found, strict=True)
             ]
             tasks.append(
@@ -304,11 +310,11 @@ def _pass(
     }
 
 
-def _ranges(X: Any, n_genes: int, n: int) -> list[tuple[int, int]]:
-    """Return ranges of genes with about equally many values."""
-    columns = np.arange(n_genes)
-    if sp.issparse(X) and X.nnz:
-        columns = np.sort(X.indices[:: max(1, X.nnz // _SAMPLED)])
+def _ranges(columns: NDArray[Any], n_genes: int, n: int) -> list[tuple[int, int]]:
+    """Return ranges of genes with about equally many of the given columns."""
+    columns = np.sort(columns[:: max(1, columns.size // _SAMPLED)])
+    if not columns.size:
+        return [(0, n_genes)]
     inner = columns[np.linspace(0, columns.size - 1, n + 1).astype(np.int64)[1:-1]]
     bounds = np.unique([0, *inner.tolist(), n_genes]).tolist()
     return list(pairwise(bounds))
