@@ -130,6 +130,7 @@ def highly_variable_genes(
             transform=transform,
             are_logs=flavor == "seurat",
             limits=limits,
+            **({} if are_counts else {"n_largest": 0}),
             num_threads=num_threads,
         )
 

@@ -131,6 +131,7 @@ def sums_of(
     transform: Transform | Sequence[Transform] | None = None,
     are_logs: bool = False,
     limits: NDArray[np.float64] | None = None,
+    n_largest: int = _N_LARGEST,
     num_threads: int | None = None,
 ) -> Sums:
     """Return sums over cells, from the user's cache or from one pass over them.
@@ -150,6 +151,8 @@ def sums_of(
         Whether values are ``log1p(x)``, and the sums over cells are those of x.
     limits
         Clip values to at most these, shape (n_batches, n_genes).
+    n_largest
+        How many of the largest values to list: 16, or 0, which is faster.
     num_threads
         Number of threads that read, and that sum.
 
@@ -166,7 +169,7 @@ def sums_of(
         *map(str, element.column_names),
         "" if batches.rows is None else hashlib.sha256(batches.rows.data).hexdigest(),
         repr(transform),
-        repr(are_logs),
+        repr((are_logs, n_largest)),
         "" if limits is None else hashlib.sha256(limits.data).hexdigest(),
     )
     cached = CachedTables("sums", key, lambda: _identity(collection))
@@ -178,6 +181,7 @@ def sums_of(
             transform=transform,
             are_logs=are_logs,
             limits=limits,
+            n_largest=n_largest,
             num_threads=num_threads,
         )
         if len(batches.names) > 1 and limits is None:  # which is known then, too
@@ -239,6 +243,7 @@ def _pass(
     transform: Transform | Sequence[Transform] | None,
     are_logs: bool,
     limits: NDArray[np.float64] | None,
+    n_largest: int,
     num_threads: int | None,
 ) -> Mapping[str, NDArray[Any]]:
     """Read all cells, and return the tables of `Sums`."""
@@ -265,7 +270,8 @@ def _pass(
         num_threads=num_threads,
     )
     sums = np.zeros((n_batches, n_genes, _kernels.N_COLUMNS))
-    largest = np.zeros((n_batches, n_genes, _N_LARGEST))
+    largest = np.zeros((n_batches, n_genes, n_largest))
+    sums[..., _kernels.LEAST] = 0 if n_largest else np.inf
     totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
     limits = np.empty((0, 0)) if limits is None else limits
     n_threads = num_threads or usable_cpu_count()
