@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError, one_line, require_positive
-from cellfeed._genes._sums import Batches, Sums, require_genes, sums_of
+from cellfeed._genes._sums import N_LARGEST, Batches, Sums, require_genes, sums_of
 from cellfeed._lazy import pd
 from cellfeed.transforms import Transform
 
@@ -130,7 +130,7 @@ def highly_variable_genes(
             transform=transform,
             are_logs=flavor == "seurat",
             limits=limits,
-            **({} if are_counts else {"n_largest": 0}),
+            n_largest=N_LARGEST if are_counts else 0,
             num_threads=num_threads,
         )
 

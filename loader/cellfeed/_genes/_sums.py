@@ -26,7 +26,7 @@ from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed.sampling import Streaming
 from cellfeed.transforms import Transform
 
-_N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
+N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
 _FETCH_BYTES = 64 << 20  # of cells that are read together
 _CHUNKS = 4  # at least so many, each of whose cells are read together
 _TASKS = 4  # for each thread, since ranges of genes differ in work
@@ -131,7 +131,7 @@ def sums_of(
     transform: Transform | Sequence[Transform] | None = None,
     are_logs: bool = False,
     limits: NDArray[np.float64] | None = None,
-    n_largest: int = _N_LARGEST,
+    n_largest: int = N_LARGEST,
     num_threads: int | None = None,
 ) -> Sums:
     """Return sums over cells, from the user's cache or from one pass over them.
@@ -229,7 +229,7 @@ def _merged(tables: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
     """Return the tables of all cells as one batch."""
     n_genes = tables["sums"].shape[1]
     largest = np.sort(tables["largest"].transpose(1, 0, 2).reshape(n_genes, -1), axis=1)
-    others, largest = largest[:, :-_N_LARGEST], largest[:, -_N_LARGEST:]
+    others, largest = largest[:, :-N_LARGEST], largest[:, -N_LARGEST:]
     sums = tables["sums"].sum(axis=0)
     sums[:, 1] += others.sum(axis=1)
     sums[:, 2] += np.square(others).sum(axis=1)
@@ -249,7 +249,7 @@ def _pass(
     """Read all cells, and return the tables of `Sums`."""
     (element,) = collection.elements.values()
     n_cells, n_genes, n_batches = batches.codes.size, element.n_columns, len(batches.names)
-    _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + _N_LARGEST) * 8, n_batches)
+    _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + N_LARGEST) * 8, n_batches)
     # Of stored dtypes, those that hold each value exactly.
     dtype = np.promote_types(element.dtype, np.float32)
     dtype = np.dtype(np.float32 if dtype == np.float32 else np.float64)
