@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError, one_line, require_positive
-from cellfeed._genes._sums import Batches, Sums, require_genes, sums_of
+from cellfeed._genes._sums import N_LARGEST, Batches, Sums, require_genes, sums_of
 from cellfeed._lazy import pd
 from cellfeed.transforms import Transform
 
@@ -130,6 +130,7 @@ def highly_variable_genes(
             transform=transform,
             are_logs=flavor == "seurat",
             limits=limits,
+            n_largest=N_LARGEST if are_counts else 0,
             num_threads=num_threads,
         )
 
@@ -191,7 +192,7 @@ def _by_regression(
     found: Sums, batches: Batches, span: float, n_top_genes: int, flavor: str, sums: Any
 ) -> pd.DataFrame:
     for k in np.flatnonzero(found.n_cells < 2):  # noqa: PLR2004 - which have no variance
-        msg = f"{_shown(batches, found, k)} has no variance; leave it out of `indices`"
+        msg = f"{_shown(batches, found, int(k))} has no variance; leave it out of `indices`"
         raise ParameterError(msg)
     whole_sums, whole_squares = found.whole_sums, found.whole_squares
     n_cells = found.n_cells[:, None].astype(np.float64)
@@ -217,7 +218,7 @@ def _by_regression(
     ranks = np.argsort(np.argsort(-standardised, axis=1), axis=1).astype(np.float32)
     n_batches = np.count_nonzero(ranks < n_top_genes, axis=0)
     chosen = np.ma.masked_greater_equal(ranks, n_top_genes)
-    rank = np.ma.median(chosen, axis=0).filled(np.nan)
+    rank = np.ma.median(chosen, axis=0).filled(np.nan)  # type: ignore[no-untyped-call]
     all_means, all_variances = _means_and_variances(
         whole_sums.sum(axis=0), whole_squares.sum(axis=0), float(n_cells.sum())
     )

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,14 +19,14 @@ from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
 from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._genes import _kernels
-from cellfeed._lazy import pd, sp
+from cellfeed._lazy import pd
 from cellfeed._progress import ProgressLine
 from cellfeed._rows import CategoricalColumn, Cells
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed.sampling import Streaming
 from cellfeed.transforms import Transform
 
-_N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
+N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
 _FETCH_BYTES = 64 << 20  # of cells that are read together
 _CHUNKS = 4  # at least so many, each of whose cells are read together
 _TASKS = 4  # for each thread, since ranges of genes differ in work
@@ -113,12 +114,14 @@ class Sums:
     @property
     def whole_sums(self) -> NDArray[np.float64]:
         """Sum of all values of each batch and gene, shape (n_batches, n_genes)."""
-        return self.sums + self.largest.sum(axis=-1)
+        found: NDArray[np.float64] = self.sums + self.largest.sum(axis=-1)
+        return found
 
     @property
     def whole_squares(self) -> NDArray[np.float64]:
         """Sum of squares of all values of each batch and gene, shape (n_batches, n_genes)."""
-        return self.squares + np.square(self.largest).sum(axis=-1)
+        found: NDArray[np.float64] = self.squares + np.square(self.largest).sum(axis=-1)
+        return found
 
 
 def sums_of(
@@ -128,6 +131,7 @@ def sums_of(
     transform: Transform | Sequence[Transform] | None = None,
     are_logs: bool = False,
     limits: NDArray[np.float64] | None = None,
+    n_largest: int = N_LARGEST,
     num_threads: int | None = None,
 ) -> Sums:
     """Return sums over cells, from the user's cache or from one pass over them.
@@ -147,6 +151,8 @@ def sums_of(
         Whether values are ``log1p(x)``, and the sums over cells are those of x.
     limits
         Clip values to at most these, shape (n_batches, n_genes).
+    n_largest
+        How many of the largest values to list: 16, or 0, which is faster.
     num_threads
         Number of threads that read, and that sum.
 
@@ -163,7 +169,7 @@ def sums_of(
         *map(str, element.column_names),
         "" if batches.rows is None else hashlib.sha256(batches.rows.data).hexdigest(),
         repr(transform),
-        repr(are_logs),
+        repr((are_logs, n_largest)),
         "" if limits is None else hashlib.sha256(limits.data).hexdigest(),
     )
     cached = CachedTables("sums", key, lambda: _identity(collection))
@@ -175,6 +181,7 @@ def sums_of(
             transform=transform,
             are_logs=are_logs,
             limits=limits,
+            n_largest=n_largest,
             num_threads=num_threads,
         )
         if len(batches.names) > 1 and limits is None:  # which is known then, too
@@ -222,7 +229,7 @@ def _merged(tables: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
     """Return the tables of all cells as one batch."""
     n_genes = tables["sums"].shape[1]
     largest = np.sort(tables["largest"].transpose(1, 0, 2).reshape(n_genes, -1), axis=1)
-    others, largest = largest[:, :-_N_LARGEST], largest[:, -_N_LARGEST:]
+    others, largest = largest[:, :-N_LARGEST], largest[:, -N_LARGEST:]
     sums = tables["sums"].sum(axis=0)
     sums[:, 1] += others.sum(axis=1)
     sums[:, 2] += np.square(others).sum(axis=1)
@@ -236,12 +243,13 @@ def _pass(
     transform: Transform | Sequence[Transform] | None,
     are_logs: bool,
     limits: NDArray[np.float64] | None,
+    n_largest: int,
     num_threads: int | None,
 ) -> Mapping[str, NDArray[Any]]:
     """Read all cells, and return the tables of `Sums`."""
     (element,) = collection.elements.values()
     n_cells, n_genes, n_batches = batches.codes.size, element.n_columns, len(batches.names)
-    _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + _N_LARGEST) * 8, n_batches)
+    _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + N_LARGEST) * 8, n_batches)
     # Of stored dtypes, those that hold each value exactly.
     dtype = np.promote_types(element.dtype, np.float32)
     dtype = np.dtype(np.float32 if dtype == np.float32 else np.float64)
@@ -262,7 +270,8 @@ def _pass(
         num_threads=num_threads,
     )
     sums = np.zeros((n_batches, n_genes, _kernels.N_COLUMNS))
-    largest = np.zeros((n_batches, n_genes, _N_LARGEST))
+    largest = np.zeros((n_batches, n_genes, n_largest))
+    sums[..., _kernels.LEAST] = 0 if n_largest else np.inf
     totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
     limits = np.empty((0, 0)) if limits is None else limits
     n_threads = num_threads or usable_cpu_count()
@@ -273,18 +282,21 @@ def _pass(
     ):
         for cells in dataset:
             here = slice(n_done, n_done + len(cells))
-            ranges = ranges or _ranges(cells.X, n_genes, _TASKS * n_threads)
-            found = np.zeros((len(ranges), _kernels.N_FOUND), np.int64) if not n_done else found
+            X: Any = cells.X
             codes = batches.codes[here].astype(np.int64)
-            if sp.issparse(cells.X):
-                values, pointers = cells.X.data, cells.X.indptr.astype(np.int64)
-                columns = cells.X.indices.astype(np.int32, copy=False)
+            add: Any = _kernels.add_dense
+            rows: tuple[Any, ...] = X, codes
+            if element.layout == "csr":
+                values, pointers = X.data, X.indptr.astype(np.int64)
+                columns = X.indices.astype(np.int32, copy=False)
                 add, rows = _kernels.add_sparse, (values, columns, pointers, codes)
             else:
-                values, pointers = cells.X.reshape(-1), np.arange(len(cells) + 1) * n_genes
-                add, rows = _kernels.add_dense, (cells.X, codes)
+                values, columns = X.reshape(-1), np.arange(n_genes)
+                pointers = np.arange(len(cells) + 1) * n_genes
+            ranges = ranges or _ranges(columns, n_genes, _TASKS * n_threads)
+            found = np.zeros((len(ranges), _kernels.N_FOUND), np.int64) if not n_done else found
             tasks = [
-                threads.submit(add, *rows, *each, are_logs, limits, sums, largest, seen)
+                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest, seen))
                 for each, seen in zip(ranges, found, strict=True)
             ]
             tasks.append(
@@ -304,11 +316,11 @@ def _pass(
     }
 
 
-def _ranges(X: Any, n_genes: int, n: int) -> list[tuple[int, int]]:
-    """Return ranges of genes with about equally many values."""
-    columns = np.arange(n_genes)
-    if sp.issparse(X) and X.nnz:
-        columns = np.sort(X.indices[:: max(1, X.nnz // _SAMPLED)])
+def _ranges(columns: NDArray[Any], n_genes: int, n: int) -> list[tuple[int, int]]:
+    """Return ranges of genes with about equally many of the given columns."""
+    columns = np.sort(columns[:: max(1, columns.size // _SAMPLED)])
+    if not columns.size:
+        return [(0, n_genes)]
     inner = columns[np.linspace(0, columns.size - 1, n + 1).astype(np.int64)[1:-1]]
     bounds = np.unique([0, *inner.tolist(), n_genes]).tolist()
     return list(pairwise(bounds))
