@@ -272,7 +272,9 @@ class ObsRows:
         with damage_named(self._file.location, self._table, runs):
             index = index_of(obs)
             runs_of_names = _runs_with_gaps(rows, _LARGEST_TEXT_GAP)
-            names = np.asarray(self._read(f"{self._table}/{index}", rows, runs_of_names), dtype=object)
+            names = np.asarray(
+                self._read(f"{self._table}/{index}", rows, runs_of_names), dtype=object
+            )
             values = {name: self._read(f"{self._table}/{name}", rows, runs) for name in columns}
         name = None if index == "_index" else index
         return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
