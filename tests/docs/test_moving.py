@@ -214,17 +214,13 @@ class TestScDataset:
     @in_scdataset("`strategy.weights`, which sum to 1", "`BlockWeightedSampling` draws")
     def test_weights(self, theirs, data):
         weights = np.where(np.arange(N) < 10, 9.0, 1.0)
-        there, here, same = (
-            each(8, weights=weights, total_size=4 * int(weights.sum()))
-            for each in (
-                theirs.BlockWeightedSampling,
-                BlockWeightedSampling,
-                scdataset.BlockWeightedSampling,
-            )
-        )
+        options: dict[str, Any] = {"weights": weights, "total_size": 4 * int(weights.sum())}
+        there = theirs.BlockWeightedSampling(8, **options)
+        here = BlockWeightedSampling(8, **options)
+        same = scdataset.BlockWeightedSampling(8, **options)
         assert there.weights.sum() == pytest.approx(1)
-        assert np.allclose(same.weights, there.weights)
-        assert np.array_equal(here.weights, weights)
+        assert np.allclose(np.asarray(same.weights), there.weights)
+        assert here.weights is weights
         drawn = same.get_indices(data, seed=0)
         assert np.array_equal(np.bincount(drawn, minlength=N), 4 * weights)
         assert not np.array_equal(

@@ -138,7 +138,7 @@ class Genes:
                 f"{self.mask.shape}; give names, or booleans in a pandas Series indexed by names"
             )
             raise ParameterError(msg)
-        return Genes(names=names[self.mask])
+        return Genes(names=names[self.mask].tolist())
 
 
 def join_var(

@@ -448,5 +448,9 @@ class Run:
         self._trained, self._untrained = None, []
 
     def __getstate__(self) -> dict[str, Any]:
-        others = {"_latest": None, "_to_compare": None, "_untrained": [], "log": None}
-        return self.__dict__ | others
+        return self.__dict__ | {
+            "_latest": None,
+            "_to_compare": None,
+            "_untrained": [],
+            "log": None,
+        }

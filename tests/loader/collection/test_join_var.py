@@ -319,7 +319,7 @@ class TestChosenByBooleans:
 
     def test_with_a_join(self, paths):
         with pytest.raises(ParameterError, match="`genes` and `join_vars` cannot be combined"):
-            open_collection(paths, genes=[True, False, True], join_vars="inner")
+            open_collection(paths, genes=np.array([True, False, True]), join_vars="inner")
 
 
 class TestTableOfGenes:
