@@ -124,7 +124,7 @@ class SamplingStrategy(sampling.SamplingStrategy, ABC):
     ...     def get_indices(self, data_collection, seed=None, rng=None):
     ...         return np.arange(len(data_collection))[::-1]
     >>> [batch.tolist() for batch in scDataset(np.arange(5), Reversed(), 2, fetch_factor=1)]
-    [[3, 4], [1, 2], [0]]
+    [[4, 3], [2, 1], [0]]
     """
 
     _shuffle_before_yield: bool | None = None
