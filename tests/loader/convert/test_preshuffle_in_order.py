@@ -1,5 +1,6 @@
 """Matrices that are stored by gene, rewritten by cell: against SciPy's `tocsr`."""
 
+import shlex
 import shutil
 import tracemalloc
 import warnings
@@ -159,6 +160,32 @@ def test_training_on_it(by_gene, out):
         np.testing.assert_array_equal(minibatch.X.to_dense(), X[minibatch.rows.numpy()].toarray())
         rows += minibatch.rows.tolist()
     assert sorted(rows) == list(range(400))
+
+
+@pytest.mark.parametrize("element", ["X", "layers/counts", "raw/X", "obsm/it"])
+def test_the_command_that_refusals_name(element, tmp_path, monkeypatch):
+    X = sp.random(30, 8, density=0.4, format="csc", random_state=0, dtype=np.float32)
+    names = pd.Index([f"cell{i}" for i in range(30)]), pd.Index([f"gene{i}" for i in range(8)])
+    tables = dict(zip(("obs", "var"), (pd.DataFrame(index=each) for each in names), strict=True))
+    of_file: dict[str, Any] = {
+        "X": {"X": X},
+        "layers/counts": {"X": X.tocsr(), "layers": {"counts": X}},
+        "raw/X": {"X": X.tocsr()},
+        "obsm/it": {"X": X.tocsr(), "obsm": {"it": X}},
+    }
+    adata = ad.AnnData(**of_file[element], **tables)
+    if element == "raw/X":
+        adata.raw = ad.AnnData(X, **tables)
+    path = tmp_path / "by gene.h5ad"
+    adata.write_h5ad(path)
+    with pytest.raises(FormatError, match="stored by gene") as refused:
+        open_collection(path, elements=[element])
+    command = shlex.split(str(refused.value).split("`")[-2])
+    assert command[0] == "cellfeed"
+    monkeypatch.chdir(tmp_path)
+    assert commands.cellfeed(*command[1:]).exit_code == 0
+    cells = open_collection(command[-1], elements=[element])[:]
+    np.testing.assert_array_equal(cells.elements[element].toarray(), X.toarray())
 
 
 def test_duplicates_are_summed_and_rows_need_not_ascend(out, tmp_path):

@@ -434,10 +434,8 @@ def _open_element(
     if encoding == "csc" and by_gene:
         return StoredCsc(*where)
     if encoding == "csc":
-        remedy = f"{_in_python(name, within)}.tocsr()"
-        if element == "X":
-            copy = re.sub(r"\.\w+$", "", path.name) + ".csr.zarr"
-            remedy = f"cellfeed preshuffle --in-order {shlex.quote(path.text)} {shlex.quote(copy)}"
+        copy = re.sub(r"\.\w+$", "", path.name) + ".csr.zarr"
+        remedy = f"cellfeed preshuffle --in-order {shlex.quote(path.text)} {shlex.quote(copy)}"
         msg = (
             f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
             f"reading the whole file; rewrite it by cell with `{remedy}`"
@@ -497,10 +495,3 @@ def _sparse_encoding(group: Any) -> str:
     legacy = text(group, "h5sparse_format")  # anndata before 0.7
     encoding = legacy or text(group, "encoding-type", "unknown")
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)
-
-
-def _in_python(name: str, within: str) -> str:
-    adata = f"mdata[{within.split('/')[1]!r}]" if within else "adata"
-    folder, _, key = name.partition("/")
-    is_keyed = folder in ("layers", "obsm")
-    return f"{adata}.{folder}[{key!r}]" if is_keyed else f"{adata}.{name.replace('/', '.')}"
