@@ -40,7 +40,7 @@ class Cells(ByElement):
     elements: Mapping[str, Any]
     obs: Mapping[str, NDArray[Any]]
     rows: NDArray[np.int64]
-    obs_names: NDArray[np.object_] | None = None
+    obs_names: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -117,7 +117,7 @@ class Minibatch(ByElement):
     elements: Mapping[str, Any]
     obs: Mapping[str, torch.Tensor]
     rows: torch.Tensor
-    obs_names: NDArray[np.object_] | None = None
+    obs_names: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cellfeed import sampling
 from cellfeed._collection import Collection, open_collection
 from cellfeed._dataset import CellDataset, Statistics
 from cellfeed._errors import ColumnError, FormatError, ParameterError, PathError, StateError
 from cellfeed._lazy import ad, pd, sp
 from cellfeed._rows import CategoricalColumn
 from cellfeed._torch import torch
-from cellfeed.sampling import BlockShuffling, SamplingStrategy, Streaming
+from cellfeed.sampling import BlockShuffling, Streaming
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -136,7 +137,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         sample_key: str | None = None,
         reference: Any = None,
         split: Sequence[ArrayLike] | None = None,
-        strategy: SamplingStrategy | None = None,
+        strategy: sampling.SamplingStrategy | None = None,
         autotune: Any = None,
         batch_size: int | None = None,
         num_workers: int | None = None,
@@ -579,7 +580,9 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     # Datasets and loaders.
 
-    def _dataset_to_train(self, strategy: SamplingStrategy | None, rows: Any) -> CellDataset:
+    def _dataset_to_train(
+        self, strategy: sampling.SamplingStrategy | None, rows: Any
+    ) -> CellDataset:
         fixed = {
             "dense": not self._load_sparse_tensor,
             "dtype": {self._element: "float32"},

@@ -105,7 +105,7 @@ def test_from_workers(tmp_path, as_torch):
         {"fetch_transform": lambda fetched: fetched},
         {"batch_transform": lambda batch: batch},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_however_they_are_made(tmp_path, options):
     where, names = h5ad(tmp_path)
