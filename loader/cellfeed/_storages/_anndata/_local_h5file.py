@@ -219,11 +219,10 @@ class _OpenedFile:
     the file before stays in memory.
     """
 
-    _all: ClassVar[list[_OpenedFile]] = []
+    _all: ClassVar[dict[tuple[int, int], list[_OpenedFile]]] = {}  # by device and inode
 
     def __init__(self, file: h5py.File, found: os.stat_result) -> None:
-        self._file = weakref.ref(file)
-        self._number, self._identity = (found.st_dev, found.st_ino), identity(found)
+        self._file, self._identity = weakref.ref(file), identity(found)
 
     @classmethod
     def check(cls, file: h5py.File, found: os.stat_result, shown: Location) -> None:
@@ -234,19 +233,19 @@ class _OpenedFile:
         FormatError
             It has.
         """
-        own = cls(file, found)
-        for each in list(cls._all):
+        own, same = cls(file, found), cls._all.setdefault((found.st_dev, found.st_ino), [])
+        for each in list(same):
             if not each._file():  # noqa: SLF001 - it is gone, or closed
                 with contextlib.suppress(ValueError):  # another thread has removed it
-                    cls._all.remove(each)
-            elif each._number == own._number and each._identity != own._identity:  # noqa: SLF001
+                    same.remove(each)
+            elif each._identity != own._identity:  # noqa: SLF001
                 msg = (
                     f"{shown}: was written to while this process has it open, and HDF5 still has "
                     "its earlier contents; delete all collections and datasets of it, and open it "
                     "again"
                 )
                 raise FormatError(msg)
-        cls._all.append(own)
+        same.append(own)
 
 
 _MOST_VIRTUAL = 8  # virtual datasets of virtual datasets
