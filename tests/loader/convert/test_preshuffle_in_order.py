@@ -164,7 +164,7 @@ def test_training_on_it(by_gene, out):
 
 @pytest.mark.parametrize("element", ["X", "layers/counts", "raw/X", "obsm/it"])
 def test_the_command_that_refusals_name(element, tmp_path, monkeypatch):
-    X = sp.random(30, 8, density=0.4, format="csc", random_state=0, dtype=np.float32)
+    X: Any = sp.random(30, 8, density=0.4, format="csc", random_state=0, dtype=np.float32)
     names = pd.Index([f"cell{i}" for i in range(30)]), pd.Index([f"gene{i}" for i in range(8)])
     tables = dict(zip(("obs", "var"), (pd.DataFrame(index=each) for each in names), strict=True))
     of_file: dict[str, Any] = {
