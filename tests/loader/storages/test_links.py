@@ -193,6 +193,22 @@ class TestExternalLinks:
             open_collection(here, elements=["layers/counts"])
 
 
+@pytest.mark.parametrize("element", ["X", "X/data"])
+def test_of_one_file_by_several_paths(folder, element):
+    """HDF5 names a file by the links that lead to it, and one that is open as it was opened."""
+    _, here = write_pair(folder, "csr", {})
+    between = folder / "sub" / "between.h5"
+    between.parent.mkdir()
+    with h5py.File(between, "w") as file, h5py.File(here) as own:
+        file["further"] = h5py.ExternalLink("../there/big.h5ad", f"/{element}")
+        file.copy(own["layers/counts"], "counts")
+    link(here, element, h5py.ExternalLink("sub/../sub/between.h5", "/further"))
+    link(here, "layers/counts", h5py.ExternalLink(str(between), "/counts"))
+    names = ["X", "layers/counts"]
+    for name, found in values(open_collection(here, elements=names), names).items():
+        assert np.array_equal(found, in_memory(here, name)), name
+
+
 class TestWhereElse:
     """Links are followed by all that reads files."""
 

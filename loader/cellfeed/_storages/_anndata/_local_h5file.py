@@ -56,7 +56,8 @@ class LocalH5File(H5File, ByteStore):
         self._watched = WatchedFiles()  # this file, and all that it refers to
         self._opened_as: LastingIdentity | None = None  # the file as this process opened it
         self._unbuffered: weakref.ref[UnbufferedFiles] | None = None  # which refers to this
-        self._linked: dict[Path, LocalH5File] = {}  # files into which links lead
+        # Files into which links lead, by inode: HDF5 calls one by any path that leads to it.
+        self._linked: dict[tuple[int, int], LocalH5File] = {}
         self._n_unmapped: dict[str, int] = {}  # elements of virtual datasets that are nowhere
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class LocalH5File(H5File, ByteStore):
 
     def _open_file(self) -> h5py.File:
         file = _open(self.location, self._absolute)
-        found = os.fstat(file.id.get_vfd_handle())
+        found = _state_of(file)
         _OpenedFile.check(file, found, self.location)
         self._opened_as = lasting_identity([("", found)])
         self._watched.see(self._absolute, found, self.location)
@@ -90,7 +91,7 @@ class LocalH5File(H5File, ByteStore):
 
         HDF5 may still have earlier contents in memory.
         """
-        found = lasting_identity([("", os.fstat(self().id.get_vfd_handle()))])
+        found = lasting_identity([("", _state_of(self()))])
         is_same = self._opened_as is not None and self._opened_as.digest == found.digest
         return self._opened_as if is_same else None
 
@@ -101,7 +102,7 @@ class LocalH5File(H5File, ByteStore):
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the size of the file in bytes."""
-        n_bytes = os.fstat(self().id.get_vfd_handle()).st_size
+        n_bytes = _state_of(self()).st_size
         return np.full(len(files), n_bytes, np.int64)
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
@@ -133,7 +134,7 @@ class LocalH5File(H5File, ByteStore):
         there = h5py.h5o.get_info(found.id)
         if there.fileno == h5py.h5o.get_info(self().id).fileno:
             return self, name
-        return self._linked[_path_of(found.file)], f"at byte {there.addr}"
+        return self._linked[_inode_of(_state_of(found.file))], f"at byte {there.addr}"
 
     def _examine(self, found: Any, name: str) -> None:
         """Watch the other files of an array or group; see `H5File`."""
@@ -147,13 +148,13 @@ class LocalH5File(H5File, ByteStore):
         if external_link(self(), name) is None:
             msg = f"{self.location}: `{name}` lies in {path}, which this process has mounted there"
             raise FormatError(f"{msg}; unmount it")
-        if path not in self._linked:
+        theirs = _state_of(file)
+        inode = _inode_of(theirs)
+        if inode not in self._linked:
             if self.location.options.unbuffered:
                 check_unbuffered(path)
-            self._linked[path] = LocalH5File(path, self.location.options)
-        linked = self._linked[path]
-        ours, theirs = (os.fstat(each.id.get_vfd_handle()) for each in (linked(), file))
-        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+            self._linked[inode] = LocalH5File(path, self.location.options)
+        if _inode_of(_state_of(self._linked[inode]())) != inode:
             raise replaced(path)
         self._watched.see(path, theirs)
 
@@ -233,7 +234,7 @@ class _OpenedFile:
         FormatError
             It has.
         """
-        own, same = cls(file, found), cls._all.setdefault((found.st_dev, found.st_ino), [])
+        own, same = cls(file, found), cls._all.setdefault(_inode_of(found), [])
         for each in list(same):
             if not each._file():  # noqa: SLF001 - it is gone, or closed
                 with contextlib.suppress(ValueError):  # another thread has removed it
@@ -254,6 +255,14 @@ _NUMBERED = re.compile(r"(?<!%)(%%)*%\d*b")  # names of any number of sources
 
 def _path_of(file: h5py.File) -> Path:
     return Path(file.filename).absolute()
+
+
+def _state_of(file: h5py.File) -> os.stat_result:
+    return os.fstat(file.id.get_vfd_handle())
+
+
+def _inode_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _fits(source: h5py.Dataset, area: h5py.h5s.SpaceID, source_area: h5py.h5s.SpaceID) -> bool:
