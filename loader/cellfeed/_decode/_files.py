@@ -165,7 +165,11 @@ class FolderFiles(ByteStore):
         n_more = max(0, _most_open() - _OpenFile.count())
         is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
         for file in files[is_closed][:n_more].tolist():
-            opened = _OpenFile(self._path(file))
+            try:
+                opened = _OpenFile(self._path(file))
+            except FileNotFoundError:
+                self._compare(file, _identity_of(os.fsencode(self._path(file))))
+                raise  # it is there again
             self._compare(file, identity(os.fstat(opened.descriptor)))
             self._open.append(opened)
             self._descriptors[file] = opened.descriptor
