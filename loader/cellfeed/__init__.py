@@ -11,6 +11,7 @@ if sys.platform == "win32":
     msg = "cellfeed runs on Linux and macOS; on Windows, install it in WSL"
     raise ImportError(msg)
 
+from cellfeed import _lazy
 from cellfeed._errors import (
     CellfeedError,
     ColumnError,
@@ -22,7 +23,6 @@ from cellfeed._errors import (
     RemoteError,
     StateError,
 )
-from cellfeed._lazy import garbage_collection_paused
 from cellfeed._version import __version__
 
 if typing.TYPE_CHECKING:
@@ -183,7 +183,7 @@ if not typing.TYPE_CHECKING:
         if name not in _MODULE_OF:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        with garbage_collection_paused():
+        with _lazy.garbage_collection_paused():
             value = getattr(importlib.import_module(_MODULE_OF[name]), name)
         globals()[name] = value
         return value

@@ -293,8 +293,11 @@ class TestWhatIsTypedFirst:
             ({"layer": "counts"}, r"no parameter `layer`; write elements=\['layers/counts'\]"),
             ({"gene": ["a"]}, "no parameter `gene`; it has genes"),
             ({"elements": ["counts"]}, "such as 'layers/counts' for a layer"),
-            ({"genes": np.array([True, False])}, r"boolean mask; write genes=names\[mask\]"),
-            ({"genes": [True, False]}, r"boolean mask; write genes=names\[mask\]"),
+            (
+                {"genes": np.array([True, False])},
+                r"11 genes, but `genes` is a mask of shape \(2,\)",
+            ),
+            ({"genes": [True, False]}, r"a mask of shape \(2,\); give names, or booleans in a pa"),
         ):
             with pytest.raises(ParameterError, match=message):
                 open_collection(plates, **options)

@@ -242,8 +242,8 @@ class _OpenedFile:
             elif each._identity != own._identity:  # noqa: SLF001
                 msg = (
                     f"{shown}: was written to while this process has it open, and HDF5 still has "
-                    "its earlier contents; delete all collections and datasets of it, and open it "
-                    "again"
+                    "its earlier contents; delete all collections and datasets of it, or restart "
+                    "Python, and open it again"
                 )
                 raise FormatError(msg)
         same.append(own)

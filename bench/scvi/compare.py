@@ -1,6 +1,6 @@
 """An epoch of the default SCVI: minibatches from files, from memory, and the same one each time.
 
-    python -m bench.scvi_training FOLDER [CELLS] [ROUNDS]
+    python -m bench.scvi.compare FOLDER [CELLS] [ROUNDS]
 
 Each entry trains in a process of its own, in turns, on the same cells: a first epoch, with which
 all is compiled and in the page cache, and a second one, which counts. Where the same minibatch
@@ -18,12 +18,12 @@ from statistics import median
 import anndata as ad
 import scvi
 from anndata.experimental import AnnCollection
+from bench._turns import answer_of, say, spread
 from lightning.pytorch import Callback, LightningDataModule
 from scvi.dataloaders import CollectionAdapter
 from scvi.model import SCVI
 from torch.utils.data import DataLoader
 
-from bench._turns import answer_of, say, spread
 from cellfeed.frameworks.scvi import ScviDataModule
 from cellfeed.synthetic import write_tahoe_like
 
@@ -31,7 +31,7 @@ N_GENES, BATCH_SIZE = 2_000, 128
 ENTRIES = ("the same minibatch", "cellfeed", "in memory", "AnnCollection")
 RUN = """
 import json, sys
-from bench.scvi_training import train
+from bench.scvi.compare import train
 print(json.dumps(train(*sys.argv[1:])))
 """
 
