@@ -107,7 +107,7 @@ class _Codec:
     Parameters
     ----------
     functions
-        The C functions that decompress them, by their indices in `_native`.
+        The C functions that decompress them, by their numbers at the top of this module.
     hdf5
         The filter of HDF5, if there is one.
     zarr
