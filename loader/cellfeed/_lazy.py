@@ -16,7 +16,7 @@ def garbage_collection_paused() -> Iterator[None]:
     """Pause garbage collection during a block that makes many objects which last.
 
     Imports of PyTorch and numba make a million, and the collector would look at all of them again
-    and again: a seventh of the time to a first minibatch.
+    and again: some 6 % of the processor time to a first minibatch.
     """
     was_enabled = gc.isenabled()
     gc.disable()
