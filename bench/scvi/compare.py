@@ -28,6 +28,7 @@ from cellfeed.frameworks.scvi import ScviDataModule
 from cellfeed.synthetic import write_tahoe_like
 
 N_GENES, BATCH_SIZE = 2_000, 128
+KEYS = {"layer": "counts", "batch_key": "plate"}
 ENTRIES = ("the same minibatch", "cellfeed", "in memory", "AnnCollection")
 RUN = """
 import json, sys
@@ -62,6 +63,14 @@ class Same(LightningDataModule):
         return DataLoader(self.minibatches, batch_size=None)
 
 
+def write(folder, n_cells):
+    """Write counts as a layer, too: scvi-tools reads nothing else of an AnnCollection."""
+    for path in write_tahoe_like(folder, n_cells=n_cells, n_genes=N_GENES):
+        plate = ad.read_h5ad(path)
+        plate.layers["counts"] = plate.X.copy()
+        plate.write_h5ad(path, compression="gzip")
+
+
 def with_cells(entry, paths):
     """Return an AnnData, in memory or of files."""
     if entry == "in memory":
@@ -78,11 +87,11 @@ def train(entry, folder):
     paths = sorted(Path(folder).glob("*.h5ad"))
     if entry in ("in memory", "AnnCollection"):
         cells, data = with_cells(entry, paths), None
-        SCVI.setup_anndata(cells, batch_key="plate")
+        SCVI.setup_anndata(cells, **KEYS)
         model, n_cells = SCVI(cells), cells.n_obs
         options = {"train_size": 1.0, "batch_size": BATCH_SIZE}
     else:
-        data = ScviDataModule(paths, batch_key="plate", batch_size=BATCH_SIZE)
+        data = ScviDataModule(paths, **KEYS, batch_size=BATCH_SIZE)
         model, n_cells = SCVI(registry=data.registry), data.n_obs
         options = {"datamodule": data if entry == "cellfeed" else Same(data)}
     times, own = Times(), {"accelerator": "cpu", "enable_progress_bar": False}
@@ -98,7 +107,7 @@ def train(entry, folder):
 
 def main(folder, n_cells=30_000, rounds=3):
     if not Path(folder).exists():
-        write_tahoe_like(folder, n_cells=int(n_cells), n_genes=N_GENES)
+        write(folder, int(n_cells))
     found = {entry: [] for entry in ENTRIES}
     for _ in range(int(rounds)):
         for entry in ENTRIES:
