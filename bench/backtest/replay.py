@@ -257,12 +257,13 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **chan
 
 def _entropies(grid: RecordedGrid) -> dict[tuple[int, int], dict[str, EntropyBits]]:
     return {
-        (each.block_size, each.fetch_factor): {_LABEL: _entropy(bits, grid.random_entropy)}
+        (each.block_size, each.fetch_factor): {_LABEL: entropy_of(bits, grid.random_entropy)}
         for each, bits in zip(grid.configurations, grid.entropies, strict=True)
     }
 
 
-def _entropy(bits: float, random: float) -> EntropyBits:
+def entropy_of(bits: float, random: float) -> EntropyBits:
+    """Return what is known of a label before anything is measured."""
     return EntropyBits(
         measured=None,
         expected=Estimate(bits, bits, bits),

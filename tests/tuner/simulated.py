@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cellfeed_tuner import Configuration, Constraints, EntropyBits, Estimate
+from bench.backtest.replay import entropy_of
+
+from cellfeed_tuner import Configuration, Constraints, EntropyBits
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._measuring._process import Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
@@ -56,18 +58,6 @@ def n_uncounted(configuration: Configuration, n_cells: int) -> int:
     """The first rounds of each replicate that do not count."""
     n_rounds = n_cells // BATCH_SIZE // configuration.minibatches_per_round
     return CountedRounds.n_new(n_rounds, has_workers=configuration.num_workers > 0)
-
-
-def entropy_of(bits: float, random: float) -> EntropyBits:
-    """What is known of a label before anything is measured."""
-    return EntropyBits(
-        measured=None,
-        expected=Estimate(bits, bits, bits),
-        homogeneous=bits,
-        lower_bound=0.0,
-        upper_bound=random,
-        random=random,
-    )
 
 
 def measurements_by(

@@ -67,8 +67,20 @@ class Location:
     options: StorageOptions = field(default=NO_OPTIONS, repr=False, compare=False)
 
     @classmethod
-    def of(cls, where: "str | os.PathLike[str]") -> "Location":
-        """Return the location of a path or URL; the password of a database moves to the options."""
+    def of(
+        cls, where: "str | os.PathLike[str]", values: Mapping[str, Any] | None = None
+    ) -> "Location":
+        """Return the location of a path or URL; the password of a database moves to the options.
+
+        Parameters
+        ----------
+        where
+            The path or URL.
+        values
+            Values of its options, see `StorageOptions`; None for those that it has.
+        """
+        if values is not None:
+            return cls.of(where).with_options(StorageOptions(dict(values)))
         if isinstance(where, Location):
             return where
         location = cls(os.fspath(where))

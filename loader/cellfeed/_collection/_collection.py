@@ -311,8 +311,9 @@ class Collection:
             self._sources, self._starts, pairwise(bounds), strict=False
         ):
             if first < last:
-                read = partial(source.read_obs_rows, [], distinct[first:last] - start)
-                table = outside_lock(read) if source.location.is_remote else read()
+                table = outside_lock(
+                    partial(source.read_obs_rows, [], distinct[first:last] - start)
+                )
                 names.append(table.index.to_numpy(dtype=object))
         found: NDArray[np.object_] = np.concatenate(names)[order]
         return found

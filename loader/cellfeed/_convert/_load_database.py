@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, StorageOptions, digest_of, lasting_identity
+from cellfeed._bytes import Location, digest_of, lasting_identity
 from cellfeed._collection import Collection, open_collection, require_named
 from cellfeed._convert._preshuffle._job import InputFile
 from cellfeed._convert._preshuffle._tables import ObsTable
@@ -537,7 +537,7 @@ def load_database(
     """
     start = time.perf_counter()
     processes = require_positive("processes", processes)
-    location = Location.of(url).with_options(StorageOptions(dict(database_options or {})))
+    location = Location.of(url, database_options)
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
         raise ParameterError(msg)

@@ -22,20 +22,24 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@compiled("void(float64[::1], float64[::1], float64)", inner=True)
-def _add(sums: Floats, largest: Floats, value: float) -> None:
-    """Add a value to the sums of a gene, or the smallest of its largest values in its place."""
-    sums[COUNT] += 1
-    if value > sums[LEAST]:
-        value, largest[np.argmin(largest)] = largest.min(), value
-        sums[LEAST] = largest.min()
-    sums[SUM] += value
-    sums[SQUARES] += value * value
+@compiled(
+    "void(float64[::1], float64[::1], int64[::1], float64, boolean, float64, int64, int64)",
+    inner=True,
+)
+def _add(
+    sums: Floats,
+    largest: Floats,
+    found: Ints,
+    value: float,
+    are_logs: bool,  # noqa: FBT001
+    limit: float,
+    row: int,
+    column: int,
+) -> None:
+    """Add a value to the sums of a gene, or the smallest of its largest values in its place.
 
-
-@compiled("void(int64[::1], float64, int64, int64)", inner=True)
-def _look_at(found: Ints, value: float, row: int, column: int) -> None:
-    """Count a value that is no count."""
+    Values that are no counts are noted in ``found``.
+    """
     if not np.isfinite(value):
         found[NOT_FINITE] += 1
         found[ROW], found[COLUMN] = row, column
@@ -43,6 +47,15 @@ def _look_at(found: Ints, value: float, row: int, column: int) -> None:
         found[NEGATIVE] += 1
     if value != np.floor(value):
         found[FRACTIONAL] += 1
+    if are_logs:
+        value = math.expm1(value)
+    value = min(value, limit)
+    sums[COUNT] += 1
+    if value > sums[LEAST]:
+        value, largest[np.argmin(largest)] = largest.min(), value
+        sums[LEAST] = largest.min()
+    sums[SUM] += value
+    sums[SQUARES] += value * value
 
 
 @compiled("int64(int32[::1], int64, int64, int64)", inner=True)
@@ -105,12 +118,9 @@ def add_sparse(
                 break
             value: float = np.float64(values[place])
             if value != 0:
-                _look_at(found, value, row, column)
-                if are_logs:
-                    value = math.expm1(value)
-                if limits.size:
-                    value = min(value, limits[batch, column])
-                _add(sums[batch, column], largest[batch, column], value)
+                limit: float = limits[batch, column] if limits.size else np.inf
+                here = sums[batch, column], largest[batch, column], found
+                _add(*here, value, are_logs, limit, row, column)
 
 
 @compiled(
@@ -137,12 +147,9 @@ def add_dense(
         for column in range(first, stop):
             value: float = np.float64(values[row, column])
             if value != 0:
-                _look_at(found, value, row, column)
-                if are_logs:
-                    value = math.expm1(value)
-                if limits.size:
-                    value = min(value, limits[batch, column])
-                _add(sums[batch, column], largest[batch, column], value)
+                limit: float = limits[batch, column] if limits.size else np.inf
+                here = sums[batch, column], largest[batch, column], found
+                _add(*here, value, are_logs, limit, row, column)
 
 
 @compiled(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,29 +48,17 @@ from cellfeed.machine import threads_per_process
 
 # Threads of this process that decode row groups. pyarrow does not hold the GIL meanwhile.
 
-_threads: tuple[int, ThreadPoolExecutor] | None = None
-_starting = threading.Lock()
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Return the threads that decode, of this process."""
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = None if torch_data is None else torch_data.get_worker_info()
+    n_threads = threads_per_process(1 if worker is None else worker.num_workers)
+    return ThreadPoolExecutor(n_threads, "cellfeed-parquet")
 
 
-def _pool() -> ThreadPoolExecutor:
-    global _threads  # noqa: PLW0603 - one pool for the process
-    if _threads is None or _threads[0] != os.getpid():
-        with _starting:
-            if _threads is None or _threads[0] != os.getpid():
-                torch_data = sys.modules.get("torch.utils.data")
-                worker = None if torch_data is None else torch_data.get_worker_info()
-                n_threads = threads_per_process(1 if worker is None else worker.num_workers)
-                _threads = os.getpid(), ThreadPoolExecutor(n_threads, "cellfeed-parquet")
-    return _threads[1]
-
-
-def _enter_process() -> None:
-    """Make a new lock in a forked process, since a thread that is gone may hold it."""
-    global _starting  # noqa: PLW0603
-    _starting = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_enter_process)
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 class _Pending:
@@ -193,7 +181,7 @@ class _RowGroupElement(StoredElement):
     def _begun(self, runs: Runs) -> _Pending:
         parts = [*split_at(runs, self._groups.starts)]
         requests = self._files.expect(self._groups, np.array([k for k, _ in parts], np.int64))
-        begun = [_pool().submit(self._decode, group, rows) for group, rows in parts]
+        begun = [_threads().submit(self._decode, group, rows) for group, rows in parts]
         return _Pending(runs, begun, requests)
 
     def _taken(self, runs: Runs) -> list[Any]:
@@ -595,9 +583,7 @@ class ParquetSource(Source):
         gene_columns: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.location = Location.of(path)
-        if storage_options is not None:
-            self.location = self.location.with_options(StorageOptions(storage_options))
+        self.location = Location.of(path, storage_options)
         if (genes is None) != (values is None):
             raise ParameterError("`genes` and `values` name two columns; give both, or none")
         if n_markers is not None and require_integer("n_markers", n_markers) < 0:

@@ -204,7 +204,7 @@ def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
     return CategoricalColumn(values, names) if fit and len(set(names)) == names.size else None
 
 
-def read_var(file: AnnDataFile, name: str = "var") -> pd.DataFrame:
+def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
     """Return a table of genes."""
     is_old = not is_current(file.stored(name))
     frame: pd.DataFrame = file.read_old_frame(name) if is_old else file.read(name)

@@ -74,8 +74,7 @@ class AnnDataSource(FileSource):
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
-        with damage_named(self._file.location, "var"):
-            return frames.read_var(self._file)
+        return self.read_table("var")
 
     def stored_elements(self) -> dict[str, str]:
         """Return the encoding of each element in the file, also of those that were not opened.

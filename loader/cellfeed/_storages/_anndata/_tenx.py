@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, StorageOptions
+from cellfeed._bytes import Location
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._storages._anndata import _annotations as frames
@@ -306,9 +306,7 @@ class TenxSource(FileSource):
 
 
 def _file_at(where: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> H5File:
-    location = Location.of(where)
-    if storage_options is not None:
-        location = location.with_options(StorageOptions(dict(storage_options)))
+    location = Location.of(where, storage_options)
     if location.path is None:
         return RemoteH5File(location)
     return LocalH5File(location.path, location.options)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, StorageOptions, digest_of
+from cellfeed._bytes import Location, digest_of
 from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError, one_line
 from cellfeed._lazy import pd
 from cellfeed._rows import CsrRows
@@ -226,9 +226,7 @@ class PostgresSource(Source):
         where: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.location = Location.of(url)
-        if storage_options is not None:
-            self.location = self.location.with_options(StorageOptions(dict(storage_options)))
+        self.location = Location.of(url, storage_options)
         self._database = Database(self.location)
         self._where = where
         self._schema, self._metadata = self._read_metadata()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, StorageOptions
+from cellfeed._bytes import Location
 from cellfeed._decode import FileExtents, RowRanges, SlowRead
 from cellfeed._errors import FormatError, ParameterError, require_positive
 from cellfeed._lazy import pd
@@ -541,10 +541,7 @@ class TokenStream(Source):
         shards: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.location = Location.of(folder)
-        if storage_options is not None:
-            options = StorageOptions(dict(storage_options))
-            self.location = self.location.with_options(options)
+        self.location = Location.of(folder, storage_options)
         window = require_positive("window", window)
         stride = window if stride is None else require_positive("stride", stride)
         self._decoder = decoder
