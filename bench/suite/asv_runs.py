@@ -132,7 +132,9 @@ def source_of(commit: str, folder: Path) -> Path:
         raise click.BadParameter(ended.stderr.decode().strip())
     shutil.rmtree(partial, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(ended.stdout)) as packed:
-        packed.extractall(partial, filter="data")
+        # Python before 3.11.4 has no filters.
+        packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        packed.extractall(partial)
     return partial.rename(source)
 
 

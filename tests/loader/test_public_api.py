@@ -1,8 +1,11 @@
+import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -76,3 +79,22 @@ def test_windows_is_told_where_it_runs():
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
     assert last == "ImportError: cellfeed runs on Linux and macOS; on Windows, install it in WSL"
+
+
+def test_frozen_classes_with_slots_have_no_states_of_their_own():
+    """Dataclasses of Python before 3.11.4 replace them, so that pickling fails there."""
+    root = Path(importlib.import_module("cellfeed").__file__ or "").parents[2]
+    states = {"__getstate__", "__setstate__"}
+    of_classes = [
+        (node, {each.name for each in node.body if isinstance(each, ast.FunctionDef)})
+        for path in [*root.glob("loader/**/*.py"), *root.glob("tuner/**/*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    with_states = [node for node, methods in of_classes if methods & states]
+    assert with_states
+    for node in with_states:
+        decorators = " ".join(map(ast.unparse, node.decorator_list))
+        assert not {"frozen=True", "slots=True"} <= set(re.findall(r"\w+=True", decorators)), (
+            node.name
+        )

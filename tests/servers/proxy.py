@@ -95,7 +95,9 @@ class _End(asyncio.Protocol):
         self.transport = transport
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.pause()
+        self._pauses += 1
+        # Python before 3.11.4 begins to read after this method, whether it is paused or not.
+        self._loop.call_soon(transport.pause_reading)
 
     def join(self, other: "_End") -> None:
         """Begin to read, now that there is another end."""

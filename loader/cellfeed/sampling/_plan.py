@@ -189,7 +189,8 @@ class Fetch:
     order: NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, for which dataclasses of Python before 3.11.4 replace `__getstate__`.
+@dataclass(frozen=True, kw_only=True)
 class EpochPlan:
     """One rank's share of one epoch, with random access to its fetches.
 
