@@ -106,8 +106,14 @@ preshuffle("plates/", "store.zarr", codec="annbatch")
     "how-to/statistics.md": """
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
+import torch
+from cellfeed_tuner import _headroom
+
 dataset = CellDataset(open_collection("plates/*.h5ad"), BlockShuffling(16), 64, 4, seed=0)
 train = len
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters())
+_headroom._TURN_SECONDS = 0.01
 """,
     "how-to/tenx.md": TRAINING
     + f"""

@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
         strategy_entropy,
     )
     from cellfeed_tuner._explain import StorageAdvice, epochs_until_paid
+    from cellfeed_tuner._headroom import Headroom, headroom
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine import Busy, Machine, describe_machine
     from cellfeed_tuner._measuring._measurement import Measurement, measure
@@ -54,6 +55,7 @@ _MODULE_OF = {
         "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
         "_explain": "StorageAdvice epochs_until_paid",
+        "_headroom": "Headroom headroom",
         "_interval": "Estimate",
         "_machine": "Busy Machine describe_machine",
         "_measuring._measurement": "Measurement measure",
@@ -70,11 +72,11 @@ _MODULES = ("plots", "theory")
 __all__ = [
     "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Conditional",
     "ConditionalEntropyBits", "Configuration", "ConfigurationResult", "Constraints", "Dataset",
-    "Earlier", "EntropyBits", "Estimate", "LabelCensus", "LabelEntropy", "LabelResult",
+    "Earlier", "EntropyBits", "Estimate", "Headroom", "LabelCensus", "LabelEntropy", "LabelResult",
     "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
     "Rival", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
-    "Tunable", "Verdict", "autotune", "describe_machine", "epochs_until_paid", "label_entropy",
-    "measure", "minibatch_entropies", "plots", "strategy_entropy", "theory",
+    "Tunable", "Verdict", "autotune", "describe_machine", "epochs_until_paid", "headroom",
+    "label_entropy", "measure", "minibatch_entropies", "plots", "strategy_entropy", "theory",
 ]  # fmt: skip
 
 if not typing.TYPE_CHECKING:

@@ -1,0 +1,312 @@
+"""What training would gain without loading: by a clock that is known, and in real loops."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loader.dataset.torchrun import torchrun
+
+from cellfeed import BlockShuffling, CellDataset, ParameterError
+from cellfeed_tuner import _headroom, headroom
+
+torch = pytest.importorskip("torch")
+
+ROWS = np.arange(900)
+
+
+class Clock:
+    """Time that passes only where something says so."""
+
+    def __init__(self):
+        self.now = 1.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Loader:
+    """A loader that reads so many fetches ahead, each in a known time, beside training."""
+
+    def __init__(self, clock, *, seconds, fetch_factor, prefetch, n_fetches):
+        self.clock, self.seconds, self.n_fetches = clock, seconds, n_fetches
+        self.fetch_factor, self.prefetch = fetch_factor, prefetch
+
+    def __iter__(self):
+        handed = []  # when each fetch was taken
+        read = self.clock.now
+        for number in range(self.n_fetches):
+            is_room = handed[number - self.prefetch] if number >= self.prefetch else 0.0
+            read = max(read, is_room) + self.seconds
+            self.clock.now = max(self.clock.now, read)
+            handed.append(self.clock.now)
+            yield from range(self.fetch_factor)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_headroom, "time", clock)
+    return clock
+
+
+@given(
+    seconds=st.floats(0.01, 3),
+    step=st.floats(0.001, 0.3),
+    fetch_factor=st.integers(1, 12),
+    prefetch=st.integers(1, 3),
+)
+def test_by_a_known_clock(seconds, step, fetch_factor, prefetch):
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_headroom, "time", clock)
+        loader = Loader(
+            clock,
+            seconds=seconds,
+            fetch_factor=fetch_factor,
+            prefetch=prefetch,
+            n_fetches=100_000,
+        )
+        with headroom(loader, seconds=200.0) as found:
+            for _ in loader:
+                clock.now += step
+        expected = max(step, seconds / fetch_factor)
+        assert found.seconds_with_loading == pytest.approx(expected)
+        assert found.seconds_without == pytest.approx(step)
+        assert found.utilization.value == pytest.approx(step / expected)
+        assert found.speedup.value == pytest.approx(expected / step)
+        assert clock.now < 202.0
+
+
+def measure(clock, loader, step=0.1, **options):
+    with headroom(loader, **options) as found:
+        for _ in range(1000):
+            for _ in loader:
+                clock.now += step
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (1.0, "is a bottleneck"),
+        (0.1, "is not the bottleneck"),
+    ],
+)
+def test_says_what_follows(clock, seconds, says):
+    loader = Loader(clock, seconds=seconds, fetch_factor=5, prefetch=1, n_fetches=1000)
+    said = str(measure(clock, loader))
+    assert says in said
+    assert "changed the weights" in said
+    assert str(measure(clock, loader, restore=[torch.nn.Linear(1, 1)])).count("\n") == 2
+
+
+def test_an_epoch_may_be_shorter_than_a_turn(clock):
+    loader = Loader(clock, seconds=0.2, fetch_factor=2, prefetch=1, n_fetches=3)
+    found = measure(clock, loader, step=0.05)
+    # Each epoch of three fetches waits for its first.
+    assert found.seconds_with_loading == pytest.approx(0.1, rel=0.35)
+    assert found.seconds_without == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 30.0])
+def test_says_how_long_it_needs(clock, seconds):
+    loader = Loader(clock, seconds=seconds, fetch_factor=20, prefetch=1, n_fetches=1000)
+    with pytest.raises(ParameterError, match=r"give more time, such as seconds=\d+") as caught:
+        measure(clock, loader, seconds=6.0, step=0.01)
+    needed = float(str(caught.value).partition("seconds=")[2].partition(",")[0])
+    assert type(loader) is Loader
+    assert measure(clock, loader, seconds=needed, step=0.01).n_rounds
+
+
+class Numbers:
+    """A loader of a user's own, without a position."""
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+def test_leaves_the_loader_as_it_was():
+    loader = Numbers()
+
+    def train():
+        with headroom(loader):
+            for _ in loader:
+                raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    assert type(loader) is Numbers
+    assert list(loader) == [0, 1, 2, 3, 4]
+
+
+def test_training_that_ends_early():
+    loader = Numbers()
+    found = headroom(loader)
+    with pytest.raises(ParameterError, match="training ended after 1 minibatches"), found:
+        next(iter(loader))
+    with pytest.raises(ParameterError, match="nothing is measured yet"):
+        str(found)
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "says"),
+    [
+        (iter([1]), {}, "a list_iterator, whose iteration cannot be replaced"),
+        (3, {}, "iterated over again and again"),
+        ([1, 2], {}, "a list, whose iteration cannot be replaced"),
+        (Numbers(), {"seconds": 0}, "`seconds > 0` must hold"),
+        (Numbers(), {"restore": [3]}, "`restore` has a int without `state_dict`"),
+    ],
+)
+def test_refuses(loader, options, says):
+    with pytest.raises(ParameterError, match=says), headroom(loader, **options):
+        pass
+
+
+def test_an_iterator():
+    class Once:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 1
+
+    loader = Once()
+    with pytest.raises(ParameterError, match="again and again"), headroom(loader):
+        next(iter(loader))
+
+
+def test_an_empty_loader():
+    class Empty:
+        def __iter__(self):
+            return iter(())
+
+    loader = Empty()
+    with pytest.raises(ParameterError, match="has no minibatches"), headroom(loader):
+        list(loader)
+
+
+def dataset():
+    return CellDataset(ROWS, BlockShuffling(4), 8, 2, seed=3)
+
+
+@contextlib.contextmanager
+def no_waiting():
+    """Turns of a hundredth of a second."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_headroom, "_TURN_SECONDS", 0.01)
+        patched.setattr(_headroom, "_FEWEST_ROUNDS", 1)
+        patched.setattr(_headroom, "_MOST_ROUNDS", 1)
+        yield
+
+
+def train(loader, model, optimizer):
+    for _ in range(10_000):
+        for minibatch in loader:
+            optimizer.zero_grad()
+            values = torch.as_tensor(np.asarray(minibatch), dtype=torch.float32)
+            torch.nn.functional.dropout(model(values[:, None])).mean().backward()
+            optimizer.step()
+            random.random()
+            np.random.random()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_nothing_is_kept_or_lost(workers):
+    """Of weights, optimizers, random numbers, epochs and places in the data."""
+
+    def of(data):
+        return data if workers is None else data.loader(workers)
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_some = of(data := dataset())
+    iterator = iter(train_some)
+    taken = [np.asarray(next(iterator)) for _ in range(5)]
+    del iterator
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    numbers = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    with no_waiting(), headroom(train_some, restore=[model, optimizer]) as found:
+        train(train_some, model, optimizer)
+    assert found.n_steps > 6
+    assert all((model.state_dict()[name] == value).all() for name, value in before.items())
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert random.getstate() == numbers[0]
+    assert np.random.get_state()[1].tolist() == numbers[1]  # noqa: NPY002
+    assert (torch.get_rng_state() == numbers[2]).all()
+    rest = [np.asarray(each) for each in train_some]
+    again = of(dataset())
+    assert np.concatenate(taken + rest).tolist() == np.concatenate(list(again)).tolist()
+    assert [np.asarray(each).tolist() for each in train_some] == [
+        np.asarray(each).tolist() for each in again
+    ]
+    del data
+
+
+def test_any_dataloader():
+    values = torch.utils.data.TensorDataset(torch.arange(60.0))
+    loader = torch.utils.data.DataLoader(values, batch_size=4, shuffle=True, num_workers=2)
+    with no_waiting(), headroom(loader) as found:
+        for _ in range(1000):
+            for (minibatch,) in loader:
+                assert minibatch.shape == (4,)
+    assert found.n_rounds == 1
+    assert type(loader) is torch.utils.data.DataLoader
+
+
+def test_ranks_take_the_same_number_of_steps(tmp_path):
+    """A step that all must take would never end if one took another number."""
+    ranks = torchrun(
+        tmp_path,
+        2,
+        """
+        import time
+        import torch
+        from cellfeed_tuner import _headroom, headroom
+        dist.init_process_group("gloo")
+        _headroom._TURN_SECONDS = 0.05
+        loader = make().loader(0)
+        with headroom(loader, seconds=4.0) as measured:
+            for _ in range(100_000):
+                for minibatch in loader:
+                    time.sleep(0.002 * (1 + dist.get_rank()))
+                    dist.all_reduce(torch.ones(1))
+        found["n_steps"] = measured.n_steps
+        found["epoch"] = epoch(loader)
+        """,
+    )
+    assert ranks[0]["n_steps"] == ranks[1]["n_steps"] > 10
+    rows = sorted(row for rank in ranks for minibatch in rank["epoch"] for row in minibatch)
+    assert set(rows) == set(range(101))
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning warns of small trainings
+def test_lightning():
+    pl = pytest.importorskip("pytorch_lightning")
+
+    class Model(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, number):
+            return self.layer(batch.float()[:, None]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    loader, model = dataset().loader(0), Model()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with no_waiting(), headroom(loader, restore=[model]) as found:
+        pl.Trainer(accelerator="cpu", max_epochs=1000, enable_checkpointing=False, **quiet).fit(
+            model, loader
+        )
+    assert found.n_rounds == 1
+    assert np.concatenate(list(loader)).tolist() == np.concatenate(list(dataset())).tolist()
