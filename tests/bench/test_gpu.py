@@ -1,0 +1,35 @@
+"""The comparison of ways to a GPU also runs on a CPU, with what a CPU can do."""
+
+import json
+
+import pytest
+from bench.gpu.compare import ALONE, WAYS, main
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def one_thread():
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_way_is_measured(tmp_path, capsys, one_thread, device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU with CUDA")
+    file = tmp_path / "figures.json"
+    sizes = "--cells=280", "--genes=50", "--batch-size=20", "--rounds=2", "--seconds=0.1"
+    main([str(tmp_path / "plates"), *sizes, "--device", device, "--json", str(file)])
+    found = json.loads(file.read_text())
+    ways = [each for each in WAYS if device == "cuda" or not WAYS[each].needs_gpu]
+    assert list(found["delivered"]) == ways
+    assert list(found["trained"]) == [ALONE, *ways]
+    for runs in (*found["delivered"].values(), *found["trained"].values()):
+        assert all(run["cells/s"] > 0 for run in runs)
+        assert len(runs) == 2
+    assert all(0 < run["% waited"] < 100 for name in ways for run in found["trained"][name])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(lines) == len(ways) + len(ways) + 1 + 2 * 2  # with two heads, of two lines each
