@@ -247,8 +247,8 @@ class Headroom:
         passed = time.perf_counter() - self._begun
         needed = _FETCHES_OF_A_ROUND * n_of_fetch * passed / max(1, self.n_steps)
         msg = (
-            f"{passed:.0f} s were too short for one round: a fetch has {n_of_fetch:,} minibatches, "
-            f"and {self.n_steps:,} were trained on; give more time, such as "
+            f"{self._seconds:g} s are too short for one round: a fetch has {n_of_fetch:,} "
+            f"minibatches, and {self.n_steps:,} took {passed:.0f} s; give more time, such as "
             f"seconds={max(needed, 2 * self._seconds):.0f}, or use a smaller fetch factor"
         )
         raise ParameterError(msg)
