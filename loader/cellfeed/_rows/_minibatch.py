@@ -298,17 +298,17 @@ def csr_tensor(
     shape: Sequence[int],
 ) -> torch.Tensor:
     """Return a sparse CSR tensor over the memory of its parts."""
-    _silence_beta_warning()
+    _silence_first_warning()
     return torch.sparse_csr_tensor(
         crow_indices, col_indices, values, size=tuple(shape), check_invariants=False
     )
 
 
 @cache
-def _silence_beta_warning() -> None:
-    """Make a sparse CSR tensor, since torch warns on the first that support is in beta."""
+def _silence_first_warning() -> None:
+    """Make a sparse CSR tensor, since torch warns on the first, whatever it is told."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         nothing = torch.zeros(1, dtype=torch.int32)
         torch.sparse_csr_tensor(
             nothing, nothing[:0], nothing[:0], size=(0, 0), check_invariants=False
