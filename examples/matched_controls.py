@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import nn
 
-from cellfeed import BlockShuffling, CellDataset, MatchedControls, Minibatch, open_collection
+from cellfeed import BlockShuffling, CellDataset, MatchedControls, open_collection
 from cellfeed.transforms import Log1p, NormalizeTotal
 
 K, EPOCHS = 2, 3
@@ -23,10 +23,8 @@ class Shift(nn.Module):
         self.cell = nn.Linear(n_genes, width)
         self.added = nn.Sequential(nn.GELU(), nn.Linear(width, n_genes))
 
-    def forward(self, minibatch: Minibatch) -> torch.Tensor:
-        controls = minibatch.controls.X.reshape(len(minibatch), K, -1).mean(1)
-        drug = self.drug(minibatch.obs["drug"])
-        return controls + self.added(self.cell(controls) + drug)
+    def forward(self, controls: torch.Tensor, drugs: torch.Tensor) -> torch.Tensor:
+        return controls + self.added(self.cell(controls) + self.drug(drugs))
 
 
 def main(plates: str) -> None:
@@ -53,17 +51,21 @@ def main(plates: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     n_matched = n_pairs = 0
     for epoch in range(EPOCHS):
-        total = 0.0
+        total = of_controls = 0.0
         for minibatch in dataset.loader():
-            loss = nn.functional.mse_loss(model(minibatch), minibatch.X)
+            controls = minibatch.controls.X.reshape(len(minibatch), K, -1).mean(1)
+            predicted = model(controls, minibatch.obs["drug"])
+            loss = nn.functional.mse_loss(predicted, minibatch.X)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += loss.item()
+            of_controls += nn.functional.mse_loss(controls, minibatch.X).item()
             lines = minibatch.controls.obs["cell_line"].reshape(-1, K)
             n_matched += int((lines == minibatch.obs["cell_line"][:, None]).sum())
             n_pairs += lines.numel()
-        print(f"epoch {epoch}: loss {total / len(dataset):.4f}")
+        n = len(dataset)
+        print(f"epoch {epoch}: loss {total / n:.4f}, of controls alone {of_controls / n:.4f}")
     print(f"{n_matched} of {n_pairs} pairs have the same cell line")
 
 

@@ -73,14 +73,15 @@ class TestConformance(StrategyConformance):
             if draw(st.booleans()):
                 is_kept = np.random.default_rng(n_rows).random(n_rows) < 0.8
                 indices = np.flatnonzero(is_kept | (treatment <= 1))
-            pools = [tuple(each[row] for each in covariates) for row in range(n_rows)]
-            controls = [pools[row] for row in np.flatnonzero(treatment == 0)]
-            least = 1 if does_replace else k
-            enough = {each for each in controls if controls.count(each) >= least and -1 not in each}
-            allowed = np.arange(n_rows) if indices is None else indices
-            rows = np.array(
-                [r for r in allowed.tolist() if treatment[r] > 0 and pools[r] in enough], np.int64
+            pool = sum(
+                (3**place * (each + 1) for place, each in enumerate(covariates)), 0 * treatment
             )
+            least = 1 if does_replace else k
+            is_known = np.all([each >= 0 for each in covariates] or [pool >= 0], axis=0)
+            in_pool = np.bincount(pool[(treatment == 0) & is_known], minlength=pool.max() + 1)
+            allowed = np.arange(n_rows) if indices is None else indices
+            is_treated = (treatment > 0) & is_known & (in_pool[pool] >= least)
+            rows = allowed[is_treated[allowed]]
             if not rows.size:
                 covariates, k, least = [], 1, 1
                 rows = allowed[treatment[allowed] > 0]
@@ -134,7 +135,7 @@ def two_pools():
 
 @pytest.mark.parametrize("does_replace", [False, True])
 @pytest.mark.parametrize("redraw", ["visit", "epoch"])
-def test_each_control_of_a_pool__for_each_treated_cell(redraw, does_replace):
+def test_each_control_of_a_pool_is_as_likely_for_each_treated_cell(redraw, does_replace):
     k = 2
     treatment, pool = two_pools()
     strategy = MatchedControls(
