@@ -36,7 +36,12 @@ def main() -> None:
     parser.add_argument("--cached", type=float, default=0.05)
     options = parser.parse_args()
     paths = write_tahoe_like(
-        options.scratch, n_cells=options.cells, n_genes=options.genes, n_plates=2, n_drugs=6
+        options.scratch,
+        n_cells=options.cells,
+        n_genes=options.genes,
+        n_plates=2,
+        n_drugs=6,
+        n_cell_lines=10,
     )
     collection = open_collection(paths, obs=["drug", *WITHIN])
     say(collection)

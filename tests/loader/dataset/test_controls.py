@@ -125,15 +125,15 @@ def test_worker_processes_lend_memory_for_both(collection, adata):
     assert sorted(delivered) == sorted(alone)
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_stopped_and_resumed_on_other_ranks_and_workers(collection, adata, data):
     """Each cell once, with the controls that it has without a stop."""
     expected = sorted(pair for each in dataset_of(collection) for pair in check(each, adata))
     seen, n_repeated, state = list[tuple[int, ...]](), 0, {"epoch": 0}
     while state["epoch"] == 0:
-        ranks, workers, n = (data.draw(st.integers(low, 3)) for low in (1, 0, 2))
-        n = data.draw(st.sampled_from([n, 100]))
+        ranks, workers, n = (data.draw(st.integers(low, 3)) for low in (1, 0, 1))
+        n = 5 * n if n < 3 else 100  # minibatches, or all that are left
         for rank in range(ranks):
             loader = LoaderInTurns(dataset_of(collection, rank=rank, world_size=ranks), workers)
             if "format" in state:
