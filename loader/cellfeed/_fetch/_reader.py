@@ -252,7 +252,7 @@ class Reader:
         """
         bounds = np.asarray(groups)
         if not bounds.ndim:
-            bounds = np.append(np.arange(0, max(1, order.size), groups), order.size)
+            bounds = np.append(np.arange(0, max(1, order.size), int(bounds)), order.size)
         parts = self._collection.parts(merge_consecutive(rows))
         reads = dict[str, ElementRead]()
         for name, element in self._collection.elements.items():

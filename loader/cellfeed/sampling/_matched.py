@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from dataclasses import replace as changed
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -239,7 +239,7 @@ class MatchedControls(SamplingStrategy):
         if self.block_size is None:
             self._set(block_size=own)
         elif own not in (None, self.block_size):
-            self._set(strategy=changed(self.strategy, block_size=self.block_size))  # type: ignore[type-var]
+            self._set(strategy=changed(cast(Any, self.strategy), block_size=self.block_size))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -350,12 +350,13 @@ def _visiting(
         if before.size == rows.size:
             return strategy
         # Labels and weights may be those of the indices.
-        for each in fields(strategy):  # type: ignore[arg-type]
+        for each in fields(cast(Any, strategy)):
             value = getattr(strategy, each.name)
             is_of_indices = isinstance(value, np.ndarray) and value.shape == before.shape
             if is_of_indices and each.name != "indices" and before.size != is_visited.size:
                 values[each.name] = value[is_visited[before]]
-    return changed(strategy, **values)  # type: ignore[type-var]
+    visiting: SamplingStrategy = changed(cast(Any, strategy), **values)
+    return visiting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
