@@ -225,8 +225,9 @@ class MatchedControls(SamplingStrategy):
         return self.control_block_size or max(_LEAST_BLOCK, self.block_size or 0)
 
     def _check(self) -> None:
-        if not isinstance(self.strategy, SamplingStrategy) or self.strategy.n_controls:
-            msg = f"`strategy` must be a SamplingStrategy without controls, but got {self.strategy}"
+        given: Any = self.strategy
+        if not isinstance(given, SamplingStrategy) or given.n_controls:
+            msg = f"`strategy` must be a SamplingStrategy without controls, but got {given}"
             raise ParameterError(msg)
         for name in ("k", "block_size", "control_block_size"):
             if getattr(self, name) is not None:
@@ -507,7 +508,7 @@ class _Matched:
 
     def _pools_at(self, positions: Integers) -> Integers:
         rows = self.order(positions)
-        pools = self.pools.pool_of[rows].astype(np.int64)
+        pools: Integers = self.pools.pool_of[rows].astype(np.int64)
         if pools.min(initial=0) < 0:
             msg = (
                 f"the strategy visits row {rows[np.argmin(pools)]}, which is no treated cell with "
