@@ -63,6 +63,7 @@ if typing.TYPE_CHECKING:
         EpochPlan,
         Fetch,
         GroupedSampling,
+        MatchedControls,
         SamplingStrategy,
         Streaming,
     )
@@ -86,6 +87,7 @@ __all__ = [
     "HuggingFaceSource",
     "InterleavedDatasets",
     "Loaded",
+    "MatchedControls",
     "MemoryMapSource",
     "Minibatch",
     "MismatchError",
@@ -138,6 +140,7 @@ _MODULE_OF = {
     "HuggingFaceSource": "cellfeed._storages",
     "InterleavedDatasets": "cellfeed._dataset",
     "Loaded": "cellfeed._convert._load_database",
+    "MatchedControls": "cellfeed.sampling",
     "MemoryMapSource": "cellfeed._storages",
     "Minibatch": "cellfeed._rows._minibatch",
     "MultiIndexable": "cellfeed._collection._indexables",

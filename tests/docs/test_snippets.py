@@ -137,7 +137,16 @@ for sample in ("control", "treated"):
     table = "".join(f"{{name}},{{'BT'[k % 2]}}\\n" for k, name in enumerate(names[:140]))
     outs.with_name("cell_types.csv").write_text("barcode,cell_type\\n" + table)
 """,
-    "how-to/training.md": TRAINING,
+    "how-to/training.md": TRAINING
+    + """
+from pathlib import Path
+import anndata
+
+for path in Path("plates").glob("*.h5ad"):
+    plate = anndata.read_h5ad(path)
+    plate.obs["treatment"] = [["DMSO", "A", "B"][k % 3] for k in range(plate.n_obs)]
+    plate.write_h5ad(path)
+""",
     "how-to/tuning.md": TRAINING
     + TUNED
     + """
