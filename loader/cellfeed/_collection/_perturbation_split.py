@@ -267,7 +267,7 @@ def _datasets_by_file(collection: Any, stated: _Stated) -> Labels:
     """Return the dataset of each row, by the file that it is in."""
     if not isinstance(collection, Collection):
         msg = (
-            f"{stated.origin} has datasets, but a {type(collection).__name__} has no files; give "
+            f"{stated.origin} has datasets, but `{type(collection).__name__}` has no files; give "
             "the dataset of each row as `dataset`"
         )
         raise ParameterError(msg)
@@ -377,7 +377,8 @@ class _Division:
     """Assigns conditions to parts as stated, and refuses what contradicts.
 
     What names a condition itself (exact) precedes what names a perturbation that it combines with
-    others; everything else is trained on if its context is used.
+    others (combined: bit p is set for part p); everything else is trained on if its context is
+    used.
     """
 
     def __init__(
@@ -387,7 +388,7 @@ class _Division:
         self._controls, self._separator = controls, separator
         n = conditions.counts.size
         self._exact = np.full(n, -1, np.int8)
-        self._combined = np.full(n, -1, np.int8)
+        self._combined = np.zeros(n, np.int8)
         self._codes = _codes_by_name(conditions.treatments)
         self._contexts = {
             tuple(map(str, each)): k
@@ -412,7 +413,7 @@ class _Division:
         used[np.array([*trained, *zeroshot, *fewshot], np.intp)] = True
         for context, part in zeroshot.items():
             if part != "train":
-                self._claim(self._exact, conditions.of(context), part, "[zeroshot]")
+                self._claim(conditions.of(context), part, "[zeroshot]")
         for part, names in stated.perturbations.items():
             there = np.flatnonzero(used[conditions.contexts] & conditions.is_perturbed)
             self._claim_names(there, part, names, "[perturbations]", "used cell types")
@@ -423,8 +424,16 @@ class _Division:
                 continue
             for part, names in lists.items():
                 self._claim_names(conditions.of(context), part, names, section, repr(key))
-        parts = np.where(self._exact >= 0, self._exact, self._combined)
-        parts[parts < 0] = _TRAIN
+        is_open = self._exact < 0
+        both = np.flatnonzero(is_open & (self._combined == (1 << _VAL | 1 << _TEST)))
+        if both.size:
+            msg = (
+                f"{stated.origin}: {conditions.shown(both[0])} combines perturbations of 'val' and "
+                "of 'test', but a condition belongs to one part; name the combination in one"
+            )
+            raise ParameterError(msg)
+        parts = np.where(is_open, np.log2(np.maximum(self._combined, 1)), self._exact)
+        parts = parts.astype(np.int8)
         parts[conditions.is_control] = _CONTROL
         parts[~used[conditions.contexts] | conditions.is_missing] = _UNUSED
         return parts
@@ -464,20 +473,18 @@ class _Division:
         wanted = {*(training or ())}
         return [k for k, each in enumerate(conditions.context_labels) if str(each[0]) in wanted]
 
-    def _claim(
-        self, claimed: NDArray[np.int8], there: NDArray[np.intp], part: str, section: str
-    ) -> None:
-        other = there[(claimed[there] >= 0) & (claimed[there] != _PARTS.index(part))]
+    def _claim(self, there: NDArray[np.intp], part: str, section: str) -> None:
+        """Assign conditions that are named themselves."""
+        claimed = self._exact[there]
+        other = np.flatnonzero((claimed >= 0) & (claimed != _PARTS.index(part)))
         if other.size:
             found = _PARTS[claimed[other[0]]]
             msg = (
-                f"{self._conditions.shown(other[0])} is in {found!r} already and cannot be in "
-                f"{part!r}, since a condition belongs to one part"
+                f"{self._conditions.shown(there[other[0]])} is in {found!r} already and cannot be "
+                f"in {part!r}, since a condition belongs to one part"
             )
-            if claimed is self._combined:
-                msg += "; name this combination in one of them"
             raise self._stated.refused(section, msg)
-        claimed[there] = _PARTS.index(part)
+        self._exact[there] = _PARTS.index(part)
 
     def _claim_names(
         self, there: NDArray[np.intp], part: str, names: Sequence[str], section: str, where: str
@@ -489,7 +496,7 @@ class _Division:
             raise self._stated.refused(section, msg)
         codes = self._conditions.treatment_codes[there]
         exact = [self._codes[name] for name in names if name in self._codes]
-        self._claim(self._exact, there[np.isin(codes, exact)], part, section)
+        self._claim(there[np.isin(codes, exact)], part, section)
         present = {*codes.tolist()}
         missing = [name for name in names if self._codes.get(name, -1) not in present]
         if self._separator is not None:
@@ -499,7 +506,7 @@ class _Division:
                 for name, parts in wanted.items()
             }
             of_any = [code for found in combined.values() for code in found]
-            self._claim(self._combined, there[np.isin(codes, of_any)], part, section)
+            self._combined[there[np.isin(codes, of_any)]] |= 1 << _PARTS.index(part)
             missing = [name for name in missing if not combined[name]]
         if missing:
             labels = self._conditions.treatments.labels
@@ -510,12 +517,15 @@ class _Division:
         self, context: int, shares: Mapping[str, float], seed: int | None, section: str
     ) -> None:
         """Draw perturbations of a context at random, among those that nothing else holds out."""
+        if self._separator is not None:
+            msg = "shares are drawn among conditions, not combinations; give lists, or leave out"
+            raise self._stated.refused(section, f"{msg} `separator`")
         if seed is None:
             msg = f"shares such as {next(iter(shares.values()))} are drawn at random; give `seed`"
             raise self._stated.refused(section, msg)
         conditions = self._conditions
         there = conditions.of(context)
-        there = there[(self._exact[there] < 0) & (self._combined[there] < 0)]
+        there = there[self._exact[there] < 0]
         names = [str(conditions.treatments.labels[k]) for k in conditions.treatment_codes[there]]
         there = there[np.argsort(np.array(names, object), kind="stable")]
         given = [*shares.values()]
@@ -530,7 +540,7 @@ class _Division:
             if not size:
                 msg = f"{part} = {shares[part]} is none of {there.size:,} perturbations; give more"
                 raise self._stated.refused(section, msg)
-            self._claim(self._exact, drawn[stop - size : stop], part, section)
+            self._claim(drawn[stop - size : stop], part, section)
 
 
 # The split.
