@@ -142,6 +142,24 @@ opened = open_collection("plates/*.h5ad", obs=["plate"])
 cellfeed_tuner.autotune(opened, label="plate").save("autotune.json")
 trainer = types.SimpleNamespace(fit=lambda model, train_dataloaders: len(train_dataloaders))
 """,
+    "how-to/perturbation_splits.md": f"""
+import re
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pandas as pd
+
+page = Path({str(DOCS / "how-to/perturbation_splits.md")!r}).read_text()
+Path("study.toml").write_text(re.search("```toml\\n(.*?)```", page, re.DOTALL)[1])
+Path("replogle").mkdir()
+genes = ["AARS", "NUP107", "POLR2A", "RPUSD4", "non-targeting"]
+for line in ("jurkat", "k562", "rpe1"):
+    obs = pd.DataFrame({{"gene": np.tile(genes, 15), "cell_type": line}})
+    obs.index = [f"{{line}}{{k}}" for k in range(len(obs))]
+    study = anndata.AnnData(np.ones((len(obs), 20), np.float32), obs=obs)
+    study.write_h5ad(f"replogle/{{line}}.h5ad")
+""",
     "reference/opening.md": OBJECTS
     + EXPERIMENT
     + ARCHIVE

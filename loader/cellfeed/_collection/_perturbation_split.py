@@ -666,10 +666,10 @@ class PerturbationSplit(Sequence[Rows]):
         counts = np.bincount(self._parts, self._conditions.counts, len(_NAMES)).astype(np.int64)
         n_conditions = np.bincount(self._parts, minlength=len(_NAMES))
         said = [
-            f"{name} {n_cells:,} cells of {n:,} conditions"
+            f"{name} {n_cells:,} cells of {n:,} condition{'' if n == 1 else 's'}"
             for name, n_cells, n in zip(_PARTS, counts, n_conditions, strict=False)
         ]
-        said.append(f"{counts[_CONTROL]:,} controls of {n_conditions[_CONTROL]:,} contexts")
+        said.append(f"{counts[_CONTROL]:,} controls")
         if counts[_UNUSED]:
             said.append(f"{counts[_UNUSED]:,} unused cells")
         return f"PerturbationSplit({', '.join(said)})"

@@ -159,8 +159,8 @@ class TestParts:
             4, {"perturbations": {"val": ["B"]}}, treatment=genes, cell_type=np.repeat("k562", 4)
         )
         assert repr(split) == (
-            "PerturbationSplit(train 2 cells of 1 conditions, val 1 cells of 1 conditions, "
-            "test 0 cells of 0 conditions, 1 controls of 1 contexts)"
+            "PerturbationSplit(train 2 cells of 1 condition, val 1 cells of 1 condition, "
+            "test 0 cells of 0 conditions, 1 controls)"
         )
         assert [each.size for each in split[1:]] == [1, 0]
         assert split[-1].size == 0
