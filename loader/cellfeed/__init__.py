@@ -68,6 +68,7 @@ if typing.TYPE_CHECKING:
         EpochPlan,
         Fetch,
         GroupedSampling,
+        MatchedControls,
         SamplingStrategy,
         Streaming,
     )
@@ -91,6 +92,7 @@ __all__ = [
     "HuggingFaceSource",
     "InterleavedDatasets",
     "Loaded",
+    "MatchedControls",
     "MemoryMapSource",
     "Minibatch",
     "MismatchError",
@@ -146,6 +148,7 @@ _MODULE_OF = {
     "HuggingFaceSource": "cellfeed._storages",
     "InterleavedDatasets": "cellfeed._dataset",
     "Loaded": "cellfeed._convert._load_database",
+    "MatchedControls": "cellfeed.sampling",
     "MemoryMapSource": "cellfeed._storages",
     "Minibatch": "cellfeed._rows._minibatch",
     "MultiIndexable": "cellfeed._collection._indexables",

@@ -85,7 +85,7 @@ class FetchStages:
 
     def plan(self, fetch: Fetch) -> PlannedRead:
         """Plan the reads of a fetch and the position of each row, without reading."""
-        return self._reader.plan(fetch.rows, fetch.order, self._batch_size)
+        return self._reader.plan(fetch.rows, *fetch.in_groups(self._batch_size))
 
     def volume(self, planned: PlannedRead) -> Volume | None:
         """Return how much data of a fetch is decoded, and how much of that is used.
@@ -112,7 +112,10 @@ class FetchStages:
         self._reader.decompress(planned)
 
     def read(self, planned: PlannedRead) -> Iterator[Cells]:
-        """Read and decompress all chunks, and write the rows into minibatches."""
+        """Read and decompress all chunks, and write the rows into minibatches.
+
+        Each minibatch is followed by its controls, if it has any.
+        """
         return self._reader.read_planned(planned)
 
     def to_minibatches(self, groups: Iterator[Cells]) -> list[Minibatch]:

@@ -30,7 +30,7 @@ from cellfeed._lazy import sp
 from cellfeed._rows import Cells, dtypes_of, require_torch_dtype
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
-from cellfeed.sampling import EpochPlan, Progress, SamplingStrategy, Share
+from cellfeed.sampling import EpochPlan, Fetch, Progress, SamplingStrategy, Share
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -278,6 +278,8 @@ class CellDataset(ResumableDataset):
             prefetch_next_epoch=prefetch_next_epoch or None,
             verify=None if verify == "first" else verify,
         )
+        if self.strategy.n_controls:
+            _parameters.require_collection_read_here(collection, fetch_callback, batch_callback)
         self.verify = check_verify(verify)
         self.prefetch = _positive_or_none("prefetch", prefetch)
         self.prefetch_bytes = require_positive("prefetch_bytes", prefetch_bytes)
@@ -372,7 +374,8 @@ class CellDataset(ResumableDataset):
         made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server or
         by direct I/O.
         """
-        return int(2 * self.fetch_size * self.collection.mean_row_bytes(self.dtype))
+        n_rows = 2 * self.fetch_size * (1 + self.strategy.n_controls)
+        return int(n_rows * self.collection.mean_row_bytes(self.dtype))
 
     def __len__(self) -> int:
         """Return the number of minibatches that an epoch delivers to this rank.
@@ -489,7 +492,7 @@ class CellDataset(ResumableDataset):
         n_fetches = 2 if n_rows < self._n_rows else 1
         minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
         row_bytes = float(self.collection.mean_row_bytes(self.dtype))
-        return n_fetches * n_rows * row_bytes + minibatch_bytes
+        return n_fetches * n_rows * (1 + self.strategy.n_controls) * row_bytes + minibatch_bytes
 
     @property
     def _minibatch_bytes(self) -> int:
@@ -497,7 +500,7 @@ class CellDataset(ResumableDataset):
         if not isinstance(self.collection, Collection):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
         row_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
-        return int(self.batch_size * row_bytes)
+        return int(self.batch_size * (1 + self.strategy.n_controls) * row_bytes)
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -611,14 +614,24 @@ class CellDataset(ResumableDataset):
             for groups in islice(fetches.groups, len(share.numbers)):
                 if not self._is_placed:
                     whole = next(groups).to_scipy()
-                    yield from self._taken(whole, fetches.orders.popleft())
+                    yield from self._taken(whole, fetches.whole.popleft())
                     continue
-                for cells in fetches.reader.densified(groups) if self.dense else groups:
+                read = fetches.reader.densified(groups) if self.dense else groups
+                for cells in self._with_controls(read):
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self._made(cells)]
                     self._counters.add(Counter.CELLS, len(cells.rows))
                     del cells
                     yield delivered.pop()
+
+    def _with_controls(self, groups: Iterator[Cells]) -> Iterator[Cells]:
+        """Join each minibatch with its controls, if it has any, which follow it."""
+        if not self.strategy.n_controls:
+            yield from groups
+        for cells in groups:
+            joined = [replace(cells, controls=next(groups))]
+            del cells
+            yield joined.pop()
 
     def _reader(self) -> Reader:
         """Return a reader with its own threads."""
@@ -650,25 +663,32 @@ class CellDataset(ResumableDataset):
                 else:
                     fetched = in_memory(self.collection[fetch.rows])
             self._counters.add(Counter.FETCHES, 1)
-            yield from self._taken(fetched, fetch.order)
+            yield from self._taken(fetched, fetch)
 
-    def _taken(self, fetched: Any, order: NDArray[np.intp]) -> Iterator[Any]:
+    def _taken(self, fetched: Any, fetch: Fetch) -> Iterator[Any]:
         """Take minibatches from a fetch, in the order of delivery."""
         if self.fetch_transform is not None:
             with self._counters.wall_time(Counter.FUNCTIONS):
                 fetched = self.fetch_transform(fetched)
-        for start in range(0, order.size, self.batch_size):
+        for start in range(0, fetch.order.size, self.batch_size):
+            here = slice(start, start + self.batch_size)
+            controls = None if fetch.controls is None else fetch.controls[here].ravel()
             # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
             # frame, in a thread of its own, while Python shuts down.
-            yield self._minibatch(fetched, order[start : start + self.batch_size])
+            yield self._minibatch(fetched, fetch.order[here], controls)
 
-    def _minibatch(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
+    def _minibatch(
+        self, fetched: Any, indices: NDArray[np.intp], controls: NDArray[np.intp] | None
+    ) -> Any:
         if self.batch_callback is not None:
             with self._counters.wall_time(Counter.FUNCTIONS):
                 batch = self.batch_callback(fetched, indices)
         else:
             with self._counters.wall_time(Counter.PLACING):
                 batch = fetched[indices]
+            if controls is not None:
+                _parameters.require_cells(batch)
+                batch = replace(batch, controls=fetched[controls])
         self._counters.add(Counter.CELLS, len(indices))
         return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
@@ -677,19 +697,21 @@ class CellDataset(ResumableDataset):
         with self._counters.wall_time(Counter.MAKING_TENSORS):
             if self.as_torch and HAS_TORCH:
                 return cells.to_torch(dense=dense)
-            cells = cells.to_scipy()
-            if not dense:
-                return cells
-            elements = {
-                name: each.toarray() if isinstance(each, sp.csr_array) else each
-                for name, each in cells.elements.items()
-            }
-            return replace(cells, elements=elements)
+            return _made_dense(cells.to_scipy()) if dense else cells.to_scipy()
 
     def _transformed(self, minibatch: Any) -> Any:
         assert self.batch_transform is not None  # noqa: S101 - asked before
         with self._counters.wall_time(Counter.FUNCTIONS):
             return self.batch_transform(minibatch)
+
+
+def _made_dense(cells: Cells) -> Cells:
+    elements = {
+        name: each.toarray() if isinstance(each, sp.csr_array) else each
+        for name, each in cells.elements.items()
+    }
+    controls = None if cells.controls is None else _made_dense(cells.controls)
+    return replace(cells, elements=elements, controls=controls)
 
 
 def _positive_or_none(name: str, value: int | None) -> int | None:

@@ -10,13 +10,12 @@ from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellfeed._dataset._epochs import Iteration
 from cellfeed._decode import Counter, Counters
 from cellfeed._fetch import ByteBudget, PlannedRead, Reader, Stage, in_stages
 from cellfeed._rows import Cells
-from cellfeed.sampling import Share
+from cellfeed.sampling import Fetch, Share
 
 # Returns the share of this process in the epoch after that of a given share; None if it must not
 # be prefetched.
@@ -33,15 +32,15 @@ class Fetches:
         The reader.
     groups
         The groups of rows of each fetch, such as minibatches.
-    orders
-        Orders of delivery of whole fetches that were planned and not yet delivered.
+    whole
+        Whole fetches that were planned and not yet delivered.
     upcoming
         The shares after the current one from which fetches have been prefetched.
     """
 
     reader: Reader
     groups: Generator[Iterator[Cells], None, None]
-    orders: deque[NDArray[np.intp]]
+    whole: deque[Fetch]
     upcoming: deque[Share]
 
 
@@ -74,7 +73,7 @@ def fetches_from(
     counters
         Counters of work and time.
     """
-    orders, upcoming = deque[NDArray[np.intp]](), deque[Share]()
+    whole, upcoming = deque[Fetch](), deque[Share]()
     numbered, budget = _numbered(share, following, upcoming), ByteBudget(prefetch_bytes)
     is_waited_for = iter([True])  # the first one, as nothing was prefetched before it
 
@@ -83,12 +82,12 @@ def fetches_from(
         with counters.processor_time(Counter.PLANNING):
             if are_whole:
                 fetch = share.whole_fetch(number)
-                orders.append(fetch.order)
-                order, size = np.arange(fetch.rows.size), fetch.rows.size
+                whole.append(fetch)
+                read = reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
             else:
                 fetch = share.fetch(number)
-                order, size = fetch.order, share.plan.batch_size
-            read = reader.plan(fetch.rows, order, size).advised()
+                read = reader.plan(fetch.rows, *fetch.in_groups(share.plan.batch_size))
+            read = read.advised()
         counters.add(Counter.FETCHES, 1)
         return budget.begin(read.expected_bytes, read.begun)
 
@@ -116,7 +115,7 @@ def fetches_from(
         with reader, in_stages(numbered, stages) as fetches, budget:
             yield from fetches
 
-    return Fetches(reader, groups(), orders, upcoming)
+    return Fetches(reader, groups(), whole, upcoming)
 
 
 def _numbered(

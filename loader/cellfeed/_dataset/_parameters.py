@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
 from cellfeed._fetch import Transforms, as_stored
-from cellfeed._rows import Dtypes, Element
+from cellfeed._rows import Cells, Dtypes, Element
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
@@ -55,6 +55,39 @@ def require_that_they_apply(collection: Any, *, has_callback: bool, **given: obj
             "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `prefetch_next_epoch` "
             f"and `verify` apply only when cellfeed reads a Collection, but got {ignored} "
             f"with {reader}; leave it out, and convert in `batch_transform`"
+        )
+        raise ParameterError(msg)
+
+
+def require_collection_read_here(collection: Any, *callbacks: object) -> None:
+    """Check that controls can be delivered beside the cells of a minibatch.
+
+    Raises
+    ------
+    ParameterError
+        It is not a `Collection`, or a function of the user reads it or makes minibatches.
+    """
+    if not isinstance(collection, Collection) or any(each is not None for each in callbacks):
+        msg = (
+            "controls come beside the cells of a Collection, without `fetch_callback` and "
+            f"`batch_callback`, but got a {type(collection).__name__}; open it with "
+            "`open_collection`, and change minibatches in `batch_transform`"
+        )
+        raise ParameterError(msg)
+
+
+def require_cells(batch: object) -> None:
+    """Check that a minibatch can have controls.
+
+    Raises
+    ------
+    ParameterError
+        It was taken from something else than `Cells`.
+    """
+    if not isinstance(batch, Cells):
+        msg = (
+            f"`fetch_transform` must return Cells if they have controls, but a minibatch is "
+            f"{type(batch).__name__}; return Cells, or change minibatches in `batch_transform`"
         )
         raise ParameterError(msg)
 

@@ -427,7 +427,7 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         """Reduce tensors, and objects that consist of tensors."""
         if type(obj) is Minibatch:
-            return Minibatch, (obj.elements, obj.obs, obj.rows, obj.obs_names)
+            return Minibatch, (obj.elements, obj.obs, obj.rows, obj.obs_names, obj.controls)
         if not HAS_TORCH or type(obj) is not torch.Tensor:
             return NotImplemented
         if obj.layout == torch.sparse_csr and not obj.requires_grad:

@@ -226,9 +226,12 @@ class Reader:
         return self.read_planned(self.plan(rows, order, group_size).readahead())
 
     def plan(
-        self, rows: NDArray[np.int64], order: NDArray[np.intp], group_size: int
+        self,
+        rows: NDArray[np.int64],
+        order: NDArray[np.intp],
+        groups: int | NDArray[np.int64],
     ) -> PlannedRead:
-        """Plan reading rows as groups of equal size, such as minibatches; the last may be smaller.
+        """Plan reading rows as groups, such as minibatches.
 
         Parameters
         ----------
@@ -236,8 +239,9 @@ class Reader:
             Distinct rows, ascending, within the collection.
         order
             ``rows[order]`` are the cells in the order of delivery.
-        group_size
-            Number of cells in a group.
+        groups
+            Number of cells in each group, of which the last may be smaller; or where groups begin
+            and end in ``order``, ascending, shape (n_groups + 1,).
 
         Raises
         ------
@@ -246,7 +250,9 @@ class Reader:
         ParameterError
             The rows are larger than the machine's memory.
         """
-        bounds = np.append(np.arange(0, max(1, order.size), group_size), order.size)
+        bounds = np.asarray(groups)
+        if not bounds.ndim:
+            bounds = np.append(np.arange(0, max(1, order.size), groups), order.size)
         parts = self._collection.parts(merge_consecutive(rows))
         reads = dict[str, ElementRead]()
         for name, element in self._collection.elements.items():

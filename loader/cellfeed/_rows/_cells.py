@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -35,12 +35,16 @@ class Cells(ByElement):
     obs_names
         Name of each cell in its source, str, shape (n_cells,); None unless the collection was
         opened with ``obs_names=True``.
+    controls
+        The controls of a minibatch's cells, the same number for each cell, in their order; None
+        unless the strategy is `MatchedControls`.
     """
 
     elements: Mapping[str, Any]
     obs: Mapping[str, NDArray[Any]]
     rows: NDArray[np.int64]
     obs_names: NDArray[Any] | None = None
+    controls: Cells | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,7 +69,8 @@ class Cells(ByElement):
             name: each.to_scipy() if isinstance(each, CsrRows) else each
             for name, each in self.elements.items()
         }
-        return Cells(elements, self.obs, self.rows, self.obs_names)
+        controls = None if self.controls is None else self.controls.to_scipy()
+        return Cells(elements, self.obs, self.rows, self.obs_names, controls)
 
     def to_torch(self, *, dense: bool = False) -> Minibatch:
         """Return the same cells as tensors, which share memory with the arrays where possible.
@@ -86,4 +91,7 @@ class Cells(ByElement):
         """
         from cellfeed._rows._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 
-        return minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
+        made = minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
+        if self.controls is None:
+            return made
+        return replace(made, controls=self.controls.to_torch(dense=dense))

@@ -4,7 +4,7 @@ from __future__ import annotations  # which name what is not there without torch
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -112,12 +112,16 @@ class Minibatch(ByElement):
     obs_names
         Name of each cell in its source, a NumPy array of str, shape (n_cells,); None unless the
         collection was opened with ``obs_names=True``.
+    controls
+        The controls of these cells, k for each: rows ``i * k`` to ``i * k + k - 1`` belong to cell
+        i. None unless the strategy is `MatchedControls`.
     """
 
     elements: Mapping[str, Any]
     obs: Mapping[str, torch.Tensor]
     rows: torch.Tensor
     obs_names: NDArray[Any] | None = None
+    controls: Minibatch | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -142,16 +146,18 @@ class Minibatch(ByElement):
             ``loader(pin_memory=True)``.
         """
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-        if not dense:
-            return moved
-        elements = {
-            name: each.to_dense() if _is_sparse(each) else each for name, each in moved.items()
-        }
-        return Minibatch(elements, moved.obs, moved.rows, moved.obs_names)
+        return moved._made_dense() if dense else moved
 
     def pin_memory(self) -> Minibatch:
         """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
         return self._map(torch.Tensor.pin_memory)
+
+    def _made_dense(self) -> Minibatch:
+        elements = {
+            name: each.to_dense() if _is_sparse(each) else each for name, each in self.items()
+        }
+        controls = None if self.controls is None else self.controls._made_dense()
+        return replace(self, elements=elements, controls=controls)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
         """Apply a function to each strided tensor, including the parts of sparse tensors."""
@@ -160,7 +166,8 @@ class Minibatch(ByElement):
             for name, each in self.items()
         }
         obs = {name: function(tensor) for name, tensor in self.obs.items()}
-        return Minibatch(elements, obs, function(self.rows), self.obs_names)
+        controls = None if self.controls is None else self.controls._map(function)
+        return Minibatch(elements, obs, function(self.rows), self.obs_names, controls)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From a worker process, each tensor would travel in shared memory of its own, which
@@ -168,11 +175,12 @@ class Minibatch(ByElement):
         parts = {name: _parts(each) for name, each in self.items()}
         tensors = [part for some in parts.values() for part in some]
         tensors += [self.rows, *self.obs.values()]
+        others = self.obs_names, self.controls
         if any(each.layout != torch.strided or each.device.type != "cpu" for each in tensors):
-            return Minibatch, (self.elements, self.obs, self.rows, self.obs_names)
+            return Minibatch, (self.elements, self.obs, self.rows, *others)
         packed, places = _pack(tensors)
         elements = [(name, len(parts[name]), each.shape) for name, each in self.items()]
-        return _unpack_minibatch, (packed, places, elements, tuple(self.obs), self.obs_names)
+        return _unpack_minibatch, (packed, places, elements, tuple(self.obs), *others)
 
 
 def minibatch_of(
@@ -280,6 +288,7 @@ def _unpack_minibatch(
     elements: Sequence[tuple[str, int, Sequence[int]]],
     columns: Sequence[str],
     obs_names: NDArray[np.object_] | None,
+    controls: Minibatch | None,
 ) -> Minibatch:
     tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
     unpacked, first = dict[str, Any](), 0
@@ -288,7 +297,7 @@ def _unpack_minibatch(
         first += n_parts
     # Clones, so that who keeps the labels of an epoch does not keep its expression alive.
     rows, *obs = [tensor.clone() for tensor in tensors[first:]]
-    return Minibatch(unpacked, dict(zip(columns, obs, strict=True)), rows, obs_names)
+    return Minibatch(unpacked, dict(zip(columns, obs, strict=True)), rows, obs_names, controls)
 
 
 def csr_tensor(

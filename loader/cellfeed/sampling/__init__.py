@@ -10,11 +10,13 @@ from cellfeed.sampling._base import (
     BlockSizes,
     ChunkedRows,
     EpochOrder,
+    MatchedOrder,
     Progress,
     SamplingStrategy,
 )
 from cellfeed.sampling._block_shuffling import BlockShuffling, ChunkStarts, Streaming
 from cellfeed.sampling._grouped import GroupedSampling
+from cellfeed.sampling._matched import MatchedControls
 from cellfeed.sampling._permutation import Permutation, derive_key, random_below, random_words
 from cellfeed.sampling._plan import EpochPlan, Fetch, Share
 from cellfeed.sampling._weighted import BlockWeightedSampling, ClassBalancedSampling
@@ -31,6 +33,8 @@ __all__ = [
     "EpochPlan",
     "Fetch",
     "GroupedSampling",
+    "MatchedControls",
+    "MatchedOrder",
     "Permutation",
     "Progress",
     "SamplingStrategy",

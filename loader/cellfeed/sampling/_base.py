@@ -40,6 +40,30 @@ class EpochOrder(Protocol):
         ...
 
 
+class MatchedOrder(EpochOrder, Protocol):
+    """An order of rows, each of which comes with controls; see `SamplingStrategy.n_controls`."""
+
+    def controls(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+        """Return the controls of the rows at the given positions of the epoch.
+
+        The result depends only on the arguments, as that of `EpochOrder`.
+
+        Parameters
+        ----------
+        positions
+            See `EpochOrder`.
+        together
+            Positions ``n * together`` to ``(n + 1) * together - 1`` are read together, for any n,
+            unless ranks or a resumed run divide an epoch otherwise. Controls that are neighbours
+            are read fast if they are drawn for positions that are read together.
+
+        Returns
+        -------
+        Rows in [0, n_rows), int64, shape ``(*positions.shape, n_controls)``.
+        """
+        ...
+
+
 class SamplingStrategy(ABC):
     """Base class of strategies, which choose the rows that an epoch visits, and their order.
 
@@ -80,6 +104,14 @@ class SamplingStrategy(ABC):
         ``n_positions`` and ``batch_size`` must be multiples of this number. The default is 1.
         """
         return 1
+
+    @property
+    def n_controls(self) -> int:
+        """Number of controls that come with each row, in ``minibatch.controls``; 0 by default.
+
+        If above 0, `epoch_order` returns a `MatchedOrder`.
+        """
+        return 0
 
     @abstractmethod
     def n_positions(self, n_rows: int) -> int:

@@ -115,7 +115,7 @@ def codes_of_columns(collection: Any, names: tuple[str, ...], indices: ArrayLike
     ColumnError
         obs has no such column.
     """
-    codes = combined([label_codes(_column(collection, name)) for name in names])
+    codes = combined([label_codes(column_of(collection, name)) for name in names])
     if indices is None:
         return codes
     n_available(indices, codes.size)
@@ -152,7 +152,8 @@ def combined(columns: list[Codes]) -> Codes:
     return np.where(is_missing, -1, joint)
 
 
-def _column(collection: Any, name: str) -> Any:
+def column_of(collection: Any, name: str) -> Any:
+    """Return an obs column of a collection, or raise `ColumnError` if there is none."""
     columns = getattr(collection, "obs", None)
     if columns is None:
         msg = (

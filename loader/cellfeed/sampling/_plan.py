@@ -13,7 +13,8 @@ An epoch that was stopped is resumed as a plan of its remaining rows, on any num
 """
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed.sampling._base import (
     EpochOrder,
+    MatchedOrder,
     Progress,
     SamplingStrategy,
     delivered_by_worker,
@@ -59,6 +61,15 @@ class RemainingRows:
 
     def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Return the rows at the given positions."""
+        return self._plan.rows_at(self._before(positions))
+
+    def controls(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+        """Return the controls at the given positions, which do not change by a stop."""
+        del together  # which is that of the plan
+        return self._plan.controls_at(self._before(positions))
+
+    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions in the plan of the epoch before it was stopped."""
         flat = positions.ravel()
         which = np.searchsorted(self._ends, flat, side="right")
         places = self._starts[which] + flat - (self._ends[which] - self._sizes[which])
@@ -66,7 +77,7 @@ class RemainingRows:
             order = self._plan.delivery_order(int(self._fetches[k]), int(self._ranks[k]))
             own = which == k
             places[own] = order[places[own]]
-        return self._plan.rows_at(places).reshape(positions.shape)
+        return places.reshape(positions.shape)
 
 
 def minibatches_by_worker(
@@ -183,10 +194,35 @@ class Fetch:
     order
         ``rows[order]`` are the rows in the order of delivery, intp, shape (n_delivered,). It is
         longer than ``rows`` if a row is delivered twice.
+    controls
+        ``rows[controls]`` are the controls of each of these, intp, shape (n_delivered,
+        n_controls); None if the strategy has no controls.
     """
 
     rows: NDArray[np.int64]
     order: NDArray[np.intp]
+    controls: NDArray[np.intp] | None = None
+
+    def without_first(self, n: int) -> "Fetch":
+        """Return the same rows to read, of which the first ``n`` are not delivered."""
+        controls = None if self.controls is None else self.controls[n:]
+        return Fetch(self.rows, self.order[n:], controls)
+
+    def in_groups(self, batch_size: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Return the order of delivery of all rows, and where groups begin and end in it.
+
+        Groups are minibatches, each followed by its controls, if there are any.
+        """
+        ends = np.append(np.arange(0, max(1, self.order.size), batch_size), self.order.size)
+        if self.controls is None:
+            return self.order, ends
+        n_controls, pieces = self.controls.shape[1], list[NDArray[np.intp]]()
+        for first, stop in pairwise(ends.tolist()):
+            pieces += self.order[first:stop], self.controls[first:stop].ravel()
+        firsts = ends * (1 + n_controls)
+        bounds = np.empty(2 * ends.size - 1, np.int64)
+        bounds[::2], bounds[1::2] = firsts, firsts[:-1] + np.diff(ends)
+        return np.concatenate(pieces), bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,8 +366,14 @@ class EpochPlan:
         IndexError
             ``number`` is outside [0, n_fetches).
         """
-        delivered = self.delivered_rows(number)[0, first_minibatch * self.batch_size :]
-        return Fetch(*distinct(delivered))
+        first = first_minibatch * self.batch_size
+        delivered = self.delivered_rows(number)[0, first:]
+        if not self.strategy.n_controls:
+            return Fetch(*distinct(delivered))
+        controls = self.delivered_controls(number)[first:]
+        rows, inverse = distinct(np.concatenate([delivered, controls.ravel()]))
+        order, of_controls = np.split(inverse, [delivered.size])
+        return Fetch(rows, order, of_controls.reshape(controls.shape))
 
     def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
         """Return the share of one worker of this rank.
@@ -384,6 +426,15 @@ class EpochPlan:
         places = self._places(first, n, self.rank, size)
         return self._delivered(places, self.rows_at(places % self.n_positions))
 
+    def delivered_controls(self, number: int) -> NDArray[np.int64]:
+        """Return the controls of the rows of a fetch in the order of delivery.
+
+        Returns
+        -------
+        Rows, int64, shape (rows of a fetch, n_controls).
+        """
+        return self.controls_at(self.delivery_order(number, self.rank) % self.n_positions)
+
     def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
         """Return the positions of a rank's fetch in the order of delivery.
 
@@ -396,6 +447,11 @@ class EpochPlan:
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows at positions in [0, n_positions), in the shape of ``positions``."""
         return self._epoch_order()(positions)
+
+    def controls_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the controls of these rows, shape ``(*positions.shape, n_controls)``."""
+        order = cast(MatchedOrder, self._epoch_order())
+        return order.controls(positions, together=self.fetch_size)
 
     def _places(self, first: int, n: int, rank: int, size: int) -> NDArray[np.int64]:
         """Return the positions of fetches of ``size`` rows, shape (n, size)."""
@@ -478,8 +534,7 @@ class Share:
 
     def whole_fetch(self, number: int) -> Fetch:
         """Return all rows of a fetch, and the order of the remaining ones."""
-        fetch = self.plan.fetch(number)
-        return Fetch(fetch.rows, fetch.order[self._n_begun(number) * self.plan.batch_size :])
+        return self.plan.fetch(number).without_first(self._n_begun(number) * self.plan.batch_size)
 
     def _n_begun(self, number: int) -> int:
         """Return how many minibatches of a fetch have already been delivered."""

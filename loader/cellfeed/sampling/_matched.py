@@ -1,0 +1,491 @@
+"""Treated cells, each with control cells that match it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from dataclasses import replace as changed
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ParameterError, require_positive
+from cellfeed.sampling._base import MatchedOrder, SamplingStrategy, n_available, sorted_indices
+from cellfeed.sampling._labels import Codes, column_of, combined, factorized, label_codes
+from cellfeed.sampling._permutation import derive_key, permute_within, random_words
+
+Redraw = Literal["visit", "epoch", "never"]
+Integers = NDArray[np.int64]
+
+_LEAST_BLOCK = 16  # controls, where treated cells come in smaller blocks
+_MOST_SHOWN = 5  # values in a message
+
+# Purposes of the random streams of one epoch; those of the strategy of treated cells are smaller.
+_RUN, _START, _WITHIN_RUN, _ALWAYS = range(1000, 1004)
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedControls(SamplingStrategy):
+    """Visit treated cells, each together with control cells of its own plate, cell line or donor.
+
+    Any strategy chooses the treated cells. Minibatches have them as usual; their controls are in
+    ``minibatch.controls``, a `Minibatch` of its own with ``k`` rows for each treated cell: rows
+    ``i * k`` to ``i * k + k - 1`` belong to treated cell i. A ``batch_size`` counts treated cells.
+    The pairs are the same for any number of ranks and worker processes, and after resuming.
+
+    Parameters
+    ----------
+    strategy
+        Chooses the treated cells. If it has ``indices``, or could have, it visits the treated
+        ones among these; any other strategy must visit treated cells only.
+    treatment
+        The treatment of each cell: the name of an obs column of the collection, or a value for
+        each row. Cells without one (NaN, None, or the number -1) are neither treated nor controls.
+    control
+        The treatment of control cells, such as ``"DMSO"``, or a list of several. Cells with any
+        other treatment are treated.
+    within
+        What a treated cell and its controls have in common: names of obs columns, or arrays with a
+        value for each row. The control cells with one combination of values are a pool. If empty,
+        all controls are one pool.
+    k
+        Number of controls for each treated cell.
+    block_size
+        Replaces the block size of the strategy, if it has one.
+    control_block_size
+        About how many controls of a pool are drawn as neighbours. By default, as many as treated
+        cells in a block, and at least 16.
+    control_indices
+        The rows that may be controls. By default, the ``indices`` that the strategy was given, so
+        that the training set has its own controls; or all rows.
+    redraw
+        When a treated cell gets other controls: at each "visit"; in each "epoch", in which all
+        treated cells of a pool share the same ``k``; or "never", so that a treated cell has
+        the same controls in all epochs and for all seeds.
+    replace
+        Whether the controls of one treated cell are drawn with replacement. If not, they differ.
+    unmatched
+        What to do with treated cells that lack a value of ``within``, or whose pool has no control,
+        or fewer than ``k`` without replacement: "raise" an error, or "drop" these cells. A pool of
+        a single cell gives that one each time.
+
+    Raises
+    ------
+    ParameterError
+        A size is below one, no cell has the treatment ``control``, no cell is treated, or treated
+        cells lack controls. While reading: the strategy visits a cell that is not treated.
+
+    Notes
+    -----
+    Each control of a pool is equally likely to be drawn, for any treated cell. Draws are not
+    independent: the treated cells of one fetch with the same pool get neighbours in that pool, in
+    storage order, in blocks of about ``control_block_size`` at random places, so that few chunks
+    are decompressed. Within a block, controls are assigned at random, each once. An average over
+    the controls of a minibatch therefore varies as one over fewer, independent controls if
+    neighbours in storage resemble each other; smaller blocks make them more independent, and read
+    more. Blocks may overlap, so that a fetch can deliver a control more than once.
+
+    Rows of controls are kept, at 4 bytes each (8 in a collection of 2^31 rows or more), and the
+    pool of each row of the collection, at 1 to 4 bytes.
+
+    Examples
+    --------
+    >>> from cellfeed import BlockShuffling
+    >>> strategy = MatchedControls(
+    ...     BlockShuffling(block_size=1), treatment=["a", "DMSO", "a", "DMSO", "b", "DMSO"],
+    ...     control="DMSO", within=[[1, 1, 2, 2, 2, 2]],
+    ... )
+    >>> order = strategy.epoch_order(n_rows=6, epoch_key=0)
+    >>> order(np.arange(3))
+    array([2, 0, 4])
+    >>> order.controls(np.arange(3), together=3)[1]  # of row 0
+    array([1])
+    """
+
+    strategy: SamplingStrategy
+    treatment: ArrayLike | str
+    control: Any
+    within: Sequence[ArrayLike | str] | str = ()
+    k: int = 1
+    block_size: int | None = None
+    control_block_size: int | None = None
+    control_indices: ArrayLike | None = None
+    redraw: Redraw = "visit"
+    replace: bool = False
+    unmatched: Literal["raise", "drop"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Check the parameters; find the pools, unless columns are still to be read."""
+        self._check()
+        within = (self.within,) if isinstance(self.within, str) else tuple(self.within)
+        self._set(within=within, control_indices=sorted_indices(self.control_indices), _pools=None)
+        if not any(isinstance(each, str) for each in (self.treatment, *within)):
+            names = [f"within[{number}]" for number in range(len(within))]
+            self._match("treatment", self.treatment, names, within)
+
+    @property
+    def indices(self) -> NDArray[np.int64] | None:
+        """The rows that the strategy may visit; None if it has no ``indices``."""
+        found: NDArray[np.int64] | None = getattr(self.strategy, "indices", None)
+        return found
+
+    @property
+    def shuffles_fetch(self) -> bool:
+        """Whether the strategy's cells are mixed in memory."""
+        return self.strategy.shuffles_fetch
+
+    @property
+    def n_together(self) -> int:
+        """Number of treated cells that the strategy keeps together."""
+        return self.strategy.n_together
+
+    @property
+    def n_controls(self) -> int:
+        """Number of controls for each treated cell."""
+        return self.k
+
+    def n_positions(self, n_rows: int) -> int:
+        """Return the number of treated cells that an epoch visits."""
+        n = self._known_pools().pool_of.size
+        if n != n_rows:
+            msg = (
+                f"`treatment` must have one value for each row of the collection ({n_rows:,}), "
+                f"but got {n:,}"
+            )
+            raise ParameterError(msg)
+        return self.strategy.n_positions(n_rows)
+
+    def epoch_order(self, *, n_rows: int, epoch_key: int) -> MatchedOrder:
+        """Return the strategy's order of treated cells, with their controls."""
+        return _Matched(
+            order=self.strategy.epoch_order(n_rows=n_rows, epoch_key=epoch_key),
+            n_positions=self.n_positions(n_rows),
+            pools=self._known_pools(),
+            k=self.k,
+            per_run=max(1, self._control_block_size // self.k),
+            redraw=self.redraw,
+            replace=self.replace,
+            key=derive_key(_ALWAYS) if self.redraw == "never" else epoch_key,
+        )
+
+    def prepared_bytes(self, n_rows: int) -> int:
+        """Return how much memory the strategy's order takes, in bytes."""
+        return self.strategy.prepared_bytes(n_rows)
+
+    def bound_to(self, collection: Any) -> "MatchedControls":
+        """Return the strategy with the obs columns of the collection that it names."""
+        within: Any = self.within
+        if self.__dict__["_pools"] is None:
+            names, columns = list[str](), list[Any]()
+            for number, each in enumerate(within):
+                is_name = isinstance(each, str)
+                names.append(each if is_name else f"within[{number}]")
+                columns.append(column_of(collection, each) if is_name else each)
+            name, treatment = "treatment", self.treatment
+            if isinstance(treatment, str):
+                name, treatment = treatment, column_of(collection, treatment)
+            matched = object.__new__(type(self))
+            matched.__dict__.update(self.__dict__)
+            matched._match(name, treatment, names, columns)
+        else:
+            matched = self
+        # What it knows of the collection may depend on its rows, so they are chosen before.
+        strategy = matched.strategy.bound_to(collection)
+        return matched if strategy is matched.strategy else changed(matched, strategy=strategy)
+
+    @property
+    def _control_block_size(self) -> int:
+        return self.control_block_size or max(_LEAST_BLOCK, self.block_size or 0)
+
+    def _check(self) -> None:
+        if not isinstance(self.strategy, SamplingStrategy) or self.strategy.n_controls:
+            msg = f"`strategy` must be a SamplingStrategy without controls, but got {self.strategy}"
+            raise ParameterError(msg)
+        for name in ("k", "block_size", "control_block_size"):
+            if getattr(self, name) is not None:
+                self._set(**{name: require_positive(name, getattr(self, name))})
+        for name, possible in (("redraw", get_args(Redraw)), ("unmatched", ("raise", "drop"))):
+            if getattr(self, name) not in possible:
+                msg = f"`{name}` must be one of {possible}, but got {getattr(self, name)!r}"
+                raise ParameterError(msg)
+        own = getattr(self.strategy, "block_size", None)
+        if self.block_size is None:
+            self._set(block_size=own)
+        elif own not in (None, self.block_size):
+            self._set(strategy=changed(self.strategy, block_size=self.block_size))  # type: ignore[type-var]
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _known_pools(self) -> "_Pools":
+        pools: _Pools | None = self.__dict__["_pools"]
+        if pools is None:
+            msg = (
+                "`treatment` and `within` name obs columns, which are not read yet; pass the "
+                "strategy to a CellDataset, or call bound_to(collection)"
+            )
+            raise ParameterError(msg)
+        return pools
+
+    def _match(
+        self, name: str, treatment: Any, names: Sequence[str], within: Sequence[Any]
+    ) -> None:
+        """Find the pools, and let the strategy visit treated cells only.
+
+        Fields become what they amount to: 0 for each treated row, 1 for controls, -1 for others;
+        and the pool of each row.
+        """
+        kinds = self._kinds(name, treatment)
+        pool_of = combined([label_codes(each) for each in within] or [0 * kinds])
+        if pool_of.size != kinds.size:
+            msg = (
+                f"`within` must have one value for each of {kinds.size:,} cells, but got "
+                f"{pool_of.size:,}"
+            )
+            raise ParameterError(msg)
+        given = self.indices if self.control_indices is None else self.control_indices
+        n_available(given, kinds.size)
+        controls = _those(given, (kinds == 1) & (pool_of >= 0))
+        sizes = np.bincount(pool_of[controls], minlength=int(pool_of.max(initial=0)) + 1)
+        is_matched = pool_of >= 0
+        is_matched &= sizes[pool_of] >= (1 if self.replace else self.k)
+        n_available(self.indices, kinds.size)
+        alone = _those(self.indices, (kinds == 0) & ~is_matched)
+        is_visited = (kinds == 0) & is_matched
+        visited = _those(self.indices, is_visited)
+        if (alone.size and self.unmatched == "raise") or not visited.size:
+            raise self._refused(alone, names, within, int(sizes.max(initial=0)))
+        n_bytes = 4 if kinds.size < 1 << 31 else 8
+        by_pool = np.argsort(pool_of[controls], kind="stable")
+        self._set(
+            strategy=_visiting(self.strategy, visited, is_visited),
+            treatment=kinds,
+            control=1,
+            within=(pool_of,),
+            control_indices=controls,
+            _pools=_Pools(
+                rows=controls[by_pool].astype(f"i{n_bytes}"),
+                starts=np.concatenate([[0], np.cumsum(sizes)]),
+                pool_of=np.where(is_visited, pool_of, -1).astype(pool_of.dtype, copy=False),
+            ),
+        )
+
+    def _kinds(self, name: str, treatment: Any) -> NDArray[np.int8]:
+        """Return 1 for each control, 0 for each treated cell, and -1 for others."""
+        codes, values = factorized(treatment)
+        several = isinstance(self.control, list | tuple | set | frozenset | np.ndarray)
+        wanted = list(self.control) if several else [self.control]
+        for each in wanted or [None]:
+            if each not in values:
+                shown = ", ".join(repr(value) for value in values[:_MOST_SHOWN])
+                more = f" and {len(values) - _MOST_SHOWN:,} others" * (len(values) > _MOST_SHOWN)
+                msg = (
+                    f"no cell has the treatment {each!r} that `control` names; {name!r} has "
+                    f"{shown}{more}"
+                )
+                raise ParameterError(msg)
+        kind_of = np.array([1 if each in wanted else -1 if each == -1 else 0 for each in values])
+        return np.where(codes < 0, -1, kind_of[codes]).astype(np.int8)
+
+    def _refused(
+        self, alone: Integers, names: Sequence[str], within: Sequence[Any], most: int
+    ) -> ParameterError:
+        if not alone.size:
+            what = "the `indices` of the strategy are" if self.indices is not None else "are"
+            return ParameterError(f"none of the cells that {what} visited is treated")
+        first = int(alone[0])
+        shown = ", ".join(
+            f"{name}={_value(each, first)!r}" for name, each in zip(names, within, strict=True)
+        )
+        what = "no control" if self.replace or self.k == 1 else f"fewer than k={self.k} controls"
+        msg = (
+            f"{alone.size:,} treated cells have {what} in common `within`, such as row {first} "
+            f"({shown or 'all cells'}); "
+        )
+        if most == 0 and self.indices is not None and self.control_indices is None:
+            remedy = "the strategy's `indices` have no controls, so give `control_indices`"
+        else:
+            remedy = "leave these cells out with unmatched='drop', or use fewer columns"
+            remedy += "" if what == "no control" else ", or replace=True"
+        return ParameterError(msg + remedy)
+
+
+def _value(labels: Any, row: int) -> Any:
+    codes, values = factorized(labels)
+    return values[codes[row]] if codes[row] >= 0 else None
+
+
+def _those(indices: ArrayLike | None, are_wanted: NDArray[np.bool_]) -> Integers:
+    """Return the rows that are wanted, among all or among ascending indices."""
+    if indices is None:
+        return np.flatnonzero(are_wanted)
+    rows: Integers = np.asarray(indices)
+    return rows[are_wanted[rows]]
+
+
+def _visiting(
+    strategy: SamplingStrategy, rows: Integers, is_visited: NDArray[np.bool_]
+) -> SamplingStrategy:
+    """Return a strategy that visits some of its rows only, if it has ``indices``."""
+    if "indices" not in getattr(strategy, "__dataclass_fields__", {}):
+        return strategy
+    before = getattr(strategy, "indices", None)
+    values: dict[str, Any] = {"indices": rows}
+    if before is not None:
+        if before.size == rows.size:
+            return strategy
+        # Labels and weights may be those of the indices.
+        for each in fields(strategy):  # type: ignore[arg-type]
+            value = getattr(strategy, each.name)
+            is_of_indices = isinstance(value, np.ndarray) and value.shape == before.shape
+            if is_of_indices and each.name != "indices" and before.size != is_visited.size:
+                values[each.name] = value[is_visited[before]]
+    return changed(strategy, **values)  # type: ignore[type-var]
+
+
+class _Pools(NamedTuple):
+    """Control cells by pool.
+
+    Parameters
+    ----------
+    rows
+        Rows of controls, pool after pool, each in storage order.
+    starts
+        Start of each pool in ``rows``, shape (n_pools + 1,).
+    pool_of
+        The pool of each treated row that may be visited, -1 for other rows, shape (n_rows,).
+    """
+
+    rows: NDArray[np.signedinteger[Any]]
+    starts: Integers
+    pool_of: Codes
+
+
+class _Runs(NamedTuple):
+    """The run of controls from which each treated cell gets its own, of shape (n_cells,).
+
+    A run is a number of neighbours in a pool, from a random place on.
+
+    Parameters
+    ----------
+    pool, key
+        The pool, and the key of the run.
+    slot, n_slots
+        Number of the cell among those that share the run, and how many these are.
+    draw
+        Number of the cell's draws, which tells them from those of other cells.
+    """
+
+    pool: Integers
+    key: NDArray[np.uint64]
+    slot: Integers
+    n_slots: Integers
+    draw: Integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Matched:
+    """The treated cells of an epoch in order, and their controls.
+
+    Parameters
+    ----------
+    order, n_positions
+        The order of treated cells, and how many come.
+    pools
+        The controls.
+    k, per_run
+        Number of controls of a cell; about how many cells share a run of controls.
+    redraw, replace
+        See `MatchedControls`.
+    key
+        Key derived from the seed and the epoch, if controls depend on these.
+    """
+
+    order: Any
+    n_positions: int
+    pools: _Pools
+    k: int
+    per_run: int
+    redraw: Redraw
+    replace: bool
+    key: int
+
+    def __call__(self, positions: Integers, /) -> Integers:
+        """Return the treated cells at the given positions."""
+        rows: Integers = self.order(positions)
+        return rows
+
+    def controls(self, positions: Integers, *, together: int) -> Integers:
+        """Return the controls at the given positions; see `MatchedOrder`."""
+        flat = positions.ravel()
+        runs = {"visit": self._of_visits, "epoch": self._of_epoch, "never": self._of_rows}[
+            self.redraw
+        ](flat, together)
+        sizes = np.diff(self.pools.starts)[runs.pool]
+        lengths = np.minimum(runs.n_slots * self.k, sizes)[:, None]
+        among_k = np.arange(self.k)
+        if self.replace:
+            draws = runs.draw[:, None] * self.k + among_k
+            words = random_words(derive_key(self.key, _WITHIN_RUN), draws)
+            within = (words % lengths.astype(np.uint64)).astype(np.int64)
+        else:
+            slots = (runs.slot[:, None] * self.k + among_k) % lengths
+            each = [np.repeat(values, self.k) for values in (lengths.ravel(), runs.key)]
+            within = permute_within(slots.ravel(), *each).reshape(slots.shape)
+        firsts = random_words(derive_key(self.key, _START), runs.key) % sizes.astype(np.uint64)
+        places = (firsts.astype(np.int64)[:, None] + within) % sizes[:, None]
+        rows = self.pools.rows[self.pools.starts[runs.pool][:, None] + places]
+        return rows.astype(np.int64).reshape(*positions.shape, self.k)
+
+    def _of_visits(self, positions: Integers, together: int) -> _Runs:
+        """Return runs for the cells of a pool among positions that are read together."""
+        windows = np.unique(positions // together)
+        every = (windows[:, None] * together + np.arange(together)).ravel()
+        every = every[every < self.n_positions]
+        pools = self._pools_at(every)
+        numbers = every // together
+        # The rank of each cell among those of its window and pool, and how many these are.
+        order = np.lexsort((pools, numbers))
+        is_first = np.ones(order.size, np.bool_)
+        is_first[1:] = (np.diff(pools[order]) != 0) | (np.diff(numbers[order]) != 0)
+        firsts = np.flatnonzero(is_first)
+        counts = np.diff(firsts, append=order.size)
+        rank, n = np.empty_like(every), np.empty_like(every)
+        rank[order] = np.arange(order.size) - np.repeat(firsts, counts)
+        n[order] = np.repeat(counts, counts)
+        asked = np.searchsorted(every, positions)
+        pools, rank, n, numbers = (each[asked] for each in (pools, rank, n, numbers))
+        # Runs of nearly equal size, so that none is left with few cells.
+        n_runs = np.maximum(1, (2 * n + self.per_run) // (2 * self.per_run))
+        run = rank * n_runs // n
+        first, stop = -(-run * n // n_runs), -(-(run + 1) * n // n_runs)
+        key = derive_key(self.key, _RUN)
+        keys = random_words(key, random_words(key, numbers) + pools.astype(np.uint64))
+        keys = random_words(key, keys + run.astype(np.uint64))
+        return _Runs(pools, keys, rank - first, stop - first, positions)
+
+    def _of_epoch(self, positions: Integers, together: int) -> _Runs:  # noqa: ARG002 - as others
+        """Return one run for all cells of a pool: the whole pool, of which they take the first."""
+        pools = self._pools_at(positions)
+        keys = random_words(derive_key(self.key, _RUN), pools)
+        return _Runs(pools, keys, 0 * pools, np.diff(self.pools.starts)[pools], pools)
+
+    def _of_rows(self, positions: Integers, together: int) -> _Runs:  # noqa: ARG002 - as others
+        """Return one run for neighbours in storage."""
+        rows = self.order(positions)
+        pools = self._pools_at(positions)
+        blocks, slots = np.divmod(rows, self.per_run)
+        key = derive_key(self.key, _RUN)
+        keys = random_words(key, random_words(key, blocks) + pools.astype(np.uint64))
+        return _Runs(pools, keys, slots, np.full_like(rows, self.per_run), rows)
+
+    def _pools_at(self, positions: Integers) -> Integers:
+        rows = self.order(positions)
+        pools = self.pools.pool_of[rows].astype(np.int64)
+        if pools.min(initial=0) < 0:
+            msg = (
+                f"the strategy visits row {rows[np.argmin(pools)]}, which is no treated cell with "
+                "controls; give a strategy that has `indices`, or that visits treated cells only"
+            )
+            raise ParameterError(msg)
+        return pools
