@@ -86,6 +86,7 @@ def nearest_neighbors(
 
     k, n_cells = require_positive("k", k), len(collection)
     points = _points(collection, coordinates)
+    codes: NDArray[Any]
     if within is None:
         codes = np.repeat(np.arange(len(collection.sources)), collection.cells_per_location)
         n_slides = len(collection.sources)
@@ -96,6 +97,8 @@ def nearest_neighbors(
     by_slide = np.argsort(codes, kind="stable")
     bounds = np.searchsorted(codes[by_slide], np.arange(n_slides + 1))
     for first, stop in pairwise(bounds.tolist()):
+        if stop - first < 2:  # noqa: PLR2004 - a cell has no neighbours
+            continue
         rows = by_slide[first:stop]
         n = min(k + 1, rows.size)  # with the cell itself
         _, near = cKDTree(points[rows]).query(points[rows], n, workers=usable_cpu_count())
@@ -230,7 +233,7 @@ def _read_graph(source: Source, name: str) -> Any:
     if path is None or not (path.is_dir() or h5py.is_hdf5(path)):
         msg = "has no `obsp` that can be read by name; give the matrix as `graph`"
         raise ParameterError(f"{source.location}: {msg}")
-    opened = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
+    opened: Any = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
     try:
         entries: Any = opened.get("obsp", {})
         if name not in entries:
@@ -284,7 +287,8 @@ class WithNeighbors(SamplingStrategy):
 
     def __post_init__(self) -> None:
         """Check the neighbours."""
-        if not isinstance(self.strategy, SamplingStrategy) or self.strategy.n_controls:
+        strategy: Any = self.strategy
+        if not isinstance(strategy, SamplingStrategy) or strategy.n_controls:
             msg = f"`strategy` must deliver cells alone, but got {self.strategy!r}"
             raise ParameterError(msg)
         given = np.asarray(self.neighbors)
@@ -305,8 +309,7 @@ class WithNeighbors(SamplingStrategy):
         if self.block_size is None:
             object.__setattr__(self, "block_size", own)
         elif own not in (None, self.block_size):
-            strategy: Any = self.strategy
-            object.__setattr__(self, "strategy", changed(strategy, block_size=self.block_size))
+            object.__setattr__(self, "strategy", changed(strategy, block_size=self.block_size))  # type: ignore[type-var]
 
     @property
     def indices(self) -> NDArray[np.int64] | None:
@@ -369,7 +372,8 @@ class _WithNeighbors:
         del together  # neighbours are the same, whatever is read together
         rows = self.order(positions)
         found = self.neighbors[rows].astype(np.int64)
-        return np.where(found < 0, rows[..., None], found)
+        near: NDArray[np.int64] = np.where(found < 0, rows[..., None], found)
+        return near
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -433,9 +437,10 @@ def to_graph(minibatch: Minibatch) -> Graph:
 
     from cellfeed._rows._minibatch import Minibatch  # noqa: PLC0415 - it imports torch
 
-    near = getattr(minibatch, "controls", None)
-    if not isinstance(minibatch, Minibatch) or near is None:
-        what = f"a {type(minibatch).__name__}" if near is not None else "one without neighbours"
+    given: Any = minibatch
+    near = getattr(given, "controls", None)
+    if not isinstance(given, Minibatch) or near is None:
+        what = f"a {type(given).__name__}" if near is not None else "one without neighbours"
         msg = f"`to_graph` takes minibatches of tensors of `WithNeighbors`, but got {what}"
         raise ParameterError(msg)
     n, k = len(minibatch), len(near) // len(minibatch)

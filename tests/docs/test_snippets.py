@@ -160,6 +160,21 @@ for line in ("jurkat", "k562", "rpe1"):
     study = anndata.AnnData(np.ones((len(obs), 20), np.float32), obs=obs)
     study.write_h5ad(f"replogle/{{line}}.h5ad")
 """,
+    "how-to/spatial.md": """
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pandas as pd
+
+rng = np.random.default_rng(0)
+Path("slides").mkdir()
+for slide in "ab":
+    obs = pd.DataFrame({"cell_type": rng.choice(["T", "B"], 600)}, index=[*map(str, range(600))])
+    X, places = rng.poisson(1, (600, 20)).astype("f4"), rng.random((600, 2))
+    cells = anndata.AnnData(X, obs=obs, obsm={"spatial": places[np.argsort(places[:, 0])]})
+    cells.write_h5ad(f"slides/{slide}.h5ad")
+""",
     "reference/opening.md": OBJECTS
     + EXPERIMENT
     + ARCHIVE

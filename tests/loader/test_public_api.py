@@ -16,6 +16,7 @@ PUBLIC_MODULES = {
         "sampling",
         "scdataset",
         "sources",
+        "spatial",
         "stages",
         "synthetic",
         "testing",

@@ -1,6 +1,7 @@
 """Neighbours of cells: those of NumPy and SciPy, delivered with their cells, and as a graph."""
 
 import warnings
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -26,7 +27,7 @@ def write_slides(folder):
         slides = pd.Categorical(np.where(np.arange(n) % 3 == 0, "a", f"b{number}"))
         obs = pd.DataFrame({"slide": slides}, index=[f"{number}:{k}" for k in range(n)])
         cells = ad.AnnData(counts, obs=obs, obsm={"spatial": rng.random((n, 2))})
-        weights = sp.random(n, n, 0.08, "csr", np.float64, rng)
+        weights: Any = sp.random(n, n, 0.08, "csr", np.float64, rng)
         cells.obsp["spatial_connectivities"] = (weights + weights.T).tocsr()
         distances = cells.obsp["spatial_connectivities"].copy()
         distances.data = 1 / distances.data
@@ -300,6 +301,5 @@ def test_other_parameters_that_cannot_be(collection):
         CellDataset(collection, strategy, 8, seed=0)
     with pytest.raises(ParameterError, match="must deliver cells alone"):
         WithNeighbors(strategy, np.zeros((3, 1), np.int64))
-    assert (
-        WithNeighbors(BlockShuffling(4), strategy.neighbors, block_size=8).strategy.block_size == 8
-    )
+    larger: Any = WithNeighbors(BlockShuffling(4), strategy.neighbors, block_size=8)
+    assert larger.strategy.block_size == 8

@@ -680,7 +680,7 @@ def perturbation_split(
     held_out: str | os.PathLike[str] | Mapping[str, Any],
     *,
     treatment: str | ArrayLike = "gene",
-    control: str | Sequence[str] = "non-targeting",
+    control: Any = "non-targeting",
     cell_type: str | ArrayLike = "cell_type",
     dataset: str | ArrayLike | None = None,
     separator: str | None = None,

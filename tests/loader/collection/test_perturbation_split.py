@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -24,6 +25,7 @@ from cellfeed import (
 
 CONTROL = "non-targeting"
 DATASETS, LINES = ["d1", "d2"], ["jurkat", "k562", "T.cell"]
+PARTS: Any = ("train", "val", "test")
 GENES = ["AARS", "NUP107", "RPUSD4", "AARS+NUP107", "RPUSD4+AARS", "AARS+ctrl"]
 
 
@@ -58,7 +60,7 @@ def studies(draw):
     return obs, {"training": training, "zeroshot": zeroshot, "fewshot": fewshot}
 
 
-def brute_force(obs: pd.DataFrame, held_out: dict) -> pd.Series:
+def brute_force(obs, held_out):
     """Return the part of each cell, one after the other."""
     parts = []
     for cell in obs.itertuples():
@@ -86,7 +88,7 @@ class TestParts:
         )
         parts = brute_force(obs, held_out)
         contexts = pd.MultiIndex.from_frame(obs[["dataset", "cell_type"]])
-        for name, rows in zip(["train", "val", "test"], split, strict=True):
+        for name, rows in zip(PARTS, split, strict=True):
             assert rows.dtype == np.int64
             assert rows.tolist() == obs.index[parts == name].tolist()
             assert np.array_equal(rows, getattr(split, name))
@@ -108,7 +110,7 @@ class TestParts:
         assert not report.duplicated(["dataset", "cell_type", "treatment"]).any()
         counts = report.groupby(["dataset", "cell_type"], as_index=False)
         described = split.describe().sort_values(["dataset", "cell_type"], ignore_index=True)
-        for part in ("train", "val", "test"):
+        for part in PARTS:
             n = counts["part"].agg(lambda found, part=part: (found == part).sum())
             assert described[part].tolist() == n["part"].tolist()
         n_cells = described[["n_perturbed", "n_controls", "n_unused"]].sum()
@@ -164,8 +166,9 @@ class TestParts:
         )
         assert [each.size for each in split[1:]] == [1, 0]
         assert split[-1].size == 0
+        unknown: Any = "validation"
         with pytest.raises(ParameterError, match="`part` must be one of train, val, test"):
-            split.controls("validation")
+            split.controls(unknown)
 
 
 class TestCombinations:
@@ -458,11 +461,12 @@ class TestFiles:
         split = perturbation_split(collection, toml)
         parts = brute_force(obs, tomllib.loads(toml.read_text()))
         names = collection.obs_names(slice(None))
-        for name, rows in zip(["train", "val", "test"], split, strict=True):
+        for name, rows in zip(PARTS, split, strict=True):
             assert rows.size
             assert {*names[rows]} == {*obs.index[parts == name]}
             dataset = CellDataset(collection, BlockShuffling(4, indices=rows), 8, seed=0)
-            genes = collection.obs["gene"].categories
+            column: Any = collection.obs["gene"]
+            genes = column.categories
             read = list(dataset)
             assert sum(len(each) for each in read) == rows.size
             assert CONTROL not in {genes[code] for each in read for code in each.obs["gene"]}
@@ -537,7 +541,7 @@ class TestFiles:
         collection = open_collection(perturbation_datasets(toml))
         split = perturbation_split(collection, toml)
         names = collection.obs_names(slice(None))
-        for part in ("train", "val", "test"):
+        for part in PARTS:
             found = set()
             for subset in getattr(theirs, f"{part}_datasets"):
                 own = ad.read_h5ad(subset.dataset.h5_path, backed="r").obs_names
