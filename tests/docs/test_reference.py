@@ -13,6 +13,7 @@ MODULES = [
     "cellfeed.spatial",
     *("cellfeed.frameworks.lightning", "cellfeed.frameworks.scvi"),
     "cellfeed.frameworks.transformers",
+    "cellfeed.frameworks.state",
     *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
     *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]

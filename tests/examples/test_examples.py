@@ -92,6 +92,16 @@ def test_perturbation_sets(plates):
     assert n_sets == n_whole > 0
 
 
+def test_matched_controls(tmp_path):
+    write_tahoe_like(tmp_path / "plates", n_cells=2_000, n_genes=500, n_drugs=6, n_plates=4)
+    printed = output_of(EXAMPLES / "matched_controls.py", tmp_path / "plates")
+    losses = losses_in(printed)
+    (alone,) = re.findall(r"alone ([\d.]+)\n\d", printed)
+    assert losses[-1] < min(losses[0], 0.95 * float(alone))
+    n_matched, n_pairs = map(int, re.findall(r"(\d+) of (\d+) pairs", printed)[0])
+    assert n_matched == n_pairs > 0
+
+
 def test_numpy_or_jax(plates):
     first, second = losses_in(output_of(EXAMPLES / "jax_numpy.py", plates))
     assert second < first

@@ -19,6 +19,7 @@ from cellfeed import (
     EpochPlan,
     FormatError,
     GroupedSampling,
+    MatchedControls,
     ParameterError,
     SamplingStrategy,
     Streaming,
@@ -359,3 +360,24 @@ def test_a_configuration_that_never_fills_a_round_fails(collection):
     by = {each.configuration: each for each in result.configurations}
     assert result.recommended is not None
     assert by[Configuration(block_size=2500, fetch_factor=60)].cells_per_second is None
+
+
+@pytest.mark.filterwarnings("ignore:.*settings are predicted:UserWarning")  # on a busy machine
+def test_treated_cells_with_controls(collection):
+    """Speed and memory include the controls, entropy is that of the treated cells."""
+    strategy = MatchedControls(
+        BlockShuffling(4), "cell_type", collection.obs["cell_type"].categories[0], ["plate"], k=2
+    )
+    result = autotune(collection, label="plate", strategy=strategy, **SMALL)
+    assert result.loader_fault is None
+    assert {each.configuration.block_size for each in result.configurations} == {4, 16}
+    assert result.chosen is not None
+    assert result.chosen.entropy_bits.homogeneous is not None
+    assert result.strategy is not None
+    assert (result.strategy.name, result.strategy.arrays) == ("MatchedControls", ("strategy",))
+    with pytest.raises(ParameterError, match=r"give strategy=MatchedControls\(\.\.\., block_size="):
+        CellDataset.from_autotune(collection, result)
+    tuned = replace(strategy, block_size=result.recommended.configuration.block_size)
+    dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0)
+    assert len(next(iter(dataset)).controls) == 2 * result.dataset.batch_size
+    assert Selected.of(collection, None, strategy).rows_per_cell == 3

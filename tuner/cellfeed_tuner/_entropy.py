@@ -14,6 +14,7 @@ from cellfeed import (
     BlockWeightedSampling,
     ClassBalancedSampling,
     EpochPlan,
+    MatchedControls,
     ParameterError,
     SamplingStrategy,
 )
@@ -158,6 +159,7 @@ def fetches_per_block(plan: EpochPlan) -> int:
 
 def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
     """Return the size of equal blocks that mix like a strategy's blocks; see `theory`."""
+    strategy = _of_cells(strategy)
     if isinstance(strategy, BlockShuffling) and strategy.align is not None:
         return strategy.block_sizes(n_rows).effective
     return getattr(strategy, "block_size", 1)
@@ -165,7 +167,13 @@ def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
 
 def has_random_blocks(strategy: SamplingStrategy) -> bool:
     """Return whether a strategy visits blocks in random order, so that theory applies."""
-    return isinstance(strategy, BlockShuffling | BlockWeightedSampling | ClassBalancedSampling)
+    blocks = BlockShuffling | BlockWeightedSampling | ClassBalancedSampling
+    return isinstance(_of_cells(strategy), blocks)
+
+
+def _of_cells(strategy: SamplingStrategy) -> SamplingStrategy:
+    """Return the strategy of cells that come with controls, or the strategy itself."""
+    return strategy.strategy if isinstance(strategy, MatchedControls) else strategy
 
 
 def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:

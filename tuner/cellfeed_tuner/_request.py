@@ -56,8 +56,8 @@ class Request:
     plans
         Which rows come together.
     n_cells, row_bytes
-        Cells of an epoch of a rank, and the mean size of one in the buffers of all local ranks; 0
-        if unknown.
+        Cells of an epoch of a rank, and the mean size of one, with its controls, in the buffers of
+        all local ranks; 0 if unknown.
     """
 
     subject: Selected | Tunable
@@ -165,7 +165,7 @@ def collection_request(
             n_files=len(collection.locations),
             n_ranks=ranks.n_total,
         ),
-        row_bytes=ranks.n_local * collection.mean_row_bytes(),
+        row_bytes=ranks.n_local * selected.rows_per_cell * collection.mean_row_bytes(),
         cache=cache_state(collection, cache),
         batch_size=batch_size,
         **common,

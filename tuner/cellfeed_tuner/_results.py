@@ -272,7 +272,7 @@ class ConfigurationResult:
 
 _MOST_LABEL_COUNTS = 1000
 # The block size is searched, and a result has its row selection elsewhere.
-_APART = ("block_size", "indices")
+_APART = ("block_size", "indices", "pools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

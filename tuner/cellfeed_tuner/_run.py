@@ -386,6 +386,8 @@ class Run:
             return
         configuration = recommended.configuration
         fetch_size = request.batch_size * configuration.fetch_factor
+        rows_per_cell = 1 if request.selected is None else request.selected.rows_per_cell
+        rank_bytes = fetch_size * rows_per_cell * request.dataset.stored_bytes_per_cell
         memory_bytes = request.constraints.memory_bytes
         depth_search = PrefetchSearch(
             measurements=self._search.measurements,
@@ -395,7 +397,7 @@ class Run:
         )
         depths = depths_to_measure(
             n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
-            fetch_bytes=request.ranks.n_local * fetch_size * request.dataset.stored_bytes_per_cell,
+            fetch_bytes=request.ranks.n_local * rank_bytes,
             memory_bytes=memory_bytes,
         )
         # A `make_dataset` with a depth of its own has chosen it.

@@ -406,6 +406,11 @@ class Selected:
             raise ParameterError(msg)
         return fitting
 
+    @property
+    def rows_per_cell(self) -> int:
+        """Rows that are read for each cell: itself, and its controls."""
+        return 1 if self.strategy is None else 1 + self.strategy.n_controls
+
     @cached_property
     def n_drawn(self) -> int:
         """Cells that an epoch delivers."""

@@ -145,29 +145,12 @@ class Minibatch(ByElement):
             Whether to return before the copies are done. This requires pinned memory; see
             ``loader(pin_memory=True)``.
         """
-        moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-        return moved._made_dense() if dense else moved
+        moved = _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return _made_dense(moved) if dense else moved
 
     def pin_memory(self) -> Minibatch:
         """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
-        return self._map(torch.Tensor.pin_memory)
-
-    def _made_dense(self) -> Minibatch:
-        elements = {
-            name: each.to_dense() if _is_sparse(each) else each for name, each in self.items()
-        }
-        controls = None if self.controls is None else self.controls._made_dense()
-        return replace(self, elements=elements, controls=controls)
-
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
-        """Apply a function to each strided tensor, including the parts of sparse tensors."""
-        elements = {
-            name: _joined([function(part) for part in _parts(each)], each.shape)
-            for name, each in self.items()
-        }
-        obs = {name: function(tensor) for name, tensor in self.obs.items()}
-        controls = None if self.controls is None else self.controls._map(function)
-        return Minibatch(elements, obs, function(self.rows), self.obs_names, controls)
+        return _mapped(self, torch.Tensor.pin_memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From a worker process, each tensor would travel in shared memory of its own, which
@@ -181,6 +164,25 @@ class Minibatch(ByElement):
         packed, places = _pack(tensors)
         elements = [(name, len(parts[name]), each.shape) for name, each in self.items()]
         return _unpack_minibatch, (packed, places, elements, tuple(self.obs), *others)
+
+
+def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
+    """Apply a function to each strided tensor, including the parts of sparse tensors."""
+    elements = {
+        name: _joined([function(part) for part in _parts(each)], each.shape)
+        for name, each in minibatch.items()
+    }
+    obs = {name: function(tensor) for name, tensor in minibatch.obs.items()}
+    controls = None if minibatch.controls is None else _mapped(minibatch.controls, function)
+    return Minibatch(elements, obs, function(minibatch.rows), minibatch.obs_names, controls)
+
+
+def _made_dense(minibatch: Minibatch) -> Minibatch:
+    elements = {
+        name: each.to_dense() if _is_sparse(each) else each for name, each in minibatch.items()
+    }
+    controls = None if minibatch.controls is None else _made_dense(minibatch.controls)
+    return replace(minibatch, elements=elements, controls=controls)
 
 
 def minibatch_of(

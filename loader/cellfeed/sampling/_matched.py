@@ -1,7 +1,7 @@
 """Treated cells, each with control cells that match it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from dataclasses import replace as changed
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed.sampling._base import MatchedOrder, SamplingStrategy, n_available, sorted_indices
+from cellfeed.sampling._base import (
+    ABSENT_BY_DEFAULT,
+    MatchedOrder,
+    SamplingStrategy,
+    n_available,
+    sorted_indices,
+)
 from cellfeed.sampling._labels import Codes, column_of, combined, factorized, label_codes
 from cellfeed.sampling._permutation import derive_key, permute_within, random_words
 
@@ -67,6 +73,8 @@ class MatchedControls(SamplingStrategy):
         What to do with treated cells that lack a value of ``within``, or whose pool has no control,
         or fewer than ``k`` without replacement: "raise" an error, or "drop" these cells. A pool of
         a single cell gives that one each time.
+    pools
+        Leave this out: `bound_to` sets it, to what obs columns amount to.
 
     Raises
     ------
@@ -96,8 +104,8 @@ class MatchedControls(SamplingStrategy):
     ... )
     >>> order = strategy.epoch_order(n_rows=6, epoch_key=0)
     >>> order(np.arange(3))
-    array([2, 0, 4])
-    >>> order.controls(np.arange(3), together=3)[1]  # of row 0
+    array([0, 4, 2])
+    >>> order.controls(np.arange(3), together=3)[0]  # of row 0
     array([1])
     """
 
@@ -112,15 +120,31 @@ class MatchedControls(SamplingStrategy):
     redraw: Redraw = "visit"
     replace: bool = False
     unmatched: Literal["raise", "drop"] = "raise"
+    pools: "ControlPools | None" = field(
+        default=None, kw_only=True, repr=False, metadata=ABSENT_BY_DEFAULT
+    )
 
     def __post_init__(self) -> None:
         """Check the parameters; find the pools, unless columns are still to be read."""
         self._check()
         within = (self.within,) if isinstance(self.within, str) else tuple(self.within)
-        self._set(within=within, control_indices=sorted_indices(self.control_indices), _pools=None)
-        if not any(isinstance(each, str) for each in (self.treatment, *within)):
-            names = [f"within[{number}]" for number in range(len(within))]
-            self._match("treatment", self.treatment, names, within)
+        self._set(
+            treatment=_as_array(self.treatment),
+            within=tuple(map(_as_array, within)),
+            control_indices=sorted_indices(self.control_indices),
+            _pools=self.pools,
+        )
+        if self.pools is not None:
+            if self.pools.made_for != self._made_for:
+                msg = (
+                    f"`pools` are those of {self.pools.made_for}, but it is {self._made_for} here; "
+                    "leave `pools` out"
+                )
+                raise ParameterError(msg)
+        elif not any(isinstance(each, str) for each in (self.treatment, *within)):
+            pools = self._match("treatment", self.treatment, self.within)
+            # Without rows of its own any more, the strategy does not say where controls may be.
+            self._set(_pools=pools, control_indices=np.sort(pools.rows))
 
     @property
     def indices(self) -> NDArray[np.int64] | None:
@@ -172,25 +196,29 @@ class MatchedControls(SamplingStrategy):
         return self.strategy.prepared_bytes(n_rows)
 
     def bound_to(self, collection: Any) -> "MatchedControls":
-        """Return the strategy with the obs columns of the collection that it names."""
-        within: Any = self.within
+        """Return the strategy with the pools of the obs columns that it names."""
+
+        def read(each: Any) -> Any:
+            return column_of(collection, each) if isinstance(each, str) else each
+
+        matched = self
         if self.__dict__["_pools"] is None:
-            names, columns = list[str](), list[Any]()
-            for number, each in enumerate(within):
-                is_name = isinstance(each, str)
-                names.append(each if is_name else f"within[{number}]")
-                columns.append(column_of(collection, each) if is_name else each)
-            name, treatment = "treatment", self.treatment
-            if isinstance(treatment, str):
-                name, treatment = treatment, column_of(collection, treatment)
             matched = object.__new__(type(self))
             matched.__dict__.update(self.__dict__)
-            matched._match(name, treatment, names, columns)
-        else:
-            matched = self
+            pools = matched._match(
+                self.treatment if isinstance(self.treatment, str) else "treatment",
+                read(self.treatment),
+                [read(each) for each in self.within],
+            )
+            matched._set(pools=pools, _pools=pools)
         # What it knows of the collection may depend on its rows, so they are chosen before.
         strategy = matched.strategy.bound_to(collection)
         return matched if strategy is matched.strategy else changed(matched, strategy=strategy)
+
+    @property
+    def _made_for(self) -> str:
+        """What pools depend on, as text, if it is not arrays."""
+        return repr((self.treatment, self.control, self.within, self.k, self.replace))
 
     @property
     def _control_block_size(self) -> int:
@@ -217,8 +245,8 @@ class MatchedControls(SamplingStrategy):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _known_pools(self) -> "_Pools":
-        pools: _Pools | None = self.__dict__["_pools"]
+    def _known_pools(self) -> "ControlPools":
+        pools: ControlPools | None = self.__dict__["_pools"]
         if pools is None:
             msg = (
                 "`treatment` and `within` name obs columns, which are not read yet; pass the "
@@ -227,14 +255,8 @@ class MatchedControls(SamplingStrategy):
             raise ParameterError(msg)
         return pools
 
-    def _match(
-        self, name: str, treatment: Any, names: Sequence[str], within: Sequence[Any]
-    ) -> None:
-        """Find the pools, and let the strategy visit treated cells only.
-
-        Fields become what they amount to: 0 for each treated row, 1 for controls, -1 for others;
-        and the pool of each row.
-        """
+    def _match(self, name: str, treatment: Any, within: Sequence[Any]) -> "ControlPools":
+        """Return the pools, and let the strategy visit treated cells only."""
         kinds = self._kinds(name, treatment)
         pool_of = combined([label_codes(each) for each in within] or [0 * kinds])
         if pool_of.size != kinds.size:
@@ -254,20 +276,14 @@ class MatchedControls(SamplingStrategy):
         is_visited = (kinds == 0) & is_matched
         visited = _those(self.indices, is_visited)
         if (alone.size and self.unmatched == "raise") or not visited.size:
-            raise self._refused(alone, names, within, int(sizes.max(initial=0)))
-        n_bytes = 4 if kinds.size < 1 << 31 else 8
+            raise self._refused(alone, within, int(sizes.max(initial=0)))
         by_pool = np.argsort(pool_of[controls], kind="stable")
-        self._set(
-            strategy=_visiting(self.strategy, visited, is_visited),
-            treatment=kinds,
-            control=1,
-            within=(pool_of,),
-            control_indices=controls,
-            _pools=_Pools(
-                rows=controls[by_pool].astype(f"i{n_bytes}"),
-                starts=np.concatenate([[0], np.cumsum(sizes)]),
-                pool_of=np.where(is_visited, pool_of, -1).astype(pool_of.dtype, copy=False),
-            ),
+        self._set(strategy=_visiting(self.strategy, visited, is_visited))
+        return ControlPools(
+            rows=controls[by_pool].astype(np.int32 if kinds.size < 1 << 31 else np.int64),
+            starts=np.concatenate([[0], np.cumsum(sizes)]),
+            pool_of=np.where(is_visited, pool_of, -1).astype(pool_of.dtype, copy=False),
+            made_for=self._made_for,
         )
 
     def _kinds(self, name: str, treatment: Any) -> NDArray[np.int8]:
@@ -278,7 +294,7 @@ class MatchedControls(SamplingStrategy):
         for each in wanted or [None]:
             if each not in values:
                 shown = ", ".join(repr(value) for value in values[:_MOST_SHOWN])
-                more = f" and {len(values) - _MOST_SHOWN:,} others" * (len(values) > _MOST_SHOWN)
+                more = f" and {len(values) - _MOST_SHOWN:,} more" * (len(values) > _MOST_SHOWN)
                 msg = (
                     f"no cell has the treatment {each!r} that `control` names; {name!r} has "
                     f"{shown}{more}"
@@ -287,15 +303,14 @@ class MatchedControls(SamplingStrategy):
         kind_of = np.array([1 if each in wanted else -1 if each == -1 else 0 for each in values])
         return np.where(codes < 0, -1, kind_of[codes]).astype(np.int8)
 
-    def _refused(
-        self, alone: Integers, names: Sequence[str], within: Sequence[Any], most: int
-    ) -> ParameterError:
+    def _refused(self, alone: Integers, within: Sequence[Any], most: int) -> ParameterError:
         if not alone.size:
             what = "the `indices` of the strategy are" if self.indices is not None else "are"
             return ParameterError(f"none of the cells that {what} visited is treated")
         first = int(alone[0])
         shown = ", ".join(
-            f"{name}={_value(each, first)!r}" for name, each in zip(names, within, strict=True)
+            f"{name if isinstance(name, str) else f'within[{number}]'}={_value(each, first)!r}"
+            for number, (name, each) in enumerate(zip(self.within, within, strict=True))
         )
         what = "no control" if self.replace or self.k == 1 else f"fewer than k={self.k} controls"
         msg = (
@@ -343,8 +358,9 @@ def _visiting(
     return changed(strategy, **values)  # type: ignore[type-var]
 
 
-class _Pools(NamedTuple):
-    """Control cells by pool.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ControlPools:
+    """Control cells by pool, as a `MatchedControls` that is bound to a collection keeps them.
 
     Parameters
     ----------
@@ -354,11 +370,20 @@ class _Pools(NamedTuple):
         Start of each pool in ``rows``, shape (n_pools + 1,).
     pool_of
         The pool of each treated row that may be visited, -1 for other rows, shape (n_rows,).
+    made_for
+        The parameters that they depend on, as text.
     """
 
     rows: NDArray[np.signedinteger[Any]]
     starts: Integers
     pool_of: Codes
+    made_for: str
+
+
+def _as_array(labels: Any) -> Any:
+    """Return labels as an array, unless they name a column or have a dtype or codes."""
+    is_list = isinstance(labels, list | tuple)
+    return np.asarray(labels, dtype=object) if is_list else labels
 
 
 class _Runs(NamedTuple):
@@ -403,7 +428,7 @@ class _Matched:
 
     order: Any
     n_positions: int
-    pools: _Pools
+    pools: ControlPools
     k: int
     per_run: int
     redraw: Redraw

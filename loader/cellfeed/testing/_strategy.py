@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed.sampling import EpochPlan, SamplingStrategy
+from cellfeed.sampling import EpochPlan, Fetch, Progress, SamplingStrategy
 from cellfeed.testing._cases import for_all
 
 _N_OF_LARGE = 1 << 18  # rows: as int64, they take 2 MiB
@@ -46,6 +46,9 @@ class StrategyCase:
         visits every allowed row exactly once.
     is_random
         Whether epochs differ.
+    is_match
+        For a strategy with controls: a function of rows, shape (n,), and their controls, shape
+        (n, n_controls), which returns whether each control may belong to its row.
     """
 
     strategy: SamplingStrategy
@@ -54,6 +57,7 @@ class StrategyCase:
     n_positions: int | None = None
     is_repeating: bool = False
     is_random: bool = True
+    is_match: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]] | None = None
 
     @property
     def available(self) -> NDArray[np.int64]:
@@ -225,6 +229,35 @@ class StrategyConformance:
 
         self._try_plans(cases, check, data=st.data())
 
+    def test_controls(self, cases: Cases) -> None:
+        """Controls match their row, and are the same on any rank and after any stop."""
+
+        def check(case: StrategyCase, parameters: dict[str, Any], data: st.DataObject) -> None:
+            plan, n = _plan(case, **parameters), case.strategy.n_controls
+            alone = replace(plan, rank=0, world_size=1, drop_last=False)
+            if not n:
+                assert alone.fetch(0).controls is None
+                return
+            pairs = Counter(_with_controls(alone))
+            rows, controls = (np.array(each) for each in zip(*pairs, strict=True))
+            assert case.is_match is not None, "the case has no `is_match`"
+            assert controls.shape == (rows.size, n)
+            assert case.is_match(rows, controls).all()
+            for rank in range(plan.world_size):
+                assert set(_with_controls(replace(plan, rank=rank))) <= set(pairs)
+            n_done = data.draw(st.integers(0, alone.n_minibatches - 1))
+            for workers in (1, 3):
+                done = Progress(num_workers=workers, n_minibatches=n_done)
+                left = Counter(_with_controls(replace(alone, after=(done,))))
+                share = alone.share_of_worker(worker=0, num_workers=1, n_delivered=n_done)
+                assert left <= pairs
+                if workers == 1:
+                    assert left == Counter(
+                        pair for k in share.numbers for pair in _pairs(share.fetch(k))
+                    )
+
+        self._try(check, case=_small(cases), parameters=_PARAMETERS, data=st.data())
+
     def test_pickled(self, cases: Cases) -> None:
         """Pickled copies of the strategy and of a new or used plan give the same rows."""
 
@@ -314,6 +347,17 @@ def _plan(case: StrategyCase, **parameters: Any) -> EpochPlan:
 
 def _delivered(plan: EpochPlan) -> list[int]:
     return [row for k in range(plan.n_fetches) for row in plan.delivered_rows(k)[0].tolist()]
+
+
+def _with_controls(plan: EpochPlan) -> list[tuple[int, tuple[int, ...]]]:
+    return [pair for k in range(plan.n_fetches) for pair in _pairs(plan.fetch(k))]
+
+
+def _pairs(fetch: Fetch) -> list[tuple[int, tuple[int, ...]]]:
+    """Return each delivered row with its controls."""
+    assert fetch.controls is not None
+    rows, controls = fetch.rows[fetch.order], fetch.rows[fetch.controls]
+    return list(zip(rows.tolist(), map(tuple, controls.tolist()), strict=True))
 
 
 def _in_sets(plan: EpochPlan) -> list[tuple[int, ...]]:

@@ -1,0 +1,300 @@
+"""Controls of treated cells: of the same pool, each as likely, the same for any division."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    EpochPlan,
+    GroupedSampling,
+    MatchedControls,
+    ParameterError,
+    SamplingStrategy,
+    Streaming,
+)
+from cellfeed.sampling import Permutation
+from cellfeed.testing import StrategyCase, StrategyConformance
+
+N_LEAST = 2  # rows: a control and a treated cell
+
+
+def study(n_rows, seed):
+    """Return treatments, of which 0 is the control, and two covariates; each may be missing."""
+    rng = np.random.default_rng(seed)
+    treatment = rng.integers(-1, 4, n_rows)
+    treatment[: max(N_LEAST, n_rows // 3)] = 0
+    treatment[n_rows // 2] = 1
+    return rng.permutation(treatment), rng.integers(-1, 2, n_rows), rng.integers(0, 2, n_rows)
+
+
+def matches(treatment, *covariates, n_distinct=1):
+    def is_match(rows, controls):
+        found = treatment[controls] == 0
+        for each in covariates:
+            found &= (each[controls] == each[rows][:, None]) & (each[controls] >= 0)
+        n = [np.unique(each).size for each in controls]
+        return found & (np.array(n) >= n_distinct)[:, None]
+
+    return is_match
+
+
+def chosen_by(kind, treatment, block_size, indices):
+    labels = treatment if indices is None else treatment[indices]
+    return {
+        "blocks": lambda: BlockShuffling(block_size, indices),
+        "in order": lambda: Streaming(indices),
+        "by weight": lambda: BlockWeightedSampling(block_size, indices, weights=labels + 2),
+        "balanced": lambda: ClassBalancedSampling(labels, block_size, indices),
+        "sets": lambda: GroupedSampling(labels, 3, 1, indices, "pad"),
+    }[kind]()
+
+
+class TestConformance(StrategyConformance):
+    max_examples = 30
+
+    @pytest.fixture
+    def cases(self):
+        @st.composite
+        def cases(draw, n_rows):
+            n_rows = max(n_rows, 12)
+            treatment, *covariates = study(n_rows, draw(st.integers(0, 999)))
+            covariates = covariates[: draw(st.integers(0, 2))]
+            k = draw(st.integers(1, 4))
+            does_replace = draw(st.booleans())
+            kind = draw(st.sampled_from(["blocks", "in order", "by weight", "balanced", "sets"]))
+            indices = None
+            if draw(st.booleans()):
+                is_kept = np.random.default_rng(n_rows).random(n_rows) < 0.8
+                indices = np.flatnonzero(is_kept | (treatment <= 1))
+            pool = sum(
+                (3**place * (each + 1) for place, each in enumerate(covariates)), 0 * treatment
+            )
+            least = 1 if does_replace else k
+            is_known = np.all([each >= 0 for each in covariates] or [pool >= 0], axis=0)
+            in_pool = np.bincount(pool[(treatment == 0) & is_known], minlength=pool.max() + 1)
+            allowed = np.arange(n_rows) if indices is None else indices
+            is_treated = (treatment > 0) & is_known & (in_pool[pool] >= least)
+            rows = allowed[is_treated[allowed]]
+            if not rows.size:
+                covariates, k, least = [], 1, 1
+                rows = allowed[treatment[allowed] > 0]
+            strategy = MatchedControls(
+                chosen_by(kind, treatment, draw(st.integers(1, 20)), indices),
+                treatment,
+                0,
+                covariates,
+                k=k,
+                control_block_size=draw(st.none() | st.integers(1, 20)),
+                redraw=draw(st.sampled_from(["visit", "epoch", "never"])),
+                replace=does_replace,
+                unmatched="drop",
+            )
+            n_positions = None
+            if kind == "sets":
+                n_positions = int((-(-np.bincount(treatment[rows]) // 3) * 3).sum())
+            return StrategyCase(
+                strategy=strategy,
+                n_rows=n_rows,
+                rows=rows,
+                n_positions=n_positions,
+                is_repeating=kind in ("by weight", "balanced", "sets"),
+                is_random=kind != "in order",
+                is_match=matches(treatment, *covariates, n_distinct=1 if does_replace else k),
+            )
+
+        return cases
+
+    def test_rows_that_are_not_there(self, cases):
+        with pytest.raises(ParameterError, match="one value for each row"):
+            MatchedControls(BlockShuffling(), [0, 1, 1], 0).n_positions(2)
+
+
+def controls_of(strategy, n_rows, key, together):
+    positions = np.arange(strategy.n_positions(n_rows))
+    order = strategy.epoch_order(n_rows=n_rows, epoch_key=key)
+    return order(positions), order.controls(positions, together=together)
+
+
+N_CONTROLS = 23
+
+
+def two_pools():
+    """23 controls of one pool, 5 of another, in between 60 treated cells of each."""
+    pool = np.repeat([0, 1, 0, 1], [N_CONTROLS, 5, 60, 60])
+    treatment = np.repeat(["none", "drug"], [N_CONTROLS + 5, 120])
+    order = np.random.default_rng(1).permutation(pool.size)
+    return treatment[order], pool[order]
+
+
+@pytest.mark.parametrize("does_replace", [False, True])
+@pytest.mark.parametrize("redraw", ["visit", "epoch"])
+def test_each_control_of_a_pool_is_as_likely_for_each_treated_cell(redraw, does_replace):
+    k = 2
+    treatment, pool = two_pools()
+    strategy = MatchedControls(
+        BlockShuffling(4), treatment, "none", [pool], k=k, redraw=redraw, replace=does_replace
+    )
+    n_epochs, drawn = 400, np.zeros((pool.size, pool.size), np.int64)
+    for key in range(n_epochs):
+        rows, controls = controls_of(strategy, pool.size, key * 7919, together=32)
+        np.add.at(drawn, (rows[:, None], controls), 1)
+    for row in np.flatnonzero(treatment == "drug"):
+        members = np.flatnonzero((treatment == "none") & (pool == pool[row]))
+        counts, expected = drawn[row, members], n_epochs * k / members.size
+        assert drawn[row].sum() == counts.sum() == n_epochs * k
+        # 120 cells, each a test of chi square with up to 22 degrees of freedom.
+        chi_square = ((counts - expected) ** 2).sum() / expected
+        assert chi_square < members.size - 1 + 6 * np.sqrt(2 * (members.size - 1))
+
+
+def test_draws_of_a_fetch_are_neighbours_and_of_no_other_fetch():
+    n = 4096
+    treatment = np.repeat(["none", "drug"], n)
+    strategy = MatchedControls(BlockShuffling(1), treatment, "none", control_block_size=32)
+    _, controls = controls_of(strategy, 2 * n, key=5, together=512)
+    starts = list[int]()
+    for fetch in controls.reshape(-1, 512):
+        distinct = np.unique(fetch)
+        steps = np.diff(distinct, prepend=-2)
+        assert (steps != 1).sum() <= 512 // 32 + 1  # one run may go on at the start of the pool
+        starts += distinct[steps != 1].tolist()
+    assert np.unique(starts).size > len(starts) * 0.9
+
+
+def test_an_epoch_has_the_same_controls_for_all_cells_of_a_pool():
+    treatment, pool = two_pools()
+    strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool], k=4, redraw="epoch")
+    seen = set()
+    for key in range(9):
+        rows, controls = controls_of(strategy, pool.size, key, together=16)
+        for each in (0, 1):
+            assert len({tuple(row) for row in controls[pool[rows] == each].tolist()}) == 1
+        seen.add(controls.tobytes())
+    assert len(seen) == 9
+
+
+def test_never_means_that_a_cell_keeps_its_controls():
+    treatment, pool = two_pools()
+    strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool], k=2, redraw="never")
+    by_row = list[dict]()
+    for key, together in ((0, 16), (1, 16), (2, 64)):
+        rows, controls = controls_of(strategy, pool.size, key, together)
+        by_row.append(dict(zip(rows.tolist(), map(tuple, controls.tolist()), strict=True)))
+    assert by_row[0] == by_row[1] == by_row[2]
+    assert len(set(by_row[0].values())) > 20
+
+
+def test_treated_cells_come_in_the_order_of_the_strategy_alone():
+    treatment, pool = two_pools()
+    strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool])
+    alone = BlockShuffling(4, np.flatnonzero(treatment == "drug"))
+    plans = [
+        EpochPlan(strategy=each, n_rows=pool.size, batch_size=8, fetch_factor=2, seed=3)
+        for each in (strategy, alone)
+    ]
+    assert np.array_equal(*(plan.delivered_rows(1) for plan in plans))
+
+
+def test_block_sizes():
+    treatment, pool = two_pools()
+    strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool])
+    assert strategy.block_size == 4
+    resized = replace(strategy, block_size=64)
+    assert resized.strategy.block_size == resized.block_size == 64
+    assert resized.strategy.indices.tolist() == strategy.strategy.indices.tolist()
+    assert MatchedControls(Streaming(), treatment, "none", block_size=8).block_size == 8
+
+
+def test_labels_of_indices_stay_with_their_rows():
+    """Weights and labels may be those of the strategy's indices, of which some are left out."""
+    treatment = np.array(["none", "a", "b", "a", "none", "b", "b", "b"])
+    indices = np.array([0, 1, 2, 4, 5, 7])
+    inner = GroupedSampling(treatment[indices], 1, indices=indices)
+    strategy = MatchedControls(inner, treatment, "none")
+    assert strategy.strategy.indices.tolist() == [1, 2, 5, 7]
+    rows, _ = controls_of(strategy, 8, 0, 4)
+    assert sorted(rows.tolist()) == [1, 2, 5, 7]
+    weighted = BlockWeightedSampling(1, indices, np.array([9.0, 1, 0, 9, 0, 2]), total_size=30)
+    rows, _ = controls_of(MatchedControls(weighted, treatment, "none"), 8, 0, 4)
+    assert np.bincount(rows, minlength=8).tolist() == [0, 10, 0, 0, 0, 0, 0, 20]
+
+
+class OfTheUser(SamplingStrategy):
+    shuffles_fetch = False
+
+    def n_positions(self, n_rows):
+        return n_rows
+
+    def epoch_order(self, *, n_rows, epoch_key):
+        return Permutation(n_rows, epoch_key)
+
+
+def test_a_strategy_without_indices_must_visit_treated_cells():
+    strategy = MatchedControls(OfTheUser(), ["a", "none", "a"], "none")
+    with pytest.raises(ParameterError, match=r"^the strategy visits row 1, "):
+        controls_of(strategy, 3, 0, 3)
+
+
+TREATMENT = ["none", "a", "b", "none", "a", "b"]
+PLATE = ["p", "p", "p", "q", "q", None]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"control": "DMSO"}, "no cell has the treatment 'DMSO' that `control` names; 'treatment'"),
+        ({"within": [PLATE]}, r"^1 treated cells have no control .* row 5 \(within\[0\]=None\)"),
+        (
+            {"k": 2, "within": [PLATE]},
+            "^4 treated cells have fewer than k=2 .*replace=True",
+        ),
+        ({"within": [PLATE[:3]]}, "`within` must have one value for each of 6 cells, but got 3"),
+        ({"control": ["none", "a", "b"]}, "none of the cells that are visited is treated"),
+        ({"k": 0}, "`k >= 1`"),
+        ({"redraw": "always"}, "`redraw` must be one of"),
+        ({"unmatched": "keep"}, "`unmatched` must be one of"),
+        ({"strategy": "blocks"}, "`strategy` must be a SamplingStrategy without controls"),
+        ({"strategy": BlockShuffling(2, [1, 2])}, "give `control_indices`"),
+        ({"strategy": BlockShuffling(2, [1, 9])}, "`indices < 6`"),
+        ({"control_indices": [9]}, "`indices < 6`"),
+    ],
+)
+def test_refused(given_, message):
+    parameters = {"strategy": BlockShuffling(2), "treatment": TREATMENT, "control": "none"}
+    with pytest.raises(ParameterError, match=message) as raised:
+        MatchedControls(**parameters | given_)
+    assert "\n" not in str(raised.value)
+
+
+def test_pools_of_one_cell_and_cells_left_out():
+    strategy = MatchedControls(
+        BlockShuffling(2), TREATMENT, "none", [PLATE], k=3, replace=True, unmatched="drop"
+    )
+    rows, controls = controls_of(strategy, 6, 0, 4)
+    assert sorted(rows.tolist()) == [1, 2, 4]
+    assert controls.tolist() == [[3 if row == 4 else 0] * 3 for row in rows.tolist()]
+
+
+def test_controls_of_other_rows_than_those_of_the_strategy():
+    strategy = MatchedControls(BlockShuffling(2, [1, 2]), TREATMENT, "none", control_indices=[3])
+    rows, controls = controls_of(strategy, 6, 0, 4)
+    assert sorted(rows.tolist()) == [1, 2]
+    assert controls.ravel().tolist() == [3, 3]
+
+
+@given(st.lists(st.sampled_from(["x", "y", "z", None]), min_size=8, max_size=40))
+def test_labels_of_any_kind_give_the_same_pairs(labels):
+    labels = ["x", "y", *labels]
+    kinds = [labels, np.array(labels, object), pd.Categorical(labels), pd.Series(labels)]
+    drawn = {
+        controls_of(MatchedControls(BlockShuffling(2), each, "x"), len(labels), 1, 4)[1].tobytes()
+        for each in kinds
+    }
+    assert len(drawn) == 1
