@@ -32,6 +32,11 @@ if typing.TYPE_CHECKING:
         adata_to_mindex,
         hf_tahoe_to_tensor,
     )
+    from cellfeed._collection._perturbation_split import (
+        PerturbationSplit,
+        perturbation_datasets,
+        perturbation_split,
+    )
     from cellfeed._collection._splits import Folds, Split, k_folds, random_split
     from cellfeed._convert._load_database import Loaded, load_database
     from cellfeed._convert._preshuffle import Preshuffled, preshuffle
@@ -96,6 +101,7 @@ __all__ = [
     "ParameterError",
     "ParquetSource",
     "PathError",
+    "PerturbationSplit",
     "PostgresSource",
     "Preshuffled",
     "RaggedTensor",
@@ -118,6 +124,8 @@ __all__ = [
     "k_folds",
     "load_database",
     "open_collection",
+    "perturbation_datasets",
+    "perturbation_split",
     "preshuffle",
     "qc_metrics",
     "random_split",
@@ -146,6 +154,7 @@ _MODULE_OF = {
     "MultiIndexable": "cellfeed._collection._indexables",
     "NumericColumn": "cellfeed._rows",
     "ParquetSource": "cellfeed._storages",
+    "PerturbationSplit": "cellfeed._collection._perturbation_split",
     "PostgresSource": "cellfeed._storages",
     "Preshuffled": "cellfeed._convert._preshuffle",
     "RaggedTensor": "cellfeed._rows._minibatch",
@@ -165,6 +174,8 @@ _MODULE_OF = {
     "k_folds": "cellfeed._collection._splits",
     "load_database": "cellfeed._convert._load_database",
     "open_collection": "cellfeed._collection",
+    "perturbation_datasets": "cellfeed._collection._perturbation_split",
+    "perturbation_split": "cellfeed._collection._perturbation_split",
     "preshuffle": "cellfeed._convert._preshuffle",
     "qc_metrics": "cellfeed._genes",
     "random_split": "cellfeed._collection._splits",

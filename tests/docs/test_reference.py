@@ -10,6 +10,7 @@ import pytest
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
+    "cellfeed.spatial",
     *("cellfeed.frameworks.lightning", "cellfeed.frameworks.scvi"),
     "cellfeed.frameworks.transformers",
     "cellfeed.frameworks.state",

@@ -157,6 +157,39 @@ opened = open_collection("plates/*.h5ad", obs=["plate"])
 cellfeed_tuner.autotune(opened, label="plate").save("autotune.json")
 trainer = types.SimpleNamespace(fit=lambda model, train_dataloaders: len(train_dataloaders))
 """,
+    "how-to/perturbation_splits.md": f"""
+import re
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pandas as pd
+
+page = Path({str(DOCS / "how-to/perturbation_splits.md")!r}).read_text()
+Path("study.toml").write_text(re.search("```toml\\n(.*?)```", page, re.DOTALL)[1])
+Path("replogle").mkdir()
+genes = ["AARS", "NUP107", "POLR2A", "RPUSD4", "non-targeting"]
+for line in ("jurkat", "k562", "rpe1"):
+    obs = pd.DataFrame({{"gene": np.tile(genes, 15), "cell_type": line}})
+    obs.index = [f"{{line}}{{k}}" for k in range(len(obs))]
+    study = anndata.AnnData(np.ones((len(obs), 20), np.float32), obs=obs)
+    study.write_h5ad(f"replogle/{{line}}.h5ad")
+""",
+    "how-to/spatial.md": """
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pandas as pd
+
+rng = np.random.default_rng(0)
+Path("slides").mkdir()
+for slide in "ab":
+    obs = pd.DataFrame({"cell_type": rng.choice(["T", "B"], 600)}, index=[*map(str, range(600))])
+    X, places = rng.poisson(1, (600, 20)).astype("f4"), rng.random((600, 2))
+    cells = anndata.AnnData(X, obs=obs, obsm={"spatial": places[np.argsort(places[:, 0])]})
+    cells.write_h5ad(f"slides/{slide}.h5ad")
+""",
     "reference/opening.md": OBJECTS
     + EXPERIMENT
     + ARCHIVE

@@ -19,6 +19,7 @@ PUBLIC_MODULES = {
         "sampling",
         "scdataset",
         "sources",
+        "spatial",
         "stages",
         "synthetic",
         "testing",

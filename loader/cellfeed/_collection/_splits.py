@@ -599,6 +599,25 @@ def k_folds(
     return _divided(Folds, collection, weights, seed, "deterministic", stratify, group, indices)
 
 
+def count_divided(collection: Any) -> int:
+    """Return the number of rows of what is to be divided, or the number that was given.
+
+    Raises
+    ------
+    ParameterError
+        It has none, or it has minibatches in place of rows.
+    """
+    if hasattr(collection, "load_state_dict"):
+        msg = (
+            f"`collection` is a {type(collection).__name__}, which has minibatches and no rows; "
+            "divide its collection, and give the rows of a part to a strategy as `indices`"
+        )
+        raise ParameterError(msg)
+    if isinstance(collection, Integral):
+        return require_positive("collection", collection)
+    return count_rows(collection, is_indexed=False)
+
+
 def _divided(
     kind: type[_Kind],
     collection: Any,
@@ -619,16 +638,7 @@ def _divided(
         msg = "`seed` is missing; give one, such as seed=0, so that every run has the same parts"
         raise ParameterError(msg)
     seed = require_integer("seed", seed)
-    if hasattr(collection, "load_state_dict"):
-        msg = (
-            f"`collection` is a {type(collection).__name__}, which has minibatches and no rows; "
-            "divide its collection, and give the rows of a part to a strategy as `indices`"
-        )
-        raise ParameterError(msg)
-    if isinstance(collection, Integral):
-        n_rows = require_positive("collection", collection)
-    else:
-        n_rows = count_rows(collection, is_indexed=False)
+    n_rows = count_divided(collection)
     rows = None if indices is None else _distinct(indices, n_rows)
     n = n_rows if rows is None else rows.size
     selected: slice | NDArray[np.int64] = slice(None) if rows is None else rows
