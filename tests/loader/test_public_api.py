@@ -19,6 +19,7 @@ PUBLIC_MODULES = {
         "stages",
         "synthetic",
         "testing",
+        "tokenizers",
         "transforms",
     },
     "cellfeed_tuner": {"plots", "theory"},
