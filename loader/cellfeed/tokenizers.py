@@ -29,6 +29,7 @@ import json
 import math
 import os
 from abc import ABC
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,8 +106,8 @@ class Vocabulary:
             msg = f"tokens must be at least 0 and below 2^31, but got {tokens.min()} and {tokens.max()}"
             raise ParameterError(msg)
         if len(set(names)) < names.size:
-            found, counts = np.unique(names.astype(str), return_counts=True)
-            msg = f"a vocabulary must have distinct names, but has {found[counts.argmax()]!r} twice"
+            (twice, _), *_ = Counter(names.tolist()).most_common(1)
+            msg = f"a vocabulary must have distinct names, but has {twice!r} twice"
             raise ParameterError(msg)
         object.__setattr__(self, "names", _read_only(names))
         object.__setattr__(self, "tokens", _read_only(tokens.astype(np.int64)))
@@ -466,15 +467,15 @@ class RowTokens(Tokenizer):
 
     Parameters
     ----------
-    function
-        ``function(tokens, values, word, out, out_values)`` returns the number of tokens that it
-        wrote. ``tokens``, int64, and ``values``, float64, are those of the cell's known genes with
-        values other than 0, in the order of the collection. ``word``, uint64, is random, and
-        depends on seed, epoch and row. ``out``, int64, and ``out_values``, float32, have
-        ``max_length`` places; writing beyond them is not detected. It is compiled as by
-        `numba.njit`, and must not raise errors.
     vocabulary
         Tokens by gene; see `Vocabulary.of`.
+    function
+        ``function(tokens, values, drawn, out, out_values)`` returns the number of tokens that it
+        wrote. ``tokens``, int64, and ``values``, float64, are those of the cell's known genes with
+        values other than 0, in the order of the collection. ``drawn``, int64, is a random number
+        below 2^63 that depends on seed, epoch and row. ``out``, int64, and ``out_values``, float32, have
+        ``max_length`` places; writing beyond them is not detected. It is compiled as by
+        `numba.njit`, and must not raise errors.
     pad_value
         Value of padding.
     max_length, pad, padding, gene_names
@@ -488,19 +489,19 @@ class RowTokens(Tokenizer):
 
     Examples
     --------
-    >>> def odd(tokens, values, word, out, out_values):
+    >>> def odd(tokens, values, drawn, out, out_values):
     ...     n = 0
     ...     for token, value in zip(tokens, values):
     ...         if token % 2 and n < out.size:
     ...             out[n], out_values[n] = token, value
     ...             n += 1
     ...     return n
-    >>> RowTokens(odd, ["<pad>", "ACTB", "CD4"], max_length=64)
+    >>> RowTokens(["<pad>", "ACTB", "CD4"], odd, max_length=64)
     RowTokens(odd, 3 tokens, max_length=64)
     """
 
-    function: Callable[..., int]
     vocabulary: Any
+    function: Callable[..., int]
     pad_value: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -524,8 +525,8 @@ class MaskTokens(Masking):
     """Mask tokens of genes for masked language modelling, as BERT and Geneformer do.
 
     ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
-    probability. Of these, a share ``random`` is replaced by random genes of the vocabulary, a share
-    ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the original
+    probability. Of these, a share ``random`` is replaced by random known genes of the collection,
+    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the original
     tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
 
     Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that

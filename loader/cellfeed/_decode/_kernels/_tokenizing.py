@@ -277,11 +277,11 @@ def address_of(function: Any) -> tuple[int, Any]:
     signature = int64(voidptr, voidptr, int64, int64, voidptr, voidptr, int64)
     function = function if hasattr(function, "py_func") else register_jitable(function)
 
-    def called(tokens, values, n, seed, out, out_values, length):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - numba's
+    def called(tokens, values, n, drawn, out, out_values, length):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - numba's
         return function(
             carray(tokens, (n,), np.int64),
             carray(values, (n,), np.float64),
-            np.uint64(seed),
+            drawn,
             carray(out, (length,), np.int64),
             carray(out_values, (length,), np.float32),
         )
@@ -423,7 +423,7 @@ def tokenize(
                 for i in range(n):
                     if found[i] > 0.0:  # zeros are in bin 0
                         floats[n_nonzero], places[n_nonzero] = found[i], i
-                        sorted_tokens[n_nonzero] = tokens[i]
+                        sorted_tokens[n_nonzero] = tokens[i] if is_top else i  # which is faster
                         n_nonzero += 1
                     bins[i] = 0.0
                 half = _sort(bits, sorted_tokens, n_nonzero, keys, order, counts)
@@ -452,7 +452,8 @@ def tokenize(
                     out[at], out_values[at] = tokens[i], made[i]
                     at += 1
         else:
-            addresses = tokens.ctypes.data, found.ctypes.data, n, np.int64(row_key)
+            drawn = np.int64(row_key >> np.uint64(1))
+            addresses = tokens.ctypes.data, found.ctypes.data, n, drawn
             into = out.ctypes.data + 8 * first, out_values.ctypes.data + 4 * first, longest
             n_made = call(settings[fields.FUNCTION], addresses + into)
             if not 0 <= n_made <= longest:
