@@ -89,21 +89,19 @@ for size in made:
     if time.perf_counter() - start > seconds:
         break
 wall, cpu = time.perf_counter() - start, time.process_time() - before
-print(json.dumps({"cells/s": n / wall, "tokens/s": counted[0] / wall, "us per cell": 1e6 * cpu / n}))
+rates = {"cells/s": n / wall, "tokens/s": counted[0] / wall}
+print(json.dumps(rates | {"us per cell": 1e6 * cpu / n}))
 """
+RANKS = "options['transform'] = RankTokens(vocabulary, medians, max_length=length)"
 WAYS = {
     "reading alone": ("", 0),
-    "RankTokens": ("options['transform'] = RankTokens(vocabulary, medians, max_length=length)", 0),
-    "RankTokens, masked": (
-        "options['transform'] = "
-        "[RankTokens(vocabulary, medians, max_length=length), MaskTokens(0.15)]",
-        0,
-    ),
+    "RankTokens": (RANKS, 0),
+    "RankTokens, masked": (RANKS.replace("= Rank", "= [Rank") + ", MaskTokens(0.15)]", 0),
     "BinnedValues": ("options['transform'] = BinnedValues(vocabulary, max_length=length)", 0),
     "ranks in NumPy": ("options |= dict(batch_transform=by_rank, as_torch=False)", 1),
     "bins in NumPy": ("options |= dict(batch_transform=in_bins, as_torch=False)", 1),
 }
-THREADS = "ranks in NumPy", "bins in NumPy"
+BY_WORKERS = "ranks in NumPy", "bins in NumPy"
 
 
 def main():
@@ -124,10 +122,12 @@ def main():
             found[name].append(run())
     alone = found["reading alone"]
     for name, runs in found.items():
-        parts = [f"{spread([run[unit] for run in runs])} {unit}" for unit in ("cells/s", "tokens/s")]
+        parts = [
+            f"{spread([run[unit] for run in runs])} {unit}" for unit in ("cells/s", "tokens/s")
+        ]
         rates = [run["cells/s"] / one["cells/s"] for run, one in zip(runs, alone, strict=True)]
         parts.append(f"{spread(rates, '.2f')} times reading alone")
-        if name not in THREADS:  # processor time of this process alone
+        if name not in BY_WORKERS:  # processor time of this process alone
             costs = [run["us per cell"] / one["us per cell"] - 1
                      for run, one in zip(runs, alone, strict=True)]  # fmt: skip
             parts.append(f"{median([run['us per cell'] for run in runs]):,.0f} us per cell of "

@@ -28,7 +28,6 @@ import hashlib
 import json
 import math
 import os
-from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,7 +102,8 @@ class Vocabulary:
             )
             raise ParameterError(msg)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= _LARGEST_TOKEN:
-            msg = f"tokens must be at least 0 and below 2^31, but got {tokens.min()} and {tokens.max()}"
+            outside = tokens.min() if tokens.min() < 0 else tokens.max()
+            msg = f"tokens must be at least 0 and below 2^31, but got {outside}"
             raise ParameterError(msg)
         if len(set(names)) < names.size:
             (twice, _), *_ = Counter(names.tolist()).most_common(1)
@@ -190,7 +190,7 @@ class _Names:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Tokenizer(ABC):
+class Tokenizer:
     """Base class of the tokenizers in this module, which are compiled.
 
     Parameters
@@ -473,8 +473,8 @@ class RowTokens(Tokenizer):
         ``function(tokens, values, drawn, out, out_values)`` returns the number of tokens that it
         wrote. ``tokens``, int64, and ``values``, float64, are those of the cell's known genes with
         values other than 0, in the order of the collection. ``drawn``, int64, is a random number
-        below 2^63 that depends on seed, epoch and row. ``out``, int64, and ``out_values``, float32, have
-        ``max_length`` places; writing beyond them is not detected. It is compiled as by
+        below 2^63 that depends on seed, epoch and row. ``out``, int64, and ``out_values``, float32,
+        have ``max_length`` places; writing beyond them is not detected. It is compiled as by
         `numba.njit`, and must not raise errors.
     pad_value
         Value of padding.
@@ -516,7 +516,7 @@ class RowTokens(Tokenizer):
         return f"RowTokens({name}, {len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
 
-class Masking(ABC):
+class Masking:
     """Base class of `MaskTokens` and `MaskValues`, which come after a tokenizer."""
 
 
@@ -526,8 +526,8 @@ class MaskTokens(Masking):
 
     ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
     probability. Of these, a share ``random`` is replaced by random known genes of the collection,
-    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the original
-    tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
+    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the
+    original tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
 
     Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that
     the number of masked tokens varies.)

@@ -42,7 +42,9 @@ def binned(values, n_bins, key, places):
     return np.ceil(uniform(key, BINS, places) * (right - left) + left)
 
 
-def made_of(tokenizer, values, tokens, medians, key, masking=None):
+def made_of(  # noqa: C901, PLR0912
+    tokenizer, values, tokens, medians, key, masking=None
+):
     """Return tokens, values, labels and where they are masked, of one dense row; some are None."""
     before = [] if getattr(tokenizer, "cls", None) is None else [tokenizer.cls]
     after = [] if getattr(tokenizer, "eos", None) is None else [tokenizer.eos]
@@ -73,7 +75,9 @@ def made_of(tokenizer, values, tokens, medians, key, masking=None):
     labels = is_masked = None
     if masking is not None:
         chosen = chosen_of(n, int(n * masking.fraction), key, MASKED)
-        is_masked = np.concatenate([np.zeros(len(before), bool), chosen, np.zeros(len(after), bool)])
+        is_masked = np.concatenate(
+            [np.zeros(len(before), bool), chosen, np.zeros(len(after), bool)]
+        )
     if isinstance(masking, MaskTokens):
         labels = np.full(len(before) + n + len(after), -100)
         labels[is_masked] = own[chosen]

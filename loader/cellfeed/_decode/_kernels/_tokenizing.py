@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._compiled import compiled, compiled_callback
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
-from cellfeed._decode._kernels._native import call, divide, pointer
+from cellfeed._decode._kernels._native import call, divide
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -74,10 +74,12 @@ def _radix_sort(keys: Words, order: Ints, n: int, shift: int, n_digits: int, cou
     half = 0
     for digit in range(n_digits):
         by = np.uint64(shift + digit * _DIGIT_BITS)
+        source, target = keys[half], keys[1 - half]
+        source_order, target_order = order[half], order[1 - half]
         for value in range(_N_VALUES):
             counts[value] = 0
         for i in range(n):
-            counts[np.int64((keys[half, i] >> by) & np.uint64(_N_VALUES - 1))] += 1
+            counts[(source[i] >> by) & np.uint64(_N_VALUES - 1)] += 1
         first, most = 0, 0
         for value in range(_N_VALUES):  # counts become the places of the first
             count = counts[value]
@@ -87,11 +89,11 @@ def _radix_sort(keys: Words, order: Ints, n: int, shift: int, n_digits: int, cou
         if most == n:
             continue
         for i in range(n):
-            value = np.int64((keys[half, i] >> by) & np.uint64(_N_VALUES - 1))
-            place = counts[value]
-            counts[value] = place + 1
-            keys[1 - half, place] = keys[half, i]
-            order[1 - half, place] = order[half, i]
+            digit_value = (source[i] >> by) & np.uint64(_N_VALUES - 1)
+            place = np.uint64(counts[digit_value])
+            counts[digit_value] += 1
+            target[place] = source[i]
+            target_order[place] = source_order[i]
         half = 1 - half
     return half
 
@@ -196,7 +198,7 @@ def _bin(
         low, high = values[order[n - 1 - before]], values[order[n - 1 - after]]
         step = np.float64(np.float32(high - low)) if are_narrow else high - low
         part = place - before
-        edges[k] = low + step * part if part < 0.5 else high - step * (1 - part)  # noqa: PLR2004
+        edges[k] = low + step * part if part < 0.5 else high - step * (1 - part)
     n_below, n_not_above = 0, 0
     for i in range(n - 1, -1, -1):
         value, place_of = values[order[i]], places[order[i]]
@@ -245,8 +247,8 @@ def _gather(
         Set to the sum of all values, and the numbers of those of unknown genes, and of those that
         are negative or not finite.
     """
-    totals[0] = totals[1] = totals[2] = 0.0
-    n = 0
+    total, n_unknown, n_failing, n = 0.0, 0, 0, 0
+    of_column, is_sparse = genes[0], columns.size > 0
     if are_all:
         n = known.size
         for k in range(n):
@@ -256,18 +258,19 @@ def _gather(
         if value == 0.0:
             continue
         if not 0.0 <= value < np.inf:
-            totals[2] += 1
+            n_failing += 1
             continue
-        totals[0] += value
-        column = np.int64(columns[i]) if columns.size else i
-        token = genes[0, column]
+        total += value
+        column = np.uint64(columns[i]) if is_sparse else np.uint64(i)
+        token = of_column[column]
         if token < 0:
-            totals[1] += 1
+            n_unknown += 1
         elif are_all:
             found[genes[1, column]] = value
         else:
-            tokens[n], found[n], found_columns[n] = token, value, column
+            tokens[n], found[n], found_columns[n] = token, value, np.int64(column)
             n += 1
+    totals[0], totals[1], totals[2] = total, n_unknown, n_failing
     return n
 
 
@@ -277,7 +280,7 @@ def address_of(function: Any) -> tuple[int, Any]:
     signature = int64(voidptr, voidptr, int64, int64, voidptr, voidptr, int64)
     function = function if hasattr(function, "py_func") else register_jitable(function)
 
-    def called(tokens, values, n, drawn, out, out_values, length):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - numba's
+    def called(tokens, values, n, drawn, out, out_values, length):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         return function(
             carray(tokens, (n,), np.int64),
             carray(values, (n,), np.float64),
@@ -336,7 +339,7 @@ def _mask(
         for index in ("int32", "int64")
     )
 )
-def tokenize(
+def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
     values: NDArray[Any],
     columns: NDArray[Any],
     pointers: NDArray[Any],
@@ -428,7 +431,7 @@ def tokenize(
                     bins[i] = 0.0
                 half = _sort(bits, sorted_tokens, n_nonzero, keys, order, counts)
             if quantiles.size and n_nonzero:
-                is_narrow = values.itemsize == 4  # noqa: PLR2004
+                is_narrow = values.itemsize == 4
                 _bin(
                     floats, order[half], places, n_nonzero, quantiles, edges, is_narrow, row_key,
                     bins,
@@ -484,9 +487,7 @@ def tokenize(
     "void(float32[::1], int64, int64[::1], int64[::1], float32)",
     "void(boolean[::1], int64, int64[::1], int64[::1], boolean)",
 )
-def move_rows(
-    values: NDArray[Any], longest: int, lengths: Ints, offsets: Ints, fill: Any
-) -> None:
+def move_rows(values: NDArray[Any], longest: int, lengths: Ints, offsets: Ints, fill: Any) -> None:
     """Move rows, which are ``longest`` apart, to ascending offsets, and fill what is after them.
 
     Parameters
