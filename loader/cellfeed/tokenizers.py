@@ -508,7 +508,7 @@ class RowTokens(Tokenizer):
         """Check the parameters."""
         super().__post_init__()
         if not callable(self.function):
-            msg = f"`function` must be a function that numba compiles, but got {self.function!r}"
+            msg = f"`function` must be a function that numba compiles, but got {self.function!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
 
     def __repr__(self) -> str:

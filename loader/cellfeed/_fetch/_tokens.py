@@ -112,7 +112,7 @@ class ElementTokens:
         """
         n_rows, longest = len(numbers), self._tokenizer.max_length
         n, masking = n_rows * longest, self._settings[fields.MASKING]
-        parts = {"tokens": _INT64}
+        parts: dict[str, np.dtype[Any]] = {"tokens": _INT64}
         if self._tokenizer.has_values:
             parts["values"] = _FLOAT32
         if masking:

@@ -92,6 +92,7 @@ def made_of(  # noqa: C901, PLR0912
     if own_values is not None:
         own_values = np.concatenate([np.zeros(len(before), np.float32), own_values])
     if isinstance(masking, MaskValues):
+        assert own_values is not None
         labels = own_values.copy()
         own_values[is_masked] = masking.value
     return np.concatenate([before, own, after]).astype(np.int64), own_values, labels, is_masked

@@ -132,7 +132,7 @@ def _sort(bits: Words, tokens: Ints, n: int, keys: Words, order: Ints, counts: I
     half = _radix_sort(keys, order, n, shift, 3, counts)
     # What the first bits leave in another order is sorted by insertion; it is little or nothing,
     # unless many values are equal.
-    n_moves = 0
+    n_moves: int = 0
     for i in range(1, n):
         own, at = order[half, i], i
         while at > 0:
@@ -148,7 +148,7 @@ def _sort(bits: Words, tokens: Ints, n: int, keys: Words, order: Ints, counts: I
         if n_moves > _MOVES_PER_VALUE * n:
             break
     if n_moves <= _MOVES_PER_VALUE * n:
-        return half
+        return int(half)
     largest = np.uint64(0)
     for i in range(n):
         keys[0, i], order[0, i] = np.uint64(tokens[i]), i
@@ -159,7 +159,7 @@ def _sort(bits: Words, tokens: Ints, n: int, keys: Words, order: Ints, counts: I
         own = order[half, i]
         order[0, i] = own
         keys[0, i] = most - bits[own]
-    return _radix_sort(keys, order, n, 0, _ALL_DIGITS, counts)
+    return int(_radix_sort(keys, order, n, 0, _ALL_DIGITS, counts))
 
 
 @compiled(
@@ -194,7 +194,7 @@ def _bin(
     for k in range(quantiles.size):
         place = (n - 1) * quantiles[k]
         before = np.int64(place)
-        after = min(before + 1, n - 1)
+        after: Any = min(before + 1, n - 1)
         low, high = values[order[n - 1 - before]], values[order[n - 1 - after]]
         step = np.float64(np.float32(high - low)) if are_narrow else high - low
         part = place - before
