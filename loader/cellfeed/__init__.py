@@ -186,6 +186,7 @@ _MODULES = (
     "machine",
     "sampling",
     "sources",
+    "tokenizers",
     "transforms",
 )  # there without an import of their own
 

@@ -14,7 +14,8 @@ MODULES = [
     *("cellfeed.frameworks.lightning", "cellfeed.frameworks.scvi"),
     "cellfeed.frameworks.transformers",
     "cellfeed.frameworks.state",
-    *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.transforms"),
+    *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.tokenizers"),
+    "cellfeed.transforms",
     *("cellfeed_tuner", "cellfeed_tuner.plots", "cellfeed_tuner.theory"),
 ]
 LISTED = re.compile(r"\.\. autosummary::\n   :toctree: api\n   :nosignatures:\n\n((?:   \w+\n)+)")

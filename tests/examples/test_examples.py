@@ -1,6 +1,7 @@
 """Every example runs as its docstring says, and shows what it promises."""
 
 import importlib.util
+import math
 import re
 from pathlib import Path
 
@@ -134,6 +135,13 @@ def test_tokens(plates):
     assert losses[-1] < losses[0]
     assert "14 shards, 2000 cells" in printed
     assert "padded to (8, " in printed
+
+
+def test_masked_genes(plates):
+    printed = output_of(EXAMPLES / "masked_genes.py", plates)
+    losses = losses_in(printed)
+    assert losses[-1] < losses[0] < math.log(N_GENES)  # which is that of guessing
+    assert "on 400 cells" in printed
 
 
 @needs("transformers")

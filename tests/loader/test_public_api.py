@@ -23,6 +23,7 @@ PUBLIC_MODULES = {
         "stages",
         "synthetic",
         "testing",
+        "tokenizers",
         "transforms",
     },
     "cellfeed_tuner": {"plots", "theory"},

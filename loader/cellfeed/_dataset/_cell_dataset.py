@@ -25,12 +25,19 @@ from cellfeed._dataset._state import ResumableDataset, as_json, data_identity, s
 from cellfeed._dataset._workers import departures, pool_of_minibatches
 from cellfeed._decode import Counter, Verify, check_verify
 from cellfeed._errors import CellfeedError, ParameterError, require_positive
-from cellfeed._fetch import Pools, Reader, Transforms, prefetched
+from cellfeed._fetch import Pools, Reader, Transforms, prefetched, row_bytes, split_steps
 from cellfeed._lazy import sp
 from cellfeed._rows import Cells, dtypes_of, require_torch_dtype
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.machine import threads_per_process
-from cellfeed.sampling import EpochPlan, Fetch, Progress, SamplingStrategy, Share
+from cellfeed.sampling import (
+    EpochPlan,
+    Fetch,
+    Progress,
+    SamplingStrategy,
+    Share,
+    derive_key,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,6 +48,8 @@ Minibatches: TypeAlias = Generator[Any, None, None]
 _QUEUED_MINIBATCHES = 8
 # Over a network: what arrives while one is decoded is less than what a round trip takes.
 _REMOTE_PREFETCH = 8
+# What is drawn in an epoch, after the purposes of its plan.
+_TOKENS = 2
 # What may be set between two epochs, so that what was prefetched is not what is wanted any more.
 _READ_WITH = (
     "collection",
@@ -144,7 +153,8 @@ class CellDataset(ResumableDataset):
         in this order to the values of the first element of a `Collection`; or a mapping from names
         of elements to their transforms. The decoding threads apply them when they write rows into
         minibatches, before any of your functions runs. Values are then float32, or float64 if they
-        are stored as float64 or ``dtype`` asks for it.
+        are stored as float64 or ``dtype`` asks for it. At the end may be one of
+        `cellfeed.tokenizers`, and how its tokens are masked.
     transform_threads
         Number of threads in each process that run ``batch_transform``, on as many minibatches
         ahead. This pays off if the function releases the GIL, as NumPy and torch do. If 0,
@@ -491,16 +501,19 @@ class CellDataset(ResumableDataset):
         n_rows = min(self.fetch_size, self._n_rows)
         n_fetches = 2 if n_rows < self._n_rows else 1
         minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
-        row_bytes = float(self.collection.mean_row_bytes(self.dtype))
-        return n_fetches * n_rows * (1 + self.strategy.n_controls) * row_bytes + minibatch_bytes
+        n_bytes = float(self.collection.mean_row_bytes(self.dtype))
+        return n_fetches * n_rows * (1 + self.strategy.n_controls) * n_bytes + minibatch_bytes
 
     @property
     def _minibatch_bytes(self) -> int:
         """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
         if not isinstance(self.collection, Collection):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
-        row_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
-        return int(self.batch_size * (1 + self.strategy.n_controls) * row_bytes)
+        n_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
+        for each in self.transform.values():
+            tokenizer = split_steps(each)[1]
+            n_bytes += 0 if tokenizer is None else row_bytes(tokenizer)
+        return int(self.batch_size * (1 + self.strategy.n_controls) * n_bytes)
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -566,8 +579,21 @@ class CellDataset(ResumableDataset):
     def _transforms(self, transform: AnyTransform | None) -> Transforms:
         are_made_dense = self.dense and self._is_placed
         return _parameters.transforms_of(
-            transform, self.collection.elements, are_made_dense=are_made_dense
+            transform,
+            self.collection.elements,
+            are_made_dense=are_made_dense,
+            are_placed=self._is_placed,
         )
+
+    @property
+    def _delivers_sparse(self) -> bool:
+        """Whether sparse rows are delivered as they are read."""
+        are_others = (
+            split_steps(self.transform.get(name, ()))[1] is None
+            for name, each in self.collection.elements.items()
+            if each.layout == "csr"
+        )
+        return not self.dense and any(are_others)
 
     # How minibatches are made. These methods run on a copy, whose attributes nobody changes.
 
@@ -610,13 +636,14 @@ class CellDataset(ResumableDataset):
             )
 
         settings = tuple(getattr(self, name) for name in _READ_WITH)
+        key = derive_key(share.plan.seed, share.plan.epoch, _TOKENS)
         with self._next_epoch.fetches(share, settings, begin, following) as fetches:
             for groups in islice(fetches.groups, len(share.numbers)):
                 if not self._is_placed:
                     whole = next(groups).to_scipy()
                     yield from self._taken(whole, fetches.whole.popleft())
                     continue
-                read = fetches.reader.densified(groups) if self.dense else groups
+                read = fetches.reader.finished(groups, dense=self.dense, key=key)
                 for cells in self._with_controls(read):
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self._made(cells)]
@@ -646,7 +673,9 @@ class CellDataset(ResumableDataset):
             self.collection,
             dtype=self.dtype,
             num_threads=self.num_threads or threads_per_process(n_processes),
-            pools=self._pools if lent is None else self._pools.lending(lent, dense=self.dense),
+            pools=self._pools
+            if lent is None
+            else self._pools.lending(lent, dense=not self._delivers_sparse),
             transforms=self._transforms(self.transform),
             verify=self.verify,
             counters=self._counters,

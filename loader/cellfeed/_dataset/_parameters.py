@@ -11,16 +11,16 @@ from numpy.typing import DTypeLike
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
-from cellfeed._fetch import Transforms, as_stored
+from cellfeed._fetch import Transforms, as_stored, split_steps
 from cellfeed._rows import Cells, Dtypes, Element
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.machine import usable_memory_bytes
+from cellfeed.tokenizers import Masking, MaskTokens, Tokenizer
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
-AnyTransform: TypeAlias = (
-    Transform | Sequence[Transform] | Mapping[str, Transform | Sequence[Transform]]
-)
+Step: TypeAlias = Transform | Tokenizer | Masking
+AnyTransform: TypeAlias = Step | Sequence[Step] | Mapping[str, Step | Sequence[Step]]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -149,7 +149,11 @@ def _numpy_dtype(dtype: AnyDtype) -> np.dtype[Any]:
 
 
 def transforms_of(
-    transform: AnyTransform | None, elements: Mapping[str, Element], *, are_made_dense: bool
+    transform: AnyTransform | None,
+    elements: Mapping[str, Element],
+    *,
+    are_made_dense: bool,
+    are_placed: bool,
 ) -> Transforms:
     """Return the transforms of each element that has any.
 
@@ -161,6 +165,8 @@ def transforms_of(
         The elements to read.
     are_made_dense
         Whether sparse rows are made dense when they are read.
+    are_placed
+        Whether rows are read directly into minibatches.
 
     Raises
     ------
@@ -176,20 +182,73 @@ def transforms_of(
             there = ", ".join(map(repr, elements))
             msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
             raise ParameterError(msg)
-        _require_fit(elements[name], transforms, is_made_dense=are_made_dense)
+        of_values, tokenizer, masking = split_steps(transforms)
+        _require_fit(elements[name], of_values, is_made_dense=are_made_dense)
+        if tokenizer is not None:
+            _require_tokenizable(elements[name], tokenizer, masking, are_placed=are_placed)
+    tokenized = [name for name, each in found.items() if split_steps(each)[1] is not None]
+    if len(tokenized) > 1:
+        msg = (
+            f"one element may have a tokenizer, but {tokenized[0]!r} and {tokenized[1]!r} have; "
+            "make the tokens of the other in `batch_transform`"
+        )
+        raise ParameterError(msg)
     return {name: transforms for name, transforms in found.items() if transforms}
 
 
-def _sequence(transform: Any) -> tuple[Transform, ...]:
+def _sequence(transform: Any) -> tuple[Step, ...]:
     given = transform if isinstance(transform, Sequence) else [transform]
-    for each in given:
-        if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale):
-            msg = (
-                "`transform` must be from `cellfeed.transforms`, such as Log1p(), but got "
-                f"{each!r}; pass a function of your own as `batch_transform`"
-            )
-            raise ParameterError(msg)
+    order = [_kind_of(each) for each in given]
+    if order != sorted(order) or order.count(_TOKENIZER) > 1 or order.count(_MASKING) > 1:
+        msg = (
+            "`transform` must have transforms of values first, then at most one tokenizer, and "
+            f"masking at the end, but got {list(given)!r}"
+        )
+        raise ParameterError(msg)
+    if _MASKING in order and _TOKENIZER not in order:
+        msg = f"{given[-1]!r} masks tokens, but no tokenizer is before it"
+        raise ParameterError(msg)
     return tuple(given)
+
+
+_VALUES, _TOKENIZER, _MASKING = range(3)
+
+
+def _kind_of(step: Any) -> int:
+    if isinstance(step, Tokenizer):
+        return _TOKENIZER
+    if isinstance(step, Masking):
+        return _MASKING
+    if isinstance(step, NormalizeTotal | Log1p | Binarize | Scale):
+        return _VALUES
+    msg = (
+        "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, such as Log1p(), "
+        f"but got {step!r}; pass a function of your own as `batch_transform`"
+    )
+    raise ParameterError(msg)
+
+
+def _require_tokenizable(
+    element: Element, tokenizer: Tokenizer, masking: Masking | None, *, are_placed: bool
+) -> None:
+    if len(element.row_shape) != 1:
+        msg = f"{element.name!r} has no rows of genes, of which {tokenizer!r} makes tokens"
+        raise ParameterError(msg)
+    if not are_placed:
+        msg = (
+            f"{tokenizer!r} makes tokens of whole minibatches; leave out `fetch_transform` and "
+            "`batch_callback`, or use `batch_transform`"
+        )
+        raise ParameterError(msg)
+    tokenizer.tokens_of(element.column_names)
+    if masking is None:
+        return
+    if isinstance(masking, MaskTokens):
+        if isinstance(masking.mask, str):
+            tokenizer.vocabulary[masking.mask]
+    elif not tokenizer.has_values:
+        msg = f"{masking!r} masks values, which {tokenizer!r} does not make; use MaskTokens"
+        raise ParameterError(msg)
 
 
 def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:

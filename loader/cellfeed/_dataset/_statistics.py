@@ -30,6 +30,9 @@ class Statistics:
     n_chunks, bytes_read, bytes_decompressed, bytes_used
         Chunks that were read, their stored bytes, their bytes after decompression, and how many
         of these were used. Chunks that the format's own library reads are not counted.
+    n_tokens, n_unknown
+        Tokens that tokenizers made, without padding, and values other than 0 that they left out
+        since their genes are not in the vocabulary.
     planning
         Choosing rows, chunks and their positions in minibatches; CPU time.
     reading
@@ -42,6 +45,8 @@ class Statistics:
         Reading by the format's own library, by a custom source, or by your ``fetch_callback``.
     densifying
         Making sparse rows dense.
+    tokenizing
+        Making tokens of rows.
     making_tensors
         Making tensors from the buffers that were read.
     functions
@@ -65,12 +70,15 @@ class Statistics:
     bytes_read: int
     bytes_decompressed: int
     bytes_used: int
+    n_tokens: int
+    n_unknown: int
     planning: float
     reading: float
     decompressing: float
     placing: float
     library: float
     densifying: float
+    tokenizing: float
     making_tensors: float
     functions: float
     sending: float

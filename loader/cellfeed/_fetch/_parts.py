@@ -14,6 +14,7 @@ from cellfeed._errors import FormatError
 from cellfeed._rows import ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
 from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
 from cellfeed._storages import StoredElement
+from cellfeed.tokenizers import Masking, Tokenizer
 from cellfeed.transforms import Transform
 
 
@@ -115,7 +116,8 @@ _TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
 
 # Transforms of one element, before and after sparse rows are made dense.
 
-Transforms = Mapping[str, Sequence[Transform]]
+Step = Transform | Tokenizer | Masking
+Transforms = Mapping[str, Sequence[Step]]
 """Transforms by the name of the element, in the order in which they are applied."""
 
 

@@ -16,6 +16,7 @@ from cellfeed._fetch._element_read import ElementRead, PartRows, RowLayout
 from cellfeed._fetch._library_rows import decode
 from cellfeed._fetch._parts import ElementTransforms, Part, Transforms
 from cellfeed._fetch._prefetch import Pools, prefetched
+from cellfeed._fetch._tokens import ElementTokens, split_steps
 from cellfeed._rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
@@ -162,12 +163,16 @@ class Reader:
         self._collection = collection
         self._dtypes = dtypes_of(collection.elements, dtype)
         self._counters = Counters() if counters is None else counters
-        self._transforms = {
-            name: ElementTransforms.of(
-                each, collection.elements[name].layout, self._dtypes[name], self._counters
-            )
-            for name, each in (transforms or {}).items()
-        }
+        self._transforms = dict[str, ElementTransforms]()
+        self._tokens = dict[str, ElementTokens]()
+        for name, steps in (transforms or {}).items():
+            element, (of_values, tokenizer, masking) = collection.elements[name], split_steps(steps)
+            if of_values:
+                self._transforms[name] = ElementTransforms.of(
+                    of_values, element.layout, self._dtypes[name], self._counters
+                )
+            if tokenizer is not None:
+                self._tokens[name] = ElementTokens(tokenizer, masking, element, self._counters)
         # Applied to sparse values while they are decoded.
         self._inline_steps = {
             name: each.stored
@@ -504,16 +509,37 @@ class Reader:
         """Read and decompress the chunks of a fetch, without placing rows."""
         planned.chunks.decompress(self._decoder)
 
-    def densified(self, groups: Iterator[Cells]) -> Iterator[Cells]:
-        """Iterate over groups with dense elements; threads make the next ones dense meanwhile."""
-        if self._remaining is not None:  # the first group arrives before the others
-            yield from map(self._made_dense, islice(groups, 1))
-        yield from prefetched(self._made_dense, groups, self._dense_threads, self._n_threads)
+    def finished(self, groups: Iterator[Cells], *, dense: bool, key: int) -> Iterator[Cells]:
+        """Return groups whose elements are dense, or tokens; threads make the next ones meanwhile.
 
-    def _made_dense(self, cells: Cells) -> Cells:
-        with self._counters.wall_time(Counter.DENSIFYING):
-            elements = {name: self._dense_rows(name, rows) for name, rows in cells.items()}
-        return replace(cells, elements=elements)
+        Parameters
+        ----------
+        groups
+            The groups.
+        dense
+            Whether sparse elements are made dense.
+        key
+            Key of the epoch, for what tokenizers draw.
+        """
+        return self._finished(groups, dense, key) if dense or self._tokens else groups
+
+    def _finished(self, groups: Iterator[Cells], dense: bool, key: int) -> Iterator[Cells]:  # noqa: FBT001
+        def finish(cells: Cells) -> Cells:
+            elements = dict[str, Any]()
+            for name, rows in cells.items():
+                if name in self._tokens:
+                    with self._counters.wall_time(Counter.TOKENIZING):
+                        elements |= self._tokens[name].of(rows, cells.rows, key, self._pools.dense)
+                elif dense:
+                    with self._counters.wall_time(Counter.DENSIFYING):
+                        elements[name] = self._dense_rows(name, rows)
+                else:
+                    elements[name] = rows
+            return replace(cells, elements=elements)
+
+        if self._remaining is not None:  # the first group arrives before the others
+            yield from map(finish, islice(groups, 1))
+        yield from prefetched(finish, groups, self._dense_threads, self._n_threads)
 
     def _dense_rows(self, name: str, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):

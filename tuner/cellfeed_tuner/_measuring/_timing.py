@@ -28,6 +28,7 @@ from cellfeed import (
     Collection,
     Minibatch,
     ParameterError,
+    RaggedTensor,
     SamplingStrategy,
     Statistics,
 )
@@ -468,7 +469,9 @@ class DatasetSession(Session):
         """Return the bytes of a minibatch."""
         parts = [minibatch.rows, *minibatch.obs.values()]
         for each in minibatch.values():
-            if each.layout == torch.sparse_csr:
+            if isinstance(each, RaggedTensor):
+                parts += [each.offsets, each.values]  # noqa: PD011 - no pandas
+            elif each.layout == torch.sparse_csr:
                 parts += [each.crow_indices(), each.col_indices(), each.values()]
             else:
                 parts.append(each)

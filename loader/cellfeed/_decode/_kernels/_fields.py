@@ -115,3 +115,23 @@ ROW, FIRST, N_ELEMENTS, BEFORE, N_ROW_PIECE_COLUMNS = range(5)
 ROWS_OF_A_TASK = 16
 CHUNKS_OF_A_TASK = 8
 LARGEST_READ = 1 << 20
+
+# Settings of a tokenizer, integers and numbers, and what `tokenize` reports; see `_tokenizing`.
+(
+    TOKENIZER,
+    LONGEST,
+    ALL_GENES,
+    TOP,
+    CLS,
+    EOS,
+    FUNCTION,
+    MASKING,
+    MASK_TOKEN,
+    N_SETTINGS,
+) = range(10)
+MASK_FRACTION, MASK_RANDOM, MASK_KEPT, MASK_VALUE, N_NUMBERS = range(5)
+N_TOKENS, N_UNKNOWN, FAILED_ROW, FAILED_WHY, N_TOKEN_REPORTS = range(5)
+RANKED, BINNED, CALLED = range(3)
+UNMASKED, MASKED_TOKENS, MASKED_VALUES = range(3)
+NOT_COUNTS, WRONG_LENGTH = range(1, 3)
+NO_LABEL = -100  # which cross entropy in torch leaves out

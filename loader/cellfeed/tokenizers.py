@@ -1,0 +1,662 @@
+"""Tokenizers: cells as sequences of tokens, made while minibatches are read.
+
+A tokenizer is the last of the transforms of a `CellDataset`, or the last but one if tokens are
+masked. In place of the element, minibatches then have:
+
+========================  ==========================================================================
+``"tokens"``              int64, shape (n_cells, width)
+``"values"``              float32, in the same shape; not of `RankTokens`
+``"attention_mask"``      bool, in the same shape: True except for padding
+``"lengths"``             int64, shape (n_cells,): number of tokens of each cell
+``"labels"``              in the same shape as tokens, if these are masked; see `MaskTokens` and
+                          `MaskValues`
+``"masked"``              bool, in the same shape, if tokens are masked: where
+========================  ==========================================================================
+
+With ``padding="longest"``, the width is that of the longest cell of the minibatch; with
+``"max_length"`` it is ``max_length``; with None, rows are ragged (`cellfeed.RaggedTensor`), and
+there is no attention mask.
+
+Values must be counts, or made of these so that they are finite and not negative, as by
+`cellfeed.transforms.NormalizeTotal` and `Log1p`. Genes that are not in the vocabulary are left
+out, and counted: ``n_unknown`` of `CellDataset.statistics`. What is drawn at random depends on the
+seed, the epoch and the row alone, so that it is the same after resuming, and with any number of
+workers and ranks. A cell that comes twice in an epoch is the same twice.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import (
+    FormatError,
+    ParameterError,
+    PathError,
+    one_line,
+    require_positive,
+)
+
+__all__ = [
+    "BinnedValues",
+    "GeneSubset",
+    "MaskTokens",
+    "MaskValues",
+    "Masking",
+    "RankTokens",
+    "RowTokens",
+    "Tokenizer",
+    "Vocabulary",
+]
+
+Padding: TypeAlias = Literal["longest", "max_length"] | None
+Genes: TypeAlias = Literal["nonzero", "all"]
+
+_LARGEST_TOKEN = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vocabulary:
+    """Tokens of genes by name, and of special tokens such as ``"<pad>"``.
+
+    Tokenizers make one of whatever `of` takes.
+
+    Parameters
+    ----------
+    names
+        Names, distinct, str, shape (n_tokens,).
+    tokens
+        The token of each, int64, shape (n_tokens,); at least 0, below 2^31.
+
+    Raises
+    ------
+    ParameterError
+        Names are not distinct, or tokens are not such integers.
+
+    Examples
+    --------
+    >>> vocabulary = Vocabulary.of(["<pad>", "<mask>", "ACTB", "CD4"])
+    >>> vocabulary["ACTB"], len(vocabulary)
+    (2, 4)
+    """
+
+    names: NDArray[np.object_]
+    tokens: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        names = np.array([str(each) for each in self.names], dtype=object)
+        tokens = np.asarray(self.tokens)
+        if tokens.shape != names.shape or (tokens.size and tokens.dtype.kind not in "iu"):
+            msg = (
+                "a vocabulary must have one integer for each name, but got "
+                f"{tokens.dtype} of shape {tokens.shape} for {names.size:,} names"
+            )
+            raise ParameterError(msg)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() <= _LARGEST_TOKEN:
+            outside = tokens.min() if tokens.min() < 0 else tokens.max()
+            msg = f"tokens must be at least 0 and below 2^31, but got {outside}"
+            raise ParameterError(msg)
+        if len(set(names)) < names.size:
+            (twice, _), *_ = Counter(names.tolist()).most_common(1)
+            msg = f"a vocabulary must have distinct names, but has {twice!r} twice"
+            raise ParameterError(msg)
+        object.__setattr__(self, "names", _read_only(names))
+        object.__setattr__(self, "tokens", _read_only(tokens.astype(np.int64)))
+
+    @classmethod
+    def of(cls, source: Any) -> "Vocabulary":
+        """Return the vocabulary of a mapping, file, series or list.
+
+        Parameters
+        ----------
+        source
+            A mapping from names to tokens; the path of a JSON file with such an object, or with a
+            list of names; a pandas Series with names as its index, such as a column of
+            ``collection.var``; a list or array of names, whose tokens are 0, 1, 2, ...; or a
+            `Vocabulary`.
+
+        Raises
+        ------
+        PathError
+            There is no such file.
+        FormatError
+            The file is not JSON.
+        ParameterError
+            It is something else, or no vocabulary.
+        """
+        if isinstance(source, Vocabulary):
+            return source
+        source = _read(source)
+        if isinstance(source, Mapping):
+            names, values = list(source), list(source.values())
+            tokens = np.array(values) if values else np.empty(0, np.int64)
+        elif hasattr(source, "index") and hasattr(source, "to_numpy"):  # a pandas Series
+            names, tokens = list(source.index), source.to_numpy()
+        elif isinstance(source, Sequence | np.ndarray):
+            names, tokens = list(source), np.arange(len(source))
+        else:
+            msg = (
+                "a vocabulary must be a mapping from names to tokens, the path of a JSON file, a "
+                f"Series, or names in order, but got {source!r}"
+            )
+            raise ParameterError(msg)
+        return cls(np.array(names, dtype=object), tokens)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, name: str) -> int:
+        """Return the token of a name.
+
+        Raises
+        ------
+        ParameterError
+            The vocabulary does not have it.
+        """
+        places = np.flatnonzero(self.names == name)
+        if not places.size:
+            msg = (
+                f"the vocabulary has no {name!r}; name the special token that it has in its place, "
+                "or None to leave it out"
+            )
+            raise ParameterError(msg)
+        return int(self.tokens[places[0]])
+
+    def tokens_of(self, names: Sequence[str] | NDArray[np.object_]) -> NDArray[np.int64]:
+        """Return the token of each name, -1 if it has none, int64, shape (n_names,)."""
+        known = dict(zip(self.names.tolist(), self.tokens.tolist(), strict=True))
+        return np.array([known.get(each, -1) for each in names], np.int64)
+
+    def __repr__(self) -> str:
+        content = "\n".join(self.names.tolist()).encode() + self.tokens.tobytes()
+        return f"<Vocabulary of {len(self):,}, sha256 {hashlib.sha256(content).hexdigest()[:16]}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Names:
+    """Another name of each gene, by which the vocabulary knows it."""
+
+    of: NDArray[np.object_]
+    names: NDArray[np.object_]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tokenizer:
+    """Base class of the tokenizers in this module, which are compiled.
+
+    Parameters
+    ----------
+    max_length
+        Largest number of tokens of a cell, with special tokens.
+    pad
+        The special token of padding, by its name in the vocabulary or as an integer.
+    padding
+        Width of minibatches: "longest", "max_length", or None for ragged rows; see above.
+    gene_names
+        The names that the vocabulary has for the genes of the collection, if these are others: a
+        mapping, or a Series such as ``collection.var["ensembl_id"]``. Genes that it lacks are
+        unknown.
+    """
+
+    vocabulary: Any
+    max_length: int = 2048
+    pad: str | int = "<pad>"
+    padding: Padding = "longest"
+    gene_names: Any = None
+    has_values = True
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        self._set("vocabulary", Vocabulary.of(self.vocabulary))
+        self._set("max_length", require_positive("max_length", self.max_length))
+        _require_one_of("padding", self.padding, ("longest", "max_length", None))
+        self._set("pad", self._token("pad"))
+        for name in ("cls", "eos"):
+            if getattr(self, name, None) is not None:
+                self._set(name, self._token(name))
+        if self.max_length <= self._n_special:
+            msg = (
+                f"`max_length > {self._n_special}` must hold, the number of special tokens, but "
+                f"got max_length={self.max_length}"
+            )
+            raise ParameterError(msg)
+        if self.gene_names is not None and not isinstance(self.gene_names, _Names):
+            items = dict(self.gene_names.items())
+            names = _Names(_objects(items), _objects(map(str, items.values())))
+            self._set("gene_names", names)
+
+    @property
+    def _n_special(self) -> int:
+        return sum(getattr(self, name, None) is not None for name in ("cls", "eos"))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _token(self, name: str) -> int:
+        given = getattr(self, name)
+        if isinstance(given, str):
+            return int(self.vocabulary[given])
+        if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
+            msg = f"`{name}` must be the name of a special token, or a token, but got {given!r}"
+            raise ParameterError(msg)
+        return int(given)
+
+    def tokens_of(self, genes: NDArray[np.object_]) -> NDArray[np.int64]:
+        """Return the token of each gene of a collection, -1 if it is unknown.
+
+        Parameters
+        ----------
+        genes
+            Names of genes, such as ``collection.var_names``.
+
+        Raises
+        ------
+        ParameterError
+            None is known, or two have the same token.
+        """
+        names = genes
+        if self.gene_names is not None:
+            by_gene = dict(zip(self.gene_names.of, self.gene_names.names, strict=True))
+            names = _objects(by_gene.get(each, "") for each in genes)
+        tokens: NDArray[np.int64] = self.vocabulary.tokens_of(names)
+        known = np.flatnonzero(tokens >= 0)
+        if not known.size:
+            msg = (
+                f"none of {len(genes):,} genes is in the vocabulary: genes are called "
+                f"{names[0]!r}, and the vocabulary has {self.vocabulary.names[-1]!r}; give "
+                "`gene_names`, such as collection.var['ensembl_id']"
+            )
+            raise ParameterError(msg)
+        order = known[np.argsort(tokens[known], kind="stable")]
+        same = np.flatnonzero(np.diff(tokens[order]) == 0)
+        if same.size:
+            one, other = genes[order[same[0]]], genes[order[same[0] + 1]]
+            msg = (
+                f"genes {one!r} and {other!r} have the same token {tokens[order[same[0]]]}; leave "
+                "one of them out with `open_collection(genes=...)`, or give tokens of their own"
+            )
+            raise ParameterError(msg)
+        return tokens
+
+
+@dataclass(frozen=True, eq=False)
+class RankTokens(Tokenizer):
+    """Geneformer's rank value encoding: genes from the most to the least expressed.
+
+    A cell's values v are divided by their total and by the median m of each gene, which makes
+    genes that tell cells apart more prominent: ``v / sum(v) * 10000 / m``, in float64 and in this
+    order. Genes with values other than 0 are sorted by this, descending, and equal ones by token,
+    so that the order of genes in files does not matter (Geneformer leaves that open).
+    The first ``max_length`` are kept, less special tokens.
+
+    Source: Theodoris et al., "Transfer learning enables predictions in network biology", Nature
+    618 (2023), Methods; `tokenize_anndata` and `rank_genes` of Geneformer.
+
+    Parameters
+    ----------
+    vocabulary
+        Tokens by gene; see `Vocabulary.of`.
+    medians
+        Median of each gene's normalised values other than 0, over a large collection: a mapping
+        from names of the vocabulary to numbers above 0, or the path of a JSON file with one.
+        Genes without a median are unknown. None divides by nothing.
+    cls, eos
+        Special tokens before and after the genes, by their names or as integers; None for none,
+        as in Geneformer's first models.
+    max_length, pad, padding, gene_names
+        See `Tokenizer`.
+
+    Raises
+    ------
+    ParameterError
+        A median is not a finite number above 0, the vocabulary lacks a special token, or another
+        parameter is invalid.
+
+    Examples
+    --------
+    >>> from cellfeed.tokenizers import RankTokens
+    >>> vocabulary = {"<pad>": 0, "<cls>": 1, "<eos>": 2, "ACTB": 3, "CD4": 4}
+    >>> RankTokens(vocabulary, {"ACTB": 8.0, "CD4": 1.5}, max_length=16)
+    RankTokens(5 tokens, max_length=16)
+    """
+
+    vocabulary: Any
+    medians: Any = None
+    cls: str | int | None = field(default="<cls>", kw_only=True)
+    eos: str | int | None = field(default="<eos>", kw_only=True)
+    has_values = False
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        if self.medians is not None:
+            self._set("medians", _medians(self.medians, self.vocabulary))
+
+    def tokens_of(self, genes: NDArray[np.object_]) -> NDArray[np.int64]:
+        """See `Tokenizer`; genes without a median are unknown."""
+        tokens = super().tokens_of(genes)
+        if self.medians is not None:
+            tokens[np.isnan(self.divisors_of(tokens))] = -1
+        return tokens
+
+    def divisors_of(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the median of each gene, given by its token; NaN if it has none."""
+        by_token = dict(zip(self.vocabulary.tokens.tolist(), self.medians.tolist(), strict=True))
+        return np.array([by_token.get(each, np.nan) for each in tokens.tolist()], np.float64)
+
+    def __repr__(self) -> str:
+        return f"RankTokens({len(self.vocabulary):,} tokens, max_length={self.max_length})"
+
+
+@dataclass(frozen=True, eq=False)
+class BinnedValues(Tokenizer):
+    """scGPT's input: genes, and the bins of their values between quantiles of the cell.
+
+    The values other than 0 of a cell's known genes are divided into bins 1 to ``n_bins - 1``,
+    whose bounds are the ``n_bins - 1`` quantiles from 0 to 1, interpolated linearly; 0 is in bin 0.
+    A value that equals several bounds is in a bin drawn uniformly among those that it bounds: with
+    u in [0, 1), ``ceil(u * (a - b) + b)``, where a bounds are below the value, and b not above it.
+    If a cell has more genes than ``max_length``, less special tokens, some are left out after
+    binning. Genes come in the order of the collection.
+
+    Source: Cui et al., "scGPT: toward building a foundation model for single-cell multi-omics using
+    generative AI", Nature Methods 21 (2024), Methods; `binning`, `_digitize` and `DataCollator` of
+    scGPT, which draws genes in random order.
+
+    Parameters
+    ----------
+    vocabulary
+        Tokens by gene; see `Vocabulary.of`. scGPT's ``vocab.json`` is one.
+    n_bins
+        Number of bins, with that of 0; at least 2.
+    subset
+        Which genes are kept of a cell that has too many: "random" ones, others in each epoch, or
+        the "top", those with the largest values (of equal ones, those with the smallest tokens).
+    genes
+        "nonzero", or "all" genes of the collection that the vocabulary has.
+    cls
+        Special token before the genes, whose value is 0; None for none.
+    pad_value
+        Value of padding; -2 in scGPT.
+    max_length, pad, padding, gene_names
+        See `Tokenizer`.
+
+    Raises
+    ------
+    ParameterError
+        The vocabulary lacks a special token, or a parameter is invalid.
+    """
+
+    vocabulary: Any
+    n_bins: int = 51
+    subset: Literal["random", "top"] = "random"
+    max_length: int = field(default=1200, kw_only=True)
+    genes: Genes = field(default="nonzero", kw_only=True)
+    cls: str | int | None = field(default="<cls>", kw_only=True)
+    pad_value: float = field(default=-2.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        if require_positive("n_bins", self.n_bins) < _LEAST_BINS:
+            msg = f"`n_bins >= 2` must hold, but got n_bins={self.n_bins}"
+            raise ParameterError(msg)
+        _require_one_of("subset", self.subset, ("random", "top"))
+        _require_one_of("genes", self.genes, get_args(Genes))
+
+    def __repr__(self) -> str:
+        return f"BinnedValues({len(self.vocabulary):,} tokens, max_length={self.max_length})"
+
+
+@dataclass(frozen=True, eq=False)
+class GeneSubset(Tokenizer):
+    """A random subset of genes for each cell, other genes in each epoch, with their values.
+
+    Values are those that are read, after other transforms; genes come in the order of the
+    collection.
+
+    Parameters
+    ----------
+    vocabulary
+        Tokens by gene; see `Vocabulary.of`.
+    max_length
+        Largest number of tokens, with ``cls``. A cell that has fewer has all of them.
+    genes
+        "all" genes of the collection that the vocabulary has, so that each cell has equally many,
+        also zeros; or those whose values are other than 0, "nonzero".
+    cls
+        Special token before the genes, whose value is 0; None for none.
+    pad_value
+        Value of padding.
+    pad, padding, gene_names
+        See `Tokenizer`.
+
+    Raises
+    ------
+    ParameterError
+        The vocabulary lacks a special token, or a parameter is invalid.
+    """
+
+    vocabulary: Any
+    max_length: int = 2048
+    genes: Genes = field(default="all", kw_only=True)
+    cls: str | int | None = field(default=None, kw_only=True)
+    pad_value: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        _require_one_of("genes", self.genes, get_args(Genes))
+
+    def __repr__(self) -> str:
+        return f"GeneSubset({len(self.vocabulary):,} tokens, max_length={self.max_length})"
+
+
+@dataclass(frozen=True, eq=False)
+class RowTokens(Tokenizer):
+    """Tokens that a function of your own makes of one cell; numba compiles it.
+
+    Parameters
+    ----------
+    vocabulary
+        Tokens by gene; see `Vocabulary.of`.
+    function
+        ``function(tokens, values, drawn, out, out_values)`` returns the number of tokens that it
+        wrote. ``tokens``, int64, and ``values``, float64, are those of the cell's known genes with
+        values other than 0, in the order of the collection. ``drawn``, int64, is a random number
+        below 2^63 that depends on seed, epoch and row. ``out``, int64, and ``out_values``, float32,
+        have ``max_length`` places; writing beyond them is not detected. It is compiled as by
+        `numba.njit`, and must not raise errors.
+    pad_value
+        Value of padding.
+    max_length, pad, padding, gene_names
+        See `Tokenizer`.
+
+    Raises
+    ------
+    ParameterError
+        ``function`` cannot be called, the vocabulary lacks a special token, or a parameter is
+        invalid.
+
+    Examples
+    --------
+    >>> def odd(tokens, values, drawn, out, out_values):
+    ...     n = 0
+    ...     for token, value in zip(tokens, values):
+    ...         if token % 2 and n < out.size:
+    ...             out[n], out_values[n] = token, value
+    ...             n += 1
+    ...     return n
+    >>> RowTokens(["<pad>", "ACTB", "CD4"], odd, max_length=64)
+    RowTokens(odd, 3 tokens, max_length=64)
+    """
+
+    vocabulary: Any
+    function: Callable[..., int]
+    pad_value: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        if not callable(self.function):
+            msg = f"`function` must be a function that numba compiles, but got {self.function!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__name__", repr(self.function))
+        return f"RowTokens({name}, {len(self.vocabulary):,} tokens, max_length={self.max_length})"
+
+
+class Masking:
+    """Base class of `MaskTokens` and `MaskValues`, which come after a tokenizer."""
+
+
+@dataclass(frozen=True)
+class MaskTokens(Masking):
+    """Mask tokens of genes for masked language modelling, as BERT and Geneformer do.
+
+    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
+    probability. Of these, a share ``random`` is replaced by random known genes of the collection,
+    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the
+    original tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
+
+    Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that
+    the number of masked tokens varies.)
+
+    Parameters
+    ----------
+    fraction
+        Share of the genes of a cell, above 0, at most 1.
+    mask
+        The special token, by its name in the vocabulary or as an integer.
+    random, kept
+        Shares of the masked tokens, at least 0, at most 1 together.
+
+    Raises
+    ------
+    ParameterError
+        A share is invalid.
+    """
+
+    fraction: float = 0.15
+    mask: str | int = "<mask>"
+    random: float = 0.1
+    kept: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check the shares."""
+        _require_share("fraction", self.fraction)
+        if self.random < 0 or self.kept < 0 or self.random + self.kept > 1:
+            msg = (
+                "`random >= 0`, `kept >= 0` and `random + kept <= 1` must hold, but got "
+                f"random={self.random!r} and kept={self.kept!r}"
+            )
+            raise ParameterError(msg)
+
+
+@dataclass(frozen=True)
+class MaskValues(Masking):
+    """Mask values of genes, whose tokens stay, as scGPT does.
+
+    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
+    probability, and their values become ``value``. ``minibatch["labels"]``, float32, are all values
+    as they were; ``minibatch["masked"]`` says which to learn from.
+
+    Source: `random_mask_value` of scGPT.
+
+    Parameters
+    ----------
+    fraction
+        Share of the genes of a cell, above 0, at most 1.
+    value
+        Value of masked genes; -1 in scGPT.
+
+    Raises
+    ------
+    ParameterError
+        The fraction is invalid.
+    """
+
+    fraction: float = 0.4
+    value: float = -1.0
+
+    def __post_init__(self) -> None:
+        """Check the fraction."""
+        _require_share("fraction", self.fraction)
+
+
+_LEAST_BINS = 2
+
+
+def _require_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        msg = f"`0 < {name} <= 1` must hold, but got {name}={value!r}"
+        raise ParameterError(msg)
+
+
+def _require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
+    if value not in choices:
+        msg = f"`{name}` must be one of {', '.join(map(repr, choices))}, but got {value!r}"
+        raise ParameterError(msg)
+
+
+def _objects(values: Iterable[Any]) -> NDArray[np.object_]:
+    items = list(values)
+    found = np.empty(len(items), dtype=object)
+    found[:] = items
+    return found
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    values.setflags(write=False)
+    return values
+
+
+def _read(source: Any) -> Any:
+    """Return what is in a JSON file, if this is its path."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    path = Path(source)
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        msg = f"{path} does not exist; give the path of a JSON file, or a mapping"
+        raise PathError(msg) from None
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path} cannot be read as JSON: {one_line(error)}"
+        raise FormatError(msg) from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        msg = (
+            f"{path} is not JSON: {one_line(error)}; read it yourself (pickle.load reads .pkl) and "
+            "give the mapping"
+        )
+        raise FormatError(msg) from error
+
+
+def _medians(source: Any, vocabulary: Vocabulary) -> NDArray[np.float64]:
+    """Return the median of each name of a vocabulary, NaN if there is none."""
+    read = _read(source)
+    if not hasattr(read, "items"):
+        msg = (
+            "`medians` must be a mapping from names of genes to numbers, the path of a JSON file, "
+            f"or a Series, but got {read!r}"
+        )
+        raise ParameterError(msg)
+    by_name = {str(name): float(value) for name, value in read.items()}
+    for name, value in by_name.items():
+        if not 0 < value < math.inf:
+            msg = f"medians must be finite and above 0, but that of {name!r} is {value!r}"
+            raise ParameterError(msg)
+    found = [by_name.get(name, math.nan) for name in vocabulary.names.tolist()]
+    return _read_only(np.array(found, np.float64))
