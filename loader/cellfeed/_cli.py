@@ -66,8 +66,8 @@ def synthesize(
               help="The element to write as X, such as layers/counts.")  # fmt: skip
 @click.option("--in-order", is_flag=True, help="Keep the order of the cells; also rewrites CSC.")
 @click.option("--group-by", metavar="NAMES",
-              help="obs columns, such as cell_line,drug; cells of a group lie together in each part."
-              )  # fmt: skip
+              help="obs columns, such as cell_line,drug, by which the cells of each part are "
+              "sorted.")  # fmt: skip
 @click.option("--append", is_flag=True, help="Add the cells to the store OUT, as new parts.")
 @click.option("--mix", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="With --append: shuffle the cells of each new part with those of N parts of "
@@ -89,8 +89,9 @@ def synthesize(
               help="Memory for buffers of each process; more memory makes fewer parts."
               )  # fmt: skip
 @click.option("--codec", type=click.Choice(["delta", "annbatch"]),
-              show_default="delta; that of OUT with --append", help="Encoding of sparse rows; annbatch reads both, and the "
-              "second one faster.")  # fmt: skip
+              show_default="delta; that of OUT with --append",
+              help="Encoding of sparse rows; annbatch reads both, and the second one faster."
+              )  # fmt: skip
 @click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
               help="Smaller chunks make single cells faster to read, and OUT larger."
               )  # fmt: skip

@@ -207,14 +207,7 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
                 )
                 raise MismatchError(msg)
     elif genes.of_first and genes.join_vars != "same":
-        for where, index in parts:
-            lacking = [str(name) for name in joint[~joint.isin(index)]]
-            if len(lacking) == len(joint):
-                msg = f"{where}: has none of the genes of {parts[0][0]}, such as {joint[0]!r}"
-                raise MismatchError(f"{msg}; use the same kind of gene names")
-            if lacking and genes.join_vars == "inner":
-                msg = f"{where}: lacks {listed(lacking)} of the genes of {parts[0][0]}"
-                raise MismatchError(f"{msg}; give join_vars='outer', which makes them zero")
+        _check_has_some(parts, joint, genes.join_vars)
     elif genes.join_vars == "inner":
         for _, index in parts[1:]:
             joint = joint[joint.isin(index)]
@@ -237,6 +230,18 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
                 )
                 raise MismatchError(msg)
     return joint
+
+
+def _check_has_some(parts: Sequence[_Part], joint: pd.Index[str], join_vars: JoinVars) -> None:
+    """Check that all files have the genes of the first, or at least one of them."""
+    for where, index in parts:
+        lacking = [str(name) for name in joint[~joint.isin(index)]]
+        if len(lacking) == len(joint):
+            msg = f"{where}: has none of the genes of {parts[0][0]}, such as {joint[0]!r}"
+            raise MismatchError(f"{msg}; use the same kind of gene names")
+        if lacking and genes.join_vars == "inner":
+            msg = f"{where}: lacks {listed(lacking)} of the genes of {parts[0][0]}"
+            raise MismatchError(f"{msg}; give join_vars='outer', which makes them zero")
 
 
 def join_tables(names: Names, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from cellfeed._convert._preshuffle._job import (
 from cellfeed._convert._preshuffle._part import peak_memory, token_of, write_part
 from cellfeed._convert._preshuffle._tables import CellTable, provenance_of
 from cellfeed._decode import expect_numcodecs
-from cellfeed._errors import FormatError, ParameterError, require_integer
+from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import merge_consecutive
 
 # Checking the result: every cell once, the numbers of elements, and a sample of values.
@@ -68,9 +68,9 @@ def check_store(
         try:
             group: Any = zarr.open_group(path, mode="r")
             wanted = provenance.read(expected.rows).iloc[expected.order]
-            same_file = group["obs"][source_file]["codes"][:] == wanted[source_file].cat.codes
-            same_row = group["obs"][source_row][:] == wanted[source_row]
-            _require(path, bool((same_file & same_row).all()), "other cells")
+            found = group["obs"][source_file]["codes"][:], group["obs"][source_row][:]
+            expected_codes = wanted[source_file].cat.codes, wanted[source_row]
+            _require(path, all(map(np.array_equal, found, expected_codes)), "other cells")
             rows = expected.rows[expected.order]
             written[rows] = True
             chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
@@ -217,7 +217,7 @@ class Preshuffled:
     provenance: tuple[str, str]
 
 
-def preshuffle(
+def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is extended
     paths: PathLike | Iterable[PathLike],
     out: PathLike,
     *,
@@ -278,8 +278,8 @@ def preshuffle(
         Whether to keep the order of the cells. Each part is then a range of them.
     group_by
         Names of obs columns. The cells of each part are then sorted by their values (categories in
-        their order, missing values last), and shuffled only within groups, so that `GroupedSampling`
-        over these columns reads few chunks. Other strategies need blocks of single cells there.
+        their order, missing values last), and shuffled only within groups, so that
+        `GroupedSampling` over these columns reads few chunks. Other strategies need blocks of single cells there.
     append
         Whether to add the cells to the store ``out``, which `preshuffle` has written, as new parts,
         shuffled among themselves. The elements are those of the store, and so are the genes:
@@ -402,9 +402,7 @@ def preshuffle(
             )
     else:
         contents = _contents(paths, elements, element, in_order=in_order)
-        collection = open_matrices(
-            paths, contents.matrices, Genes(join_vars, genes), folder.by_row
-        )
+        collection = open_matrices(paths, contents.matrices, Genes(join_vars, genes), folder.by_row)
         selected = _selected(collection, where, rows)
         settings["genes"] = "" if genes is None else digest("\n".join(map(str, genes)).encode())
         job = describe_job(collection, contents, rows=selected, **settings)

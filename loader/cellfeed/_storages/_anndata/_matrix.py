@@ -205,7 +205,7 @@ class StoredCsr(StoredMatrix):
         Then a fetch of both decodes them once.
         """
         if self.shape == other.shape and all(
-            map(self._file.are_same, self._array_names[:2], other._array_names[:2])  # noqa: SLF001 - of the same class
+            map(self._file.are_same, self._array_names[:2], other._array_names[:2])
         ):
             self._twin = other
 
