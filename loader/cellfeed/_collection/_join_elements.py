@@ -193,7 +193,9 @@ def join_var(
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
 
-def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
+def _joint(  # noqa: C901 - a branch for each kind of join
+    parts: Sequence[_Part], genes: Genes
+) -> pd.Index[str]:
     """Return the gene names of a collection, each once."""
     joint = parts[0][1].unique()
     if genes.names is not None:
@@ -239,7 +241,7 @@ def _check_has_some(parts: Sequence[_Part], joint: pd.Index[str], join_vars: Joi
         if len(lacking) == len(joint):
             msg = f"{where}: has none of the genes of {parts[0][0]}, such as {joint[0]!r}"
             raise MismatchError(f"{msg}; use the same kind of gene names")
-        if lacking and genes.join_vars == "inner":
+        if lacking and join_vars == "inner":
             msg = f"{where}: lacks {listed(lacking)} of the genes of {parts[0][0]}"
             raise MismatchError(f"{msg}; give join_vars='outer', which makes them zero")
 

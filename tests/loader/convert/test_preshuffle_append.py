@@ -170,7 +170,7 @@ def test_old_categories_keep_their_codes(store, paths):
 def test_columns_that_are_not_everywhere(store, paths):
     quietly(paths[2], store, append=True)
     obs = open_collection(store, obs=["depth", "new"], join_obs="outer").obs
-    depth, new = (obs[name].values for name in ("depth", "new"))
+    depth, new = (obs[name].values for name in ("depth", "new"))  # noqa: PD011 - not pandas'
     assert sorted(set(depth[np.isfinite(depth)])) == [7, 8]
     assert np.isnan(depth).sum() == 33
     assert np.isnan(new).sum() == 90
@@ -464,7 +464,7 @@ def test_mixing_is_what_theory_says(new_folder):
         done = preshuffle(new, out, append=True, mix=mix, **options)
         assert done.n_parts_written == 1 + min(mix, 9)
         collection = open_collection(out, obs=["run"])
-        codes = collection.obs["run"].values
+        codes = collection.obs["run"].values  # noqa: PD011 - not pandas'
         entropies = []
         for epoch in range(20):
             plan = EpochPlan(

@@ -38,8 +38,7 @@ def adata(request):
 def separate(adata, new_folder):
     """As anndata writes it: each matrix has its own column indices."""
     path = new_folder() / "separate.h5ad"
-    with h5py.File(path, "w") as file:
-        ad.io.write_elem(file, "/", adata, dataset_kwargs={"compression": "gzip", "chunks": 500})
+    adata.write_h5ad(path, compression="gzip")
     return path
 
 

@@ -279,7 +279,8 @@ def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is ex
     group_by
         Names of obs columns. The cells of each part are then sorted by their values (categories in
         their order, missing values last), and shuffled only within groups, so that
-        `GroupedSampling` over these columns reads few chunks. Other strategies need blocks of single cells there.
+        `GroupedSampling` over these columns reads few chunks. Other strategies need small blocks
+        there.
     append
         Whether to add the cells to the store ``out``, which `preshuffle` has written, as new parts,
         shuffled among themselves. The elements are those of the store, and so are the genes:
