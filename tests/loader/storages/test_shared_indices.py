@@ -78,7 +78,7 @@ def n_chunks(path, adata, elements, **options) -> int:
         for name in elements:
             stored = adata.X if name == "X" else adata.layers[name.removeprefix("layers/")]
             truth = pd.DataFrame(stored[rows].toarray(), columns=GENES)[genes or GENES].to_numpy()
-            if name in options.get("transforms", {}):
+            if name in options.get("transform", {}):
                 truth = np.log1p(truth)
             np.testing.assert_allclose(dense(minibatch[name]), truth, rtol=1e-6)
     assert n_cells == N_CELLS
@@ -105,7 +105,7 @@ def test_separate_indices_are_decoded_for_each(separate, adata):
 def test_values_are_transformed_for_each(request, adata, name):
     path = request.getfixturevalue(name)
     transforms = {"layers/twice": [Log1p()]}
-    n_chunks(path, adata, ELEMENTS, transforms=transforms)
+    n_chunks(path, adata, ELEMENTS, transform=transforms)
 
 
 def test_links_of_row_pointers_only_are_not_taken_for_all(separate, adata, tmp_path):
