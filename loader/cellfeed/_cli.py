@@ -65,6 +65,13 @@ def synthesize(
 @click.option("--element", metavar="NAME",
               help="The element to write as X, such as layers/counts.")  # fmt: skip
 @click.option("--in-order", is_flag=True, help="Keep the order of the cells; also rewrites CSC.")
+@click.option("--group-by", metavar="NAMES",
+              help="obs columns, such as cell_line,drug, by which the cells of each part are "
+              "sorted.")  # fmt: skip
+@click.option("--append", is_flag=True, help="Add the cells to the store OUT, as new parts.")
+@click.option("--mix", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="With --append: shuffle the cells of each new part with those of N parts of "
+              "OUT, which are replaced.")  # fmt: skip
 @click.option("--join-vars", type=click.Choice(["same", "inner", "outer"]), default="same",
               show_default=True, help="Genes to write if files differ: those of all files, or of "
               "any.")  # fmt: skip
@@ -81,9 +88,10 @@ def synthesize(
 @click.option("--memory", type=ByteSize(), default=4_000_000_000, show_default="4GB",
               help="Memory for buffers of each process; more memory makes fewer parts."
               )  # fmt: skip
-@click.option("--codec", type=click.Choice(["delta", "annbatch"]), default="delta",
-              show_default=True, help="Encoding of sparse rows; annbatch reads both, and the "
-              "second one faster.")  # fmt: skip
+@click.option("--codec", type=click.Choice(["delta", "annbatch"]),
+              show_default="delta; that of OUT with --append",
+              help="Encoding of sparse rows; annbatch reads both, and the second one faster."
+              )  # fmt: skip
 @click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
               help="Smaller chunks make single cells faster to read, and OUT larger."
               )  # fmt: skip
@@ -96,6 +104,7 @@ def preshuffle(
     elements: str | None,
     genes: Path | None,
     rows: Path | None,
+    group_by: str | None,
     scheduler: str | None,
     **options: Any,
 ) -> None:
@@ -120,6 +129,7 @@ def preshuffle(
                 if genes is None
                 else [line.strip() for line in genes.read_text().splitlines() if line.strip()],
                 rows=None if rows is None else _loaded(rows),
+                group_by=None if group_by is None else group_by.split(","),
                 scheduler=scheduler,
                 on_progress=tell,
                 **options,

@@ -77,6 +77,9 @@ class Genes:
     names
         Names of the genes, in this order, in place of a join; every file must have them. A Series
         of booleans, indexed by names; or a mask, with a boolean for each gene of the first file.
+    of_first
+        Whether the genes are those of the first file in any case. ``join_vars`` then says which
+        others a file may have: "inner": more, which are left out; "outer": more or fewer.
 
     Raises
     ------
@@ -89,6 +92,8 @@ class Genes:
         self,
         join_vars: JoinVars = "same",
         names: Sequence[str] | pd.Series[bool] | NDArray[np.bool_] | None = None,
+        *,
+        of_first: bool = False,
     ) -> None:
         if join_vars not in get_args(JoinVars):
             msg = f"`join_vars` must be 'same', 'inner' or 'outer', but got {join_vars!r}"
@@ -102,7 +107,7 @@ class Genes:
             if isinstance(names, str):
                 msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
                 raise ParameterError(msg)
-        self.join_vars = join_vars
+        self.join_vars, self.of_first = join_vars, of_first
         self.mask: NDArray[np.bool_] | None = None
         if names is not None and np.asarray(names).dtype == bool:
             mask = np.asarray(names)
@@ -188,7 +193,9 @@ def join_var(
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
 
-def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
+def _joint(  # noqa: C901 - a branch for each kind of join
+    parts: Sequence[_Part], genes: Genes
+) -> pd.Index[str]:
     """Return the gene names of a collection, each once."""
     joint = parts[0][1].unique()
     if genes.names is not None:
@@ -201,6 +208,8 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
                     "file"
                 )
                 raise MismatchError(msg)
+    elif genes.of_first and genes.join_vars != "same":
+        _check_has_some(parts, joint, genes.join_vars)
     elif genes.join_vars == "inner":
         for _, index in parts[1:]:
             joint = joint[joint.isin(index)]
@@ -223,6 +232,18 @@ def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
                 )
                 raise MismatchError(msg)
     return joint
+
+
+def _check_has_some(parts: Sequence[_Part], joint: pd.Index[str], join_vars: JoinVars) -> None:
+    """Check that all files have the genes of the first, or at least one of them."""
+    for where, index in parts:
+        lacking = [str(name) for name in joint[~joint.isin(index)]]
+        if len(lacking) == len(joint):
+            msg = f"{where}: has none of the genes of {parts[0][0]}, such as {joint[0]!r}"
+            raise MismatchError(f"{msg}; use the same kind of gene names")
+        if lacking and join_vars == "inner":
+            msg = f"{where}: lacks {listed(lacking)} of the genes of {parts[0][0]}"
+            raise MismatchError(f"{msg}; give join_vars='outer', which makes them zero")
 
 
 def join_tables(names: Names, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -315,7 +336,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
                 # Of MuData, `genes` are of one modality; others have names of another kind.
                 own_genes = genes
                 if _modality(first.var) != _modality(next(iter(tables), first.var)):
-                    own_genes = Genes(genes.join_vars)
+                    own_genes = Genes(genes.join_vars, of_first=genes.of_first)
                 tables[first.var] = _joined(name, sources, own_genes)
             columns = tables[first.var]
             _check_same_shape(name, sources, 2)

@@ -136,8 +136,11 @@ class ChunkReads:
 
     @staticmethod
     def concatenate(parts: Sequence["ChunkReads"]) -> "ChunkReads":
-        """Return all reads as one, so that threads do not wait for each other in between."""
-        parts = [part for part in parts if part.n_chunks]
+        """Return all reads as one, so that threads do not wait for each other in between.
+
+        Chunks that several parts read for the same rows are read and decoded once.
+        """
+        parts = _joined([part for part in parts if part.n_chunks])
         if not parts:
             return ChunkReads.none()
         if len(parts) == 1:
@@ -380,6 +383,54 @@ class ChunkReads:
         where = owner.describe(int(self.chunks[chunk, fields.NUMBER]))
         own = getattr(owner, "bad_index", "") if failure == fields.BAD_INDEX else ""
         return FormatError(f"{where}: {own or _FAILURES[failure]}")
+
+
+def _joined(parts: Sequence[ChunkReads]) -> list[ChunkReads]:
+    """Return the same reads, but those of the same elements as one: decoded once, placed for each.
+
+    Elements that share their column indices read the same chunks of one array.
+    """
+    alike = list[list[ChunkReads]]()
+    of_array = dict[int, list[list[ChunkReads]]]()
+    for part in parts:
+        known = of_array.setdefault(id(part.owners[0]), [])
+        for some in known:
+            if _read_the_same(some[0], part):
+                some.append(part)
+                break
+        else:
+            known.append([part])
+            alike.append(known[-1])
+    return [some[0] if len(some) == 1 else _placed_for_each(some) for some in alike]
+
+
+def _read_the_same(one: ChunkReads, other: ChunkReads) -> bool:
+    """Return whether two reads differ only in destinations, and in handles of files."""
+    return (
+        np.array_equal(one.arrays, other.arrays)
+        and np.array_equal(one.chunks[:, fields.OFFSET :], other.chunks[:, fields.OFFSET :])
+        and one.segments.shape == other.segments.shape
+        and np.array_equal(
+            one.segments[:, [fields.FROM, fields.COUNT]],
+            other.segments[:, [fields.FROM, fields.COUNT]],
+        )
+    )
+
+
+def _placed_for_each(alike: Sequence[ChunkReads]) -> ChunkReads:
+    first, chunks = alike[0], alike[0].chunks.copy()
+    chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] *= len(alike)
+    segments = np.stack([each.segments for each in alike], axis=1)
+    return replace(
+        first,
+        chunks=chunks,
+        segments=segments.reshape(-1, fields.N_SEGMENT_COLUMNS),
+        crossings={
+            itemsize: np.concatenate([each.crossings[itemsize] for each in alike])
+            for itemsize in first.crossings
+        },
+        keep_alive=tuple(thing for each in alike for thing in each.keep_alive),
+    )
 
 
 def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:

@@ -337,17 +337,19 @@ class ElementRead:
         """Whether all lengths are known."""
         return all(each.lengths is not None for each in self.rows)
 
-    def with_layout(self, decoder: Decoder) -> "ElementRead":
-        """Return the same read with its layout."""
-        return replace(self, row_layout=self.find_layout(decoder))
+    def with_layout(self, decoder: Decoder, known: "Selections") -> "ElementRead":
+        """Return the same read with its layout; see `find_layout`."""
+        return replace(self, row_layout=self.find_layout(decoder, known))
 
-    def find_layout(self, decoder: Decoder) -> RowLayout:
+    def find_layout(self, decoder: Decoder, known: "Selections") -> RowLayout:
         """Return the layout, after reading what unknown lengths depend on.
 
         Parameters
         ----------
         decoder
             The decoder.
+        known
+            What other elements have selected of the same rows, to which this adds.
 
         Raises
         ------
@@ -358,11 +360,11 @@ class ElementRead:
         """
         if self.row_layout is not None:
             return self.row_layout
-        rows = [*_with_lengths(self.rows, math.prod(self.row_shape), decoder)]
-        known = [(each, each.lengths) for each in rows if each.lengths is not None]
-        lengths = np.empty(sum(of_part.size for _, of_part in known), np.int64)
+        rows = [*_with_lengths(self.rows, math.prod(self.row_shape), decoder, known)]
+        of_parts = [(each, each.lengths) for each in rows if each.lengths is not None]
+        lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
         take_steps = np.empty(lengths.size, np.bool_)
-        for each, of_part in known:
+        for each, of_part in of_parts:
             lengths[each.part.rows], take_steps[each.part.rows] = of_part, each.take_steps
         self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
         groups, target, copies = lay_out(
@@ -402,28 +404,40 @@ class ElementRead:
             raise ParameterError(msg)
 
 
-def _with_lengths(rows: Sequence[PartRows], n_columns: int, decoder: Decoder) -> Iterator[PartRows]:
+Selections = dict[tuple[int, int], SelectedElements]
+"""Selected elements of rows, by the identities of the array of column indices and of the columns:
+elements that share column indices select the same."""
+
+
+def _with_lengths(
+    rows: Sequence[PartRows], n_columns: int, decoder: Decoder, known: Selections
+) -> Iterator[PartRows]:
     """Yield the same rows, in another order, after reading what their lengths depend on."""
     yield from (each for each in rows if each.lengths is not None)
     batch, n_elements = list[tuple[PartRows, ChunkReads, NDArray[np.int64]]](), 0
     for each in rows:
         if each.indices is None or each.extents is None:
             continue
+        if (found := known.get(_selection(each))) is not None:
+            yield each.with_selected(found)
+            continue
         counts = each.extents.counts
         n = int(counts.sum())
         if n_elements and n_elements + n > _MOST_SELECTED:
-            yield from _selected(batch, decoder)
+            yield from _selected(batch, decoder, known)
             batch, n_elements = [], 0
         batch.append((each, each.indices, counts))
         n_elements += n
-    yield from _selected(batch, decoder)
+    yield from _selected(batch, decoder, known)
     for each in rows:
         if each.lengths is None and each.indices is None:
             yield each.read(n_columns, decoder)
 
 
 def _selected(
-    batch: Sequence[tuple[PartRows, ChunkReads, NDArray[np.int64]]], decoder: Decoder
+    batch: Sequence[tuple[PartRows, ChunkReads, NDArray[np.int64]]],
+    decoder: Decoder,
+    known: Selections,
 ) -> Iterator[PartRows]:
     """Select elements of several rows together."""
     if not batch:
@@ -433,7 +447,13 @@ def _selected(
     selected = reads.select(np.concatenate(counts), decoder)
     bounds = accumulate((each.size for each in counts), initial=0)
     for (rows, _, _), (begin, end) in zip(batch, pairwise(bounds), strict=True):
-        yield rows.with_selected(selected[begin:end])
+        own = known[_selection(rows)] = selected[begin:end]
+        yield rows.with_selected(own)
+
+
+def _selection(rows: PartRows) -> tuple[int, int]:
+    assert isinstance(rows.chunks, SparseChunks)  # noqa: S101 - of which elements are selected
+    return id(rows.chunks.indices), id(rows.part.columns)
 
 
 @cache

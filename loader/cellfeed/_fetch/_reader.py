@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes._buffers import Buffer, bind
 from cellfeed._decode import ChunkReads, Counter, Counters, Decoder, Verify, divide_reads, kernels
-from cellfeed._fetch._element_read import ElementRead, PartRows, RowLayout
+from cellfeed._fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed._fetch._library_rows import decode
 from cellfeed._fetch._parts import ElementTransforms, Part, Transforms
 from cellfeed._fetch._prefetch import Pools, prefetched
@@ -259,7 +259,7 @@ class Reader:
         if not bounds.ndim:
             bounds = np.append(np.arange(0, max(1, order.size), int(bounds)), order.size)
         parts = self._collection.parts(merge_consecutive(rows))
-        reads = dict[str, ElementRead]()
+        reads, known = dict[str, ElementRead](), Selections()
         for name, element in self._collection.elements.items():
             layout, row_shape, dtype = element.layout, element.row_shape, self._dtypes[name]
             read = ElementRead(
@@ -272,7 +272,7 @@ class Reader:
                 steps=self._inline_steps.get(name),
                 rows=[PartRows.of(part, layout, row_shape, dtype) for part in parts[name]],
             )
-            reads[name] = read.with_layout(self._decoder) if read.is_known else read
+            reads[name] = read.with_layout(self._decoder, known) if read.is_known else read
         delivered = rows[order]
         return PlannedRead(
             elements=reads,
@@ -294,8 +294,9 @@ class Reader:
         """
         try:
             with self._counters.processor_time(Counter.PLANNING):
+                known = Selections()
                 elements = {
-                    name: each.with_layout(self._decoder) if each.is_decoded_here else each
+                    name: each.with_layout(self._decoder, known) if each.is_decoded_here else each
                     for name, each in planned.elements.items()
                 }
         except BaseException:
@@ -335,8 +336,10 @@ class Reader:
                 wait([names])
             planned = replace(planned, obs_names=names)
         with self._counters.processor_time(Counter.PLANNING):
+            known = Selections()
             layouts = {
-                name: each.find_layout(self._decoder) for name, each in planned.elements.items()
+                name: each.find_layout(self._decoder, known)
+                for name, each in planned.elements.items()
             }
             memory = {name: self._memory(each) for name, each in layouts.items()}
             bases = np.array([each.address for some in memory.values() for each in some], np.int64)

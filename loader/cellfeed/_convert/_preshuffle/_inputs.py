@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cellfeed._bytes import Location
 from cellfeed._collection import Collection, Genes, located, require_elements, side_by_side
 from cellfeed._convert._preshuffle._by_row import ByRow
-from cellfeed._convert._preshuffle._job import Contents, Job, OutputFolder
+from cellfeed._convert._preshuffle._job import Contents, Job, Matrix, OutputFolder
 from cellfeed._convert._preshuffle._tables import CellTable, FileTable, ObsTable
 from cellfeed._errors import ParameterError, require_list
 from cellfeed._storages import (
@@ -27,6 +28,7 @@ from cellfeed._storages import (
     select_elements,
 )
 from cellfeed._storages._source import as_text
+from cellfeed.sampling import Fetch
 
 _UNS = "uns"
 
@@ -76,7 +78,9 @@ def _contents(names: Sequence[str], encodings: Mapping[str, str], *, uns: bool) 
     return Contents(matrices=matrices, frames=frames, uns=uns)
 
 
-def open_matrices(paths: Any, names: Sequence[str], genes: Genes, by_row: Path) -> Collection:
+def open_matrices(
+    paths: Any, names: Sequence[str], genes: Genes, by_row: Path, before: Sequence[Source] = ()
+) -> Collection:
     """Open matrices of files as one collection, also those that are stored by gene.
 
     Parameters
@@ -89,6 +93,8 @@ def open_matrices(paths: Any, names: Sequence[str], genes: Genes, by_row: Path) 
         The genes of the collection.
     by_row
         The folder into which those that are stored by gene are rewritten; see `ByRow`.
+    before
+        Sources of the same matrices that come before.
     """
 
     def opened(found: Any) -> list[Source]:
@@ -105,7 +111,17 @@ def open_matrices(paths: Any, names: Sequence[str], genes: Genes, by_row: Path) 
                 folder = by_row / f"{number}-{name.replace('/', '.')}"
                 elements[name] = ByRow(source.location, stored, folder)
         source.elements = elements
-    return Collection(sources, genes=genes)
+    return Collection([*before, *sources], genes=genes)
+
+
+def open_parts(paths: Sequence[str | Path], matrices: Sequence[Matrix]) -> list[Source]:
+    """Open matrices of parts of a copy, by the names that they have in the files."""
+    sources = list[Source]()
+    for path in paths:
+        [source] = open_to_copy(Location.of(path), [each.path for each in matrices])
+        source.elements = {each.name: source.elements[each.path] for each in matrices}
+        sources.append(source)
+    return sources
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +142,8 @@ class Inputs:
         ``uns`` by path in a part; empty if it is not written.
     modalities
         Names of the modalities of MuData; None for AnnData.
+    groups
+        The columns of obs by which cells are grouped; None if they are not.
     """
 
     collection: Collection
@@ -135,6 +153,7 @@ class Inputs:
     tables: Mapping[str, pd.DataFrame]
     uns: Mapping[str, Any]
     modalities: tuple[str, ...] | None
+    groups: CellTable | None
 
     @classmethod
     def open(
@@ -157,23 +176,39 @@ class Inputs:
             file.check()
         if collection is None:
             names, rows = folder.chosen()
-            genes = Genes(job.join_vars, names)
-            collection = open_matrices(job.paths, job.elements, genes, folder.by_row)
+            n, genes = job.n_stored, Genes(job.join_vars, names, of_first=job.n_stored > 0)
+            stored = open_parts(job.paths[:n], job.matrices)
+            paths = job.paths[n:]
+            collection = open_matrices(paths, job.elements, genes, folder.by_row, stored)
         first = collection.sources[0]
         modalities = None
         if isinstance(first, AnnDataSource) and first.modalities():
             kept = (*job.elements, *job.frames)
             of_kept = [each for each in first.modalities() if _in_modality(kept, each)]
             modalities = tuple(of_kept) or None
+        obs, groups = ObsTable(collection.sources, job.paths, n_stored=job.n_stored), None
+        if job.group_by:
+            groups = _groups(collection.sources, job.group_by)
         return cls(
             collection,
             rows,
-            ObsTable(collection.sources, job.paths),
+            obs,
             {name: _frame(collection.sources, name) for name in job.frames},
             _gene_tables(job, collection, modalities),
             _uns_of(collection.sources, modalities) if job.uns else {},
             modalities,
+            groups,
         )
+
+    def part(self, job: Job, number: int) -> Fetch:
+        """Return the rows of a part in the collection, ascending, and their order in it."""
+        part = job.part(number)
+        rows = part.rows if self.rows is None else np.asarray(self.rows[part.rows])
+        if self.groups is None:
+            return Fetch(rows=rows, order=part.order)
+        codes = [_sorted_codes(column) for _, column in self.groups.read(rows).items()]
+        by_group = np.lexsort([each[part.order] for each in reversed(codes)])
+        return Fetch(rows=rows, order=part.order[by_group])
 
     @property
     def by_gene(self) -> list[ByRow]:
@@ -181,9 +216,27 @@ class Inputs:
         stored = (each for source in self.collection.sources for each in source.elements.values())
         return [each for each in stored if isinstance(each, ByRow)]
 
-    def rows_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of the collection at ascending positions among those to write."""
-        return positions if self.rows is None else np.asarray(self.rows[positions])
+
+def _groups(sources: Sequence[Source], columns: Sequence[str]) -> CellTable:
+    files = [
+        FileTable(each.location, each.n_rows, tuple(each.obs_names()), each.read_obs_rows)
+        for each in sources
+    ]
+    there = list(dict.fromkeys(name for each in files for name in each.names))
+    for name in columns:
+        if name not in there:
+            msg = f"`group_by` names {name!r}, but the columns of obs are: {', '.join(there)}"
+            raise ParameterError(msg)
+    return CellTable("obs", files, columns)
+
+
+def _sorted_codes(column: "pd.Series[Any]") -> NDArray[np.integer]:
+    """Return the group of each cell, in the order of categories or of values; missing ones last."""
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype("category")
+    codes = column.cat.codes.to_numpy().astype(np.int64)
+    codes[codes < 0] = len(column.cat.categories)
+    return codes
 
 
 def _in_modality(names: Sequence[str], modality: str) -> bool:

@@ -22,7 +22,7 @@ import zarr
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, identity
-from cellfeed._collection import Collection, JoinVars
+from cellfeed._collection import Collection, JoinVars, located
 from cellfeed._convert._preshuffle._by_row import ByRow
 from cellfeed._errors import (
     FormatError,
@@ -33,6 +33,7 @@ from cellfeed._errors import (
     require_positive,
 )
 from cellfeed._runs import merge_consecutive
+from cellfeed._storages._anndata._zarr import DATASETS
 from cellfeed.console import format_bytes
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
 
@@ -230,6 +231,8 @@ class Job:
         Digests of the chosen genes and of the chosen rows; empty if they are not chosen.
     in_order
         Whether cells keep their order, in place of `plan`.
+    group_by
+        Names of obs columns; the cells of each part are sorted by them, and shuffled within groups.
     seed, block_size
         Seed and block size of the plan.
     memory
@@ -240,6 +243,16 @@ class Job:
         Number of cells to write.
     linked
         Other files to which the inputs refer.
+    n_stored
+        Number of the first inputs that are parts of the store to which cells are appended.
+    merged
+        Numbers of the parts of that store that are replaced.
+    n_replaced
+        Number of cells in these parts, which are among the cells to write.
+    first_part
+        Number of the first part in the store.
+    request
+        Digest of all parameters of the call; empty if nothing is appended.
     """
 
     inputs: tuple[InputFile, ...]
@@ -250,6 +263,7 @@ class Job:
     genes: str = ""
     rows: str = ""
     in_order: bool = False
+    group_by: tuple[str, ...] = ()
     seed: int
     block_size: int
     memory: int
@@ -257,6 +271,11 @@ class Job:
     cells_per_chunk: int
     n_cells: int
     linked: tuple[InputFile, ...] = ()
+    n_stored: int = 0
+    merged: tuple[int, ...] = ()
+    n_replaced: int = 0
+    first_part: int = 0
+    request: str = ""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -343,7 +362,8 @@ class Job:
                     Matrix(**each | {"row_shape": tuple(each["row_shape"])})
                     for each in values["matrices"]
                 )
-                values["frames"] = tuple(values["frames"])
+                for name in ("frames", "group_by", "merged"):
+                    values[name] = tuple(values.get(name, ()))
                 return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = "the record of the job is damaged; remove the output and start over"
@@ -379,6 +399,8 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "elements": lambda names: f"elements {', '.join(names)}",
     "seed": lambda seed: f"seed {seed}",
     "in_order": lambda in_order: "cells in order" if in_order else "cells shuffled",
+    "group_by": lambda names: f"cells grouped by {', '.join(names)}" if names else "no groups",
+    "merged": lambda numbers: f"{len(numbers)} parts of the store merged",
     "join_vars": lambda join_vars: f"join_vars={join_vars!r}",
     "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
     "block_size": lambda block_size: f"a block size of {block_size}",
@@ -487,6 +509,13 @@ def _row_length(collection: Collection, name: str) -> float:
     return total / len(collection)
 
 
+def describe_request(paths: Any, asked: Any, rows: Any, settings: Mapping[str, Any]) -> str:
+    """Return a digest of a call: its files as they are now, and its parameters."""
+    files = [asdict(InputFile.of(each.location)) for each in located(paths)]
+    of_rows = "" if rows is None else digest(rows.tobytes())
+    return digest(json.dumps([files, asked, of_rows, settings]).encode())
+
+
 def digest(content: bytes) -> str:
     """Return a digest of the content of a parameter."""
     return hashlib.sha256(content).hexdigest()
@@ -521,17 +550,19 @@ def os_errors(path: Path) -> Iterator[None]:
 #
 # While it is being written, ``.cellfeed/job.json`` describes the job. A part is written in
 # ``.cellfeed`` and renamed to ``dataset_<number>`` when it is complete, so folders with that name
-# are
-# always complete. At the end, the description moves into the attributes of the group, which mark
-# the
-# store as finished, and ``.cellfeed`` is removed.
+# are always complete. At the end, the description moves into the attributes of the group, which
+# mark the store as finished, and ``.cellfeed`` is removed.
+#
+# Cells that are appended are written in the same way. The parts of the store are those that its
+# attributes list, and these are replaced in one step at the end: until then the store is as before.
 
 _WORK = ".cellfeed"
 _RECORD = "job.json"
 _GENES, _ROWS = "genes.json", "rows.npy"
 _ROOT = "zarr.json"
 _ATTRIBUTES = {"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"}
-_OWN_ATTRIBUTE = "cellfeed"
+_OWN_ATTRIBUTE, _APPENDED = "cellfeed", "cellfeed-appended"
+_NO_MEMBERS = {"kind": "inline", "must_understand": False, "metadata": {}}
 
 
 class OutputFolder:
@@ -548,7 +579,7 @@ class OutputFolder:
         self._work = path / _WORK
 
     def begun(self) -> Job | None:
-        """Return the job that was begun here; None if there is none.
+        """Return the job that was begun here, or else the first that was finished; None if none.
 
         Raises
         ------
@@ -557,19 +588,25 @@ class OutputFolder:
         FormatError
             The job is of another version of cellfeed.
         """
-        if self.is_finished():
-            return Job.from_json(self._root()["attributes"][_OWN_ATTRIBUTE])
         record = self._work / _RECORD
         if record.exists():
             return Job.from_json(record.read_text())
+        if jobs := self.finished():
+            return jobs[0]
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             msg = f"{self.path}: contains something else; give an output that does not exist yet"
             raise ParameterError(msg)
         return None
 
-    def is_finished(self) -> bool:
-        """Whether the store is complete and was checked."""
-        return _OWN_ATTRIBUTE in self._root().get("attributes", {})
+    def finished(self) -> list[Job]:
+        """Return the jobs that are complete and were checked: the first, and those appended."""
+        attributes = self._root().get("attributes", {})
+        if _OWN_ATTRIBUTE not in attributes:
+            return []
+        return [
+            Job.from_json(text)
+            for text in (attributes[_OWN_ATTRIBUTE], *attributes.get(_APPENDED, ()))
+        ]
 
     def begin(self, job: Job, genes: Sequence[str] | None, rows: NDArray[np.int64] | None) -> None:
         """Record the job, with the chosen genes and rows."""
@@ -649,20 +686,71 @@ class OutputFolder:
                     raise
             yield
 
-    def finish(self, job: Job) -> None:
-        """Mark the store as finished, in one step."""
-        with os_errors(self.path / _ROOT), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that zarr does not know .cellfeed
-            if not self._root():
-                zarr.create_group(self.path)
-            zarr.consolidate_metadata(self.path)
+    def numbers(self) -> list[int]:
+        """Return the numbers of the parts of the finished store, ascending."""
+        listed = self._root()["attributes"].get(DATASETS)
+        return self.numbers_on_disk() if listed is None else list(listed)
+
+    def numbers_on_disk(self) -> list[int]:
+        """Return the numbers of all complete parts, ascending."""
+        return sorted(int(each.name[len("dataset_") :]) for each in self.path.glob("dataset_*"))
+
+    def remove_others(self, job: Job) -> None:
+        """Remove parts that are neither of the finished store nor of a job."""
+        kept = {*self.numbers(), *range(job.first_part, job.first_part + job.n_parts)}
+        for number in self.numbers_on_disk():
+            if number not in kept:
+                shutil.rmtree(self.part(number), ignore_errors=True)
+
+    def list_parts(self) -> None:
+        """List the parts of the finished store, so that others are not taken for some of it."""
         root = self._root()
-        root["attributes"] = _ATTRIBUTES | {_OWN_ATTRIBUTE: job.to_json()}
+        root["attributes"][DATASETS] = self.numbers()
         _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
 
-    def remove_work(self) -> None:
+    def finish(self, job: Job) -> None:
+        """Mark the store as finished, or as extended by a job, in one step."""
+        own = range(job.first_part, job.first_part + job.n_parts)
+        if job.n_stored:
+            numbers = [number for number in self.numbers() if number not in job.merged]
+            root = self._root()
+            root["attributes"][DATASETS] = [*numbers, *own]
+            root["attributes"].setdefault(_APPENDED, []).append(job.to_json())
+            root["consolidated_metadata"]["metadata"] = self._members(
+                root["consolidated_metadata"]["metadata"], job
+            )
+        else:
+            with os_errors(self.path / _ROOT), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that zarr does not know .cellfeed
+                if not self._root():
+                    zarr.create_group(self.path)
+                zarr.consolidate_metadata(self.path)
+            root = self._root()
+            root["attributes"] = _ATTRIBUTES | {
+                _OWN_ATTRIBUTE: job.to_json(),
+                DATASETS: [*own],
+            }
+        _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
+
+    def _members(self, before: dict[str, Any], job: Job) -> dict[str, Any]:
+        """Return the consolidated metadata of a store after a job has extended it."""
+        gone = {f"dataset_{number}" for number in job.merged}
+        members = {path: each for path, each in before.items() if path.split("/")[0] not in gone}
+        for number in range(job.first_part, job.first_part + job.n_parts):
+            for file in sorted(self.part(number).rglob(_ROOT)):
+                member = json.loads(file.read_text())
+                if member["node_type"] == "group":
+                    member["consolidated_metadata"] = _NO_MEMBERS
+                members[str(file.parent.relative_to(self.path))] = member
+        return members
+
+    def clean(self) -> None:
         """Remove the files that were needed only while the store was being written."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        record, finished = self._work / _RECORD, self.finished()
+        if not record.exists() or Job.from_json(record.read_text()) in finished:
+            if self._work.exists():
+                self.remove_others(finished[-1])
+            shutil.rmtree(self._work, ignore_errors=True)
 
     def n_bytes(self) -> int:
         """Return the size of all files; those that several arrays share count once."""

@@ -41,14 +41,14 @@ def write_part(
     on_share
         Called from time to time with the share of the work that is done.
     """
-    if folder.part(number).exists():
+    if folder.part(job.first_part + number).exists():
         return
-    part = job.part(number)
-    rows = inputs.rows_of(part.rows)
+    part = inputs.part(job, number)
+    rows = part.rows
     obs = inputs.obs.read(rows).iloc[part.order]
     frames = {name: each.read(rows).iloc[part.order] for name, each in inputs.frames.items()}
     matrices = _read(job, inputs.collection, rows, lambda share: on_share(share / 2))
-    with folder.new_part(number) as place:
+    with folder.new_part(job.first_part + number) as place:
         write_dataset(
             place,
             job,

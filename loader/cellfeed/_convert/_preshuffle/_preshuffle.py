@@ -14,18 +14,20 @@ from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
 from cellfeed._collection import Collection, Genes, JoinVars, row_numbers
+from cellfeed._convert._preshuffle._append import contents_of_store, describe_extension
 from cellfeed._convert._preshuffle._dask import write_parts_on_dask
-from cellfeed._convert._preshuffle._inputs import Inputs, contents_of, open_matrices
+from cellfeed._convert._preshuffle._inputs import Inputs, contents_of, open_matrices, open_parts
 from cellfeed._convert._preshuffle._job import (
     Contents,
     Job,
     Matrix,
     OutputFolder,
     describe_job,
+    describe_request,
     digest,
 )
 from cellfeed._convert._preshuffle._part import peak_memory, token_of, write_part
-from cellfeed._convert._preshuffle._tables import CellTable
+from cellfeed._convert._preshuffle._tables import CellTable, provenance_of
 from cellfeed._decode import expect_numcodecs
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import merge_consecutive
@@ -60,14 +62,16 @@ def check_store(
     sampled = -(-_SAMPLED_CELLS // job.n_parts)
     rng = np.random.default_rng(0)
     source_file, source_row = inputs.obs.provenance
+    provenance = CellTable("obs", inputs.obs.files, inputs.obs.provenance)
     for number in range(job.n_parts):
-        path, expected = folder.part(number), job.part(number)
+        path, expected = folder.part(job.first_part + number), inputs.part(job, number)
         try:
             group: Any = zarr.open_group(path, mode="r")
-            codes = group["obs"][source_file]["codes"][:].astype(np.int64)
-            rows = inputs.obs.starts[codes] + group["obs"][source_row][:]
-            wanted = inputs.rows_of(expected.rows)[expected.order]
-            _require(path, np.array_equal(rows, wanted), "other cells")
+            wanted = provenance.read(expected.rows).iloc[expected.order]
+            found = group["obs"][source_file]["codes"][:], group["obs"][source_row][:]
+            expected_codes = wanted[source_file].cat.codes, wanted[source_row]
+            _require(path, all(map(np.array_equal, found, expected_codes)), "other cells")
+            rows = expected.rows[expected.order]
             written[rows] = True
             chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
             for matrix in job.matrices:
@@ -213,7 +217,7 @@ class Preshuffled:
     provenance: tuple[str, str]
 
 
-def preshuffle(
+def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is extended
     paths: PathLike | Iterable[PathLike],
     out: PathLike,
     *,
@@ -224,10 +228,13 @@ def preshuffle(
     where: str | None = None,
     rows: NDArray[np.integer | np.bool_] | Sequence[int] | None = None,
     in_order: bool = False,
+    group_by: str | Sequence[str] | None = None,
+    append: bool = False,
+    mix: int = 0,
     seed: int = 0,
     block_size: int | None = None,
     memory: int = 4_000_000_000,
-    codec: Literal["delta", "annbatch"] = "delta",
+    codec: Literal["delta", "annbatch"] | None = None,
     cells_per_chunk: int = 64,
     scheduler: str | None = None,
     on_progress: Progress | None = None,
@@ -269,6 +276,22 @@ def preshuffle(
         (n_cells,), in place of ``where``.
     in_order
         Whether to keep the order of the cells. Each part is then a range of them.
+    group_by
+        Names of obs columns. The cells of each part are then sorted by their values (categories in
+        their order, missing values last), and shuffled only within groups, so that
+        `GroupedSampling` over these columns reads few chunks. Other strategies need small blocks
+        there.
+    append
+        Whether to add the cells to the store ``out``, which `preshuffle` has written, as new parts,
+        shuffled among themselves. The elements are those of the store, and so are the genes:
+        ``join_vars`` says whether files may have more ("inner", others are left out) or also fewer
+        ("outer", these are zero). Categories of obs are extended, the old ones first. Until all is
+        written and checked, the store stays as it was.
+    mix
+        With ``append``, the number of parts of the store, chosen at random, that are merged with
+        each new part: their cells and the new ones are shuffled together into parts that replace
+        them. This writes ``1 + mix`` times the new cells, and makes those as well mixed with the
+        others as ``1 + mix`` times smaller blocks would.
     seed
         Seed of the random order.
     block_size
@@ -283,7 +306,8 @@ def preshuffle(
         Encoding of sparse rows. ``"delta"`` stores column indices as differences and counts as
         narrow integers, with filters of numcodecs: half the size, and twice as fast to read
         with cellfeed. zarr, anndata and annbatch also read it, in Python and therefore slower.
-        ``"annbatch"`` stores them as annbatch does, which reads them with compiled codecs.
+        ``"annbatch"`` stores them as annbatch does, which reads them with compiled codecs. The
+        default is ``"delta"``, or that of the store with ``append``.
     cells_per_chunk
         Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
         cells faster to read, and the store larger.
@@ -306,7 +330,7 @@ def preshuffle(
     FormatError
         A file is damaged, or the check of the written store failed.
     MismatchError
-        The files cannot form one collection, or changed during the run.
+        The files cannot form one collection, or do not fit the store, or changed during the run.
     ParameterError
         ``paths`` has something other than paths, ``out`` contains something else or was begun with
         other parameters, a number is out of range, or Dask, its scheduler or its workers are
@@ -332,51 +356,92 @@ def preshuffle(
     paths = _listed(paths)
     _check_apart(Path(out), paths)
     folder = OutputFolder(Path(out).absolute())
-    begun = folder.begun()
-    contents = _contents(paths, elements, element, in_order=in_order)
-    chosen = Genes(join_vars, genes)
-    collection = open_matrices(paths, contents.matrices, chosen, folder.by_row)
-    selected = _selected(collection, where, rows)
-    job = describe_job(
-        collection,
-        contents,
-        rows=selected,
-        block_size=block_size,
-        join_vars=join_vars,
-        genes="" if genes is None else digest("\n".join(map(str, genes)).encode()),
-        in_order=in_order,
-        seed=seed,
-        memory=memory,
-        codec=codec,
-        cells_per_chunk=cells_per_chunk,
-    )
+    begun, finished = folder.begun(), folder.finished()
+    if not append:
+        begun = finished[0] if finished else begun
+        if mix:
+            raise ParameterError("`mix` needs `append`; leave it out, or give append=True")
+    elif not finished:
+        msg = f"{out}: is not a complete store of `cellfeed preshuffle`"
+        raise ParameterError(f"{msg}; write it without `append`")
+    else:
+        begun = None if begun in finished else begun
+        codec = codec or finished[0].codec
+    columns = _group_columns(group_by, in_order=in_order)
+    settings: dict[str, Any] = {
+        "join_vars": join_vars,
+        "block_size": block_size,
+        "in_order": in_order,
+        "group_by": columns,
+        "seed": seed,
+        "memory": memory,
+        "codec": codec or "delta",
+        "cells_per_chunk": cells_per_chunk,
+    }
+    selected: NDArray[np.int64] | None
+    if append:
+        asked = (elements, element, where, None if genes is None else [*genes], mix)
+        of_rows = None if rows is None else np.asarray(rows)
+        request = describe_request(paths, asked, of_rows, settings)
+        if request == finished[-1].request:  # nothing is left to do
+            job, collection, selected = finished[-1], None, None
+        elif genes is not None:
+            raise ParameterError("`genes` and `append` cannot be combined; leave out `genes`")
+        else:
+            contents = contents_of_store(finished[0])
+            if elements is not None or element is not None:
+                contents = _contents(paths, elements, element, in_order=in_order)
+            collection, selected, job = describe_extension(
+                folder,
+                paths,
+                contents,
+                lambda found: _selected(found, where, rows),
+                mix=mix,
+                begun=begun,
+                request=request,
+                **settings,
+            )
+    else:
+        contents = _contents(paths, elements, element, in_order=in_order)
+        collection = open_matrices(paths, contents.matrices, Genes(join_vars, genes), folder.by_row)
+        selected = _selected(collection, where, rows)
+        settings["genes"] = "" if genes is None else digest("\n".join(map(str, genes)).encode())
+        job = describe_job(collection, contents, rows=selected, **settings)
     if begun is not None and (difference := job.difference(begun)):
-        msg = f"{out}: was begun {difference}; repeat the same call, or give another output"
+        remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
+        msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
         raise ParameterError(msg)
     missing = list[int]()
     peak = 0
-    inputs = Inputs.open(job, folder, collection, selected)
-    if not folder.is_finished():
+    if job not in finished:
+        inputs = Inputs.open(job, folder, collection, selected)
         folder.begin(job, genes, selected)
         with folder.held():
             folder.remove_leftovers()
+            if append:
+                folder.list_parts()
+                folder.remove_others(job)
             _rewrite_by_row(inputs, memory, tell)
-            missing = [n for n in range(job.n_parts) if not folder.part(n).exists()]
+            first = job.first_part
+            missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
             peak = _write(folder, job, inputs, missing, scheduler, tell)
             check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
             for file in (*job.inputs, *job.linked):
                 file.check()
             folder.finish(job)
-    folder.remove_work()
+        finished = folder.finished()
+    folder.clean()
+    numbers = folder.numbers()
+    [newest] = open_parts([folder.part(numbers[-1])], ())
     return Preshuffled(
         path=Path(out),
-        n_cells=job.n_cells,
-        n_parts=job.n_parts,
+        n_cells=sum(each.n_cells - each.n_replaced for each in finished),
+        n_parts=len(numbers),
         n_parts_written=len(missing),
         n_bytes=folder.n_bytes(),
         seconds=time.perf_counter() - start,
         peak_memory_bytes=max(peak, peak_memory()),
-        provenance=inputs.obs.provenance,
+        provenance=provenance_of(newest),
     )
 
 
@@ -476,6 +541,16 @@ def _selected(collection: Collection, where: str | None, rows: Any) -> NDArray[n
         what = "has a row twice" if found.size else "is empty"
         raise ParameterError(f"`rows` {what}; give each row once, and at least one")
     return found
+
+
+def _group_columns(group_by: str | Sequence[str] | None, *, in_order: bool) -> tuple[str, ...]:
+    if group_by is None:
+        return ()
+    columns = (group_by,) if isinstance(group_by, str) else tuple(group_by)
+    if in_order or not columns:
+        what = "cannot be combined with `in_order`" if in_order else "is empty"
+        raise ParameterError(f"`group_by` {what}; leave one of them out, or name obs columns")
+    return columns
 
 
 def _listed(paths: Any) -> list[PathLike]:

@@ -1,7 +1,8 @@
 """Tables of the cells of many files, with the same columns and dtypes in every part."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._collection import exact_numbers, join_column
 from cellfeed._convert._preshuffle._job import file_labels
-from cellfeed._errors import FormatError
+from cellfeed._errors import FormatError, MismatchError
 from cellfeed._rows import NumericColumn
 from cellfeed._runs import expand, merge_consecutive, split_at
-from cellfeed._storages import Source
+from cellfeed._storages import AnnDataSource, Source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,8 @@ class CellTable:
 
     Attributes
     ----------
+    files
+        The table of each file.
     starts
         First row of each file in the collection, and the number of rows, int64.
 
@@ -71,9 +74,9 @@ class CellTable:
         self, name: str, files: Sequence[FileTable], chosen: Sequence[str] | None = None
     ) -> None:
         self.starts = np.cumsum([0, *(each.n_rows for each in files)])
-        self._name, self._files = name, files
-        self.taken = tuple(dict.fromkeys(name for each in files for name in each.names))
-        columns = self.taken if chosen is None else tuple(chosen)
+        self._name, self.files = name, files
+        there = tuple(dict.fromkeys(name for each in files for name in each.names))
+        columns = there if chosen is None else tuple(chosen)
         self._names = [tuple(name for name in each.names if name in columns) for each in files]
         no_rows = np.empty(0, np.int64)
         empty = [each.read(names, no_rows) for each, names in zip(files, self._names, strict=True)]
@@ -97,14 +100,8 @@ class CellTable:
         rows
             Ascending rows of the collection, int64, shape (n,).
         """
-        return self._read([(k, own) for k, own in self._pieces(rows)])
-
-    def _pieces(self, rows: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-        """Return the number of each file, and its rows."""
-        return [(k, expand(runs)) for k, runs in split_at(merge_consecutive(rows), self.starts)]
-
-    def _read(self, pieces: list[tuple[int, NDArray[np.int64]]]) -> pd.DataFrame:
-        read = [self._read_file(k, own) for k, own in pieces]
+        pieces = split_at(merge_consecutive(rows), self.starts)
+        read = [self._read_file(k, expand(runs)) for k, runs in pieces]
         return pd.DataFrame(
             {name: _joined([columns[name] for _, columns in read]) for name in self._dtypes},
             index=pd.Index(
@@ -114,7 +111,7 @@ class CellTable:
 
     def _read_file(self, number: int, rows: NDArray[np.int64]) -> "tuple[Any, dict[str, Any]]":
         """Return the names of cells of a file, and all columns."""
-        source, names = self._files[number], self._names[number]
+        source, names = self.files[number], self._names[number]
         table = source.read(names, rows)
         if len(table) != rows.size:
             msg = (
@@ -145,11 +142,20 @@ class ObsTable(CellTable):
         The sources of the collection, and their names.
     chosen
         Names of the columns; all columns if None.
+    n_stored
+        Number of the first sources that are parts of a copy, and have the provenance of their
+        cells.
 
     Attributes
     ----------
     provenance
-        Names of the two columns with the file of each cell, and its row in it.
+        Names of the two columns with the file of each cell, and its row in it. They are the last.
+
+    Raises
+    ------
+    MismatchError
+        A file that is added to parts of a copy has a column with one of these names; otherwise see
+        `CellTable`.
     """
 
     def __init__(
@@ -157,24 +163,63 @@ class ObsTable(CellTable):
         sources: Sequence[Source],
         names: tuple[str, ...],
         chosen: Sequence[str] | None = None,
+        n_stored: int = 0,
     ) -> None:
         files = [
             FileTable(each.location, each.n_rows, tuple(each.obs_names()), each.read_obs_rows)
             for each in sources
         ]
-        super().__init__("obs", files, chosen)
-        self._source = pd.CategoricalDtype(list(file_labels(names)))
-        self.provenance = (_free("source_file", self.taken), _free("source_row", self.taken))
+        taken = {name for each in files for name in each.names}
+        self.provenance = (_free("source_file", taken), _free("source_row", taken))
+        labels = file_labels(names[n_stored:])
+        if n_stored:
+            self.provenance = provenance_of(sources[0])
+            in_store = files[0].read(self.provenance[:1], np.empty(0, np.int64))
+            if set(labels).intersection(in_store[self.provenance[0]].cat.categories):
+                labels = names[n_stored:]
+        own = [
+            _with_provenance(each, label, self.provenance)
+            for each, label in zip(files[n_stored:], labels, strict=True)
+        ]
+        super().__init__(
+            "obs",
+            [*files[:n_stored], *own],
+            None if chosen is None else [*chosen, *self.provenance],
+        )
+        for name in self.provenance:
+            self._dtypes[name] = self._dtypes.pop(name)
 
-    def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return the obs of cells, with their provenance; see `CellTable.read`."""
-        pieces = self._pieces(rows)
-        table = self._read(pieces)
-        source_file, source_row = self.provenance
-        codes = np.repeat([k for k, _ in pieces], [own.size for _, own in pieces])
-        table[source_file] = pd.Categorical.from_codes(codes, dtype=self._source)
-        table[source_row] = np.concatenate([own for _, own in pieces])
-        return table
+
+def provenance_of(part: Source) -> tuple[str, str]:
+    """Return the names of the columns of provenance in a part of a copy: the last of its own."""
+    modalities = part.modalities() if isinstance(part, AnnDataSource) else ()
+    own = [name for name in part.obs_names() if name.partition(":")[0] not in modalities]
+    return own[-2], own[-1]
+
+
+def _with_provenance(file: FileTable, label: str, provenance: tuple[str, str]) -> FileTable:
+    """Return the table of a file with two more columns: its label, and the row of each cell."""
+    taken = set(provenance).intersection(file.names)
+    if taken:
+        msg = f"{file.location}: obs has {', '.join(map(repr, sorted(taken)))}"
+        raise MismatchError(f"{msg}, which in the store say where cells are from; rename them")
+
+    read = partial(_read_with_provenance, file, label, provenance)
+    return replace(file, names=(*file.names, *provenance), read=read)
+
+
+def _read_with_provenance(
+    file: FileTable,
+    label: str,
+    provenance: tuple[str, str],
+    columns: Sequence[str],
+    rows: NDArray[np.int64],
+) -> pd.DataFrame:
+    table = file.read([name for name in columns if name not in provenance], rows)
+    of_file = pd.Categorical.from_codes(
+        np.zeros(rows.size, np.int8), dtype=pd.CategoricalDtype([label])
+    )
+    return table.assign(**dict(zip(provenance, (of_file, rows), strict=True)))
 
 
 def _common_dtype(
@@ -202,7 +247,7 @@ def _joined(parts: "Sequence[pd.Series[Any]]") -> Any:
     return parts[0].array if len(parts) == 1 else pd.concat(parts, ignore_index=True).array
 
 
-def _free(name: str, taken: Sequence[str]) -> str:
+def _free(name: str, taken: Collection[str]) -> str:
     number, free = 1, name
     while free in taken:
         number += 1

@@ -233,6 +233,10 @@ class AnnDataFile(OpenedPerProcess):
             See `ChunkedArray`.
         """
 
+    def are_same(self, name: str, other: str) -> bool:  # noqa: ARG002 - unless it is known to be
+        """Return whether two arrays are one, by links; False if it is unknown."""
+        return False
+
     @abstractmethod
     def table_cache(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings."""

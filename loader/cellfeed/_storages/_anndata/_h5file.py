@@ -76,6 +76,10 @@ class H5File(AnnDataFile):
             self._examined.add(name)
         return found
 
+    def are_same(self, name: str, other: str) -> bool:
+        """Return whether two arrays are one object of HDF5."""
+        return bool(self.stored(name) == self.stored(other))
+
     @abstractmethod
     def _examine(self, found: Any, name: str) -> None:
         """Watch the other files that an array or group lies in or takes its values from.

@@ -197,6 +197,17 @@ class StoredCsr(StoredMatrix):
                 reason = f"its column indices are {indices.dtype}"
                 self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
         self._row_pointer: NDArray[np.int64] | None = None
+        self._twin: StoredCsr | None = None
+
+    def share_indices(self, other: StoredCsr) -> None:
+        """Use column indices and row pointers of another element, if links make them the same.
+
+        Then a fetch of both decodes them once.
+        """
+        if self.shape == other.shape and all(
+            map(self._file.are_same, self._array_names[:2], other._array_names[:2])
+        ):
+            self._twin = other
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_row_pointer": None}
@@ -255,6 +266,8 @@ class StoredCsr(StoredMatrix):
             raise FormatError(msg)
 
     def _chunked(self, name: str) -> ChunkedArray | None:
+        if self._twin is not None and name != "data":
+            return self._twin._chunked(name)  # noqa: SLF001 - of the same class
         return self._chunked_array(f"{self._element}/{name}")
 
     def _is_zero_where_lost(self, name: str) -> bool:
@@ -281,6 +294,8 @@ class StoredCsr(StoredMatrix):
         return integers
 
     def _pointer(self) -> NDArray[np.int64]:
+        if self._twin is not None:
+            return self._twin._pointer()  # noqa: SLF001 - of the same class
         if self._row_pointer is None:
             tables = self._file.table_cache(f"{self._element}/indptr").get(
                 f"row pointer of {self.shape[0]} rows to {self._n_elements}",

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,9 @@ def _open_source(
                 raise FormatError(f"{msg}; read `{within}`, not `{element}`")
             else:
                 opened[element] = _open_element(file, element, by_gene=by_gene)
+    sparse = [each for each in opened.values() if isinstance(each, StoredCsr)]
+    for each, before in combinations(reversed(sparse), 2):
+        each.share_indices(before)
     return MuDataSource(file, opened) if has_modalities else AnnDataSource(file, opened)
 
 

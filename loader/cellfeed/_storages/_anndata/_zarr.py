@@ -39,6 +39,7 @@ from cellfeed._storages._source import WatchedFiles
 _NODE_METADATA = ("zarr.json", ".zgroup", ".zarray")
 COLLECTION = "annbatch-preshuffled"
 _DATASET = re.compile(r"dataset_(\d+)")
+DATASETS = "cellfeed-datasets"  # the numbers of the datasets of a store that was added to
 _UNFINISHED = ".cellfeed"  # what `cellfeed preshuffle` has in its output while it writes
 
 
@@ -137,26 +138,30 @@ def anndata_groups(location: Location) -> list[Location]:
     with damage_named(location, "obs"):
         if "obs" in root and "var" in root:
             return [location]
-        if path is not None and (path / _UNFINISHED).is_dir():
-            msg = f"{location}: is unfinished; run the same `cellfeed preshuffle` again"
-            raise FormatError(msg)
         if root.attrs.get("encoding-type") != COLLECTION:
+            if path is not None and (path / _UNFINISHED).is_dir():
+                msg = f"{location}: is unfinished; run the same `cellfeed preshuffle` again"
+                raise FormatError(msg)
             other = None if path is None else other_format_of(root)
             msg = other or (
                 "a zarr group, but neither AnnData (it has no `obs` or no `var`) nor a shuffled "
                 "collection; give a store that anndata, annbatch or `cellfeed preshuffle` wrote"
             )
             raise FormatError(f"{location}: is {msg}")
+        listed = root.attrs.get(DATASETS)
         if path is None:
-            numbers = list[int]()
-            while f"dataset_{len(numbers)}" in root:
+            numbers = list[int](listed or ())
+            while listed is None and f"dataset_{len(numbers)}" in root:
                 numbers.append(len(numbers))
         else:
             matches = [_DATASET.fullmatch(entry.name) for entry in path.iterdir() if is_zarr(entry)]
             numbers = sorted(int(match[1]) for match in matches if match)
-    if not numbers or numbers != list(range(len(numbers))):
+            if listed is not None:  # the others belong to an append that was stopped
+                numbers = [number for number in numbers if number in set(listed)]
+    if not numbers or numbers != (list(range(len(numbers))) if listed is None else listed):
         found = ", ".join(map(str, numbers)) or "none"
-        msg = f"{location}: expected datasets numbered from 0, but found: {found}"
+        wanted = "datasets numbered from 0" if listed is None else f"{len(listed)} datasets"
+        msg = f"{location}: expected {wanted}, but found: {found}"
         remedy = "upload" if path is None else "copy or download"
         raise FormatError(f"{msg}; {remedy} the store again")
     return [location / f"dataset_{number}" for number in numbers]
@@ -258,6 +263,7 @@ class ZarrStore(AnnDataFile):
 
 _METADATA = {2: ".zarray", 3: "zarr.json"}
 _NO_CHUNKS = {"zarr.json", ".zarray", ".zattrs"}
+_MOST_COMPARED = 1_000  # files of an array, of which there are many only without shards
 
 
 class LocalZarrStore(ZarrStore):
@@ -316,6 +322,21 @@ class LocalZarrStore(ZarrStore):
     def check_unchanged(self) -> None:
         """Check that the metadata has not changed; shards are checked when they are read."""
         self._metadata.check()
+
+    def are_same(self, name: str, other: str) -> bool:
+        """Return whether two arrays are the same files, by hard links."""
+        layout = self._layouts.get(name)
+        if not isinstance(layout, decode.ZarrLayout) or layout != self._layouts.get(other):
+            return False
+        if math.prod(layout.file_grid) > _MOST_COMPARED:
+            return False
+        return self._inodes(name) == self._inodes(other)
+
+    def _inodes(self, name: str) -> dict[Path, tuple[int, int]]:
+        """Return the device and inode of each chunk or shard."""
+        found = ((file, file.stat()) for file in self._chunk_files(name))
+        folder = self._absolute / name
+        return {file.relative_to(folder): (of.st_dev, of.st_ino) for file, of in found}
 
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are missing."""
