@@ -344,9 +344,8 @@ class ParquetLists(_RowGroupElement):
         pyarrow also names what is wrong.
         """
         groups, memory = self._groups, self._memory
-        if (groups.lists[group] < 0).any():
-            return None
-        stored = self._files.column_bytes(groups, group, memory)
+        is_known = (groups.lists[group] >= 0).all()
+        stored = self._files.column_bytes(groups, group, memory) if is_known else None
         if stored is None:
             return None
         n_rows = int(groups.starts[group + 1] - groups.starts[group])
@@ -356,8 +355,8 @@ class ParquetLists(_RowGroupElement):
         )
         if of_genes is None or of_values is None:
             return None
-        lengths = of_genes.lengths
-        if not np.array_equal(lengths, of_values.lengths):
+        lengths, others = of_genes.lengths, of_values.lengths
+        if not np.array_equal(lengths, others):
             return None
         columns = of_genes.values(np.dtype(np.int32), self._numbers.columns)
         values = of_values.values(self.dtype)

@@ -242,7 +242,9 @@ def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
-def snappy(source: int, size: int, target: int, expected: int, wanted: int) -> int:
+def snappy(  # noqa: PLR0912 - one for each tag
+    source: int, size: int, target: int, expected: int, wanted: int
+) -> int:
     """Decompress Snappy; return the bytes written, -1 if damaged, -2 if it is of another size.
 
     It stops once ``wanted`` bytes are written. Format:

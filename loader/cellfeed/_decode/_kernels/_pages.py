@@ -46,7 +46,7 @@ def _varint(data: _Bytes, i: int, stop: int) -> Any:
 
 
 @compiled("int64(uint8[::1], int64, int64[::1])", inner=True)
-def _read_header(data: _Bytes, i: int, header: Ints) -> int:
+def _read_header(data: _Bytes, i: int, header: Ints) -> int:  # noqa: PLR0912 - one for each type
     """Read a header; return where it ends.
 
     Integers of the struct are written to ``header``, those of the struct of its kind after them.
@@ -71,7 +71,7 @@ def _read_header(data: _Bytes, i: int, header: Ints) -> int:
             if i < 0:
                 return -1
         last[depth] = field
-        if of_type == _TRUE or of_type == _FALSE:
+        if of_type in (_TRUE, _FALSE):
             value = np.int64(of_type == _TRUE)
         elif of_type == _BYTE:
             i += 1
@@ -107,7 +107,9 @@ def _read_header(data: _Bytes, i: int, header: Ints) -> int:
 
 
 @compiled("int64(int64, int64, int64, int64, int64[:,::1])")
-def find_pages(source: int, n_bytes: int, n_entries: int, most_bytes: int, pages: Ints) -> int:
+def find_pages(  # noqa: PLR0912 - one for each kind
+    source: int, n_bytes: int, n_entries: int, most_bytes: int, pages: Ints
+) -> int:
     """Find the pages of a column in a row group.
 
     Parameters
@@ -146,7 +148,7 @@ def find_pages(source: int, n_bytes: int, n_entries: int, most_bytes: int, pages
         elif kind == fields.DICTIONARY_PAGE:
             own = header[2 * _N_FIELDS :]
             n_rows, encoding = own[1], own[2]
-            if n_rows < 0 or (encoding != _PLAIN and encoding != _PLAIN_DICTIONARY):
+            if n_rows < 0 or (encoding not in (_PLAIN, _PLAIN_DICTIONARY)):
                 return -1
         elif kind == fields.DATA_2_PAGE:
             own = header[3 * _N_FIELDS :]
@@ -161,12 +163,8 @@ def find_pages(source: int, n_bytes: int, n_entries: int, most_bytes: int, pages
             return -1
         if entries < 0 or entries > n_entries - seen:
             return -1
-        is_indexed = encoding == _RLE_DICTIONARY or encoding == _PLAIN_DICTIONARY
-        if (
-            (kind == fields.DATA_PAGE or kind == fields.DATA_2_PAGE)
-            and not is_indexed
-            and encoding != _PLAIN
-        ):
+        is_indexed = encoding in (_RLE_DICTIONARY, _PLAIN_DICTIONARY)
+        if kind in (fields.DATA_PAGE, fields.DATA_2_PAGE) and not is_indexed and encoding != _PLAIN:
             return -1
         if kind != fields.INDEX_PAGE:
             if n < len(pages):
@@ -265,7 +263,7 @@ def _definitions(data: _Bytes, i: int, stop: int, n: int, most: int, levels: _By
 
 
 @compiled(
-    "int64(int64[::1], int64, int64, uint8[::1], boolean, int64[::1], int64, int64[:,::1],"
+    "int64(int64[::1], int64, int64, uint8[::1], int64, int64[::1], int64, int64[:,::1],"
     " int64, int64[::1], int64[:,::1])",
     inner=True,
 )
@@ -274,7 +272,7 @@ def _find_ranges(
     n_starts: int,
     n: int,
     levels: _Bytes,
-    are_values: bool,
+    are_values: int,
     column: Ints,
     row: int,
     runs: Ints,
@@ -289,7 +287,7 @@ def _find_ranges(
     starts, n_starts, n
         Entries that begin a row, their number, and the number of all entries.
     levels, are_values
-        Definition levels of entries; whether all are values, so that there are no levels.
+        Definition levels of entries; 1 if all are values, so that there are no levels, else 0.
     column
         The description of the column.
     row
@@ -406,7 +404,7 @@ def _unpack(
     ),
     inner=True,
 )
-def _take_indexed(  # noqa: PLR0911 - each is a check
+def _take_indexed(  # noqa: PLR0912 - each is a check
     data: _Bytes,
     i: int,
     stop: int,
@@ -543,7 +541,7 @@ _HEAD_BYTES = 4096  # mostly contain the levels of a page
     ),
     inner=True,
 )
-def _read_lists(  # noqa: PLR0911, PLR0912, PLR0915 - one loop over pages
+def _read_lists(  # noqa: PLR0912 - one loop over pages
     data: _Bytes,
     pages: Ints,
     column: Ints,
@@ -639,7 +637,7 @@ def _read_lists(  # noqa: PLR0911, PLR0912, PLR0915 - one loop over pages
         if n and row == 0 and (n_starts == 0 or starts[0] > 0):
             return -1  # the first value of all belongs to no row
         n_ranges = _find_ranges(
-            starts, n_starts, n, levels, are_values == 1, column, row, runs, first_run,
+            starts, n_starts, n, levels, are_values, column, row, runs, first_run,
             lengths, ranges,
         )  # fmt: skip
         if n_ranges < 0:
@@ -716,8 +714,8 @@ def read_lists(
     Parameters
     ----------
     source, n_bytes, pages
-        Address and number of the bytes of the column in the row group, and the pages that `find_pages` has found. Pages
-        with values of wanted rows are marked for the second call.
+        Address and number of the bytes of the column in the row group, and the pages that
+        `find_pages` has found. Pages with values of wanted rows are marked for the second call.
     column
         The description of the column.
     runs
