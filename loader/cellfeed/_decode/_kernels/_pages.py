@@ -233,7 +233,7 @@ def _row_starts(data: _Bytes, i: int, stop: int, n: int, starts: Ints) -> int:
 
 @compiled("int64(uint8[::1], int64, int64, int64, int64, uint8[::1])", inner=True)
 def _definitions(data: _Bytes, i: int, stop: int, n: int, most: int, levels: _Bytes) -> int:
-    """Write the definition level of each entry, unless all are ``most``; return whether they are."""
+    """Write the definition level of each entry, unless all are ``most``: then return 1."""
     head, at = _varint(data, i, stop)
     if at >= 0 and head & 1 == 0 and head >> 1 >= n and at == stop - 1 and data[at] == most:
         return 1
@@ -556,9 +556,15 @@ def _read_lists(  # noqa: PLR0912 - one loop over pages
     """Do what `read_lists` does; ``states`` are addresses for the functions of codecs."""
     row = first_run = o = 0
     last_row, places = runs[-1, 1] - 1, out.size > 0
-    largest = 0
+    largest = n_stated = n_unstated = 0
     for p in range(len(pages)):
         largest = max(largest, pages[p, fields.N_ENTRIES])
+        if pages[p, fields.KIND] == fields.DATA_2_PAGE:
+            n_stated += pages[p, fields.N_PAGE_ROWS]
+        elif pages[p, fields.KIND] == fields.DATA_PAGE:
+            n_unstated += 1
+    if n_unstated == 0 and n_stated != column[fields.N_ROWS]:
+        return -1  # pages that are passed over would move all rows
     starts, levels = np.empty(largest, np.int64), np.empty(largest, np.uint8)
     ranges = np.empty((len(runs), 2), np.int64)
     dictionary = np.empty(0, out.dtype)
