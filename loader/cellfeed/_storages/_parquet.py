@@ -46,7 +46,7 @@ from cellfeed._storages._registry import Storage, import_arrow, to_frame
 from cellfeed._storages._source import Source, StoredElement
 from cellfeed.machine import threads_per_process
 
-# Threads of this process that decode row groups. pyarrow does not hold the GIL meanwhile.
+# Threads of this process that decode row groups. They do not hold the GIL meanwhile.
 
 
 @cache
@@ -98,7 +98,7 @@ def _cancel(parts: Sequence[Future[Any]]) -> None:
 
 # Row groups of this process that were decoded in part.
 #
-# A row group can only be decoded from its beginning. If a fetch ends within one, the next fetch
+# pyarrow can decode a row group only from its beginning. If a fetch ends within one, the next fetch
 # goes on where that one stopped.
 
 _Batches = Iterator[tuple[int, Any]]
@@ -575,9 +575,9 @@ class ParquetSource(Source):
 
     The genes of a cell are in two lists, gene numbers and values, as in Tahoe-100M and in the
     training data of scGPT; or each gene has a column. All other columns of numbers and text are obs
-    columns. `open_collection` takes the path if the layout is recognised. pyarrow
-    (``pip install 'cellfeed[parquet]'``) decodes the needed columns of row groups, in several
-    threads.
+    columns. `open_collection` takes the path if the layout is recognised. The needed columns of row
+    groups are decoded in several threads: lists in usual encodings by cellfeed, others by pyarrow
+    (``pip install 'cellfeed[parquet]'``), which also reads footers.
 
     Parameters
     ----------

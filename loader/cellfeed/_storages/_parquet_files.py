@@ -1,7 +1,8 @@
 """Parquet files: which ones a path or URL stands for, their row groups, and rows of these.
 
-pyarrow decodes row groups. It reads local files itself; of those on servers, the byte ranges of the
-wanted columns are requested as for any other format.
+cellfeed decodes the pages of lists that it knows, from the bytes of their columns; pyarrow decodes
+other row groups, and reads local files itself. Of files on servers, the byte ranges of the wanted
+columns are requested as for any other format.
 """
 
 from __future__ import annotations
