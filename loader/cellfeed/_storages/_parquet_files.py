@@ -437,7 +437,7 @@ class ParquetFiles:
                 opened.seek(offset)
                 n = 0
                 while n < size:
-                    n_read = opened.readinto(own[n:])
+                    n_read = opened.readinto(own[n:].data)
                     if not n_read:
                         return None
                     n += n_read

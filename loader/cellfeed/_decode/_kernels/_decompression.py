@@ -252,6 +252,7 @@ def snappy(  # noqa: PLR0912 - one for each tag
     """
     ins = carray(pointer(source), (size,), np.uint8)
     out = carray(pointer(target), (expected,), np.uint8)
+    n: Any
     i = o = stated = shift = np.int64(0)
     while True:
         if i >= size or shift > 28:

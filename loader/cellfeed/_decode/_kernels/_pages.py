@@ -129,7 +129,9 @@ def find_pages(  # noqa: PLR0912 - one for each kind
     """
     data = carray(pointer(source), (n_bytes,), np.uint8)
     header = np.empty(_N_HEADER, np.int64)
-    at = seen = total = n = 0
+    at: Any = 0
+    seen: Any = 0
+    total = n = 0
     while seen < n_entries:
         at = _read_header(data, at, header)
         if at < 0:
@@ -349,6 +351,7 @@ _WORDS = "uint32", "uint64"
 @compiled("int64(int64, int64, int32[::1])", inner=True)
 def _number_at(address: int, itemsize: int, numbers: NDArray[np.int32]) -> int:
     """Return the integer at an address, or the column it stands for, if there are numbers."""
+    value: Any
     if itemsize == 4:
         value = np.int64(carray(pointer(address), (1,), np.int32)[0])
     else:
@@ -406,19 +409,19 @@ def _unpack(
 )
 def _take_indexed(  # noqa: PLR0912 - each is a check
     data: _Bytes,
-    i: int,
+    i: Any,
     stop: int,
     n: int,
     ranges: Ints,
     n_ranges: int,
     dictionary: NDArray[Any],
     out: NDArray[Any],
-    o: int,
+    o: Any,
 ) -> int:
     """Write ranges of values that are given as indices; return where the next value goes."""
     if i >= stop or data[i] > 32:
         return -1
-    width, k, r = np.int64(data[i]), 0, 0
+    width, k, r = np.int64(data[i]), np.int64(0), 0
     i += 1
     while r < n_ranges:
         if k >= n:
@@ -509,7 +512,7 @@ def _is_as_written(data: _Bytes, page: Ints, functions: Ints) -> bool:
     if functions[codecs.CRC32] == 0:
         return False
     arguments = (0, np.int64(data.ctypes.data) + page[fields.BEGIN], page[fields.STORED])
-    return (call(functions[codecs.CRC32], arguments) & 0xFFFFFFFF) == page[fields.CHECKSUM]
+    return bool(call(functions[codecs.CRC32], arguments) & 0xFFFFFFFF == page[fields.CHECKSUM])
 
 
 @compiled("Tuple((int64, int64, int64))(uint8[::1], int64)", inner=True)
