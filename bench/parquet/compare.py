@@ -91,7 +91,7 @@ for k, minibatch in enumerate(loader):
 wall = time.perf_counter() - start
 print(json.dumps({"cells/s": n / wall,
                   "cells per second of processor time": n / (time.process_time() - used),
-                  "bytes read a cell": (n_read() - begin) / n}), flush=True)
+                  "bytes read a cell": (n_read() - begin) / max(1, n)}), flush=True)
 os._exit(0)  # threads of `datasets` that stream would abort
 """
 

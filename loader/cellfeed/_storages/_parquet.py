@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location, StorageOptions, digest_of
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._remote import open_object
-from cellfeed._decode import SlowRead
+from cellfeed._decode import Lists, SlowRead, kernels
 from cellfeed._errors import (
     ColumnError,
     FormatError,
@@ -46,7 +46,7 @@ from cellfeed._storages._registry import Storage, import_arrow, to_frame
 from cellfeed._storages._source import Source, StoredElement
 from cellfeed.machine import threads_per_process
 
-# Threads of this process that decode row groups. pyarrow does not hold the GIL meanwhile.
+# Threads of this process that decode row groups. They do not hold the GIL meanwhile.
 
 
 @cache
@@ -98,7 +98,7 @@ def _cancel(parts: Sequence[Future[Any]]) -> None:
 
 # Row groups of this process that were decoded in part.
 #
-# A row group can only be decoded from its beginning. If a fetch ends within one, the next fetch
+# pyarrow can decode a row group only from its beginning. If a fetch ends within one, the next fetch
 # goes on where that one stopped.
 
 _Batches = Iterator[tuple[int, Any]]
@@ -249,6 +249,26 @@ class _GeneNumbers:
         return columns
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Decoded rows.
+
+    Parameters
+    ----------
+    lengths
+        Number of elements of each row, int64, shape (n_rows,).
+    columns, values
+        Columns and values, with others between those of rows.
+    pieces
+        Start and number of elements of each piece of them that belongs to rows, int64, shape (n,).
+    """
+
+    lengths: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    values: NDArray[Any]
+    pieces: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
 class ParquetLists(_RowGroupElement):
     """Sparse rows: in each, a list of genes and a list of values.
 
@@ -286,19 +306,72 @@ class ParquetLists(_RowGroupElement):
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return rows; wait for expected ones, and decode others."""
-        parts = [each for part in self._taken(runs) for each in part]
-        indptr = np.cumsum(np.concatenate([[0], *(lengths for lengths, _, _ in parts)]))
-        columns = self._concatenated([each for _, each, _ in parts], np.dtype(np.int32))
-        values = self._concatenated([each for _, _, each in parts], self.dtype)
+        parts: list[_Rows] = [each for part in self._taken(runs) for each in part]
+        indptr = np.cumsum(np.concatenate([[0], *(each.lengths for each in parts)]))
+        columns = self._joined([(each.columns, each) for each in parts], np.dtype(np.int32))
+        values = self._joined([(each.values, each) for each in parts], self.dtype)
         return CsrRows(indptr.astype(np.int64), columns, values, self.shape[1])
 
-    def _concatenated(self, parts: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return arrays in memory that is used again, since new memory costs more than copying."""
-        n = sum(each.size for each in parts)
-        out = self._memory.acquire(n * dtype.itemsize).array(dtype, n)
-        return np.concatenate(parts, out=out) if parts else out
+    def _joined(
+        self, parts: list[tuple[NDArray[Any], _Rows]], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        """Return elements of rows in memory that is used again.
 
-    def _rows_of(self, batch: Any, runs: Runs, group: int) -> tuple[NDArray[Any], ...]:
+        New memory costs more than copying.
+        """
+        pieces = [(each.astype(dtype, copy=False), *rows.pieces) for each, rows in parts]
+        counts = np.concatenate([np.empty(0, np.int64), *(each[2] for each in pieces)])
+        ends = np.cumsum(counts)
+        out = self._memory.acquire(int(counts.sum()) * dtype.itemsize).array(
+            dtype, int(counts.sum())
+        )
+        sources = [each.ctypes.data + starts * dtype.itemsize for each, starts, _ in pieces]
+        kernels.copy_all(
+            np.concatenate([np.empty(0, np.int64), *sources]),
+            out.ctypes.data + (ends - counts) * dtype.itemsize,
+            counts * dtype.itemsize,
+        )
+        return out
+
+    def _decode(self, group: int, runs: Runs) -> list[Any]:
+        """Return rows of a row group."""
+        found = self._decoded_here(group, runs)
+        return super()._decode(group, runs) if found is None else [found]
+
+    def _decoded_here(self, group: int, runs: Runs) -> _Rows | None:
+        """Return rows of a row group that cellfeed decodes; None if only pyarrow can.
+
+        pyarrow also names what is wrong.
+        """
+        groups, memory = self._groups, self._memory
+        is_known = (groups.lists[group] >= 0).all()
+        stored = self._files.column_bytes(groups, group, memory) if is_known else None
+        if stored is None:
+            return None
+        n_rows = int(groups.starts[group + 1] - groups.starts[group])
+        of_genes, of_values = (
+            Lists.find(each, numbers, n_rows, runs, memory)
+            for each, numbers in zip(stored, groups.lists[group], strict=True)
+        )
+        if of_genes is None or of_values is None:
+            return None
+        lengths, others = of_genes.lengths, of_values.lengths
+        if not np.array_equal(lengths, others):
+            return None
+        columns = of_genes.values(np.dtype(np.int32), self._numbers.columns)
+        values = of_values.values(self.dtype)
+        if columns is None or values is None:
+            return None
+        starts, stops = np.cumsum(lengths) - lengths, np.cumsum(lengths)
+        n_skipped = self._markers(columns, values, starts, stops, group)
+        skipped = columns[expand(np.stack([starts, starts + n_skipped], axis=1))]
+        if np.count_nonzero(columns < 0) > np.count_nonzero(skipped < 0):
+            return None  # a gene is unknown
+        lengths = lengths - n_skipped
+        pieces = (starts + n_skipped, lengths) if skipped.size else _whole(lengths)
+        return _Rows(lengths, columns, values, pieces)
+
+    def _rows_of(self, batch: Any, runs: Runs, group: int) -> _Rows:
         lengths, numbers = self._lists(batch, 0, group)
         lengths_of_values, values = self._lists(batch, 1, group)
         if not np.array_equal(lengths, lengths_of_values):
@@ -315,11 +388,11 @@ class ParquetLists(_RowGroupElement):
         else:
             ends = np.cumsum(runs[:, 1] - runs[:, 0])
             spans = np.stack([starts[ends - (runs[:, 1] - runs[:, 0])], stops[ends - 1]], axis=1)
-        own = _joined(columns, spans)
+        own = _cut(columns, spans)
         if own.size and own.min() < 0:
-            element = int((own < 0).argmax())
-            raise self._unknown(_joined(numbers, spans)[element], group)
-        return stops - starts - n_skipped, own, _joined(values, spans)
+            raise self._unknown(_cut(numbers, spans)[int((own < 0).argmax())], group)
+        lengths = stops - starts - n_skipped
+        return _Rows(lengths, own, _cut(values, spans), _whole(lengths))
 
     def _lists(self, batch: Any, column: int, group: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the lengths of the lists of a column, and all their values."""
@@ -370,9 +443,14 @@ class ParquetLists(_RowGroupElement):
         return self._wrong(group, f"{msg}; {remedy}")
 
 
-def _joined(values: NDArray[Any], spans: NDArray[np.int64]) -> NDArray[Any]:
+def _cut(values: NDArray[Any], spans: NDArray[np.int64]) -> NDArray[Any]:
     """Return spans of values, one after the other."""
     return np.concatenate([values[:0], *(values[start:stop] for start, stop in spans.tolist())])
+
+
+def _whole(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all elements of rows as one piece."""
+    return np.zeros(1, np.int64), np.array([lengths.sum()])
 
 
 class ParquetColumns(_RowGroupElement):
@@ -497,9 +575,9 @@ class ParquetSource(Source):
 
     The genes of a cell are in two lists, gene numbers and values, as in Tahoe-100M and in the
     training data of scGPT; or each gene has a column. All other columns of numbers and text are obs
-    columns. `open_collection` takes the path if the layout is recognised. pyarrow
-    (``pip install 'cellfeed[parquet]'``) decodes the needed columns of row groups, in several
-    threads.
+    columns. `open_collection` takes the path if the layout is recognised. The needed columns of row
+    groups are decoded in several threads: lists in usual encodings by cellfeed, others by pyarrow
+    (``pip install 'cellfeed[parquet]'``), which also reads footers.
 
     Parameters
     ----------
@@ -601,7 +679,7 @@ class ParquetSource(Source):
         lists = self._lists(genes, values)
         self._genes = tuple(self._gene_columns(gene_columns) if lists is None else lists)
         if lists is None:
-            groups = files.row_groups(self._genes, as_one_range=True)
+            groups = files.row_groups(self._genes)
             kinds = [files.schema.field(name).type.to_pandas_dtype() for name in self._genes]
             dtype = np.result_type(*kinds)
             self.elements = {"X": ParquetColumns(files, groups, self._genes, dtype)}
@@ -617,11 +695,11 @@ class ParquetSource(Source):
         n_vars: int | None,
         n_markers: int | None,
     ) -> ParquetLists:
-        groups, names = self._files.row_groups(lists), None
-        dtypes = [self._dtype_of_list(name) for name in lists]
+        dtypes, names = [self._dtype_of_list(name) for name in lists], None
         if dtypes[0].kind not in "iu":
             msg = f"{self._where}: column {lists[0]!r} has {dtypes[0]}, which are no gene numbers"
             raise FormatError(f"{msg}; give another column as `genes=`")
+        groups = self._files.row_groups(lists, dtypes)
         if self._var is not None:
             n_vars, names = len(self._var), self._var.index.to_numpy(object)
         elif n_vars is None:

@@ -1,7 +1,8 @@
 """Parquet files: which ones a path or URL stands for, their row groups, and rows of these.
 
-pyarrow decodes row groups. It reads local files itself; of those on servers, the byte ranges of the
-wanted columns are requested as for any other format.
+cellfeed decodes the pages of lists that it knows, from the bytes of their columns; pyarrow decodes
+other row groups, and reads local files itself. Of files on servers, the byte ranges of the wanted
+columns are requested as for any other format.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, identity, replaced, threads_until_left
+from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._location import removed
 from cellfeed._bytes._remote import RemoteObjects, Version, expand_url, open_object
+from cellfeed._decode import LIST_NUMBERS, list_numbers
 from cellfeed._errors import ColumnError, FormatError, PathError, RemoteError
 from cellfeed._storages._registry import failures_named, first_line, import_arrow, suffixes
 
@@ -175,6 +178,9 @@ class RowGroups:
         Largest value in the first wanted column; None if a footer does not say it.
     codec
         Compression of the first wanted column.
+    lists
+        What `list_numbers` says of the wanted columns, if these are lists, int64, shape (n_groups,
+        n_ranges, LIST_NUMBERS).
     """
 
     files: NDArray[np.int64]
@@ -185,6 +191,7 @@ class RowGroups:
     n_values: NDArray[np.int64]
     largest: int | None
     codec: str
+    lists: NDArray[np.int64]
 
 
 class ParquetFiles:
@@ -300,15 +307,18 @@ class ParquetFiles:
         with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
             yield from threads.map(read, numbers)
 
-    def row_groups(self, columns: Sequence[str], *, as_one_range: bool = False) -> RowGroups:
+    def row_groups(
+        self, columns: Sequence[str], dtypes: Sequence[np.dtype[Any]] | None = None
+    ) -> RowGroups:
         """Read all footers; return the row groups with the places of some columns.
 
         Parameters
         ----------
         columns
             Names of columns.
-        as_one_range
-            Whether columns are read together, with what is between them.
+        dtypes
+            If they are lists, the dtypes of their values; otherwise all columns are read together,
+            with what is between them.
 
         Raises
         ------
@@ -319,9 +329,12 @@ class ParquetFiles:
 
         def read(file: int) -> tuple[list[tuple[list[int], ...]], list[int | None], str]:
             footer = self.footer(file)
+            schema = footer.schema.to_arrow_schema()
             if file:
-                self._check_columns(file, footer.schema.to_arrow_schema(), wanted)
+                self._check_columns(file, schema, wanted)
+            fields = [schema.field(name) for name in columns]
             leaves = _leaves(footer, columns)
+            own = [footer.schema.column(leaf) for leaf in leaves]
             groups, largest, codec = list[tuple[list[int], ...]](), list[int | None](), ""
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
@@ -329,10 +342,14 @@ class ParquetFiles:
                 offsets = [_first_byte(each) for each in chunks]
                 sizes = [each.total_compressed_size for each in chunks]
                 n_values = sum(each.num_values for each in chunks)
-                if as_one_range:
+                lists = list[int]()
+                if dtypes is None:
                     stop = max(map(sum, zip(offsets, sizes, strict=True)))
                     offsets, sizes = [min(offsets)], [stop - min(offsets)]
-                groups.append(([file, number, group.num_rows, n_values], offsets, sizes))
+                else:
+                    for described in zip(chunks, own, fields, dtypes, strict=True):
+                        lists += list_numbers(*described)
+                groups.append(([file, number, group.num_rows, n_values], offsets, sizes, lists))
                 statistics = chunks[0].statistics
                 has_largest = statistics is not None and statistics.has_min_max
                 largest.append(statistics.max if has_largest else None)
@@ -363,6 +380,9 @@ class ParquetFiles:
             n_values=table[:, 3].copy(),
             largest=None if None in known else max(filter(None, known), default=0),
             codec=next(filter(None, codecs), "unknown").replace("uncompressed", "none"),
+            lists=np.array([groups[k][3] for k in groups_with_rows], np.int64).reshape(
+                len(table), -1 if len(table) else 0, LIST_NUMBERS
+            ),
         )
 
     def _check_columns(self, file: int, schema: Any, wanted: Sequence[Any]) -> None:
@@ -389,6 +409,40 @@ class ParquetFiles:
                 with suppress(OSError), open(self.locations[file], "rb") as opened:  # noqa: PTH123 - of a location
                     for offset, size in places.tolist():
                         os.posix_fadvise(opened.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
+        return None
+
+    def column_bytes(
+        self, groups: RowGroups, group: int, memory: BufferPool
+    ) -> list[NDArray[np.uint8]] | None:
+        """Return the bytes of the columns of a row group; None if they are not all there.
+
+        Parameters
+        ----------
+        groups, group
+            The row groups, and the number of one.
+        memory
+            Where memory is taken from, for those of local files.
+        """
+        file = int(groups.files[group])
+        offsets, sizes = groups.offsets[group].tolist(), groups.sizes[group].tolist()
+        if self._objects is not None:
+            contents = self._objects.read_ranges(*_as_ranges(file, offsets, sizes))
+            there = [np.frombuffer(each, np.uint8) for each in contents if each is not None]
+            return there if [each.size for each in there] == sizes else None
+        self.check(file)
+        found = list[NDArray[np.uint8]]()
+        with suppress(OSError, ValueError), open(self.locations[file], "rb", buffering=0) as opened:  # noqa: PTH123 - of a location
+            for offset, size in zip(offsets, sizes, strict=True):
+                own = memory.acquire(size).array(np.dtype(np.uint8), size)
+                opened.seek(offset)
+                n = 0
+                while n < size:
+                    n_read = opened.readinto(own[n:].data)
+                    if not n_read:
+                        return None
+                    n += n_read
+                found.append(own)
+            return found
         return None
 
     def batches(

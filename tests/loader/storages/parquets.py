@@ -26,6 +26,13 @@ def lists_of(matrix, *, kind="list", first_gene=0, with_marker=False, dictionary
     }
 
 
+# Encodings that only pyarrow decodes.
+OTHER_ENCODINGS = {
+    "use_dictionary": False,
+    "column_encoding": {"genes.list.element": "DELTA_BINARY_PACKED"},
+}
+
+
 def obs_columns(obs):
     """Return columns of a data frame, text with None where it is missing."""
     return {name: pa.Array.from_pandas(obs[name]) for name in obs}

@@ -31,6 +31,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from tests.loader.storages.parquets import (  # noqa: E402
+    OTHER_ENCODINGS,
     lists_of,
     obs_columns,
     write_files,
@@ -255,6 +256,8 @@ class TestServer:
 
 
 class TestDecoding:
+    """What pyarrow decodes: a row group from its beginning, and no further than needed."""
+
     def counted(self, monkeypatch):
         decoded = []
         real = pq.ParquetFile.iter_batches
@@ -271,7 +274,7 @@ class TestDecoding:
     def test_aligned_blocks_decode_each_row_group_once(
         self, tmp_path, monkeypatch, groups, block_size
     ):
-        path = write_groups(tmp_path / "cells.parquet", TABLE, groups)
+        path = write_groups(tmp_path / "cells.parquet", TABLE, groups, **OTHER_ENCODINGS)
         collection = open_collection(ParquetSource(path, n_markers=1), obs=["row"])
         decoded = self.counted(monkeypatch)
         strategy = BlockShuffling(block_size, align="chunks")
@@ -285,7 +288,7 @@ class TestDecoding:
     def test_a_row_group_goes_on_where_a_fetch_left_it(self, tmp_path, monkeypatch):
         n = 1000
         lists = {"genes": [[k % 5] for k in range(n)], "expressions": [[1.0 + k] for k in range(n)]}
-        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n])
+        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n], **OTHER_ENCODINGS)
         collection = open_collection(ParquetSource(path, n_vars=5))
         decoded = self.counted(monkeypatch)
         for rows in (range(300), range(300, 390), range(400, n), range(10)):
@@ -299,7 +302,7 @@ class TestDecoding:
     def test_only_as_many_rows_of_a_large_group_are_decoded_as_needed(self, tmp_path, monkeypatch):
         n = 5000
         lists = {"genes": [[k % 5] for k in range(n)], "expressions": [[1.0 + k] for k in range(n)]}
-        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n])
+        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n], **OTHER_ENCODINGS)
         collection = open_collection(ParquetSource(path, n_vars=5))
         rows = []
 

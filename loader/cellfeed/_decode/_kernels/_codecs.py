@@ -43,6 +43,7 @@ DEFLATE_NEW = _c_function("libdeflate_alloc_decompressor", "deflate._deflate")
 DEFLATE_FREE = _c_function("libdeflate_free_decompressor", "deflate._deflate")
 ZLIB_DECOMPRESS = _c_function("libdeflate_zlib_decompress", "deflate._deflate")
 GZIP_DECOMPRESS = _c_function("libdeflate_gzip_decompress", "deflate._deflate")
+CRC32 = _c_function("libdeflate_crc32", "deflate._deflate")
 ZSTD_NEW = _c_function("ZSTD_createDCtx", "numcodecs.zstd")
 ZSTD_FREE = _c_function("ZSTD_freeDCtx", "numcodecs.zstd")
 ZSTD_DECOMPRESS = _c_function("ZSTD_decompressDCtx", "numcodecs.zstd")
@@ -141,7 +142,12 @@ BLOSC = _codec(
 )
 LZF = _codec(hdf5=Hdf5Filter(32000, "lzf"))
 LZ4 = _codec(LZ4_DECOMPRESS, zarr="lz4")
+LZ4_RAW = _codec(LZ4_DECOMPRESS)  # without a header of its size
+SNAPPY = _codec()
 
+PARQUET_CODECS = {
+    "uncompressed": STORED, "snappy": SNAPPY, "gzip": GZIP, "zstd": ZSTD, "lz4": LZ4_RAW,
+}  # fmt: skip
 HDF5_CODECS = {each.hdf5.number: codec for codec, each in enumerate(_codecs) if each.hdf5}
 ZARR_CODECS = {each.zarr: codec for codec, each in enumerate(_codecs) if each.zarr}
 

@@ -16,7 +16,15 @@ from cellfeed._compiled import compiled, compiled_callback
 from cellfeed._decode._kernels import _codecs as codecs
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
-from cellfeed._decode._kernels._native import LANES, add_up_lanes, call, copy_bytes, pointer
+from cellfeed._decode._kernels._native import (
+    LANES,
+    add_up_lanes,
+    call,
+    copy_bytes,
+    load_word,
+    pointer,
+    store_word,
+)
 from cellfeed._decode._kernels._planning import extent
 
 # Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
@@ -151,24 +159,34 @@ def _blosc(source, size, target, expected, wanted, functions, zlib, zstd):  # ty
     return expected if n == expected else -fields.UNDECODABLE
 
 
+@compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
+def _lz4_block(
+    source: int, size: int, target: int, expected: int, wanted: int, functions: Ints
+) -> int:
+    if wanted < expected and functions[codecs.LZ4_DECOMPRESS_HEAD]:
+        arguments = (source, target, size, wanted, expected)
+        n = np.int64(np.int32(call(functions[codecs.LZ4_DECOMPRESS_HEAD], arguments)))
+        if n >= wanted:
+            return int(n)
+    n = np.int64(np.int32(call(functions[codecs.LZ4_DECOMPRESS], (source, target, size, expected))))
+    if n < 0:
+        return -fields.UNDECODABLE
+    return expected if n == expected else -fields.WRONG_SIZE
+
+
 @_decompresses(codecs.LZ4)
 def _lz4(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Decompress LZ4 as numcodecs writes it."""
     if size <= _LZ4_HEADER:
         return -fields.UNDECODABLE
     table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
-    begin, n_compressed = source + _LZ4_HEADER, size - _LZ4_HEADER
-    if wanted < expected and table[codecs.LZ4_DECOMPRESS_HEAD]:
-        arguments = (begin, target, n_compressed, wanted, expected)
-        n = np.int64(np.int32(call(table[codecs.LZ4_DECOMPRESS_HEAD], arguments)))
-        if n >= wanted:
-            return n
-    n = np.int64(
-        np.int32(call(table[codecs.LZ4_DECOMPRESS], (begin, target, n_compressed, expected)))
-    )
-    if n < 0:
-        return -fields.UNDECODABLE
-    return expected if n == expected else -fields.WRONG_SIZE
+    return _lz4_block(source + _LZ4_HEADER, size - _LZ4_HEADER, target, expected, wanted, table)
+
+
+@_decompresses(codecs.LZ4_RAW)
+def _lz4_raw(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
+    return _lz4_block(source, size, target, expected, wanted, table)
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
@@ -219,6 +237,90 @@ def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type
             return n
     n = lzf(source, size, target, expected, expected + 1)
     if n < 0:
+        return -fields.UNDECODABLE
+    return expected if n == expected else -fields.WRONG_SIZE
+
+
+@compiled("int64(int64, int64, int64, int64, int64)")
+def snappy(  # noqa: PLR0912 - one for each tag
+    source: int, size: int, target: int, expected: int, wanted: int
+) -> int:
+    """Decompress Snappy; return the bytes written, -1 if damaged, -2 if it is of another size.
+
+    It stops once ``wanted`` bytes are written. Format:
+    https://github.com/google/snappy/blob/main/format_description.txt
+    """
+    ins = carray(pointer(source), (size,), np.uint8)
+    out = carray(pointer(target), (expected,), np.uint8)
+    n: Any
+    i = o = stated = shift = np.int64(0)
+    while True:
+        if i >= size or shift > 28:
+            return -1
+        byte = np.int64(ins[i])
+        i += 1
+        stated |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    if stated != expected:
+        return -2
+    while i < size and o < wanted:
+        tag = np.int64(ins[i])
+        i += 1
+        if tag & 3 == 0:  # as it is
+            n = (tag >> 2) + 1
+            if n > 60:
+                n_bytes = n - 60
+                if i + n_bytes > size:
+                    return -1
+                n = np.int64(1)
+                for k in range(n_bytes):
+                    n += np.int64(ins[i + k]) << (8 * k)
+                i += n_bytes
+            if n > size - i or n > expected - o:
+                return -1
+            if n <= 16 and i + 16 <= size and o + 16 <= expected:
+                store_word(target + o, load_word(source + i))
+                store_word(target + o + 8, load_word(source + i + 8))
+            else:
+                copy_bytes(target + o, source + i, n)
+            i += n
+            o += n
+            continue
+        # Bytes that were written before.
+        if tag & 3 == 1:
+            if i >= size:
+                return -1
+            n, back = ((tag >> 2) & 7) + 4, (tag >> 5) << 8 | np.int64(ins[i])
+            i += 1
+        else:
+            n, back, n_bytes = (tag >> 2) + 1, np.int64(0), 2 if tag & 3 == 2 else 4
+            if i + n_bytes > size:
+                return -1
+            for k in range(n_bytes):
+                back |= np.int64(ins[i + k]) << (8 * k)
+            i += n_bytes
+        if back == 0 or back > o or n > expected - o:
+            return -1
+        if back >= 8 and o + n + 8 <= expected:
+            for k in range(0, n, 8):  # what exceeds them is overwritten
+                store_word(target + o + k, load_word(target + o + k - back))
+        else:
+            for k in range(n):  # byte by byte, since source and target may overlap
+                out[o + k] = out[o + k - back]
+        o += n
+    return int(o)
+
+
+@_decompresses(codecs.SNAPPY)
+def _snappy(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    if wanted < expected:
+        n = snappy(source, size, target, expected, wanted)
+        if n >= wanted:
+            return n
+    n = snappy(source, size, target, expected, expected + 1)
+    if n == -1:
         return -fields.UNDECODABLE
     return expected if n == expected else -fields.WRONG_SIZE
 

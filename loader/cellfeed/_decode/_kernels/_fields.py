@@ -135,3 +135,28 @@ RANKED, BINNED, CALLED = range(3)
 UNMASKED, MASKED_TOKENS, MASKED_VALUES = range(3)
 NOT_COUNTS, WRONG_LENGTH = range(1, 3)
 NO_LABEL = -100  # which cross entropy in torch leaves out
+
+# Columns of a table of pages of a Parquet file.
+(
+    BEGIN,  # where its bytes begin, after its header
+    STORED,  # number of its bytes
+    PAGE_SIZE,  # the same, decompressed
+    KIND,
+    N_ENTRIES,  # values, and lists without any
+    N_PAGE_ROWS,  # rows that begin in it, or values of a dictionary; -1 if unknown
+    IS_INDEXED,  # whether values are indices into the dictionary
+    REPETITIONS,  # bytes of repetition and definition levels, if they are not compressed
+    DEFINITIONS,
+    IS_COMPRESSED,
+    CHECKSUM,  # -1 if there is none
+    FIRST_ROW,  # rows that began before it, and whether it has values of wanted rows;
+    IS_NEEDED,  # `read_lists` writes these two
+    N_PAGE_COLUMNS,
+) = range(14)
+DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_2_PAGE = range(4)  # KIND
+PADDING = 64  # bytes that the buffer of a page has beyond the largest one
+
+# What describes a column of lists in a row group: definition levels of a value and of an empty
+# list; bytes of a value in pages, 4 or 8; the number of rows; the address of the codec's function,
+# 0 if there is none.
+MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, LIST_DECOMPRESS, N_LIST_FIELDS = range(6)

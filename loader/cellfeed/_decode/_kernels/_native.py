@@ -76,6 +76,30 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
 
 
 @intrinsic
+def load_word(typingctx: Any, address: Any) -> Any:
+    """Return the 8 bytes at an address, which need not be aligned."""
+    signature = types.uint64(types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), align=1)
+
+    return signature, codegen
+
+
+@intrinsic
+def store_word(typingctx: Any, address: Any, word: Any) -> Any:
+    """Write 8 bytes to an address, which need not be aligned."""
+    signature = types.void(types.int64, types.uint64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        target = builder.inttoptr(values[0], _I64.as_pointer())
+        builder.store(values[1], target, align=1)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
 def clear_bytes(typingctx: Any, target: Any, n: Any) -> Any:
     """Call ``memset(target, 0, n)`` on an address.
 
