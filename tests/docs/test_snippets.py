@@ -54,6 +54,12 @@ shorten()
 SMALL = dict(block_sizes=[4], fetch_factors=[2], workers=[0], entropy_floor=0.0)
 cellfeed_tuner.autotune = functools.partial(cellfeed_tuner.autotune, **SMALL)
 """
+DATASET = """
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+collection = open_collection("plates/*.h5ad", obs=["cell_line"])
+loader = CellDataset(collection, BlockShuffling(16), 64, seed=0).loader()
+"""
 EXPERIMENT = f"""
 import sys, warnings
 
@@ -101,6 +107,8 @@ from cellfeed import preshuffle
 
 preshuffle("plates/", "store.zarr", codec="annbatch")
 """,
+    "how-to/one_gpu.md": TRAINING + DATASET,
+    "how-to/several_gpus.md": TRAINING + DATASET,
     "how-to/parquet.md": PUBLISHED,
     "how-to/soma.md": OBJECTS + EXPERIMENT,
     "how-to/statistics.md": """
@@ -216,11 +224,8 @@ NEEDS = {
 # Of pages whose libraries warn of themselves.
 LENIENT = {"how-to/scvi.md"}
 # What a machine of the tests lacks: several ranks, and a GPU.
-REPLACED = {
-    "how-to/training.md": {
-        'init_device_mesh("cuda", (2, 4)': 'init_device_mesh("cpu", (1, 1)',
-    },
-}
+MESH = {'init_device_mesh("cuda", (2, 4)': 'init_device_mesh("cpu", (1, 1)'}
+REPLACED = {"how-to/training.md": MESH, "how-to/several_gpus.md": MESH}
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 FIGURES = re.compile(r" *[\d.,]+")
 END = "\n<end of a block>\n"

@@ -3,9 +3,11 @@
 import importlib.util
 import math
 import re
+import shutil
 from pathlib import Path
 
 import anndata as ad
+import numpy as np
 import pandas as pd
 import pytest
 from tests.loader.storages.memory_maps import write_scdl
@@ -74,8 +76,71 @@ def test_processes_that_are_tuned_together(plates, monkeypatch):
 
 def test_accelerate(plates, tmp_path):
     printed = torchrun(2, EXAMPLES / "accelerate_training.py", plates, tmp_path / "run")
-    assert "2 processes, 22 steps and 6 updates each" in printed
-    assert "640 cells before the checkpoint, 1,360 after it: 2,000 of 2,000, 0 twice" in printed
+    assert "2 processes, 20 steps and 5 updates each" in printed
+    assert "768 cells before the checkpoint, 1,232 after it: 2,000 of 2,000, 0 twice" in printed
+    (difference,) = re.findall(r"weights differ by (\S+) from those of 2,000 cells", printed)
+    assert float(difference) < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # to load in this process
+def test_fsdp2(plates, tmp_path):
+    """Resumed on the same ranks, it ends with the weights of one run; it resumes on others, too."""
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - needs torch
+
+    def run(n, folder, *arguments):
+        return torchrun(n, EXAMPLES / "fsdp2.py", plates, tmp_path / folder, *arguments)
+
+    def saved(folder):
+        import torch  # noqa: PLC0415 - needs torch
+
+        found = {"model": {"0.weight": torch.empty(64, N_GENES)}, "seen": torch.empty(N_CELLS)}
+        dcp.load(found, checkpoint_id=tmp_path / folder)
+        return found["model"]["0.weight"].numpy()
+
+    assert "2 ranks, 32 steps each: 2,000 of 2,000 cells seen" in run(2, "whole")
+    assert "2 ranks, 10 steps each: 640 of 2,000 cells seen" in run(2, "run", "--stop-after", 10)
+    shutil.copytree(tmp_path / "run", tmp_path / "others")
+    assert "2 ranks, 22 steps each: 2,000 of 2,000 cells seen so far, 0 of" in run(2, "run")
+    np.testing.assert_allclose(saved("run"), saved("whole"), rtol=1e-5, atol=1e-7)
+    assert "4 ranks, 11 steps each: 2,000 of 2,000 cells" in run(4, "others", "--replicas", 2)
+
+
+@needs("ray")
+def test_ray(plates, tmp_path):
+    import torch  # noqa: PLC0415 - needs torch
+
+    def run(folder, *arguments):
+        return output_of(EXAMPLES / "ray_train.py", plates, tmp_path / folder, *arguments)
+
+    def saved(printed):
+        (folder,) = re.findall(r"saved in (\S+)", printed)
+        return torch.load(Path(folder, "run.pt"))
+
+    whole = run("whole")
+    assert "2 workers, 32 steps each: 2,000 cells seen so far, 0 twice" in whole
+    stopped = run("run", "--stop-after", 10)
+    assert "2 workers, 10 steps each: 640 cells seen so far, 0 twice" in stopped
+    resumed = run("run")
+    assert "2 workers, 22 steps each: 2,000 cells seen so far, 0 twice" in resumed
+    for name, each in saved(whole)["model"].items():
+        torch.testing.assert_close(saved(resumed)["model"][name], each)
+
+
+@needs("jax")
+def test_jax_on_several_devices(plates, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+
+    def run(folder, *arguments):
+        return output_of(EXAMPLES / "jax_sharded.py", plates, tmp_path / folder, *arguments)
+
+    whole = run("whole")
+    assert "epoch 1 on 4 devices" in whole
+    first, second = losses_in(whole)
+    assert second < first
+    assert "40 steps of 64 cells" in run("run", "--stop-after", 40)
+    assert "22 steps of 64 cells" in run("run")
+    weights = [np.load(tmp_path / each / "weights.npy") for each in ("run", "whole")]
+    np.testing.assert_array_equal(*weights)
 
 
 def test_class_balanced(plates):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from cellfeed._dataset._epochs import Claim, EpochCounter, Ticket
 from cellfeed._dataset._ranks import Beginning, RanksCompared
+from cellfeed._dataset._trainers import n_taken_ahead
 from cellfeed._decode import Counter, Counters
 from cellfeed._errors import DeliveryError, StateError
 from cellfeed._torch import get_worker_info
@@ -62,6 +63,8 @@ class Counted:
         Where it began, if it is compared with other ranks, and the group of these.
     log
         Called after each minibatch.
+    n_ahead
+        Number of minibatches that its consumer takes before the training loop asks for them.
     """
 
     start: Position
@@ -75,6 +78,7 @@ class Counted:
     begun: Beginning | None = None
     group: Any = None
     log: Callable[[], object] | None = None
+    n_ahead: int = 0
     n_delivered: int = 0
     has_ended: bool = False
     is_closed: bool = False
@@ -98,11 +102,12 @@ class Counted:
 
     @property
     def position(self) -> Position:
-        """Position of its consumer; after the last minibatch, the start of the next epoch."""
-        if self.start.worker is None and self.n_delivered == self.n_left:
+        """Position of the training loop; after the last minibatch, the start of the next epoch."""
+        n = self.n_delivered - (0 if self.has_ended else min(self.n_ahead, self.n_delivered))
+        if self.start.worker is None and n == self.n_left:
             return Position(epoch=self.epoch + 1)
         progress = self.start.progress
-        n = progress.n_minibatches + self.n_delivered
+        n += progress.n_minibatches
         return replace(self.start, progress=replace(progress, n_minibatches=n))
 
     def counting(
@@ -368,6 +373,7 @@ class Run:
             run=weakref.ref(self),
             n_resumed=self.n_resumed,
             log=None if is_counted_alone else self.log,
+            n_ahead=n_taken_ahead(),
         )
         self._latest = counted
         if not is_counted_alone:

@@ -1,4 +1,4 @@
-"""Integration with those who iterate: DataLoaders of torch, Accelerate, Lightning, transformers.
+"""Integration with those who iterate: DataLoaders of torch, and what trainers make of them.
 
 Accelerate replaces each DataLoader that it prepares, and divides its minibatches among ranks. Our
 loaders are divided already, so they report that they are prepared.
@@ -18,6 +18,7 @@ from cellfeed._errors import ParameterError, StateError
 
 _N_CALLERS = 4  # between a DataLoader and the dataset that it asks for its class
 _LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
+_RAY = "ray.train.torch.train_loop_utils"
 
 
 def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
@@ -142,6 +143,21 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
     if options.get("drop_last") and n_collated is None:
         msg = f"`drop_last` is a parameter of the dataset; give it there, and {remedy}"
         raise ParameterError(msg)
+
+
+def n_taken_ahead() -> int:
+    """Return how many minibatches are taken from an iteration ahead of the training loop.
+
+    One is, by the loader that ``prepare_data_loader`` of Ray Train returns.
+    """
+    if _RAY not in sys.modules:
+        return 0
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _RAY and "prefetch" in frame.f_code.co_name:
+            return 1
+        frame = frame.f_back
+    return 0
 
 
 def is_overfitting() -> bool:

@@ -14,48 +14,41 @@ from cellfeed._compiled import compiled
 # Columns of the table of sums: number of values other than 0; their sum and sum of squares, less
 # the largest values, which are listed separately; and the smallest of these.
 COUNT, SUM, SQUARES, LEAST, N_COLUMNS = range(5)
-# What a task found: numbers of values that are NaN or infinite, negative, and no integers; and the
-# row and the column of the last one of the first kind.
-NOT_FINITE, NEGATIVE, FRACTIONAL, ROW, COLUMN, N_FOUND = range(6)
+# Numbers of values that are NaN or infinite, negative, and no integers; and the row and the place
+# of the last one of the first kind.
+NOT_FINITE, NEGATIVE, FRACTIONAL, ROW, PLACE, N_FOUND = range(6)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @compiled(
-    "void(float64[::1], float64[::1], int64[::1], float64, boolean, float64, int64, int64)",
+    "void(float64[:,:,::1], float64[:,:,::1], int64, int64, float64, float64)",
     inner=True,
 )
 def _add(
-    sums: Floats,
-    largest: Floats,
-    found: Ints,
-    value: float,
-    are_logs: bool,  # noqa: FBT001
-    limit: float,
-    row: int,
-    column: int,
+    sums: Floats, largest: Floats, batch: int, column: int, value: float, limit: float
 ) -> None:
     """Add a value to the sums of a gene, or the smallest of its largest values in its place.
 
-    Values that are no counts are noted in ``found``.
+    Arrays are indexed and not sliced, since counting references to slices would take longer than
+    all else.
     """
-    if not np.isfinite(value):
-        found[NOT_FINITE] += 1
-        found[ROW], found[COLUMN] = row, column
-    elif value < 0:
-        found[NEGATIVE] += 1
-    if value != np.floor(value):
-        found[FRACTIONAL] += 1
-    if are_logs:
-        value = math.expm1(value)
     value = min(value, limit)
-    sums[COUNT] += 1
-    if value > sums[LEAST]:
-        value, largest[np.argmin(largest)] = largest.min(), value
-        sums[LEAST] = largest.min()
-    sums[SUM] += value
-    sums[SQUARES] += value * value
+    if value > sums[batch, column, LEAST]:
+        place, least, next_least = 0, np.inf, value
+        for k in range(largest.shape[2]):
+            each = largest[batch, column, k]
+            if each < least:
+                place, least, next_least = k, each, min(least, next_least)
+            else:
+                next_least = min(each, next_least)
+        largest[batch, column, place] = value
+        sums[batch, column, LEAST] = next_least
+        value = least
+    sums[batch, column, COUNT] += 1
+    sums[batch, column, SUM] += value
+    sums[batch, column, SQUARES] += value * value
 
 
 @compiled("int64(int32[::1], int64, int64, int64)", inner=True)
@@ -73,7 +66,7 @@ def _first_from(columns: NDArray[np.int32], low: int, high: int, least: int) -> 
 @compiled(
     *(
         f"void({value}[::1], int32[::1], int64[::1], int64[::1], int64, int64, boolean, "
-        "float64[:,::1], float64[:,:,::1], float64[:,:,::1], int64[::1])"
+        "float64[:,::1], float64[:,:,::1], float64[:,:,::1])"
         for value in ("float32", "float64")
     )
 )
@@ -88,7 +81,6 @@ def add_sparse(
     limits: Floats,
     sums: Floats,
     largest: Floats,
-    found: Ints,
 ) -> None:
     """Add sparse rows to the sums of some genes.
 
@@ -107,8 +99,6 @@ def add_sparse(
     sums, largest
         Sums of each batch and gene, shape (n_batches, n_genes, N_COLUMNS), and its largest values,
         shape (n_batches, n_genes, n).
-    found
-        Counts of values that are no counts, shape (N_FOUND,).
     """
     for row in range(batches.size):
         batch, end = batches[row], pointers[row + 1]
@@ -119,14 +109,14 @@ def add_sparse(
             value: float = np.float64(values[place])
             if value != 0:
                 limit: float = limits[batch, column] if limits.size else np.inf
-                here = sums[batch, column], largest[batch, column], found
-                _add(*here, value, are_logs, limit, row, column)
+                value = math.expm1(value) if are_logs else value
+                _add(sums, largest, batch, column, value, limit)
 
 
 @compiled(
     *(
         f"void({value}[:,::1], int64[::1], int64, int64, boolean, "
-        "float64[:,::1], float64[:,:,::1], float64[:,:,::1], int64[::1])"
+        "float64[:,::1], float64[:,:,::1], float64[:,:,::1])"
         for value in ("float32", "float64")
     )
 )
@@ -139,7 +129,6 @@ def add_dense(
     limits: Floats,
     sums: Floats,
     largest: Floats,
-    found: Ints,
 ) -> None:
     """Add dense rows, shape (n_rows, n_genes), to the sums of some genes; see `add_sparse`."""
     for row in range(batches.size):
@@ -148,19 +137,47 @@ def add_dense(
             value: float = np.float64(values[row, column])
             if value != 0:
                 limit: float = limits[batch, column] if limits.size else np.inf
-                here = sums[batch, column], largest[batch, column], found
-                _add(*here, value, are_logs, limit, row, column)
+                value = math.expm1(value) if are_logs else value
+                _add(sums, largest, batch, column, value, limit)
 
 
 @compiled(
     *(
-        f"void({value}[::1], int64[::1], float64[::1], int32[::1])"
+        f"void({value}[::1], int64[::1], float64[::1], int32[::1], int64[::1])"
         for value in ("float32", "float64")
     )
 )
-def sum_rows(values: NDArray[np.floating], pointers: Ints, totals: Floats, n_nonzero: Ints) -> None:
-    """Sum the values of each row, and count those other than 0."""
+def sum_rows(
+    values: NDArray[np.floating],
+    pointers: Ints,
+    totals: Floats,
+    n_nonzero: NDArray[np.int32],
+    found: Ints,
+) -> None:
+    """Sum the values of each row, count those other than 0, and find those that are no counts.
+
+    Parameters
+    ----------
+    values, pointers
+        Values of rows, and where each row begins.
+    totals, n_nonzero
+        Sums and counts of each row, shape (n_rows,).
+    found
+        Counts of values that are no counts, shape (N_FOUND,).
+    """
     for row in range(totals.size):
+        total, n = 0.0, 0
         for place in range(pointers[row], pointers[row + 1]):
-            totals[row] += np.float64(values[place])
-            n_nonzero[row] += values[place] != 0
+            value: float = np.float64(values[place])
+            total += value
+            n += value != 0
+            if value < 0 or value != np.floor(value) or value == np.inf:
+                if not np.isfinite(value):
+                    found[NOT_FINITE] += 1
+                    found[ROW], found[PLACE] = row, place
+                elif value < 0:
+                    found[NEGATIVE] += 1
+                if value != np.floor(value):
+                    found[FRACTIONAL] += 1
+        totals[row] = total
+        n_nonzero[row] = n

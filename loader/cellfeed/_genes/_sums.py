@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -275,7 +275,7 @@ def _pass(
     totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
     limits = np.empty((0, 0)) if limits is None else limits
     n_threads = num_threads or usable_cpu_count()
-    ranges, n_done, found = list[tuple[int, int]](), 0, np.zeros(0, np.int64)
+    ranges, n_done, found = list[tuple[int, int]](), 0, np.zeros(_kernels.N_FOUND, np.int64)
     with (
         ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-sum") as threads,
         ProgressLine() as line,
@@ -294,17 +294,18 @@ def _pass(
                 values, columns = X.reshape(-1), np.arange(n_genes)
                 pointers = np.arange(len(cells) + 1) * n_genes
             ranges = ranges or _ranges(columns, n_genes, _TASKS * n_threads)
-            found = np.zeros((len(ranges), _kernels.N_FOUND), np.int64) if not n_done else found
-            tasks = [
-                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest, seen))
-                for each, seen in zip(ranges, found, strict=True)
+            of_rows = totals[here], n_nonzero[here], found
+            tasks = [threads.submit(_kernels.sum_rows, values, pointers, *of_rows)]
+            tasks += [
+                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest))
+                for each in ranges
             ]
-            tasks.append(
-                threads.submit(_kernels.sum_rows, values, pointers, totals[here], n_nonzero[here])
-            )
             for task in tasks:
                 task.result()
-            _require_finite(collection, cells, found)
+            if found[_kernels.NOT_FINITE]:
+                row, place = found[[_kernels.ROW, _kernels.PLACE]].tolist()
+                column = int(columns[place if element.layout == "csr" else place % n_genes])
+                _refuse_value(collection, cells, row, column)
             n_done += len(cells)
             line.show_share("Summing cells", n_done, n_cells)
     return {
@@ -312,7 +313,7 @@ def _pass(
         "largest": largest,
         "totals": totals,
         "n_genes": n_nonzero,
-        "found": found[:, [_kernels.NEGATIVE, _kernels.FRACTIONAL]].sum(axis=0),
+        "found": found[[_kernels.NEGATIVE, _kernels.FRACTIONAL]],
     }
 
 
@@ -337,17 +338,14 @@ def _require_memory(n_bytes: int, n_batches: int) -> None:
         raise ParameterError(msg)
 
 
-def _require_finite(collection: Collection, cells: Cells, found: NDArray[np.int64]) -> None:
-    """Check that all values so far are finite.
+def _refuse_value(collection: Collection, cells: Cells, row: int, column: int) -> NoReturn:
+    """Raise an error that says where a value is NaN or infinite.
 
     Raises
     ------
     FormatError
-        One is not.
+        Always.
     """
-    if not found[:, _kernels.NOT_FINITE].any():
-        return
-    row, column = found[found[:, _kernels.NOT_FINITE] > 0][0, [_kernels.ROW, _kernels.COLUMN]]
     (element,) = collection.elements.values()
     ends = np.cumsum(collection.cells_per_location)
     number = int(cells.rows[row])
