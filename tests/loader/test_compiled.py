@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +407,11 @@ def is_compiling(name: str) -> bool:
 
 def is_compiled(path: Path) -> bool:
     return any(name.startswith("cellfeed._compiled.") for name in imports(path))
+
+
+def test_each_field_of_compiled_code_has_one_value():
+    tree = ast.parse((LOADER / "_decode/_kernels/_fields.py").read_text())
+    names = [each.id for each in ast.walk(tree)
+             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]  # fmt: skip
+    assert len(names) > 100
+    assert [name for name, n in Counter(names).items() if n > 1] == []

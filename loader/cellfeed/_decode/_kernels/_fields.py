@@ -149,7 +149,7 @@ NO_LABEL = -100  # which cross entropy in torch leaves out
     DEFINITIONS,
     IS_COMPRESSED,
     CHECKSUM,  # -1 if there is none
-    FIRST_ROW,  # rows that began before it, and whether it has values of wanted rows;
+    FIRST_PAGE_ROW,  # rows that began before it, and whether it has values of wanted rows;
     IS_NEEDED,  # `read_lists` writes these two
     N_PAGE_COLUMNS,
 ) = range(14)

@@ -183,7 +183,7 @@ def find_pages(  # noqa: PLR0912 - one for each kind
                     is_indexed,
                 )
                 page[fields.REPETITIONS], page[fields.DEFINITIONS] = repetitions, definitions
-                page[fields.IS_COMPRESSED], page[fields.FIRST_ROW], page[fields.IS_NEEDED] = (
+                page[fields.IS_COMPRESSED], page[fields.FIRST_PAGE_ROW], page[fields.IS_NEEDED] = (
                     is_compressed,
                     0,
                     0,
@@ -599,10 +599,10 @@ def _read_lists(  # noqa: PLR0912 - one loop over pages
             )
             continue
         if places:
-            row = page[fields.FIRST_ROW]
+            row = page[fields.FIRST_PAGE_ROW]
             if not page[fields.IS_NEEDED]:
                 continue
-        page[fields.FIRST_ROW] = row
+        page[fields.FIRST_PAGE_ROW] = row
         if row > last_row + 1:
             return o
         while first_run < len(runs) - 1 and runs[first_run, 1] < row:
