@@ -14,17 +14,17 @@ from cellfeed.transforms import Log1p, NormalizeTotal
 K, EPOCHS = 2, 3
 
 
-class Shift(nn.Module):
-    """What a drug adds to the mean of a cell's controls."""
+class Response(nn.Module):
+    """The expression of a treated cell, from the mean of its controls and its drug."""
 
     def __init__(self, n_genes: int, n_drugs: int, width: int = 64) -> None:
         super().__init__()
         self.drug = nn.Embedding(n_drugs, width)
         self.cell = nn.Linear(n_genes, width)
-        self.added = nn.Sequential(nn.GELU(), nn.Linear(width, n_genes))
+        self.treated = nn.Sequential(nn.GELU(), nn.Linear(width, n_genes))
 
     def forward(self, controls: torch.Tensor, drugs: torch.Tensor) -> torch.Tensor:
-        return controls + self.added(self.cell(controls) + self.drug(drugs))
+        return self.treated(self.cell(controls) + self.drug(drugs))
 
 
 def main(plates: str) -> None:
@@ -47,7 +47,7 @@ def main(plates: str) -> None:
         transform=[NormalizeTotal(1e4), Log1p()],
         seed=0,
     )
-    model = Shift(collection.n_vars, len(collection.obs["drug"].categories))
+    model = Response(collection.n_vars, len(collection.obs["drug"].categories))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     n_matched = n_pairs = 0
     for epoch in range(EPOCHS):

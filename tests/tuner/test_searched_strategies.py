@@ -374,6 +374,7 @@ def test_treated_cells_with_controls(collection):
     assert result.chosen is not None
     assert result.chosen.entropy_bits.homogeneous is not None
     assert result.strategy is not None
+    assert result.recommended is not None
     assert (result.strategy.name, result.strategy.arrays) == ("MatchedControls", ("strategy",))
     with pytest.raises(ParameterError, match=r"give strategy=MatchedControls\(\.\.\., block_size="):
         CellDataset.from_autotune(collection, result)

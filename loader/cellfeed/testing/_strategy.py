@@ -235,8 +235,8 @@ class StrategyConformance:
         def check(case: StrategyCase, parameters: dict[str, Any], data: st.DataObject) -> None:
             plan, n = _plan(case, **parameters), case.strategy.n_controls
             alone = replace(plan, rank=0, world_size=1, drop_last=False)
-            if not n:
-                assert alone.fetch(0).controls is None
+            if not n or not alone.n_fetches:
+                assert all(alone.fetch(k).controls is None for k in range(alone.n_fetches))
                 return
             pairs = Counter(_with_controls(alone))
             rows, controls = (np.array(each) for each in zip(*pairs, strict=True))

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -87,7 +88,7 @@ def check(minibatch, adata, of_X=lambda X: X):
     return [(row, *each) for row, each in zip(rows.tolist(), of_cells.tolist(), strict=True)]
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "sparse": {},
     "dense": {"dense": True},
     "transformed": {"transform": Log1p()},

@@ -1,5 +1,7 @@
 """The dictionary that STATE reads, against what cell-load documents for its batches."""
 
+from typing import Any
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -21,7 +23,7 @@ from cellfeed import (
 from cellfeed.frameworks.state import StateBatch
 
 N, N_GENES, SET = 240, 20, 4
-COLUMNS = {"perturbation": "gene", "cell_type": "cell_type", "batch": "gem_group"}
+COLUMNS: dict[str, Any] = {"perturbation": "gene", "cell_type": "cell_type", "batch": "gem_group"}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Controls of treated cells: of the same pool, each as likely, the same for any division."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -183,7 +184,7 @@ def test_an_epoch_has_the_same_controls_for_all_cells_of_a_pool():
 def test_never_means_that_a_cell_keeps_its_controls():
     treatment, pool = two_pools()
     strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool], k=2, redraw="never")
-    by_row = list[dict]()
+    by_row = list[dict[int, tuple[int, ...]]]()
     for key, together in ((0, 16), (1, 16), (2, 64)):
         rows, controls = controls_of(strategy, pool.size, key, together)
         by_row.append(dict(zip(rows.tolist(), map(tuple, controls.tolist()), strict=True)))
@@ -199,14 +200,15 @@ def test_treated_cells_come_in_the_order_of_the_strategy_alone():
         EpochPlan(strategy=each, n_rows=pool.size, batch_size=8, fetch_factor=2, seed=3)
         for each in (strategy, alone)
     ]
-    assert np.array_equal(*(plan.delivered_rows(1) for plan in plans))
+    first, second = (plan.delivered_rows(1) for plan in plans)
+    assert np.array_equal(first, second)
 
 
 def test_block_sizes():
     treatment, pool = two_pools()
-    strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool])
+    strategy: Any = MatchedControls(BlockShuffling(4), treatment, "none", [pool])
     assert strategy.block_size == 4
-    resized = replace(strategy, block_size=64)
+    resized: Any = replace(strategy, block_size=64)
     assert resized.strategy.block_size == resized.block_size == 64
     assert resized.strategy.indices.tolist() == strategy.strategy.indices.tolist()
     assert MatchedControls(Streaming(), treatment, "none", block_size=8).block_size == 8
@@ -217,7 +219,7 @@ def test_labels_of_indices_stay_with_their_rows():
     treatment = np.array(["none", "a", "b", "a", "none", "b", "b", "b"])
     indices = np.array([0, 1, 2, 4, 5, 7])
     inner = GroupedSampling(treatment[indices], 1, indices=indices)
-    strategy = MatchedControls(inner, treatment, "none")
+    strategy: Any = MatchedControls(inner, treatment, "none")
     assert strategy.strategy.indices.tolist() == [1, 2, 5, 7]
     rows, _ = controls_of(strategy, 8, 0, 4)
     assert sorted(rows.tolist()) == [1, 2, 5, 7]
@@ -243,7 +245,7 @@ def test_a_strategy_without_indices_must_visit_treated_cells():
 
 
 TREATMENT = ["none", "a", "b", "none", "a", "b"]
-PLATE = ["p", "p", "p", "q", "q", None]
+PLATE: Any = ["p", "p", "p", "q", "q", None]
 
 
 @pytest.mark.parametrize(
