@@ -154,15 +154,14 @@ def test_every_cell_once(store, finished, paths, adatas, mix):
     assert quietly(paths[:2], store, elements=ELEMENTS).n_parts_written == 0
 
 
-def test_old_categories_keep_their_codes(store, paths):
+def test_old_categories_keep_their_codes(store, finished, paths):
     quietly(paths[2], store, append=True)
-    *_, newest = groups(store)
-    categories = {
-        name: zarr.open_group(store / name, mode="r")["obs/kind/categories"][:].tolist()
-        for name in groups(store)
-    }
-    assert categories.pop(newest) == ["z", "b", "a"]
-    assert all(each == ["z", "b"] for each in categories.values())
+    for name in groups(store):
+        path = f"{name}/obs/kind/categories"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
+            categories = zarr.open_group(store, mode="r")[path][:].tolist()
+        assert categories == (["z", "b"] if name in groups(finished) else ["z", "b", "a"])
     column = open_collection(store, obs=["kind"]).obs["kind"]
     assert list(column.categories) == ["z", "b", "a"]
 
@@ -356,8 +355,10 @@ def test_narrower_dtypes_become_those_of_the_store(store, tmp_path, adatas):
     adata = cells_of(5, 20)
     adata.X = adata.X.astype(np.uint16)
     quietly(write(adata, tmp_path / "5.h5ad"), store, append=True)
-    newest = zarr.open_group(store / groups(store)[-1], mode="r")
-    assert newest["X/data"].dtype == np.float32
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
+        newest = zarr.open_group(store / groups(store)[-1], mode="r")["X/data"]
+    assert newest.dtype == np.float32
     assert open_collection(store)[:].X.sum() == sum(a.X.sum() for a in [*adatas[:2], adata])
 
 
