@@ -88,7 +88,7 @@ class Vocabulary:
     (2, 4)
     """
 
-    names: NDArray[np.object_]
+    names: NDArray[Any]
     tokens: NDArray[np.int64]
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Vocabulary:
             raise ParameterError(msg)
         return int(self.tokens[places[0]])
 
-    def tokens_of(self, names: Sequence[str] | NDArray[np.object_]) -> NDArray[np.int64]:
+    def tokens_of(self, names: Sequence[str] | NDArray[Any]) -> NDArray[np.int64]:
         """Return the token of each name, -1 if it has none, int64, shape (n_names,)."""
         known = dict(zip(self.names.tolist(), self.tokens.tolist(), strict=True))
         return np.array([known.get(each, -1) for each in names], np.int64)
@@ -185,8 +185,8 @@ class Vocabulary:
 class _Names:
     """Another name of each gene, by which the vocabulary knows it."""
 
-    of: NDArray[np.object_]
-    names: NDArray[np.object_]
+    of: NDArray[Any]
+    names: NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -250,7 +250,7 @@ class Tokenizer:
             raise ParameterError(msg)
         return int(given)
 
-    def tokens_of(self, genes: NDArray[np.object_]) -> NDArray[np.int64]:
+    def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the token of each gene of a collection, -1 if it is unknown.
 
         Parameters
@@ -341,7 +341,7 @@ class RankTokens(Tokenizer):
         if self.medians is not None:
             self._set("medians", _medians(self.medians, self.vocabulary))
 
-    def tokens_of(self, genes: NDArray[np.object_]) -> NDArray[np.int64]:
+    def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """See `Tokenizer`; genes without a median are unknown."""
         tokens = super().tokens_of(genes)
         if self.medians is not None:
@@ -609,7 +609,7 @@ def _require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
         raise ParameterError(msg)
 
 
-def _objects(values: Iterable[Any]) -> NDArray[np.object_]:
+def _objects(values: Iterable[Any]) -> NDArray[Any]:
     items = list(values)
     found = np.empty(len(items), dtype=object)
     found[:] = items
