@@ -1,11 +1,13 @@
 """The comparison of ways to a GPU also runs on a CPU, with what a CPU can do."""
 
+import importlib
 import json
+from typing import Any
 
 import pytest
-from bench.gpu.compare import ALONE, WAYS, main
 
 torch = pytest.importorskip("torch")
+bench: Any = importlib.import_module("bench.gpu.compare")
 
 
 @pytest.fixture
@@ -22,11 +24,11 @@ def test_each_way_is_measured(tmp_path, capsys, one_thread, device):
         pytest.skip("needs a GPU with CUDA")
     file = tmp_path / "figures.json"
     sizes = "--cells=280", "--genes=50", "--batch-size=20", "--rounds=2", "--seconds=0.1"
-    main([str(tmp_path / "plates"), *sizes, "--device", device, "--json", str(file)])
+    bench.main([str(tmp_path / "plates"), *sizes, "--device", device, "--json", str(file)])
     found = json.loads(file.read_text())
-    ways = [each for each in WAYS if device == "cuda" or not WAYS[each].needs_gpu]
+    ways = [each for each in bench.WAYS if device == "cuda" or not bench.WAYS[each].needs_gpu]
     assert list(found["delivered"]) == ways
-    assert list(found["trained"]) == [ALONE, *ways]
+    assert list(found["trained"]) == [bench.ALONE, *ways]
     for runs in (*found["delivered"].values(), *found["trained"].values()):
         assert all(run["cells/s"] > 0 for run in runs)
         assert len(runs) == 2

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -93,7 +94,10 @@ def test_fsdp2(plates, tmp_path):
     def saved(folder):
         import torch  # noqa: PLC0415 - needs torch
 
-        found = {"model": {"0.weight": torch.empty(64, N_GENES)}, "seen": torch.empty(N_CELLS)}
+        found: dict[str, Any] = {
+            "model": {"0.weight": torch.empty(64, N_GENES)},
+            "seen": torch.empty(N_CELLS),
+        }
         dcp.load(found, checkpoint_id=tmp_path / folder)
         return found["model"]["0.weight"].numpy()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ class Loader:
         self.fetch_factor, self.prefetch = fetch_factor, prefetch
 
     def __iter__(self):
-        handed = []  # when each fetch was taken
+        handed = list[float]()  # when each fetch was taken
         read = self.clock.now
         for number in range(self.n_fetches):
             is_room = handed[number - self.prefetch] if number >= self.prefetch else 0.0
@@ -206,6 +207,11 @@ def no_waiting():
         yield
 
 
+def numpy_state() -> list[int]:
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return list(state[1])
+
+
 def train(loader, model, optimizer):
     for _ in range(10_000):
         for minibatch in loader:
@@ -231,7 +237,7 @@ def test_nothing_is_kept_or_lost(workers):
     taken = [np.asarray(next(iterator)) for _ in range(5)]
     del iterator
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    numbers = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    numbers: Any = random.getstate(), numpy_state(), torch.get_rng_state()
     with no_waiting(), headroom(train_some, restore=[model, optimizer]) as found:
         train(train_some, model, optimizer)
     assert found.n_steps > 6
@@ -239,7 +245,7 @@ def test_nothing_is_kept_or_lost(workers):
     assert not optimizer.state
     assert all(parameter.grad is None for parameter in model.parameters())
     assert random.getstate() == numbers[0]
-    assert np.random.get_state()[1].tolist() == numbers[1]  # noqa: NPY002
+    assert numpy_state() == numbers[1]
     assert (torch.get_rng_state() == numbers[2]).all()
     rest = [np.asarray(each) for each in train_some]
     again = of(dataset())
@@ -289,9 +295,9 @@ def test_ranks_take_the_same_number_of_steps(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning warns of small trainings
 def test_lightning():
-    pl = pytest.importorskip("pytorch_lightning")
+    pl: Any = pytest.importorskip("pytorch_lightning")
 
-    class Model(pl.LightningModule):
+    class Model(pl.LightningModule):  # type: ignore[misc]
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)

@@ -294,7 +294,7 @@ def _pass(
                 values, columns = X.reshape(-1), np.arange(n_genes)
                 pointers = np.arange(len(cells) + 1) * n_genes
             ranges = ranges or _ranges(columns, n_genes, _TASKS * n_threads)
-            of_rows = totals[here], n_nonzero[here], found
+            of_rows: Any = totals[here], n_nonzero[here], found
             tasks = [threads.submit(_kernels.sum_rows, values, pointers, *of_rows)]
             tasks += [
                 threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest))

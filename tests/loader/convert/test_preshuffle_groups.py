@@ -1,5 +1,7 @@
 """Stores whose cells lie together by group."""
 
+from typing import Any
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -19,14 +21,16 @@ DRUGS = ["d3", "d1", "d2", "d0"]  # in another order than that of their names
 @pytest.fixture(scope="module")
 def path(new_folder):
     rng = np.random.default_rng(0)
-    drug = pd.Categorical.from_codes(rng.integers(-1, 4, N_CELLS), categories=DRUGS)
+    drug = pd.Categorical.from_codes(
+        rng.integers(-1, 4, N_CELLS).tolist(), categories=pd.Index(DRUGS)
+    )
     obs = pd.DataFrame({"drug": drug, "dose": rng.integers(0, 3, N_CELLS)})
     obs.index = [f"c{number}" for number in range(N_CELLS)]
     X = sp.csr_matrix(rng.poisson(0.4, (N_CELLS, 30)).astype(np.float32))
     return write(ad.AnnData(X, obs), new_folder() / "cells.h5ad")
 
 
-OPTIONS = {"memory": 800_000, "block_size": 1, "cells_per_chunk": 8}
+OPTIONS: dict[str, Any] = {"memory": 800_000, "block_size": 1, "cells_per_chunk": 8}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Minibatches on a GPU have the values that they have on the CPU; skipped without CUDA."""
 
+import importlib
 import threading
 from typing import Any
 
@@ -63,8 +64,9 @@ def assert_cells_of(adata, minibatch: Minibatch) -> None:
     rows = minibatch.rows.cpu().numpy()
     for name, each in minibatch.elements.items():
         kind, _, key = name.partition("/")
-        stored = {"layers": adata.layers, "obsm": adata.obsm}[kind][key] if key else adata.X
-        expected = stored[rows].toarray() if sp.issparse(stored) else stored[rows]
+        stored: Any = {"layers": adata.layers, "obsm": adata.obsm}[kind][key] if key else adata.X
+        rows_of: Any = stored[rows]
+        expected = rows_of.toarray() if hasattr(rows_of, "toarray") else rows_of
         found = each.cpu().numpy()
         assert found.dtype == expected.dtype, name
         np.testing.assert_array_equal(found, expected, err_msg=name)
@@ -123,7 +125,7 @@ def test_threads_copy(adata, collection, is_pinned):
 
 
 def test_a_stream_copies_ahead(adata, collection):
-    from bench.gpu.compare import copied_in_stream  # noqa: PLC0415 - needs torch
+    copied_in_stream: Any = importlib.import_module("bench.gpu.compare").copied_in_stream
 
     loader = dataset_of(collection).loader(pin_memory=True)
     expected = [each.rows for each in dataset_of(collection)]
@@ -137,7 +139,8 @@ def test_a_stream_copies_ahead(adata, collection):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_training_resumes_exactly(collection, num_workers):
-    def train(model, loader, first, stop):
+    def train(trained, first, stop):
+        model, loader = trained
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         seen = list[Any]()
         for step, delivered in enumerate(loader, first):
@@ -157,12 +160,12 @@ def test_a_training_resumes_exactly(collection, num_workers):
         loader = dataset_of(collection).loader(num_workers, pin_memory=True)
         return torch.nn.Linear(N_GENES, 4).to(DEVICE), loader
 
-    whole, (_, expected) = train(*loader_and_model(), 0, None)
-    before, (state, weights) = train(*loader_and_model(), 0, 7)
+    whole, (_, expected) = train(loader_and_model(), 0, None)
+    before, (state, weights) = train(loader_and_model(), 0, 7)
     model, loader = loader_and_model()
     model.load_state_dict(weights)
     loader.load_state_dict(state)
-    after, (_, found) = train(model, loader, 7, None)
+    after, (_, found) = train((model, loader), 7, None)
     assert [each.tolist() for each in before + after] == [each.tolist() for each in whole]
     for name, each in expected.items():
         torch.testing.assert_close(found[name], each)
@@ -191,7 +194,7 @@ def test_lightning(collection):
 
     devices = set[str]()
 
-    class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self):
             super().__init__()
             self.linear = torch.nn.Linear(N_GENES, 4)

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_rows_are_those_that_were_written(path, case, options, groups, data):
     starts = np.cumsum(lengths) - lengths
     for wanted in (runs, np.array([[0, n]])):
         with only_here():
-            found = element.read_rows(wanted)
+            found: Any = element.read_rows(wanted)
         rows = np.concatenate([np.arange(*run) for run in wanted] or [np.arange(0)])
         own = np.concatenate([np.arange(s, s + k) for s, k in zip(starts[rows], lengths[rows],
                               strict=True)] or [np.arange(0)])  # fmt: skip
@@ -192,7 +193,7 @@ def test_blocks_decode_each_cell_once(path):
     taken, real = [], _lists.Lists.values
 
     def values(self, *arguments):
-        found = real(self, *arguments)
+        found: Any = real(self, *arguments)
         taken.append(found.size)
         return found
 

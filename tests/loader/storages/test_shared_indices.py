@@ -25,7 +25,7 @@ def adata(request):
     X = sp.csr_matrix(rng.poisson(0.5, (N_CELLS, len(GENES))).astype(np.float32))
     if not request.param:  # columns of each row in descending order
         rows = np.repeat(np.arange(N_CELLS), np.diff(X.indptr))
-        order = np.lexsort([-X.indices, rows])
+        order = np.lexsort((-X.indices, rows))
         X = sp.csr_matrix((X.data[order], X.indices[order], X.indptr), X.shape)
     log, twice = X.copy(), X.copy()
     log.data, twice.data = np.log1p(X.data), X.data * 2

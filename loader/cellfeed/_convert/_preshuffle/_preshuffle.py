@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -366,7 +366,7 @@ def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is ex
         raise ParameterError(f"{msg}; write it without `append`")
     else:
         begun = None if begun in finished else begun
-        codec = codec or finished[0].codec
+        codec = codec or cast(Literal["delta", "annbatch"], finished[0].codec)
     columns = _group_columns(group_by, in_order=in_order)
     settings: dict[str, Any] = {
         "join_vars": join_vars,

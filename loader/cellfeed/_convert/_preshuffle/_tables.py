@@ -219,7 +219,8 @@ def _read_with_provenance(
     of_file = pd.Categorical.from_codes(
         np.zeros(rows.size, np.int8), dtype=pd.CategoricalDtype([label])
     )
-    return table.assign(**dict(zip(provenance, (of_file, rows), strict=True)))
+    added: dict[str, Any] = dict(zip(provenance, (of_file, rows), strict=True))
+    return table.assign(**added)
 
 
 def _common_dtype(

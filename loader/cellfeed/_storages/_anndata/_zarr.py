@@ -148,7 +148,10 @@ def anndata_groups(location: Location) -> list[Location]:
                 "collection; give a store that anndata, annbatch or `cellfeed preshuffle` wrote"
             )
             raise FormatError(f"{location}: is {msg}")
-        listed = root.attrs.get(DATASETS)
+        listed: Any = root.attrs.get(DATASETS)
+        if not isinstance(listed, list | None):
+            msg = f"{location}: `{DATASETS}` of its attributes is no list; copy the store again"
+            raise FormatError(msg)
         if path is None:
             numbers = list[int](listed or ())
             while listed is None and f"dataset_{len(numbers)}" in root:
