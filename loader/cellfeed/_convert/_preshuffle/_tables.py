@@ -219,7 +219,8 @@ def _read_with_provenance(
     of_file = pd.Categorical.from_codes(
         np.zeros(rows.size, np.int8), dtype=pd.CategoricalDtype([label])
     )
-    return table.assign(**dict(zip(provenance, (of_file, rows), strict=True)))
+    table[provenance[0]], table[provenance[1]] = of_file, rows
+    return table
 
 
 def _common_dtype(

@@ -148,7 +148,7 @@ def anndata_groups(location: Location) -> list[Location]:
                 "collection; give a store that anndata, annbatch or `cellfeed preshuffle` wrote"
             )
             raise FormatError(f"{location}: is {msg}")
-        listed = root.attrs.get(DATASETS)
+        listed: Any = root.attrs.get(DATASETS)
         if path is None:
             numbers = list[int](listed or ())
             while listed is None and f"dataset_{len(numbers)}" in root:
