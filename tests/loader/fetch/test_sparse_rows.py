@@ -40,7 +40,7 @@ def row_layout(collection, rows):
     """Lay out rows of ``X``, which reads what their lengths depend on."""
     with Reader(collection) as reader, ThreadPoolExecutor(2) as threads:
         planned = reader.plan(rows, np.arange(rows.size), 7)
-        return planned.elements["X"].find_layout(Decoder(threads, 2))
+        return planned.elements["X"].find_layout(Decoder(threads, 2), {})
 
 
 def n_chunks(layout):
