@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -366,7 +366,6 @@ def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is ex
         raise ParameterError(f"{msg}; write it without `append`")
     else:
         begun = None if begun in finished else begun
-        codec = codec or cast(Literal["delta", "annbatch"], finished[0].codec)
     columns = _group_columns(group_by, in_order=in_order)
     settings: dict[str, Any] = {
         "join_vars": join_vars,
@@ -375,7 +374,7 @@ def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is ex
         "group_by": columns,
         "seed": seed,
         "memory": memory,
-        "codec": codec or "delta",
+        "codec": codec or (finished[0].codec if append else "delta"),
         "cells_per_chunk": cells_per_chunk,
     }
     selected: NDArray[np.int64] | None

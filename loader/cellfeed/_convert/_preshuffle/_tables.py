@@ -219,8 +219,8 @@ def _read_with_provenance(
     of_file = pd.Categorical.from_codes(
         np.zeros(rows.size, np.int8), dtype=pd.CategoricalDtype([label])
     )
-    added: dict[str, Any] = dict(zip(provenance, (of_file, rows), strict=True))
-    return table.assign(**added)
+    table[provenance[0]], table[provenance[1]] = of_file, rows
+    return table
 
 
 def _common_dtype(
