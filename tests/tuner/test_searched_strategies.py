@@ -376,6 +376,7 @@ def test_treated_cells_with_controls(collection):
     assert result.strategy is not None
     assert result.recommended is not None
     assert (result.strategy.name, result.strategy.arrays) == ("MatchedControls", ("strategy",))
+    assert "indices" not in result.strategy.in_python(16, "train")  # they are the inner one's
     with pytest.raises(ParameterError, match=r"give strategy=MatchedControls\(\.\.\., block_size="):
         CellDataset.from_autotune(collection, result)
     tuned = replace(strategy, block_size=result.recommended.configuration.block_size)

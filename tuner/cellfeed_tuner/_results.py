@@ -506,7 +506,9 @@ class SearchedStrategy:
         arguments += [f"{name}={name}" for name in self.arrays]
         if block_size is not None and self.has_block_size:
             arguments.append(f"block_size={block_size}")
-        if rows:
+        # The rows of one that chooses among those of another strategy are that one's.
+        known = getattr(getattr(sampling, self.name, None), "__dataclass_fields__", {"indices"})
+        if rows and "indices" in known:
             arguments.append(f"indices={rows}")
         return f"{self.name}({', '.join(arguments)})"
 

@@ -148,13 +148,14 @@ def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    names = [*vars(value)]
     if is_dataclass(value):
         names = [
             each.name
             for each in fields(value)
             if each.metadata != ABSENT_BY_DEFAULT or getattr(value, each.name) is not each.default
         ]
+    else:
+        names = [*vars(value)]
     return {name: as_json(getattr(value, name)) for name in sorted(names)}
 
 

@@ -190,7 +190,8 @@ class SelectedElements:
     columns
         Columns in the collection, ascending in each row, int32, shape (n_selected,).
     entries
-    XX in the resulting row in the lower 32 bits, int64, shape (n_selected,).
+        For each selected element, in stored order, its position in the stored row in the upper 32
+        bits, and its slot in the resulting row in the lower 32 bits, int64, shape (n_selected,).
     ascending
         Whether the columns of each row are distinct.
     """

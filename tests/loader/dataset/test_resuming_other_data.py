@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import anndata as ad
@@ -14,6 +15,7 @@ from cellfeed import (
     BlockShuffling,
     CellDataset,
     StateError,
+    Streaming,
     TokenStream,
     TokenStreamWriter,
     open_collection,
@@ -115,3 +117,29 @@ def test_a_state_from_before_contents_were_compared(folder):
     text = json.dumps(state, sort_keys=True)
     state["checksum"] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     dataset(TokenStream(folder, 4)).load_state_dict(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Part of a strategy of one's own."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPieces(Streaming):
+    """A strategy whose settings have slots."""
+
+    settings: Settings
+
+
+def test_settings_with_slots_are_compared():
+    three, again, four = (
+        CellDataset(np.arange(20), InPieces(settings=Settings(size)), 5, seed=0)
+        for size in (3, 3, 4)
+    )
+    next(iter(three))
+    again.load_state_dict(three.state_dict())
+    assert next(iter(again)).tolist() == list(range(5, 10))
+    with pytest.raises(StateError, match="settings"):
+        four.load_state_dict(three.state_dict())
