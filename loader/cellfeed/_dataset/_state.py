@@ -393,8 +393,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
         >>> dataset.log_statistics(lambda values, step: print(step, len(values)), every=5)
         >>> for minibatch in dataset:
         ...     pass
-        5 11
-        10 11
+        5 12
+        10 12
         """
         self._run.log = None if log is None else StatisticsLog(self._all_counters(), log, every)
 
