@@ -203,7 +203,7 @@ def _attend(
     peak_bytes, next_sample = 0, 0.0
     while True:
         now = time.perf_counter()
-        if watch_memory and (now >= next_sample or not peak_bytes):  # none while it starts
+        if watch_memory and now >= next_sample:
             peak_bytes = max(peak_bytes, tree_memory_bytes(process.pid))
             next_sample = now + SAMPLE_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
