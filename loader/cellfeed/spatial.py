@@ -20,6 +20,7 @@ from cellfeed._errors import ParameterError, require_positive
 from cellfeed._lazy import ad, sp, zarr
 from cellfeed.machine import usable_cpu_count
 from cellfeed.sampling import SamplingStrategy
+from cellfeed.sampling._matched import WithOthers
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +250,7 @@ def _read_graph(source: Source, name: str) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class WithNeighbors(SamplingStrategy):
+class WithNeighbors(WithOthers):
     """Visit the cells of any strategy, each together with its neighbours.
 
     A fetch reads the cells and their neighbours at once, each row once. Minibatches have the cells
@@ -304,28 +305,8 @@ class WithNeighbors(SamplingStrategy):
                 f"from {given.min()} to {given.max()}"
             )
             raise ParameterError(msg)
-        object.__setattr__(self, "neighbors", given)
-        own = getattr(self.strategy, "block_size", None)
-        if self.block_size is None:
-            object.__setattr__(self, "block_size", own)
-        elif own not in (None, self.block_size):
-            object.__setattr__(self, "strategy", changed(strategy, block_size=self.block_size))  # type: ignore[type-var]
-
-    @property
-    def indices(self) -> NDArray[np.int64] | None:
-        """The rows that the strategy may visit; None if it has no ``indices``."""
-        found: NDArray[np.int64] | None = getattr(self.strategy, "indices", None)
-        return found
-
-    @property
-    def shuffles_fetch(self) -> bool:
-        """Whether the strategy's cells are mixed in memory."""
-        return self.strategy.shuffles_fetch
-
-    @property
-    def n_together(self) -> int:
-        """Number of cells that the strategy keeps together."""
-        return self.strategy.n_together
+        self._set(neighbors=given)
+        self._take_block_size()
 
     @property
     def n_controls(self) -> int:
@@ -346,10 +327,6 @@ class WithNeighbors(SamplingStrategy):
         """Return the strategy's order, with neighbours."""
         order = self.strategy.epoch_order(n_rows=n_rows, epoch_key=epoch_key)
         return _WithNeighbors(order, self.neighbors)
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the strategy's order takes, in bytes."""
-        return self.strategy.prepared_bytes(n_rows)
 
     def bound_to(self, collection: Any) -> WithNeighbors:
         """Return this strategy, with the data that its own strategy needs."""

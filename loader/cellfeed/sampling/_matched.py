@@ -29,8 +29,47 @@ _MOST_SHOWN = 5  # values in a message
 _RUN, _START, _WITHIN_RUN, _ALWAYS = range(1000, 1004)
 
 
+class WithOthers(SamplingStrategy):
+    """A strategy whose cells another one chooses, and with which others come."""
+
+    strategy: SamplingStrategy
+    block_size: int | None
+
+    @property
+    def indices(self) -> NDArray[np.int64] | None:
+        """The rows that the strategy may visit; None if it has no ``indices``."""
+        found: NDArray[np.int64] | None = getattr(self.strategy, "indices", None)
+        return found
+
+    @property
+    def shuffles_fetch(self) -> bool:
+        """Whether the strategy's cells are mixed in memory."""
+        return self.strategy.shuffles_fetch
+
+    @property
+    def n_together(self) -> int:
+        """Number of cells that the strategy keeps together."""
+        return self.strategy.n_together
+
+    def prepared_bytes(self, n_rows: int) -> int:
+        """Return how much memory the strategy's order takes, in bytes."""
+        return self.strategy.prepared_bytes(n_rows)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _take_block_size(self) -> None:
+        """Give the block size to the strategy, or take that of the strategy."""
+        own = getattr(self.strategy, "block_size", None)
+        if self.block_size is None:
+            self._set(block_size=own)
+        elif own not in (None, self.block_size):
+            self._set(strategy=changed(cast(Any, self.strategy), block_size=self.block_size))
+
+
 @dataclass(frozen=True, eq=False)
-class MatchedControls(SamplingStrategy):
+class MatchedControls(WithOthers):
     """Visit treated cells, each together with control cells of its own plate, cell line or donor.
 
     Any strategy chooses the treated cells. Minibatches have them as usual; their controls are in
@@ -147,22 +186,6 @@ class MatchedControls(SamplingStrategy):
             self._set(_pools=pools, control_indices=np.sort(pools.rows))
 
     @property
-    def indices(self) -> NDArray[np.int64] | None:
-        """The rows that the strategy may visit; None if it has no ``indices``."""
-        found: NDArray[np.int64] | None = getattr(self.strategy, "indices", None)
-        return found
-
-    @property
-    def shuffles_fetch(self) -> bool:
-        """Whether the strategy's cells are mixed in memory."""
-        return self.strategy.shuffles_fetch
-
-    @property
-    def n_together(self) -> int:
-        """Number of treated cells that the strategy keeps together."""
-        return self.strategy.n_together
-
-    @property
     def n_controls(self) -> int:
         """Number of controls for each treated cell."""
         return self.k
@@ -190,10 +213,6 @@ class MatchedControls(SamplingStrategy):
             replace=self.replace,
             key=derive_key(_ALWAYS) if self.redraw == "never" else epoch_key,
         )
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the strategy's order takes, in bytes."""
-        return self.strategy.prepared_bytes(n_rows)
 
     def bound_to(self, collection: Any) -> "MatchedControls":
         """Return the strategy with the pools of the obs columns that it names."""
@@ -236,15 +255,7 @@ class MatchedControls(SamplingStrategy):
             if getattr(self, name) not in possible:
                 msg = f"`{name}` must be one of {possible}, but got {getattr(self, name)!r}"
                 raise ParameterError(msg)
-        own = getattr(self.strategy, "block_size", None)
-        if self.block_size is None:
-            self._set(block_size=own)
-        elif own not in (None, self.block_size):
-            self._set(strategy=changed(cast(Any, self.strategy), block_size=self.block_size))
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self._take_block_size()
 
     def _known_pools(self) -> "ControlPools":
         pools: ControlPools | None = self.__dict__["_pools"]
