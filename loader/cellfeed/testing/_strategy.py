@@ -278,6 +278,7 @@ class StrategyConformance:
         def check(case: StrategyCase) -> None:
             plan = _plan(case, batch_size=16, fetch_factor=8)
             stated = case.strategy.prepared_bytes(case.n_rows)
+            _plan(case, batch_size=16, fetch_factor=8).fetch(0)  # which loads compiled code
             tracemalloc.start()
             try:
                 for number in (plan.n_fetches - 1, plan.n_fetches // 2):
