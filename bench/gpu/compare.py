@@ -146,7 +146,6 @@ class Bench:
             transform_threads=1 if by_threads else 0,
             seed=0,
             drop_last=True,
-            prefetch_next_epoch=True,
         )
 
     def copy(self, minibatch, *, is_pinned=False):

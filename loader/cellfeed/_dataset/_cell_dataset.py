@@ -1,7 +1,6 @@
 """`CellDataset`, which a training loop iterates over."""
 
 import os
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,15 +15,15 @@ import cellfeed.sampling._kernels  # noqa: F401 - which plans look for
 from cellfeed._collection import Collection
 from cellfeed._collection._indexables import count_rows, in_memory
 from cellfeed._dataset import _parameters
-from cellfeed._dataset._fetching import Fetches, NextEpoch, fetches_from
+from cellfeed._dataset._fetching import fetches_of
 from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed._dataset._parameters import AnyDtype, AnyTransform
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._state import ResumableDataset, as_json, data_identity, strategy_identity
-from cellfeed._dataset._workers import departures, pool_of_minibatches
+from cellfeed._dataset._workers import pool_of_minibatches
 from cellfeed._decode import Counter, Verify, check_verify
-from cellfeed._errors import CellfeedError, ParameterError, require_positive
+from cellfeed._errors import ParameterError, require_positive
 from cellfeed._fetch import Pools, Reader, Transforms, prefetched, row_bytes, split_steps
 from cellfeed._lazy import sp
 from cellfeed._rows import Cells, dtypes_of, require_torch_dtype
@@ -50,21 +49,6 @@ _QUEUED_MINIBATCHES = 8
 _REMOTE_PREFETCH = 8
 # What is drawn in an epoch, after the purposes of its plan.
 _TOKENS = 2
-# What may be set between two epochs, so that what was prefetched is not what is wanted any more.
-_READ_WITH = (
-    "collection",
-    "fetch_transform",
-    "batch_callback",
-    "batch_transform",
-    "dense",
-    "dtype",
-    "num_threads",
-    "transform",
-    "verify",
-    "prefetch",
-    "prefetch_next_epoch",
-    "prefetch_bytes",
-)
 
 
 class CellDataset(ResumableDataset):
@@ -163,12 +147,6 @@ class CellDataset(ResumableDataset):
         How many fetches of a `Collection` are planned and requested beyond the one being decoded,
         which is itself one ahead of the one being delivered. If None, 1 for local files, and 8 if
         any file is on a server or in an object store. Changes neither minibatches nor their order.
-    prefetch_next_epoch
-        Whether to read the first fetches of the next epoch while the last ones of this epoch are
-        delivered, if the epoch is consumed to its end and worker processes, if any, are
-        persistent. Changes neither minibatches nor states. The rows that were read, one fetch, stay
-        in memory until the next epoch begins, another epoch is requested or this dataset is
-        dropped. After the last epoch they were read for nothing, so this is off by default.
     prefetch_bytes
         Maximum number of compressed bytes in flight from servers and object stores, in each
         process, whatever ``prefetch`` is. One fetch may always be in flight.
@@ -188,7 +166,7 @@ class CellDataset(ResumableDataset):
     ParameterError
         A size is below one; the strategy asks for rows that do not exist; ``rank`` and
         ``world_size`` are invalid; ``dense``, ``dtype``, ``num_threads``, ``transform``,
-        ``prefetch``, ``prefetch_next_epoch`` or ``verify`` is given but does not apply to this
+        ``prefetch`` or ``verify`` is given but does not apply to this
         collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None with
         several ranks and torch.distributed is not initialised.
         Also when an epoch begins: the ranks have met, but this process has already used a seed
@@ -232,7 +210,6 @@ class CellDataset(ResumableDataset):
         device_mesh: "DeviceMesh | None" = None,
         as_torch: bool = True,
         prefetch: int | None = None,
-        prefetch_next_epoch: bool = False,
         prefetch_bytes: int = 256 * 2**20,
         verify: Verify = "first",
     ) -> None:
@@ -250,8 +227,6 @@ class CellDataset(ResumableDataset):
         self._n_rows = n_rows
         self._seed = CommonSeed(seed)
         self._seed.agree(self._ranks.n_with_one_seed, self._compared)
-        self.prefetch_next_epoch = prefetch_next_epoch
-        self._next_epoch = NextEpoch()
         # Arrays are hashed, and files looked at, once.
         self._strategy_identity: tuple[SamplingStrategy, dict[str, Any]] | None = None
         self._data_identity: dict[str, Any] | None = None
@@ -285,7 +260,6 @@ class CellDataset(ResumableDataset):
             num_threads=num_threads,
             transform=transform,
             prefetch=prefetch,
-            prefetch_next_epoch=prefetch_next_epoch or None,
             verify=None if verify == "first" else verify,
         )
         if self.strategy.n_controls:
@@ -544,9 +518,6 @@ class CellDataset(ResumableDataset):
     def _take_seeds(self, seeds: int) -> None:
         self._seed.take(seeds)
 
-    def _cancel_prefetch(self, *, unless: int | None = None) -> None:
-        self._next_epoch.cancel(unless=unless)
-
     def _n_of(
         self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
     ) -> int | None:
@@ -564,17 +535,6 @@ class CellDataset(ResumableDataset):
             "transform": as_json(self.transform),
         }
         return {"data": self._data_identity, "configuration": configuration}
-
-    def _share_after(self, share: Share) -> Share | None:
-        worker, lending = get_worker_info(), departures()
-        is_last = worker is not None and (lending is None or not lending.are_persistent)
-        if not self.prefetch_next_epoch or is_last:
-            return None
-        try:
-            plan = self._plan_of(epoch=share.plan.epoch + 1, after=())
-        except CellfeedError:  # which is raised where that epoch begins
-            return None
-        return plan.share(worker=0 if worker is None else worker.id, num_workers=share.num_workers)
 
     def _transforms(self, transform: AnyTransform | None) -> Transforms:
         are_made_dense = self.dense and self._is_placed
@@ -600,11 +560,10 @@ class CellDataset(ResumableDataset):
     def _minibatches(self, share: Share) -> Minibatches:
         as_it_is_now = object.__new__(type(self))
         vars(as_it_is_now).update(vars(self))
-        return as_it_is_now._delivered(share, weakref.ref(self))
+        return as_it_is_now._delivered(share)
 
-    def _delivered(self, share: Share, original: "weakref.ref[CellDataset]") -> Minibatches:
-        """Deliver a share; with the current attributes of `original`, the next is prefetched."""
-        made = self._read_ahead(share, original) if self._is_read_ahead else self._indexed(share)
+    def _delivered(self, share: Share) -> Minibatches:
+        made = self._read_ahead(share) if self._is_read_ahead else self._indexed(share)
         with closing(made) as minibatches:
             if self.batch_transform is None:
                 yield from minibatches
@@ -617,33 +576,23 @@ class CellDataset(ResumableDataset):
                         yield from threads.map(self._transformed, islice(minibatches, 1))
                     yield from prefetched(self._transformed, minibatches, threads, n)
 
-    def _read_ahead(self, share: Share, original: "weakref.ref[CellDataset]") -> Minibatches:
+    def _read_ahead(self, share: Share) -> Minibatches:
         """Read fetches of a collection, directly into minibatches or for the user's functions."""
-
-        def following(share: Share) -> Share | None:
-            dataset = original()
-            return None if dataset is None else dataset._share_after(share)  # noqa: SLF001
-
-        def begin() -> Fetches:
-            return fetches_from(
-                share,
-                following,
-                self._reader(),
-                are_whole=not self._is_placed,
-                prefetch=self.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1),
-                prefetch_bytes=self.prefetch_bytes,
-                counters=self._counters,
-            )
-
-        settings = tuple(getattr(self, name) for name in _READ_WITH)
-        key = derive_key(share.plan.seed, share.plan.epoch, _TOKENS)
-        with self._next_epoch.fetches(share, settings, begin, following) as fetches:
-            for groups in islice(fetches.groups, len(share.numbers)):
+        reader, key = self._reader(), derive_key(share.plan.seed, share.plan.epoch, _TOKENS)
+        fetches = fetches_of(
+            share,
+            reader,
+            are_whole=not self._is_placed,
+            prefetch=self.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1),
+            prefetch_bytes=self.prefetch_bytes,
+            counters=self._counters,
+        )
+        with closing(fetches):
+            for fetch, groups in fetches:
                 if not self._is_placed:
-                    whole = next(groups).to_scipy()
-                    yield from self._taken(whole, fetches.whole.popleft())
+                    yield from self._taken(next(groups).to_scipy(), fetch)
                     continue
-                read = fetches.reader.finished(groups, dense=self.dense, key=key)
+                read = reader.finished(groups, dense=self.dense, key=key)
                 for cells in self._with_controls(read):
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self._made(cells)]

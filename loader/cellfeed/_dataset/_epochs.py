@@ -344,7 +344,12 @@ class Iteration(Generic[_Item]):
                 f"used in {os.getpid()}, a fork without its threads; make a new one there"
             )
             raise DeliveryError(msg)
-        self.begin()
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._items = make()
+            wait_for_dropped()
+            self._closing = _Closing(self, self._items)
+            self._closing.start()
         if self._items is None:  # making it has failed
             raise StopIteration
         try:
@@ -353,17 +358,6 @@ class Iteration(Generic[_Item]):
             if self._has_ended:  # it has ended, or an error has ended it
                 self._end()
 
-    def begin(self) -> Self:
-        """Make the generator, which is closed from now on even if no item is requested."""
-        if self._make is not None:
-            make, self._make = self._make, None
-            self._items = make()
-        if self._items is not None and self._closing is None and not self._has_ended:
-            wait_for_dropped()
-            self._closing = _Closing(self, self._items)
-            self._closing.start()
-        return self
-
     def close(self) -> None:
         """Discard remaining items, and wait until all work for them has ended."""
         self._make = None
@@ -371,12 +365,6 @@ class Iteration(Generic[_Item]):
             self._items.close()
             self._end()
             wait_for_dropped()  # what it iterated over itself
-
-    def release(self) -> None:
-        """Leave the generator unchanged to other owners."""
-        if self._closing is not None:
-            self._closing.release()
-            self._closing = None
 
     @property
     def _has_ended(self) -> bool:
@@ -402,7 +390,7 @@ class _Closing(threading.Thread):
         self._told = SimpleQueue[object]()
         # `SimpleQueue.put` is C code, as all is that runs where the iteration is dropped.
         self._iteration = weakref.ref(iteration, self._told.put)
-        self._items: Generator[Any, None, None] | None = items
+        self._items = items
 
     @property
     def is_due(self) -> bool:
@@ -412,14 +400,7 @@ class _Closing(threading.Thread):
     def run(self) -> None:
         """Wait for the iteration to be dropped, and close the generator."""
         self._told.get()
-        items, self._items = self._items, None
-        if items is not None:
-            items.close()
-
-    def release(self) -> None:
-        """Do not close the generator."""
-        self._items = None
-        self.end()
+        self._items.close()
 
     def end(self) -> None:
         """Wait for the thread to finish."""

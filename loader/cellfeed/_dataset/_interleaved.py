@@ -236,8 +236,6 @@ class InterleavedDatasets(ResumableDataset):
             ]
             for turn in turns[share.n_delivered :].tolist():
                 yield next(parts[turn])
-            for part in parts:  # whose end keeps what was read of the next epoch
-                next(part, None)
 
     def _part(self, number: int, share: "_MixedShare", n_begun: int) -> Minibatches:
         """Deliver this process's share of the minibatches of one dataset, after the first."""
@@ -256,13 +254,6 @@ class InterleavedDatasets(ResumableDataset):
                 n_left = count - skipped
                 is_all = n_left == own.n_minibatches
                 yield from minibatches if is_all else islice(minibatches, n_left)
-
-    def _cancel_prefetch(self, *, unless: int | None = None) -> None:
-        for number, each in enumerate(self.datasets):
-            n_epochs = len(self._shares(number, 0, 1))
-            each._cancel_prefetch(  # noqa: SLF001
-                unless=None if unless is None else unless * n_epochs
-            )
 
     def _counts(self, worker: int, n_workers: int) -> list[int]:
         """Return how many minibatches a worker delivers of each dataset in an epoch."""

@@ -167,7 +167,6 @@ class MinibatchLoader(DataLoader[Any]):
             sending,
             arrivals.key,
             are_rows_placed=self.collate_fn.is_own,
-            are_persistent=self.persistent_workers,
             then=own,
         )
         try:

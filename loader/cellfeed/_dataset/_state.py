@@ -278,10 +278,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """Deliver a share, with the current attributes of this dataset."""
 
     @abstractmethod
-    def _cancel_prefetch(self, *, unless: int | None = None) -> None:
-        """Discard prefetched fetches, unless they are of this epoch."""
-
-    @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """Return the ``data`` and ``configuration`` of a state, as JSON values."""
 
@@ -419,7 +415,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         ImportError
             torch is not installed.
         """
-        self._cancel_prefetch()  # which was begun without ranges, or with them
         ranges = None if profiler is None else ranges_of(profiler)
         for each in self._all_counters():
             each.ranges = ranges
@@ -449,7 +444,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
             resumes_another=self._run.resumes_another(epoch),
         )
         self._run.set_epoch(epoch)
-        self._cancel_prefetch(unless=epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop, from which `load_state_dict` resumes.
@@ -497,7 +491,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         self._require_in_range(position, state["seed"])
         self._take_seeds(state["seed"])
         self._run.resume(position)
-        self._cancel_prefetch()
 
     def _require_in_range(self, position: Position, seed: Any) -> None:
         """Check that an epoch can have come as far as a state says.
@@ -529,5 +522,4 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def begin_for_workers(self, latest: Ticket | None, num_workers: int) -> tuple[Ticket, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         self._prepare()
-        self._cancel_prefetch()  # before processes are forked, which would share its memory
         return self._run.begin_for_workers(self._plan_of, latest, num_workers)

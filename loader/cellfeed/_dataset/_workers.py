@@ -73,8 +73,6 @@ class Departures:
         Where segments are announced, and for which `Arrivals`.
     are_rows_placed
         Whether rows may be read into it directly, since only the consumer sees them.
-    are_persistent
-        Whether workers continue with the next epoch.
     then
         The user's ``worker_init_fn``, if any.
     worker
@@ -86,7 +84,6 @@ class Departures:
     connection: Connection
     key: int
     are_rows_placed: bool
-    are_persistent: bool
     then: Callable[[int], None] | None = None
     worker: int = 0
     pool: SharedPool = field(default_factory=SharedPool)

@@ -19,7 +19,7 @@ class Both:
         self.arrivals = Arrivals(receiving)
         self.pool = SharedPool()
         self.departures = Departures(
-            sending, self.arrivals.key, are_rows_placed=True, are_persistent=False, pool=self.pool
+            sending, self.arrivals.key, are_rows_placed=True, pool=self.pool
         )
         self._files = {}
 

@@ -96,7 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dense in NumPy": {"as_torch": False, "dense": True},
     "by a function of fetches": {"fetch_transform": lambda cells: cells},
     "with a transform of minibatches": {"batch_transform": lambda minibatch: minibatch},
-    "ahead": {"prefetch": 3, "prefetch_next_epoch": True},
+    "ahead": {"prefetch": 3},
 }
 
 

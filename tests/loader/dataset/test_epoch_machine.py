@@ -168,7 +168,6 @@ class Epochs(RuleBasedStateMachine):
                 {
                     "num_threads": st.integers(1, 2),
                     "prefetch": st.integers(1, 3),
-                    "prefetch_next_epoch": st.booleans(),
                     "transform_threads": st.integers(0, 2),
                     "batch_transform": st.just(same),
                 }
