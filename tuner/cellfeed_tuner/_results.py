@@ -349,7 +349,7 @@ class Dataset:
         The loader that read it, if not cellfeed; its number of genes and storage are unknown, and
         given as 0 or empty.
     direct_io
-        Whether files were read past the page cache.
+        Whether pages of files were dropped from the page cache after each fetch.
     """
 
     paths: tuple[str, ...]

@@ -23,4 +23,3 @@ from cellfeed._bytes._store import (
     threads_until_left,
     until_left,
 )
-from cellfeed._bytes._unbuffered import UnbufferedFiles, check_unbuffered

@@ -179,17 +179,11 @@ class RequestingStore(ByteStore):
 
     Attributes
     ----------
-    alignment
-        Requests begin and end at multiples of it, in bytes, unless the file ends before.
     largest_request
         Maximum number of bytes of a request, unless a single range has more.
-    requests_empty
-        Whether ranges without bytes are requested, too, so that they arrive in their order.
     """
 
-    alignment = 1
     largest_request = 1 << 20
-    requests_empty = False
 
     def __init__(self) -> None:
         self._process = -1
@@ -320,10 +314,8 @@ class RequestingStore(ByteStore):
         """Request ranges; return where each comes from, or its bytes."""
         limits = self._limits(ranges.files)
         stops = np.minimum(ranges.offsets + ranges.sizes, limits)
-        firsts = ranges.offsets // self.alignment * self.alignment
-        lengths = np.maximum(-(-stops // self.alignment) * self.alignment - firsts, 0)
-        # A file may end before its range does.
-        is_empty = (stops <= ranges.offsets) & (not self.requests_empty)
+        firsts, lengths = ranges.offsets, np.maximum(stops - ranges.offsets, 0)
+        is_empty = lengths == 0  # a file may end before its range does
         some = np.flatnonzero(~is_empty)
         places: dict[Range, Place | Content]
         places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}

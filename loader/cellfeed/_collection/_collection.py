@@ -380,8 +380,8 @@ class Collection:
 
     @property
     def direct_io(self) -> bool:
-        """Whether direct I/O reads files, bypassing the page cache."""
-        return any(location.options.unbuffered for location in self.locations)
+        """Whether pages of files are dropped from the page cache after each fetch."""
+        return any(location.options.drops_pages for location in self.locations)
 
     @property
     def can_be_forked(self) -> bool:

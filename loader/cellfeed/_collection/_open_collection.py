@@ -140,7 +140,7 @@ def _find(
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
     for each in one_or_more:
-        if options is not None and options.unbuffered and isinstance(each, Source):
+        if options is not None and options.drops_pages and isinstance(each, Source):
             msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
             raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
     found = [each for where in one_or_more for each in _found(where, options)]
@@ -205,8 +205,8 @@ def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Sourc
     if location.path is None:
         return [*_found_on_server(location)]
     found = _found_at(location.path, location)
-    if location.options.unbuffered:
-        direct = StorageOptions(unbuffered=True)
+    if location.options.drops_pages:
+        direct = StorageOptions(drops_pages=True)
         found = [_Found(each.location.with_options(direct), each.storage) for each in found]
     return [*found]
 
@@ -365,11 +365,11 @@ def open_collection(
         Maximum disk space for a cache of bytes read from servers, such as ``"20GB"``. Processes
         share the cache, and later runs use it again. If None, only metadata are cached.
     direct_io
-        Whether to read chunks of local ``.h5ad``, ``.h5mu`` and zarr with direct I/O
-        (``O_DIRECT``), which bypasses the page cache, so that files far larger than memory do not
-        evict other pages. The rows are the same, but every epoch reads from the disk what the page
-        cache could have held. obs, var, and elements that are read by h5py or zarr (see
-        `Collection.describe`) still go through the page cache.
+        Whether to leave nothing of the chunks of local ``.h5ad``, ``.h5mu`` and zarr in the page
+        cache, so that files far larger than memory do not evict other pages: pages are dropped
+        once a fetch has been read from them. The rows are the same, but every epoch reads from the
+        disk what the page cache could have held. obs, var, and elements that are read by h5py or
+        zarr (see `Collection.describe`) stay in the page cache.
 
     **unknown
         Refused, with what to write instead.
@@ -387,8 +387,7 @@ def open_collection(
     ParameterError
         An argument has the wrong type; an element name is invalid or given twice, or there are
         none; ``join_vars``, ``genes`` or
-        ``join_obs`` is invalid; or the system, the file system or the storage does not support
-        ``direct_io``.
+        ``join_obs`` is invalid; or the system or the storage does not support ``direct_io``.
     MismatchError
         The files do not have the same genes, a file lacks one of ``genes``, or genes are matched by
         name and a file has two genes of that name; the rows of an ``obsm`` array differ in shape
@@ -432,7 +431,7 @@ def open_collection(
     options = StorageOptions(
         dict(storage_options or {}),
         0 if cache is None else parse_size(cache, "cache"),
-        unbuffered=direct_io,
+        drops_pages=direct_io,
     )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names)

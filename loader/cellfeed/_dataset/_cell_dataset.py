@@ -355,8 +355,7 @@ class CellDataset(ResumableDataset):
         This is the size of two fetches: one is delivered while the next is read. The memory is
         kept for all epochs, as long as the dataset exists. The estimate uses the mean size of a
         cell, so blocks of unusually large cells take more. It excludes dense minibatches that are
-        made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server or
-        by direct I/O.
+        made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server.
         """
         n_rows = 2 * self.fetch_size * (1 + self.strategy.n_controls)
         return int(n_rows * self.collection.mean_row_bytes(self.dtype))

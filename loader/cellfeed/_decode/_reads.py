@@ -17,6 +17,7 @@ from cellfeed._decode._byte_requests import (
     are_requested,
     begin_requests,
     chunks_as_they_arrive,
+    drop_pages,
     requested_bytes,
     seem_to_be_in_memory,
 )
@@ -236,6 +237,10 @@ class ChunkReads:
         chunks = np.concatenate(tables) if len(tables) > 1 else tables[0]
         if not seem_to_be_in_memory(chunks):
             kernels.advise(chunks, function_addresses())
+
+    def drop_pages(self) -> None:
+        """Drop the pages of local files that were read from the page cache."""
+        drop_pages(self.chunks)
 
     def run(
         self,

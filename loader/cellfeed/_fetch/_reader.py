@@ -34,6 +34,8 @@ class PlannedRead:
         Rows in the order of delivery, their obs columns, and the bounds of groups.
     obs_names
         Names of the rows, if they are delivered.
+    local
+        Chunks of local files, once it is `advised`.
     requested, parts
         Chunks to request from byte stores and rows to request from sources before they are read,
         once it is `advised`.
@@ -48,6 +50,7 @@ class PlannedRead:
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
     obs_names: Future[NDArray[np.object_]] | None = None
+    local: Sequence[ChunkReads] = ()
     requested: ChunkReads = field(default_factory=ChunkReads.none)
     parts: Sequence[Part] = ()
     expected_bytes: int = 0
@@ -76,6 +79,7 @@ class PlannedRead:
         parts = [part for each in self.elements.values() for part in each.library_parts]
         return replace(
             self,
+            local=local,
             requested=requested,
             parts=[part for part in parts if part.expected_bytes],
             expected_bytes=requested.requested_bytes + sum(part.expected_bytes for part in parts),
@@ -101,6 +105,11 @@ class PlannedRead:
         """Cancel requests that have not been read."""
         self.pending.clear()
 
+    def drop_pages(self) -> None:
+        """Drop the pages of its chunks from the page cache."""
+        for reads in self.local:
+            reads.drop_pages()
+
     @property
     def _reads(self) -> list[ChunkReads]:
         return [reads for each in self.elements.values() for reads in each.chunks]
@@ -117,6 +126,9 @@ class Readable(Protocol):
 
     @property
     def delivers_obs_names(self) -> bool: ...
+
+    @property
+    def direct_io(self) -> bool: ...
 
     def obs_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]: ...
 
@@ -324,6 +336,8 @@ class Reader:
             return self._read(planned, first_alone=first_alone)
         finally:
             planned.cancel()
+            if self._collection.direct_io and self._remaining is None:
+                planned.drop_pages()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
         if self._remaining is not None:  # which is due before this
@@ -405,6 +419,8 @@ class Reader:
 
         def remaining() -> Iterator[Cells]:
             others_ascend = other_reads.run(bases, self._decoder).ascending
+            if self._collection.direct_io:
+                planned.drop_pages()
             return finished(slice(1, None), ascending=first_ascend and others_ascend)
 
         first = finished(slice(0, 1), ascending=first_ascend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ class Storage:
     extra
         The extra of cellfeed that installs the library it needs; empty if it needs none.
     reads_directly
-        Whether it supports direct I/O, which ``location.options.unbuffered`` requests.
+        Whether cellfeed reads its chunks from local files, so that pages can be dropped.
 
     Examples
     --------
@@ -187,11 +188,14 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
     Raises
     ------
     ParameterError
-        Direct I/O is requested, but the storage does not support it.
+        Pages shall be dropped, but the storage or the system does not support it.
     FormatError
         A source lacks an element, or the storage raises it.
     """
-    if location.options.unbuffered and (location.path is None or not storage.reads_directly):
+    if location.options.drops_pages and not hasattr(os, "posix_fadvise"):
+        msg = f"{location.shown}: this system cannot drop pages of files; use Linux, or"
+        raise ParameterError(f"{msg} open it without `direct_io`")
+    if location.options.drops_pages and (location.path is None or not storage.reads_directly):
         whose = "is not local" if location.path is None else f"is {storage.name}"
         msg = f"{location.shown}: {whose}, but `direct_io` is only for local h5ad and zarr"
         raise ParameterError(f"{msg}; open it without `direct_io`")

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.web import WebServer
 
-from cellfeed import ParameterError
-from cellfeed._bytes import StorageOptions, UnbufferedFiles, check_unbuffered
+from cellfeed._bytes import StorageOptions
 from cellfeed._bytes._remote import RemoteObjects, open_object
 from cellfeed._storages._source import files_in
 from cellfeed.sources import ByteStore, Location
@@ -92,16 +91,6 @@ class TestLocal(ByteStoreConformance):
     @pytest.fixture
     def store(self, folder):
         return files_in(folder, NAMES)
-
-
-class TestUnbuffered(ByteStoreConformance):
-    @pytest.fixture
-    def store(self, folder):
-        try:
-            check_unbuffered(folder / NAMES[-1])
-        except ParameterError as error:
-            pytest.skip(str(error))
-        return UnbufferedFiles(files_in(folder, NAMES))
 
 
 class InMemory(ByteStore):

@@ -219,10 +219,7 @@ class TestWhereElse:
 
     def test_direct_io(self, folder):
         _, here = self.linked(folder)
-        try:
-            collection = open_collection(here, direct_io=True)
-        except ParameterError as error:
-            pytest.skip(str(error))
+        collection = open_collection(here, direct_io=True)
         assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
 
     def test_another_process(self, folder):
@@ -480,10 +477,7 @@ class TestLinksInZarr:
     @pytest.mark.parametrize(
         ("version", "how"), [(2, "files"), (3, "files"), (3, "shards"), (2, "slow")]
     )
-    @pytest.mark.parametrize("direct_io", [False, True])
-    def test_are_followed_and_no_zeros_where_they_lead_to_nothing(
-        self, folder, version, how, direct_io
-    ):
+    def test_are_followed_and_no_zeros_where_they_lead_to_nothing(self, folder, version, how):
         path, annex = self.write(folder, version, how), folder / "annex"
         annex.mkdir()
         files = [each for each in (path / "X").rglob("*") if each.is_file()]
@@ -491,14 +485,10 @@ class TestLinksInZarr:
         for k, chunk in enumerate(chunks):
             chunk.rename(annex / str(k))
             chunk.symlink_to(annex / str(k))
-        options: dict[str, Any] = {"direct_io": True} if direct_io else {}
-        try:
-            assert np.array_equal(open_collection(path, **options)[:].X, COUNTS)
-        except ParameterError as error:
-            pytest.skip(str(error))
+        assert np.array_equal(open_collection(path)[:].X, COUNTS)
         (annex / "1").unlink()
         with pytest.raises((PathError, FormatError), match=re.escape(str(chunks[1]))):
-            open_collection(path, **options)[:]
+            open_collection(path)[:]
 
     @pytest.mark.parametrize("version", [2, 3])
     @pytest.mark.parametrize(

@@ -21,8 +21,6 @@ from cellfeed._bytes import (
     LastingIdentity,
     Location,
     StorageOptions,
-    UnbufferedFiles,
-    check_unbuffered,
     identity,
     lasting_identity,
     replaced,
@@ -47,7 +45,7 @@ class LocalH5File(H5File, ByteStore):
     path
         The file.
     options
-        Whether to read chunks with direct I/O.
+        Whether pages are dropped after each fetch.
     """
 
     def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
@@ -55,24 +53,14 @@ class LocalH5File(H5File, ByteStore):
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._watched = WatchedFiles()  # this file, and all that it refers to
         self._opened_as: LastingIdentity | None = None  # the file as this process opened it
-        self._unbuffered: weakref.ref[UnbufferedFiles] | None = None  # which refers to this
         # Files into which links lead, by inode: HDF5 calls one by any path that leads to it.
         self._linked: dict[tuple[int, int], LocalH5File] = {}
         self._n_unmapped: dict[str, int] = {}  # elements of virtual datasets that are nowhere
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_unbuffered": None}
-
     @property
     def byte_store(self) -> ByteStore:
-        """The byte store of chunks; the same for all arrays."""
-        if not self.location.options.unbuffered:
-            return self
-        unbuffered = None if self._unbuffered is None else self._unbuffered()
-        if unbuffered is None:
-            unbuffered = UnbufferedFiles(self)
-            self._unbuffered = weakref.ref(unbuffered)
-        return unbuffered
+        """The byte store of chunks: this file."""
+        return self
 
     def _open_file(self) -> h5py.File:
         file = _open(self.location, self._absolute)
@@ -151,8 +139,6 @@ class LocalH5File(H5File, ByteStore):
         theirs = _state_of(file)
         inode = _inode_of(theirs)
         if inode not in self._linked:
-            if self.location.options.unbuffered:
-                check_unbuffered(path)
             self._linked[inode] = LocalH5File(path, self.location.options)
         if _inode_of(_state_of(self._linked[inode]())) != inode:
             raise replaced(path)

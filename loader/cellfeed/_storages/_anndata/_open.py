@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import SCHEMES, Location, check_unbuffered
+from cellfeed._bytes import SCHEMES, Location
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._rows import ObsColumn
@@ -324,8 +324,6 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in anndata_groups(location)]
     metadata = metadata_of(location.path)
-    if location.options.unbuffered:
-        check_unbuffered(metadata or location.path)
     if metadata is not None:
         return [LocalZarrStore(group) for group in anndata_groups(location)]
     return [LocalH5File(location.path, location.options)]

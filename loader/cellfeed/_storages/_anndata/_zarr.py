@@ -21,7 +21,6 @@ from cellfeed._bytes import (
     ByteStore,
     LastingIdentity,
     Location,
-    UnbufferedFiles,
     broken_link,
     digest_of,
     removed,
@@ -277,7 +276,7 @@ class LocalZarrStore(ZarrStore):
     Parameters
     ----------
     location
-        The folder of the group; its options say whether to read chunks with direct I/O.
+        The folder of the group; its options say whether pages are dropped.
     """
 
     def __init__(self, location: Location) -> None:
@@ -316,8 +315,7 @@ class LocalZarrStore(ZarrStore):
         _check_links(self._absolute / name / "c")  # in which version 3 has chunks
 
     def _files_of(self, name: str, layout: decode.ZarrLayout) -> ByteStore:
-        files = decode.ZarrFiles(self._path / name, layout)
-        return UnbufferedFiles(files) if self.location.options.unbuffered else files
+        return decode.ZarrFiles(self._path / name, layout)
 
     def _identity_of(self, name: str) -> LastingIdentity | None:
         return decode.identity_of_files(self._absolute / name)
