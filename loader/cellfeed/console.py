@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cellfeed._errors import CellfeedError, ParameterError, lacks_threads
-from cellfeed._sizes import parse_size
+from cellfeed._errors import CellfeedError, ParameterError, lacks_threads, parse_size
 
 __all__ = [
     "ByteSize",

@@ -3,12 +3,11 @@
 import math
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 from platformdirs import user_cache_path
 
-from cellfeed._cgroup import cpu_quota, memory_headroom
 from cellfeed._errors import PathError
 
 __all__ = [
@@ -135,3 +134,138 @@ def usable_memory_bytes() -> int:
     available = int(psutil.virtual_memory().available)
     headroom = memory_headroom()
     return available if headroom is None else min(available, headroom)
+
+
+# Limits that Linux control groups (v1, v2 and hybrid) set for this process.
+#
+# Each function takes the root of a file tree with ``proc/self/cgroup`` and ``sys/fs/cgroup``. If
+# the files are absent or name no limit, there is none. A limit may be set on the process's own
+# group or on any group above it; all of these are read, and the tightest limit is returned.
+
+_ROOT = Path("/")
+_V2 = ""  # the name of the v2 hierarchy in /proc/self/cgroup, whose lines read "0::/path"
+_V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as 2**63 rounded down to a page
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Return the CPU time that the control groups grant, in cores.
+
+    Parameters
+    ----------
+    root
+        Folder with ``proc`` and ``sys``.
+
+    Returns
+    -------
+    float or None
+        Quota over period, in cores, such as 1.5; None without a limit.
+    """
+    quotas = [*map(_quota_v1, _levels(root, "cpu")), *map(_quota_v2, _levels(root, _V2))]
+    return min((each for each in quotas if each is not None), default=None)
+
+
+def memory_headroom(root: Path = _ROOT) -> int | None:
+    """Return how much memory this process can still allocate below the limits of control groups.
+
+    Cached file pages count as free, since the kernel drops them before it refuses memory:
+    otherwise a process that has read a large file would seem to have none left.
+
+    Parameters
+    ----------
+    root
+        Folder with ``proc`` and ``sys``.
+
+    Returns
+    -------
+    int or None
+        Bytes, 0 if the limit is reached; None without a limit.
+    """
+    free = [*map(_headroom_v1, _levels(root, "memory")), *map(_headroom_v2, _levels(root, _V2))]
+    return min((each for each in free if each is not None), default=None)
+
+
+def _levels(root: Path, hierarchy: str) -> list[Path]:
+    """Return the folders of this process's group and of all groups above it, in one hierarchy."""
+    path = _memberships(root).get(hierarchy)
+    mount = _mount(root / "sys/fs/cgroup", hierarchy)
+    if path is None or mount is None:
+        return []
+    own = PurePosixPath(path.lstrip("/"))
+    # In a container the path may be the host's, and the mount root is then the container's group.
+    if ".." in own.parts or not (mount / own).is_dir():
+        own = PurePosixPath()
+    return [mount / level for level in (own, *own.parents)]
+
+
+def _memberships(root: Path) -> dict[str, str]:
+    """Return the path of this process's group for each hierarchy: a v1 controller, or v2."""
+    memberships = {}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        memberships.update(dict.fromkeys(controllers.split(","), path))
+    return memberships
+
+
+def _mount(cgroups: Path, hierarchy: str) -> Path | None:
+    if hierarchy == _V2:
+        # Beside v1 hierarchies, v2 is mounted one folder further down.
+        alone = (cgroups / "cgroup.controllers").exists()
+        return cgroups if alone else cgroups / "unified"
+    # Controllers may share a mount, such as "cpu,cpuacct".
+    mounts = sorted(cgroups.iterdir()) if cgroups.is_dir() else []
+    return next((mount for mount in mounts if hierarchy in mount.name.split(",")), None)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota = _integer(folder / "cpu.cfs_quota_us")
+    period = _integer(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _quota_v2(folder: Path) -> float | None:
+    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _headroom_v1(folder: Path) -> int | None:
+    limit = _integer(folder / "memory.limit_in_bytes")
+    if limit is None or limit >= _V1_UNLIMITED:
+        return None
+    cached = _cached_bytes(folder, ("total_active_file", "total_inactive_file"))
+    return _left(limit, _integer(folder / "memory.usage_in_bytes"), cached)
+
+
+def _headroom_v2(folder: Path) -> int | None:
+    # Above memory.high the process is not killed but slowed until it is of no use.
+    limits = [_integer(folder / name) for name in ("memory.max", "memory.high")]
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    if limit is None:
+        return None
+    cached = _cached_bytes(folder, ("active_file", "inactive_file"))
+    return _left(limit, _integer(folder / "memory.current"), cached)
+
+
+def _left(limit: int, usage: int | None, cached: int) -> int:
+    held = max(0, (usage or 0) - cached)
+    return max(0, limit - held)
+
+
+def _cached_bytes(folder: Path, names: tuple[str, ...]) -> int:
+    rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    return sum(int(row[1]) for row in rows if row and row[0] in names)
+
+
+def _integer(path: Path) -> int | None:
+    """Return the number in a file; None if the file is absent or contains ``max``."""
+    try:
+        return int(_text(path))
+    except ValueError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellfeed._cgroup import cpu_quota, memory_headroom
+from cellfeed.machine import cpu_quota, memory_headroom
 
 V2 = "sys/fs/cgroup"
 HYBRID_V2 = "sys/fs/cgroup/unified"

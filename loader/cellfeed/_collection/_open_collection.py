@@ -15,8 +15,7 @@ from cellfeed._bytes._remote import expand_url
 from cellfeed._collection._collection import Collection
 from cellfeed._collection._join_elements import Genes, JoinVars, side_by_side
 from cellfeed._collection._join_obs import JoinObs
-from cellfeed._errors import ParameterError, PathError, require_list
-from cellfeed._sizes import parse_size
+from cellfeed._errors import ParameterError, PathError, parse_size, require_list
 from cellfeed._storages import (
     Source,
     Storage,

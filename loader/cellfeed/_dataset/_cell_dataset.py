@@ -15,7 +15,6 @@ import cellfeed.sampling._kernels  # noqa: F401 - which plans look for
 from cellfeed._collection import Collection
 from cellfeed._collection._indexables import count_rows, in_memory
 from cellfeed._dataset import _parameters
-from cellfeed._dataset._fetching import fetches_of
 from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed._dataset._parameters import AnyDtype, AnyTransform
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
@@ -24,7 +23,15 @@ from cellfeed._dataset._state import ResumableDataset, as_json, data_identity, s
 from cellfeed._dataset._workers import pool_of_minibatches
 from cellfeed._decode import Counter, Verify, check_verify
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed._fetch import Pools, Reader, Transforms, prefetched, row_bytes, split_steps
+from cellfeed._fetch import (
+    Pools,
+    Reader,
+    Transforms,
+    fetches_of,
+    prefetched,
+    row_bytes,
+    split_steps,
+)
 from cellfeed._lazy import sp
 from cellfeed._rows import Cells, dtypes_of, require_torch_dtype
 from cellfeed._torch import HAS_TORCH, get_worker_info

@@ -1,7 +1,8 @@
 """Reading rows of a collection directly into minibatches, in the order of delivery."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,11 +16,12 @@ from cellfeed._decode import ChunkReads, Counter, Counters, Decoder, Verify, div
 from cellfeed._fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed._fetch._library_rows import decode
 from cellfeed._fetch._parts import ElementTransforms, Part, Transforms
-from cellfeed._fetch._prefetch import Pools, prefetched
+from cellfeed._fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
 from cellfeed._fetch._tokens import ElementTokens, split_steps
 from cellfeed._rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.machine import usable_cpu_count
+from cellfeed.sampling import Fetch, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -584,3 +586,76 @@ def _are_local_chunks(layouts: Mapping[str, RowLayout], reads: ChunkReads) -> bo
     are_others = any(each.placed or each.library for each in layouts.values())
     are_copied = any(sizes.size for each in layouts.values() for *_, sizes in each.copies)
     return not (are_others or are_copied or reads.are_requested)
+
+
+# Reading the fetches of an epoch ahead of their delivery.
+
+
+def fetches_of(
+    share: Share,
+    reader: Reader,
+    *,
+    are_whole: bool,
+    prefetch: int,
+    prefetch_bytes: int,
+    counters: Counters,
+) -> Generator[tuple[Fetch, Iterator[Cells]], None, None]:
+    """Read fetches ahead: one while another is delivered, and further ones are requested.
+
+    Parameters
+    ----------
+    share
+        The share of this process in an epoch.
+    reader
+        The reader; closed at the end.
+    are_whole
+        Whether each fetch is read as one group, with all its rows, in storage order.
+    prefetch
+        Number of fetches that are planned and requested beyond the one that is read.
+    prefetch_bytes
+        Maximum number of bytes in flight for these fetches and for the one that is read.
+    counters
+        Counters of work and time.
+
+    Yields
+    ------
+    Each fetch, and its groups of rows, such as minibatches.
+    """
+    undelivered, budget = deque[Fetch](), ByteBudget(prefetch_bytes)
+    is_waited_for = iter([True])  # the first one, as nothing was prefetched before it
+
+    def begun(number: int) -> Future[PlannedRead]:
+        with counters.processor_time(Counter.PLANNING):
+            if are_whole:
+                fetch = share.whole_fetch(number)
+                read = reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
+            else:
+                fetch = share.fetch(number)
+                read = reader.plan(fetch.rows, *fetch.in_groups(share.plan.batch_size))
+            read = read.advised()
+        undelivered.append(fetch)
+        counters.add(Counter.FETCHES, 1)
+        return budget.begin(read.expected_bytes, read.begun)
+
+    def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
+        read = begun.result()
+        try:
+            return reader.with_layouts(read)
+        except BaseException:
+            budget.release(read.expected_bytes)
+            raise
+
+    def read(laid_out: PlannedRead) -> Iterator[Cells]:
+        try:
+            return reader.read_planned(laid_out, first_alone=next(is_waited_for, False))
+        finally:
+            budget.release(laid_out.expected_bytes)
+
+    if prefetch == 1:  # without a thread of their own for plans
+        stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
+    else:
+        # The one that is laid out and not yet read is one of them.
+        stages = [Stage(begun, prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
+    with reader, in_stages(share.numbers, stages) as groups, budget:
+        # Which keeps no group, as a generator expression would.
+        yield from map(lambda each: (undelivered.popleft(), each), groups)  # noqa: C417

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
+from cellfeed._bytes._tables import map_or_read
 from cellfeed._decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed._errors import FormatError, ParameterError, PathError
 from cellfeed._lazy import pd
-from cellfeed._mapping import map_or_read
 from cellfeed._rows import CsrChunks, CsrRows
 from cellfeed._runs import Runs, expand
 from cellfeed._storages._registry import (

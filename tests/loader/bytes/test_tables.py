@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.bytes.files import age
 
-from cellfeed import FormatError, PathError, _mapping, open_collection
+from cellfeed import FormatError, PathError, open_collection
 from cellfeed._bytes import _tables
 from cellfeed._decode import _hdf5, _zarr
 from cellfeed._storages._anndata._matrix import StoredCsr
@@ -356,15 +356,15 @@ def test_processes_that_write_at_once(path, tables, made):
 def test_tables_that_cannot_be_mapped_are_copied(path, monkeypatch, made, reason):
     read(path)
     if reason == "server":
-        monkeypatch.setattr(_mapping, "file_system", lambda folder: "nfs4")
+        monkeypatch.setattr(_tables, "file_system", lambda folder: "nfs4")
     else:
-        monkeypatch.setattr(_mapping, "_SHARE_OF_OPEN_FILES", 1 << 62)
+        monkeypatch.setattr(_tables, "_SHARE_OF_OPEN_FILES", 1 << 62)
     made.clear()
-    n_mapped = sum(each() is not None for each in _mapping._mapped)
+    n_mapped = sum(each() is not None for each in _tables._mapped)
     collection = open_collection(path)
     assert (collection[np.arange(60)].X.toarray() == COUNTS).all()
     assert not made
-    assert sum(each() is not None for each in _mapping._mapped) <= n_mapped
+    assert sum(each() is not None for each in _tables._mapped) <= n_mapped
 
 
 class TestTheFolderIsBounded:

@@ -20,7 +20,7 @@ import zarr
 from tests import commands
 from tests.warm import python as warm
 
-import cellfeed._convert._preshuffle._dask as on_dask
+import cellfeed._convert._preshuffle._part as parts
 from cellfeed import ParameterError, open_collection, preshuffle
 
 ANNBATCH = Path(__file__).parents[3] / ".peers" / "annbatch" / "bin" / "python"
@@ -255,7 +255,7 @@ def test_dask_without_workers(plates, tmp_path):
 
 def test_no_scheduler_at_the_address(plates, out, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr(on_dask, "_SECONDS_TO_CONNECT", 0.2)
+    monkeypatch.setattr(parts, "_SECONDS_TO_CONNECT", 0.2)
     with pytest.raises(ParameterError, match="no Dask scheduler answers at tcp"):
         preshuffle(plates, out, scheduler="tcp://127.0.0.1:9")
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from cellfeed._collection import Collection, Genes, JoinVars, row_numbers
 from cellfeed._convert._preshuffle._append import contents_of_store, describe_extension
-from cellfeed._convert._preshuffle._dask import write_parts_on_dask
 from cellfeed._convert._preshuffle._inputs import Inputs, contents_of, open_matrices, open_parts
 from cellfeed._convert._preshuffle._job import (
     Contents,
@@ -26,7 +25,12 @@ from cellfeed._convert._preshuffle._job import (
     describe_request,
     digest,
 )
-from cellfeed._convert._preshuffle._part import peak_memory, token_of, write_part
+from cellfeed._convert._preshuffle._part import (
+    peak_memory,
+    token_of,
+    write_part,
+    write_parts_on_dask,
+)
 from cellfeed._convert._preshuffle._tables import CellTable, provenance_of
 from cellfeed._decode import expect_numcodecs
 from cellfeed._errors import FormatError, ParameterError

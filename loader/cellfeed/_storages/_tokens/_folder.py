@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore, Location, digest_of
 from cellfeed._bytes._remote import RemoteObjects, Version, versions_below, versions_of
-from cellfeed._bytes._tables import CachedTables
+from cellfeed._bytes._tables import CachedTables, map_or_read
 from cellfeed._errors import CellfeedError, FormatError, PathError
-from cellfeed._mapping import map_or_read
 from cellfeed._storages._source import files_in
 
 _PIECE_BYTES = 1 << 22
