@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cellfeed import ParameterError
-from cellfeed._sizes import parse_size
+from cellfeed import ParameterError, open_collection
+from cellfeed.console import ByteSize
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,16 @@ from cellfeed._sizes import parse_size
     ],
 )
 def test_sizes(given, n_bytes):
-    parsed = parse_size(given)
+    parsed = ByteSize().convert(given, None, None)
     assert (parsed, type(parsed)) == (n_bytes, int)
 
 
 @pytest.mark.parametrize(
     "given",
-    ["", "GB", "much", "-1GB", "1EB", "1 G B", "1e9", "²GB", "0GB", 0, -5, 1.5, True, None, b"1GB"],
+    ["", "GB", "much", "-1GB", "1EB", "1 G B", "1e9", "²GB", "0GB", 0, -5, 1.5, True, b"1GB"],
 )
 def test_what_is_no_size(given):
     with pytest.raises(ParameterError, match="`cache") as raised:
-        parse_size(given, "cache")
+        open_collection("https://example.org/a.h5ad", cache=given)
     assert repr(given) in str(raised.value) or given == "0GB"
     assert "\n" not in str(raised.value)

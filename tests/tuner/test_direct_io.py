@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.page_cache import share_of_pages
 from tests.tuner.conftest import RECOMMENDED
 from tests.tuner.reports import code_to_paste, in_words
 
@@ -12,7 +13,6 @@ from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
 from cellfeed_tuner._history import data_fingerprint
-from cellfeed_tuner._measuring._page_cache import resident_fraction
 
 CONFIGURATION = Configuration(block_size=4, fetch_factor=2)
 
@@ -35,7 +35,7 @@ def test_is_measured_cold(folder):
     assert measured.cells_per_second is not None
     assert not measured.delivery_fault
     if measured.cache == "cold":
-        assert (resident_fraction(collection.files) or 0) < 0.5  # tables of small files, no chunks
+        assert share_of_pages(collection.files) < 0.5  # tables of small files, no chunks
 
 
 def test_is_not_measured_warm(folder):

@@ -1,12 +1,11 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import dense
 
 from cellfeed import open_collection
-from cellfeed._fetch import Reader
+from cellfeed.sampling import Fetch
+from cellfeed.stages import FetchStages
 
 
 @pytest.fixture(params=["csr", "dense"])
@@ -16,32 +15,38 @@ def file(request, write_h5ad):
     return write_h5ad(X, {"number": np.arange(50.0)})
 
 
-def address(X: Any) -> int:
-    values = X if isinstance(X, np.ndarray) else X.data
-    return int(values.ctypes.data)
+def read(stages, rows, order=None):
+    """Read rows; return the groups."""
+    order = np.arange(rows.size) if order is None else order
+    planned = stages.readahead(stages.plan(Fetch(rows=rows, order=order)))
+    return [each.to_scipy() for each in stages.read(planned)]
 
 
 def test_memory_is_used_again_once_nobody_has_it(file):
-    with Reader(open_collection(file)) as reader:
-        first = address(reader.read(np.arange(50)).X)
-        assert address(reader.read(np.arange(50)).X) == first
+    def address(stages):
+        (cells,) = read(stages, np.arange(50))
+        values = cells.X if isinstance(cells.X, np.ndarray) else cells.X.data
+        return int(values.ctypes.data)
+
+    with FetchStages(open_collection(file), batch_size=50) as stages:
+        assert address(stages) == address(stages)
 
 
 def test_what_is_kept_stays_as_it_was(file, in_memory):
     expected = in_memory([file])
-    with Reader(open_collection(file)) as reader:
-        kept = [reader.read(np.arange(start, start + 10)) for start in range(40)]
-    for start, cells in enumerate(kept):
+    with FetchStages(open_collection(file), batch_size=10) as stages:
+        kept = [read(stages, np.arange(start, start + 10)) for start in range(40)]
+    for start, (cells,) in enumerate(kept):
         assert np.array_equal(dense(cells.X), expected[start : start + 10])
 
 
 def test_reads_of_growing_and_shrinking_size_are_right(file, in_memory):
     expected = in_memory([file])
     rng = np.random.default_rng(1)
-    with Reader(open_collection(file, obs=["number"])) as reader:
+    with FetchStages(open_collection(file, obs=["number"]), batch_size=50) as stages:
         for n_rows in (3, 40, 1, 0, 50, 20):
             rows = np.sort(rng.permutation(50)[:n_rows])
-            cells = reader.read(rows)
+            (cells,) = read(stages, rows)
             assert np.array_equal(dense(cells.X), expected[rows])
             assert np.array_equal(cells.obs["number"], rows)
             assert np.array_equal(cells.rows, rows)
@@ -53,19 +58,23 @@ def test_groups_are_the_rows_in_the_order_asked_for(file, in_memory, group_size)
     rng = np.random.default_rng(2)
     rows = np.sort(rng.permutation(50)[:30])
     order = np.concatenate([rng.permutation(30), rng.integers(0, 30, size=10)])
-    with Reader(open_collection(file, obs=["number"]), num_threads=3) as reader:
-        groups = list(reader.read_groups(rows, order, group_size))
-        sizes = [len(group) for group in groups]
-        assert sizes[:-1] == [group_size] * (len(groups) - 1)
-        assert sum(sizes) == 40
-        X = np.concatenate([dense(group.to_scipy().X) for group in groups])
+    collection = open_collection(file, obs=["number"])
+    with FetchStages(collection, batch_size=group_size, num_threads=3) as stages:
+        groups = read(stages, rows, order)
+    sizes = [len(group) for group in groups]
+    assert sizes[:-1] == [group_size] * (len(groups) - 1)
+    assert sum(sizes) == 40
+    X = np.concatenate([dense(group.X) for group in groups])
     assert np.array_equal(X, expected[rows[order]])
     assert np.array_equal(np.concatenate([group.obs["number"] for group in groups]), rows[order])
 
 
 def test_two_readers_do_not_disturb_each_other(file, in_memory):
     collection, expected = open_collection(file), in_memory([file])
-    with Reader(collection) as one, Reader(collection) as other:
-        first = one.read(np.arange(10)).X
-        other.read(np.arange(30, 50))
-    assert np.array_equal(dense(first), expected[:10])
+    with (
+        FetchStages(collection, batch_size=50) as one,
+        FetchStages(collection, batch_size=50) as other,
+    ):
+        (first,) = read(one, np.arange(10))
+        read(other, np.arange(30, 50))
+    assert np.array_equal(dense(first.X), expected[:10])
