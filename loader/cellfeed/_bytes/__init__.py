@@ -18,7 +18,6 @@ from cellfeed._bytes._store import (
     LOOK_UP_SECONDS,
     Arrival,
     ByteStore,
-    UnreadableRangeError,
     is_awaited,
     threads_until_left,
     until_left,

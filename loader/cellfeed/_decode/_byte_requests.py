@@ -9,8 +9,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import LOOK_UP_SECONDS, ByteStore, UnreadableRangeError, is_awaited
-from cellfeed._bytes._requests import joined
+from cellfeed._bytes import LOOK_UP_SECONDS, ByteStore, is_awaited
+from cellfeed._bytes._store import joined
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._errors import FormatError
 
@@ -205,7 +205,7 @@ def _read(chunks: NDArray[np.int64], arrived: Sequence[_Requested], damage: _Dam
     rows = np.concatenate([own for _, own, _ in arrived])
     found, owners = chunks[rows], list[object]()
     contents = (
-        content for store, own, _ in arrived for content in _contents(chunks, store, own, damage)
+        content for store, own, _ in arrived for content in store.read_ranges(*_ranges(chunks, own))
     )
     for chunk, row, content in zip(found, rows.tolist(), contents, strict=True):
         if content is None:
@@ -219,16 +219,6 @@ def _read(chunks: NDArray[np.int64], arrived: Sequence[_Requested], damage: _Dam
         owners.append(stored)
         chunk[fields.OFFSET], chunk[fields.SIZE] = stored.ctypes.data, stored.size
     return rows, found, owners
-
-
-def _contents(
-    chunks: NDArray[np.int64], store: ByteStore, rows: NDArray[np.intp], damage: _Damage
-) -> Sequence[bytes | memoryview | NDArray[np.uint8] | None]:
-    """Return the bytes of chunks that arrived together."""
-    try:
-        return store.read_ranges(*_ranges(chunks, rows))
-    except UnreadableRangeError as error:
-        raise damage(fields.UNREADABLE, int(rows[error.range])) from None
 
 
 def _check_own_files(

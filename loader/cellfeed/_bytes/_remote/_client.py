@@ -22,8 +22,13 @@ from weakref import WeakKeyDictionary
 
 from cellfeed._bytes._location import Location, StorageOptions
 from cellfeed._bytes._remote._disk_cache import DiskCache
-from cellfeed._bytes._remote._failures import ChangedError, failure, is_overload, may_pass
-from cellfeed._bytes._requests import cancelled
+from cellfeed._bytes._remote._failures import (
+    ChangedError,
+    cancelled,
+    failure,
+    is_overload,
+    may_pass,
+)
 from cellfeed._bytes._store import LOOK_UP_SECONDS, is_awaited
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, PathError
 

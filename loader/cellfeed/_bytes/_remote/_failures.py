@@ -138,3 +138,10 @@ def _said(error: BaseException) -> str:
     said = re.sub(r"^Generic \w+ error: ", "", line.rpartition(" - ")[2])
     said = re.sub(r"https?://\S+", "", said)  # the message names it already, and it may be signed
     return " ".join(said.split())[:160]
+
+
+def cancelled(location: Location) -> RemoteError:
+    """Return the exception that is raised if reading is cancelled."""
+    return RemoteError(
+        f"{location}: reading was cancelled, since nothing waits for it; read it again"
+    )

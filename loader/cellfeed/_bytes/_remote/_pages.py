@@ -34,7 +34,7 @@ from cellfeed._bytes._remote._client import (
 from cellfeed._bytes._remote._disk_cache import ObjectVersion
 from cellfeed._bytes._remote._failures import ShortError
 from cellfeed._bytes._remote._scheduler import LARGEST_REQUEST
-from cellfeed._bytes._requests import joined
+from cellfeed._bytes._store import joined
 
 # Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
 #

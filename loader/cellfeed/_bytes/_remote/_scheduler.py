@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -25,8 +26,8 @@ from cellfeed._bytes._remote._client import (
     stores_of,
     version_of,
 )
-from cellfeed._bytes._remote._failures import ShortError, failure, is_overload
-from cellfeed._bytes._requests import Batch, Request, cancelled
+from cellfeed._bytes._remote._failures import ShortError, cancelled, failure, is_overload
+from cellfeed._bytes._store import LOOK_UP_SECONDS, is_awaited
 from cellfeed._errors import CellfeedError, PathError
 
 # Cost of a round trip to a server, and the number of concurrent requests.
@@ -180,8 +181,29 @@ class Object(NamedTuple):
     version: Version | None
 
 
-class RemoteBatch(Batch):
-    """Requests to a store; see `Batch`.
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Bytes of one file that are requested together.
+
+    Parameters
+    ----------
+    file, first, stop
+        The file, the first byte, and the end.
+    n_wanted
+        Number of these bytes that are needed; the others are gaps.
+    ranges
+        Numbers of the ranges that lie in these bytes.
+    """
+
+    file: int
+    first: int
+    stop: int
+    n_wanted: int
+    ranges: Sequence[int]
+
+
+class Batch:
+    """Requests to a store that are awaited together.
 
     Parameters
     ----------
@@ -189,16 +211,46 @@ class RemoteBatch(Batch):
         The requests. An object whose version is not known may end before them.
     objects
         The objects of the requests, by number.
+
+    Attributes
+    ----------
+    location
+        Location of one of the objects, for messages.
+    answers
+        For each request the bytes, None if there is no such object, or the error.
+    is_here
+        Done once each request is answered, or has failed.
+    is_cancelled
+        Whether the requests are no longer needed.
     """
 
     def __init__(self, requests: Sequence[Request], objects: Mapping[int, Object]) -> None:
-        super().__init__(requests, objects[requests[0].file].location)
-        self.objects = objects
+        self.requests, self.objects = requests, objects
+        self.location = objects[requests[0].file].location
+        self.answers: list[memoryview | CellfeedError | None] = [None] * len(requests)
+        self.is_here = Future[None]()
+        self.is_cancelled = False
         self.tasks = set[asyncio.Task[memoryview | None]]()
         self._n_left = len(requests)
 
+    def result(self) -> Sequence[memoryview | CellfeedError | None]:
+        """Wait for all answers.
+
+        Each request ends in bounded time, so this does too, and immediately when the process exits,
+        which must not wait for a server.
+
+        Raises
+        ------
+        RemoteError
+            The requests are no longer needed, as when the process exits.
+        """
+        while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
+            if self.is_cancelled or not is_awaited():  # others may still be waiting for it
+                raise cancelled(self.location)
+        return self.answers
+
     def cancel(self) -> None:
-        """Cancel the requests; see `Batch`."""
+        """Cancel requests that have not been answered; from any thread, and without waiting."""
         if not self.is_here.done() and not is_forked():
             in_loop(self._cancel)
 
@@ -226,7 +278,7 @@ class Scheduler:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._waiting = deque[tuple[RemoteBatch, int]]()
+        self._waiting = deque[tuple[Batch, int]]()
         self._n_in_flight = 0
         self._window = Window()
         self.link = Link()
@@ -237,11 +289,11 @@ class Scheduler:
         """Limit of concurrent requests."""
         return self._window.limit
 
-    def submit(self, batches: Sequence[RemoteBatch]) -> None:
+    def submit(self, batches: Sequence[Batch]) -> None:
         """Queue requests; from any thread, and without waiting."""
         in_loop(self._submit, batches)
 
-    def _submit(self, batches: Sequence[RemoteBatch]) -> None:
+    def _submit(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self._waiting += ((batch, number) for number in range(len(batch.requests)))
         self._send()
@@ -259,9 +311,7 @@ class Scheduler:
             # Also called for a task that was cancelled before it began.
             task.add_done_callback(partial(self._answered, batch, number))
 
-    def _answered(
-        self, batch: RemoteBatch, number: int, task: "asyncio.Task[memoryview | None]"
-    ) -> None:
+    def _answered(self, batch: Batch, number: int, task: "asyncio.Task[memoryview | None]") -> None:
         self._n_in_flight -= 1
         asyncio.get_running_loop().call_soon(self._send)
         batch.tasks.discard(task)
