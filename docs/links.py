@@ -12,6 +12,7 @@ _TORCH = "https://docs.pytorch.org/docs/stable"
 _PAGES = {
     "anndata.AnnData": "https://anndata.readthedocs.io/en/stable/generated/{}.html",
     "anndata.experimental.AnnCollection": "https://anndata.readthedocs.io/en/stable/generated/{}.html",
+    "numpy.dtype": "https://numpy.org/doc/stable/reference/generated/{}.html",
     "numpy.ndarray": "https://numpy.org/doc/stable/reference/generated/{}.html",
     "numpy.typing.ArrayLike": "https://numpy.org/doc/stable/reference/typing.html",
     "numpy.typing.NDArray": "https://numpy.org/doc/stable/reference/typing.html",
@@ -21,6 +22,7 @@ _PAGES = {
     "scipy.sparse.csr_matrix": "https://docs.scipy.org/doc/scipy/reference/generated/{}.html",
     "torch.Tensor": f"{_TORCH}/tensors.html",
     "torch.device": f"{_TORCH}/tensor_attributes.html",
+    "torch.distributed.device_mesh.DeviceMesh": f"{_TORCH}/distributed.html",
     "torch.dtype": f"{_TORCH}/tensor_attributes.html",
     "torch.utils.data.DataLoader": f"{_TORCH}/data.html",
     "torch.utils.data.Dataset": f"{_TORCH}/data.html",
