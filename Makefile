@@ -22,7 +22,8 @@ env: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) -e '.[dev,docs]'
+	@$(PIP_INSTALL) 'pip>=25.1' # which knows dependency groups
+	@$(PIP_INSTALL) -e '.[tune]' --group dev --group docs
 	@$(BIN)/cellfeed warm-up
 	@touch $@
 

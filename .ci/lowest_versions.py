@@ -6,9 +6,8 @@ from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
-tools = {"dev", "docs", "examples"}  # extras that are not for users
 chosen = set(project["dependencies"])
-for name in extras.keys() - tools:
+for name in extras.keys() - {"examples"}:  # which is not for users
     chosen.update(extras[name])
 for requirement in sorted(chosen):
     found = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement)

@@ -1,24 +1,31 @@
 """The pages of cellfeed: `make docs` builds them, with warnings as errors."""
 
 import json
+import os
+import re
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 from typing import NewType
 
 import numpy.typing as npt
-from docutils.nodes import SkipNode
+from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.ext.napoleon import NumpyDocstring
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "loader"), str(ROOT / "tuner")]
+# The tutorial runs `autotune` as a reader would.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 # A name in signatures, instead of the union of ten types that it stands for.
 npt.ArrayLike = NewType("ArrayLike", object)
 npt.ArrayLike.__module__ = "numpy.typing"
 
 from autotune_schema import result_schema  # noqa: E402
+from links import url_of  # noqa: E402
+from speed import times_as_fast  # noqa: E402
 
 from cellfeed import __version__  # noqa: E402
 
@@ -42,20 +49,43 @@ templates_path = ["_templates"]
 
 smartquotes_action = "D"  # only dashes: quotes and dots in help texts are what to type
 
+# A checkout does not know where it is hosted; what publishes the pages does.
+repository = os.environ.get("CELLFEED_REPOSITORY", "").removesuffix(".git")
+versions = os.environ.get("CELLFEED_VERSIONS", "")  # the address of a versions.json
+
 html_theme = "sphinx_book_theme"
 html_title = "cellfeed"
+html_logo = html_favicon = "_static/logo.svg"
+html_sidebars = {
+    "**": [
+        "navbar-logo.html",
+        *(["version-switcher.html"] if versions else []),
+        *(["icon-links.html"] if repository else []),
+        "search-button-field.html",
+        "sbt-sidebar-nav.html",
+    ]
+}
 html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_toc_level": 2,
     "collapse_navbar": True,
     "navbar_persistent": [],
+    "logo": {"text": "cellfeed", "alt_text": "cellfeed: start page"},
+    "extra_footer": f"cellfeed {version}",
+    "repository_url": repository,
+    "use_repository_button": bool(repository),
 }
+if versions:
+    html_theme_options["switcher"] = {"json_url": versions, "version_match": version}
+    html_theme_options["check_switcher"] = False
 html_static_path = ["_static"]
 html_css_files = ["cellfeed.css"]
+html_js_files = [("enlarge.js", {"defer": "defer"})]
 html_math_renderer = "mathml"
 
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_substitutions = {"times_as_fast": times_as_fast()}
 myst_heading_anchors = 3
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
@@ -128,7 +158,58 @@ def write_math(translator, node, display):
         tex = tex.replace(name, spaced)
     tag = translator.starttag(node, "div", "", CLASS="formula") if display == "block" else ""
     translator.body.append(f"{tag}{convert(tex, display=display)}{tag and '</div>'}")
-    raise SkipNode
+    raise nodes.SkipNode
+
+
+def first_paragraph(doctree):
+    """Return the first sentences of a page as one line of text."""
+    found = (each for each in doctree.findall(nodes.paragraph) if each.astext().strip())
+    sentences = (each for each in found if isinstance(each.parent, nodes.section))
+    return " ".join(next((each.astext() for each in sentences), "").split())
+
+
+def describe_page(_app, _name, _template, context, doctree):
+    """Describe a page to search engines, and to whoever shows a link to it."""
+    said = doctree and first_paragraph(doctree)
+    if said:
+        said = escape(said if len(said) <= 160 else said[:157].rsplit(" ", 1)[0] + " ...")  # noqa: PLR2004
+        title = escape(re.sub("<[^>]+>", "", context.get("title", project)))
+        context["metatags"] += (
+            f'<meta name="description" content="{said}">\n'
+            f'<meta property="og:title" content="{title}">\n'
+            f'<meta property="og:description" content="{said}">\n'
+        )
+
+
+def write_llms_txt(app, error):
+    """List the pages, with what each says, as `llms.txt` (llmstxt.org); sources lie beside."""
+    if error or app.builder.name != "html":
+        return
+    lines = [f"# {project}", ""]
+    for name in [app.config.root_doc, *app.env.toctree_includes[app.config.root_doc]]:
+        said = first_paragraph(app.env.get_doctree(name))
+        if name == app.config.root_doc:
+            lines += [f"> {said}", "", "## Pages", ""]
+            continue
+        for page in [name, *app.env.toctree_includes.get(name, [])]:
+            title, said = (
+                app.env.titles[page].astext(),
+                first_paragraph(app.env.get_doctree(page)),
+            )
+            lines.append(f"- [{title}]({source_of(app, page)}): {said}".removesuffix(": "))
+    Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
+
+
+def source_of(app, page):
+    """Return where the source of a page lies in the site."""
+    suffix = Path(app.env.doc2path(page)).suffix
+    return f"_sources/{page}{suffix}{'' if suffix == '.txt' else '.txt'}"
+
+
+def link_elsewhere(_app, _env, node, content):
+    """Link names of Python, NumPy, anndata, PyTorch and others to their reference."""
+    url = url_of(node.get("reftarget", ""))
+    return nodes.reference("", "", content, internal=False, refuri=url) if url else None
 
 
 def setup(app):
@@ -141,3 +222,6 @@ def setup(app):
     app.connect("config-inited", lambda app, _config: copy_notebooks(app))
     app.connect("config-inited", lambda app, _config: write_schema(app))
     app.connect("source-read", link_notebooks)
+    app.connect("missing-reference", link_elsewhere)
+    app.connect("html-page-context", describe_page)
+    app.connect("build-finished", write_llms_txt)

@@ -74,6 +74,10 @@ class _OneLineErrors(click.Command):
         except KeyboardInterrupt:
             interrupted("Interrupted.")
 
+    def get_short_help_str(self, limit: int = 1_000) -> str:
+        """Return the first sentence of the help, which lists of commands wrap rather than cut."""
+        return super().get_short_help_str(max(limit, 1_000))
+
 
 class OneLineErrorCommand(_OneLineErrors):
     """A click command that reports `CellfeedError` and `OSError` as one line, with exit code 2.
@@ -87,6 +91,8 @@ class OneLineErrorCommand(_OneLineErrors):
 
 class OneLineErrorGroup(_OneLineErrors, click.Group):
     """A click group that reports errors of its commands as `OneLineErrorCommand` does."""
+
+    command_class = OneLineErrorCommand
 
 
 if TYPE_CHECKING:

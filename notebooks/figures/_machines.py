@@ -44,15 +44,20 @@ def draw_curve(axes: Axes, part: pd.DataFrame, *, over: str, **look: Any) -> Non
     axes.errorbar(part[over], part["cells_per_second"], yerr=around, **style)
 
 
-def draw_level(axes: Axes, row: pd.Series, *, text: str) -> None:
-    """Draw the throughput of a loader without settings, as a line with its interval."""
+def draw_level(axes: Axes, row: pd.Series, *, text: str, below: bool = False) -> None:
+    """Draw the throughput of a loader without settings, as a line with its interval.
+
+    The text stands above the line on the right, or below it on the left, before other lines.
+    """
     colour = LOADERS[row["loader"]]["color"]
     if "low" in row:
         axes.axhspan(row["low"], row["high"], color=colour, alpha=0.15, lw=0)
     axes.axhline(row["cells_per_second"], color=colour, ls="--", lw=1)
     axes.annotate(
-        text, (1, row["cells_per_second"]), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-        textcoords="offset points", ha="right", fontsize=8, color=colour,
+        text, (0 if below else 1, row["cells_per_second"]), xycoords=("axes fraction", "data"),
+        xytext=(4, -4) if below else (-2, 4), textcoords="offset points",
+        ha="left" if below else "right", va="top" if below else "bottom", fontsize=8, color=colour,
+        bbox={"fc": "white", "ec": "none", "alpha": 0.85, "pad": 0.6}, zorder=5,
     )  # fmt: skip
 
 

@@ -25,9 +25,9 @@ __all__ = ["storage_figure", "throughput_figure"]
 def throughput_figure(published: pd.DataFrame, ours: pd.DataFrame, *, caption: str) -> Figure:
     """Draw throughput over the fetch factor for each block size (the paper's Figure 2).
 
-    Published values and ours are from different machines: each has its own scale on the left. On
-    the right both share one: multiples of the throughput of single cells fetched for one minibatch
-    at a time.
+    Published values and ours are from different machines, so each has its own scale: on the left
+    cells per second, on the right multiples of the throughput of single cells fetched for one
+    minibatch at a time.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ def throughput_figure(published: pd.DataFrame, ours: pd.DataFrame, *, caption: s
             one(_shuffled(table), block_size=1, fetch_factor=1)["cells_per_second"]
             for table in tables.values()
         ]
-        scale_alike(panels, at_random, of="block size 1, fetch factor 1")
+        for axes, unit in zip(panels, at_random, strict=True):
+            scale_alike([axes], [unit], of="block size 1, fetch factor 1")
         _draw_legend(figure, colours)
         draw_caption(figure, caption)
     return figure
@@ -84,7 +85,7 @@ def storage_figure(
         axes = figure.subplots()
         _draw_grid(axes, throughputs, colours)
         _draw_beside(axes, throughputs, "DataLoader")
-        draw_level(axes, native, text=native["text"])
+        draw_level(axes, native, text=native["text"], below=True)
         axes.set_title(storage)
         at_random = one(throughputs, loader="DataLoader", strategy="random")["cells_per_second"]
         scale_alike([axes], [at_random], of="DataLoader, random access")

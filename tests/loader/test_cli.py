@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import click
 import pytest
 from tests import commands
@@ -15,6 +18,19 @@ def test_version():
     result = commands.cellfeed("--version")
     assert result.exit_code == 0
     assert cellfeed.__version__ in result.stdout
+
+
+def test_the_list_of_commands_is_not_cut():
+    _, _, listed = commands.cellfeed("--help").stdout.partition("Commands:")
+    assert "store of AnnData groups." in " ".join(listed.split())
+    assert not [line for line in listed.splitlines() if line.endswith("...")]
+
+
+def test_runs_as_a_module():
+    ran = subprocess.run(
+        [sys.executable, "-m", "cellfeed", "--help"], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith("Usage: python -m cellfeed [OPTIONS] COMMAND")
 
 
 def test_synthesize_reports_one_line(tmp_path):

@@ -3,6 +3,7 @@
 import html
 import json
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -402,3 +403,11 @@ def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, mo
     printed = commands.autotune("./explain", "--label", "nope")
     assert printed.exit_code == 2
     assert "has no column 'nope'" in printed.stderr
+
+
+def test_runs_as_a_module():
+    command = [sys.executable, "-m", "cellfeed_tuner", "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("Usage: python -m cellfeed_tuner [OPTIONS] PATH...")
+    _, _, listed = ran.stdout.partition("Commands:")
+    assert "and where the time goes." in " ".join(listed.split())

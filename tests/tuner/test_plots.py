@@ -39,6 +39,15 @@ def test_on_the_front_lies_what_nothing_beats_in_both_respects(result_of):
     assert front.get_drawstyle() == "steps-post"
 
 
+def test_shares_near_random_sampling_can_be_told_apart(result_of):
+    (axes,) = plots.trade_off_figure(result_of("recommended")).axes
+    shares = np.array([0.2, 0.9, 0.98, 0.99, 1.0, 1.01])
+    points = np.column_stack([shares, np.full(shares.size, 1_000)])
+    scaled = axes.transScale.transform(points)
+    assert (np.diff(axes.transLimits.transform(scaled)[:, 0]) > 0.05).all()
+    assert axes.transScale.inverted().transform(scaled)[:, 0] == pytest.approx(shares)
+
+
 def test_the_chosen_point_is_marked_with_the_figure_that_is_published(result_of):
     (axes,) = plots.trade_off_figure(result_of("recommended")).axes
     chosen = axes.containers[-1]

@@ -251,6 +251,10 @@ def _sizes(result: AutotuneResult) -> tuple[list[int], list[int]]:
 
 # The legend names at most this many block sizes.
 _MOST_NAMED = 10
+# Shares of random sampling's entropy are drawn over their distance from 1: linear below this one,
+# logarithmic above, since what is worth choosing lies within a few percent of 1.
+_LINEAR_DISTANCE = 0.002
+_SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -330,6 +334,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     axes.set_title("Trade-off, with 95 % intervals")
     of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
     axes.set(xlabel=f"{of}, as a share of random sampling", ylabel="throughput (cells/s)")
+    _scale_shares(axes)
     scale_speeds(axes)
     axes.yaxis.set_minor_locator(NullLocator())
     for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED)]:
@@ -339,6 +344,22 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         axes.plot([], [], _marker(workers, number), color=BOUND, label=name)
     if any(each.has_few_rounds for each in result.configurations):
         axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
+
+
+def _scale_shares(axes: Axes) -> None:
+    """Scale a horizontal axis of shares so that those near 1 can be told apart."""
+    low, high = axes.get_xlim()
+    low = min(low, _SHARES[-3])
+    axes.set_xscale(
+        "function",
+        functions=(
+            lambda share: -np.arcsinh((1 - share) / _LINEAR_DISTANCE),
+            lambda place: 1 + _LINEAR_DISTANCE * np.sinh(place),
+        ),
+    )
+    axes.set_xlim(low, max(high, 1 + _LINEAR_DISTANCE))
+    axes.set_xticks([share for share in _SHARES if share >= low])
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def _marker(workers: Sequence[int], number: int) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cellfeed import FormatError, PathError, __version__
-from cellfeed.console import ByteSize, OneLineErrorCommand, OneLineErrorGroup
+from cellfeed.console import ByteSize, OneLineErrorGroup
 from cellfeed_tuner._commands import OF_THIS_PROCESS
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
@@ -81,7 +81,6 @@ class _Commands(OneLineErrorGroup):
     """
 
     allow_interspersed_args = True
-    command_class = OneLineErrorCommand
 
     def make_context(
         self,

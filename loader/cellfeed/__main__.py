@@ -1,0 +1,5 @@
+"""``python -m cellfeed``: the ``cellfeed`` command."""
+
+from cellfeed._entry_point import main
+
+main()
