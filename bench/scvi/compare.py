@@ -33,7 +33,7 @@ def environment(folder: Path) -> Path:
     if not (folder / "done").exists():
         say(f"making the environment {folder} ...")
         subprocess.run([find_python("3.12"), "-m", "venv", "--clear", folder], check=True)
-        needed = ["--requirement", Path(__file__).parent / "environment.txt", ROOT]
+        needed = ["--requirement", str(Path(__file__).parent / "environment.txt"), str(ROOT)]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *needed], check=True)
         (folder / "done").touch()
     return python
