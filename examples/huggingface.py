@@ -62,7 +62,6 @@ def main(plates: str, folder: str) -> None:
             save_steps=STOP_AFTER,
             report_to=[],
             disable_tqdm=True,
-            use_cpu=True,
         )
         model = Classifier(collection.n_vars, len(collection.obs[LABEL].categories))
         trainer = CellTrainer(model, arguments, train_dataset=dataset, callbacks=[Stops()])

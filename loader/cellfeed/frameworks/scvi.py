@@ -79,7 +79,8 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     unlabeled_category
         Label of unlabelled cells. Cells without a label count as unlabelled, too.
     sample_key
-        Name of an obs column, as in ``setup_anndata`` of `scvi.external.TorchMRVI`.
+        Name of an obs column, as in ``setup_anndata`` of `scvi.external.MRVI`, which is called
+        ``TorchMRVI`` before scvi-tools 1.5.
     reference
         A model, or the folder of a saved one, onto which these cells are mapped by `query_model`.
         Its genes, layer, keys and categories are used; batches that it does not know are added.
@@ -204,7 +205,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             if "n_obs" in each["state_registry"]:
                 each["state_registry"]["n_obs"] = len(self.collection)
                 each["summary_stats"]["n_cells"] = len(self.collection)
-        if "sample" in fields:  # where TorchMRVI looks for it
+        if "sample" in fields:  # where MRVI looks for it
             codes, n = self._codes("sample"), len(self._mapping("sample"))
             counts = torch.from_numpy(np.bincount(codes[codes >= 0], minlength=n))
             fields["sample"]["n_obs_per_sample"] = {"n_obs_per_sample": counts.float()}
