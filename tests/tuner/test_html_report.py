@@ -18,7 +18,7 @@ from cellfeed_tuner._results import STATUS_WORDS
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 VOID = {"br", "meta"}
 SECTIONS = [
-    "recommendation", "measured", "code", "bottleneck", "trade-off", "grid", "bounds",
+    "recommendation", "code", "measured", "bottleneck", "trade-off", "grid", "bounds",
     "configurations", "conditions",
 ]  # fmt: skip
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

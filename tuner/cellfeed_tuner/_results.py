@@ -348,7 +348,7 @@ class Dataset:
     loader
         The loader that read it, if not cellfeed; its number of genes and storage are unknown, and
         given as 0 or empty.
-    direct_io
+    uncached
         Whether pages of files were dropped from the page cache after each fetch.
     """
 
@@ -372,7 +372,7 @@ class Dataset:
     has_storage_options: bool = False
     cache_bytes: int = 0
     loader: str = ""
-    direct_io: bool = False
+    uncached: bool = False
 
     @property
     def n_visited(self) -> int:
@@ -413,7 +413,7 @@ def describe_dataset(
         batch_size=batch_size,
         has_storage_options=any(each.options.values for each in remote),
         cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
-        direct_io=collection.direct_io,
+        uncached=collection.uncached,
         slow_reading=collection.slow_reading() or "",
         selection=selection,
         **_labels(counted),

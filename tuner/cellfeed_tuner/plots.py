@@ -1,7 +1,7 @@
 """The pictures of a result.
 
-Each block size has the same colour in all pictures, from dark (small) to light (large), on a
-colour-blind-safe map. Intervals are drawn wherever there are any.
+Each block size has the same colour in all pictures but the grids, from dark (small) to light
+(large), on a colour-blind-safe map. Intervals are drawn wherever there are any.
 """
 
 import textwrap
@@ -87,13 +87,14 @@ Quantity = Literal["throughput", "entropy"]
 _Place = tuple[int, int]
 # Not timed, though they could have been.
 _PREDICTED = {"below entropy floor", "too slow", "mixes less", "not raced", "out of budget"}
-# What is slower than this share of the fastest has the darkest colour.
-_DARKEST_SHARE = 0.25
-_WHITE_ON = 0.6  # darker colours have white text
+# What is slower than this share of the fastest has the lightest colour.
+_LIGHTEST_SHARE = 0.25
+# The part of the colour map on which black text can be read: more is darker.
+_SHADES, _LIGHTEST, _DARKEST = "Blues", 0.1, 0.55
 
 
 class _Square(NamedTuple):
-    """A square of the grid; its shade is 0 to 1 on the colour map, or None for grey."""
+    """A square of the grid; its shade is 0 to 1, from light to dark, or None for grey."""
 
     shade: float | None
     text: str
@@ -127,40 +128,43 @@ def heat_map_figure(
 def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
     """Draw the throughput of the fastest configuration at each place of the grid.
 
-    Where none was timed, the status is given and the throughput that the cost model predicts.
+    Where none was timed, the throughput that the cost model predicts, else the status.
     """
     squares = dict[_Place, _Square]()
     shown = _best(result, lambda each: each.cells_per_second.value if each.cells_per_second else 0)
     best = max(
         each.cells_per_second.value if each.cells_per_second else 0 for each in shown.values()
     )
+    notes = list[str]()
     for place, each in shown.items():
         words = describe(each)
         if each.cells_per_second is not None:
             speed = each.cells_per_second.value
-            text = f"{_short(speed)}{'*' * each.has_few_rounds}\n{each.configuration.num_workers} w"
-            shade = max(0.0, 1 - log(speed / best) / log(_DARKEST_SHARE))
+            workers = workers_in_words(each.configuration.num_workers)
+            text = f"{_short(speed)}{'*' * each.has_few_rounds}\n{workers}"
+            shade = max(0.0, 1 - log(speed / best) / log(_LIGHTEST_SHARE))
             squares[place] = _Square(shade, text, words)
             continue
-        status = STATUS_WORDS[each.status].short
         predicted = result.predicted(each)
         if each.status in _PREDICTED and predicted:
             words += f"; predicted {interval(predicted)} cells/s"
-            squares[place] = _Square(None, f"~{_short(predicted.value, digits=0)}\n{status}", words)
+            squares[place] = _Square(None, f"~{_short(predicted.value, digits=0)}", words)
         else:
+            status = STATUS_WORDS[each.status].short
             squares[place] = _Square(None, "\n".join(status.rsplit(" ", 1)), words)
-    few = "; * few rounds" if any(each.has_few_rounds for each in shown.values()) else ""
-    has_others = any(each.configuration.others for each in shown.values())
-    of_best = "best workers (w) and other settings" if has_others else "best workers (w)"
-    predicted_too = "; ~ predicted" if any(each.text[0] == "~" for each in squares.values()) else ""
-    axes.set_title(f"Throughput (cells/s), {of_best}{predicted_too}{few}")
+    if any(each.text[0] == "~" for each in squares.values()):
+        notes.append("~ predicted")
+    if any(each.has_few_rounds for each in shown.values()):
+        notes.append("* few rounds")
+    axes.set_title("; ".join(["Throughput (cells/s)", *notes]))
     _draw_grid(axes, result, squares)
 
 
 def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
     """Draw the expected entropy of the best mixed configuration at each place of the grid.
 
-    Of several labels, that of the label mixed least. Colours begin at the floor.
+    As a share of random sampling's; of several labels, that of the label mixed least. Colours begin
+    at the floor.
     """
     shown = _best(result, lambda each: each.least_mixed.share_of_random)
     shares = {place: each.least_mixed.share_of_random for place, each in shown.items()}
@@ -171,12 +175,12 @@ def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
         share = shares[place]
         squares[place] = _Square(
             (share - low) / max(high - low, 1e-9) if share >= low or not reaching else None,
-            f"{each.least_mixed.expected.value:.3f}\n{share:.1%}",
+            f"{share:.1%}",
             describe(each),
         )
-    below = f"; grey: below {result.constraints.entropy_floor:g}" if reaching else ""
-    of = " of the label mixed least" if result.dataset.further_labels else ""
-    axes.set_title(f"Entropy{of} (bits),{chr(10) if of else ' '}share of random{below}")
+    below = f"; grey: below {result.constraints.entropy_floor:.0%}" if reaching else ""
+    of = ", label mixed least" if result.dataset.further_labels else ""
+    axes.set_title(f"Entropy (share of random){of}{below}")
     _draw_grid(axes, result, squares)
 
 
@@ -209,22 +213,28 @@ def _best(
 
 def _draw_grid(axes: Axes, result: AutotuneResult, squares: Mapping[_Place, _Square]) -> None:
     block_sizes, fetch_factors = _sizes(result)
-    colours = mpl.colormaps[COLOURS]
+    colours = mpl.colormaps[_SHADES]
+    chosen = result.recommended.configuration if result.recommended is not None else None
     for (block_size, fetch_factor), square in squares.items():
         row, column = block_sizes.index(block_size), fetch_factors.index(fetch_factor)
-        ground = NOT_TIMED if square.shade is None else colours(square.shade)
+        ground: Any = NOT_TIMED
+        if square.shade is not None:
+            ground = colours(_LIGHTEST + square.shade * (_DARKEST - _LIGHTEST))
         axes.add_patch(
             Rectangle(
                 (column - 0.5, row - 0.5), 1, 1, fc=ground, ec="white", lw=1,
                 gid=hover(square.hover),
             )
         )  # fmt: skip
-        colour, size = BOUND, 7
-        if square.shade is not None:
-            colour, size = "white" if square.shade < _WHITE_ON else "black", 8
-        axes.text(column, row, square.text, ha="center", va="center", color=colour, fontsize=size)
-    if result.recommended is not None:
-        chosen = result.recommended.configuration
+        is_chosen = chosen is not None and (
+            (block_size, fetch_factor) == (chosen.block_size, chosen.fetch_factor)
+        )
+        axes.text(
+            column, row, square.text, ha="center", va="center",
+            color=BOUND if square.shade is None else "black",
+            fontsize=7 if square.shade is None else 8, fontweight="bold" if is_chosen else None,
+        )  # fmt: skip
+    if chosen is not None:
         corner = (
             fetch_factors.index(chosen.fetch_factor) - 0.48,
             block_sizes.index(chosen.block_size) - 0.48,
@@ -271,7 +281,7 @@ def autotune_figure(result: AutotuneResult) -> Figure:
             trade_off = figure.subplots()
         _draw_trade_off(trade_off, result)
         trade_off.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
-        figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=11)
+        figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=12, fontweight="bold")
         draw_caption(figure, _caption(result))
     return figure
 
@@ -289,8 +299,9 @@ def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:
 
 def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     """Draw the measured configurations and their Pareto front, without a legend."""
-    block_sizes = sorted({each.configuration.block_size for each in result.configurations})
-    workers = sorted({each.configuration.num_workers for each in result.configurations})
+    timed = [each for each in result.configurations if each.cells_per_second is not None]
+    block_sizes = sorted({each.configuration.block_size for each in timed})
+    workers = sorted({each.configuration.num_workers for each in timed})
     colours = block_colours(block_sizes)
     for each in result.configurations:
         speed = each.cells_per_second
@@ -319,11 +330,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             label="Pareto front",
         )  # fmt: skip
     floor = result.constraints.entropy_floor
-    axes.axvline(floor, color=BOUND, ls="--", lw=1)
-    axes.annotate(
-        f"floor {floor:g}", (floor, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3),
-        textcoords="offset points", rotation=90, ha="right", va="top", fontsize=8, color=BOUND,
-    )  # fmt: skip
+    axes.axvline(floor, color=BOUND, ls="--", lw=1, label=f"entropy floor, {floor:.4g}")
     chosen, recommended = result.chosen, result.recommended
     if chosen is not None and recommended is not None and recommended.cells_per_second is not None:
         share, speed = chosen.least_mixed.share_of_random, recommended.cells_per_second
@@ -331,17 +338,16 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             share, speed.value, yerr=around(speed), fmt="o", mfc="none", mec=CHOSEN, ecolor=CHOSEN,
             ms=13, mew=2, label="recommended",
         )  # fmt: skip
-    axes.set_title("Trade-off, with 95 % intervals")
+    axes.set_title("Trade-off, with 95 % intervals; better up and right")
     of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
     axes.set(xlabel=f"{of}, as a share of random sampling", ylabel="throughput (cells/s)")
     _scale_shares(axes)
     scale_speeds(axes)
     axes.yaxis.set_minor_locator(NullLocator())
-    for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED)]:
-        axes.plot([], [], "o", color=colours[size], label=f"block {size}")
+    for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED) or 1]:
+        axes.plot([], [], "o", color=colours[size], label=f"block size {size}")
     for number in workers:
-        name = "1 worker" if number == 1 else f"{number} workers"
-        axes.plot([], [], _marker(workers, number), color=BOUND, label=name)
+        axes.plot([], [], _marker(workers, number), color=BOUND, label=workers_in_words(number))
     if any(each.has_few_rounds for each in result.configurations):
         axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
 
@@ -362,6 +368,11 @@ def _scale_shares(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
+def workers_in_words(number: int) -> str:
+    """Return ``1 worker``, ``2 workers`` and so on."""
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
 def _marker(workers: Sequence[int], number: int) -> str:
     return _WORKER_MARKERS[workers.index(number) % len(_WORKER_MARKERS)]
 
@@ -374,7 +385,8 @@ def _headline(result: AutotuneResult) -> str:
     if speed is None:
         return f"Recommended: {chosen} (predicted; its throughput is unknown)"
     predicted = " (predicted)" if result.recommended.basis == "predicted" else ""
-    return f"Recommended: {chosen}; {interval(speed)} cells/s{predicted}"
+    mixed = f"{result.chosen.least_mixed.share_of_random:.1%} of random sampling's entropy"
+    return f"Recommended: {chosen}; {interval(speed)} cells/s{predicted}, {mixed}"
 
 
 def _caption(result: AutotuneResult) -> str:

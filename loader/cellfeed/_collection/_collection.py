@@ -379,7 +379,7 @@ class Collection:
         return any(location.is_remote for location in self.locations)
 
     @property
-    def direct_io(self) -> bool:
+    def uncached(self) -> bool:
         """Whether pages of files are dropped from the page cache after each fetch."""
         return any(location.options.drops_pages for location in self.locations)
 

@@ -140,8 +140,8 @@ def _find(
         raise PathError(msg)
     for each in one_or_more:
         if options is not None and options.drops_pages and isinstance(each, Source):
-            msg = f"`direct_io` applies only to paths, but got an open `{type(each).__name__}`"
-            raise ParameterError(f"{msg}; give its path, or leave `direct_io` out")
+            msg = f"`uncached` applies only to paths, but got an open `{type(each).__name__}`"
+            raise ParameterError(f"{msg}; give its path, or leave `uncached` out")
     found = [each for where in one_or_more for each in _found(where, options)]
     seen = set[Location | Path]()
     for location in (each.location for each in found if isinstance(each, _Found)):
@@ -296,7 +296,7 @@ def open_collection(
     join_obs: JoinObs = "same",
     storage_options: Mapping[str, Any] | None = None,
     cache: int | str | None = None,
-    direct_io: bool = False,
+    uncached: bool = False,
     **unknown: Any,
 ) -> Collection:
     """Open files, stores and databases of cells as one collection.
@@ -363,13 +363,12 @@ def open_collection(
     cache
         Maximum disk space for a cache of bytes read from servers, such as ``"20GB"``. Processes
         share the cache, and later runs use it again. If None, only metadata are cached.
-    direct_io
+    uncached
         Whether to leave nothing of the chunks of local ``.h5ad``, ``.h5mu`` and zarr in the page
         cache, so that files far larger than memory do not evict other pages: pages are dropped
         once a fetch has been read from them. The rows are the same, but every epoch reads from the
         disk what the page cache could have held. obs, var, and elements that are read by h5py or
         zarr (see `Collection.describe`) stay in the page cache.
-
     **unknown
         Refused, with what to write instead.
 
@@ -386,7 +385,7 @@ def open_collection(
     ParameterError
         An argument has the wrong type; an element name is invalid or given twice, or there are
         none; ``join_vars``, ``genes`` or
-        ``join_obs`` is invalid; or the system or the storage does not support ``direct_io``.
+        ``join_obs`` is invalid; or the system or the storage does not support ``uncached``.
     MismatchError
         The files do not have the same genes, a file lacks one of ``genes``, or genes are matched by
         name and a file has two genes of that name; the rows of an ``obsm`` array differ in shape
@@ -430,7 +429,7 @@ def open_collection(
     options = StorageOptions(
         dict(storage_options or {}),
         0 if cache is None else parse_size(cache, "cache"),
-        drops_pages=direct_io,
+        drops_pages=uncached,
     )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names)

@@ -130,7 +130,7 @@ class Readable(Protocol):
     def delivers_obs_names(self) -> bool: ...
 
     @property
-    def direct_io(self) -> bool: ...
+    def uncached(self) -> bool: ...
 
     def obs_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]: ...
 
@@ -338,7 +338,7 @@ class Reader:
             return self._read(planned, first_alone=first_alone)
         finally:
             planned.cancel()
-            if self._collection.direct_io and self._remaining is None:
+            if self._collection.uncached and self._remaining is None:
                 planned.drop_pages()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
@@ -421,7 +421,7 @@ class Reader:
 
         def remaining() -> Iterator[Cells]:
             others_ascend = other_reads.run(bases, self._decoder).ascending
-            if self._collection.direct_io:
+            if self._collection.uncached:
                 planned.drop_pages()
             return finished(slice(1, None), ascending=first_ascend and others_ascend)
 

@@ -356,7 +356,7 @@ class SourceConformance:
 class _ByLibrary:
     """A collection whose rows the storage's own library reads."""
 
-    delivers_obs_names = direct_io = False
+    delivers_obs_names = uncached = False
 
     def __init__(self, collection: Collection) -> None:
         self.elements, self.obs = collection.elements, collection.obs

@@ -217,9 +217,9 @@ class TestWhereElse:
         link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
         return there, here
 
-    def test_direct_io(self, folder):
+    def test_uncached(self, folder):
         _, here = self.linked(folder)
-        collection = open_collection(here, direct_io=True)
+        collection = open_collection(here, uncached=True)
         assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
 
     def test_another_process(self, folder):

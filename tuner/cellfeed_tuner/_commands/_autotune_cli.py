@@ -146,9 +146,9 @@ class _Commands(OneLineErrorGroup):
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
 @click.option(
-    "--direct-io",
+    "--uncached",
     is_flag=True,
-    help="Read files past the page cache, as `open_collection(direct_io=True)`.",
+    help="Leave nothing in the page cache, as `open_collection(uncached=True)`.",
 )
 @click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
               metavar="FILE.json",
@@ -181,7 +181,7 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
         obs=list(dict.fromkeys(filter(None, given))),
         elements=settings["elements"],
         storage_options=_storage_options(settings.pop("storage_options")),
-        direct_io=settings.pop("direct_io"),
+        uncached=settings.pop("uncached"),
     )
     if settings["where"] is not None:
         collection.where(settings["where"])

@@ -196,9 +196,9 @@ def cache_state(collection: Collection, requested: CacheState | None) -> CacheSt
                 "machine; give 'cold' or 'warm'"
             )
             raise ParameterError(msg)
-        if requested == "warm" and collection.direct_io:
-            msg = f"cache='warm', but {collection.locations[0]} is read past the page cache"
-            raise ParameterError(f"{msg}; leave `cache` out, or open it without `direct_io`")
+        if requested == "warm" and collection.uncached:
+            msg = f"cache='warm', but {collection.locations[0]} is opened `uncached`"
+            raise ParameterError(f"{msg}; leave `cache` out, or open it without")
         return requested or "cold"
     if requested in {"cold", "warm"}:
         first = next(each for each in collection.locations if each.is_remote)

@@ -112,10 +112,10 @@ def _compared(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _C
     ratio, bits = each.relative, each.least_mixed
     return _settings(each, result) | {
         "cells/s [95 % interval]": _throughput(each),
-        "times the recommended": _Cell(
+        "times recommended": _Cell(
             "1x" if each is result.chosen else times(ratio) if ratio else ""
         ),
-        "share of random sampling's entropy": _Cell(
+        "entropy / random": _Cell(
             f"{bits.share_of_random:.1%}",
             f"{bits.expected.value:.3f} bits of {bits.random_alike:.3f}",
         ),

@@ -21,7 +21,7 @@ from cellfeed_tuner._constants import (
     MUCH_START,
     REMOTE_PREFETCH,
 )
-from cellfeed_tuner._interval import Estimate, interval, times
+from cellfeed_tuner._interval import Estimate, interval, quotient, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult, is_as_fast
@@ -55,13 +55,18 @@ def _key_figures(result: AutotuneResult) -> dict[str, str]:
     chosen, known = result.recommended, result.chosen
     if chosen is None or known is None:
         return {}
-    (how,), (mixed,) = in_words("how_measured", result), in_words("share", known.entropy_bits)
+    (how,) = in_words("how_measured", result)
     speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
-    return {
-        f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} cells/s",
-        f"entropy of {result.dataset.label}": mixed,
-        "peak memory": "not measured" if memory is None else megabytes(memory),
-    }
+    figures = {f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} cells/s"}
+    for label, bits in result.entropies(known).items():
+        (figures[f"entropy of {label}"],) = in_words("share", bits)
+    within = known.conditional_entropy_bits
+    if within is not None:
+        (figures[f"entropy of {result.dataset.label} within {within.given}"],) = in_words(
+            "share", within
+        )
+    figures["peak memory"] = "not measured" if memory is None else megabytes(memory)
+    return figures
 
 
 _TEMPLATES = jinja2.Environment(
@@ -85,6 +90,7 @@ _TEMPLATES.globals.update(
     is_as_fast=is_as_fast,
     in_words=in_words,
     interval=interval,
+    inverse=lambda ratio: quotient(Estimate(1.0, 1.0, 1.0), ratio),
     megabytes=megabytes,
     microseconds=microseconds,
     times=times,
@@ -185,8 +191,8 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
         arguments += f", elements={list(elements)!r}"
     if dataset.has_storage_options:
         arguments += ", storage_options=..."
-    if dataset.direct_io:
-        arguments += ", direct_io=True"
+    if dataset.uncached:
+        arguments += ", uncached=True"
     rows = ""
     if selection is not None:
         rows = f"collection.where({selection.where!r})" if selection.where else "rows"

@@ -1,6 +1,6 @@
 """Compare buffered and direct reads of the same files in turns, each epoch from cold.
 
-    python -m bench.direct_io FOLDER [--blocks 16 64 512] [--rounds 5] [--batches 1000]
+    python -m bench.uncached FOLDER [--blocks 16 64 512] [--rounds 5] [--batches 1000]
 
 Prints cells/s, processor time per cell, and the share of the files in the page cache afterwards.
 """
@@ -45,7 +45,7 @@ def main():
     for block_size in given.blocks:
         turns = {}
         for name, direct in (("buffered", False), ("direct", True)):
-            collection = open_collection(given.folder, direct_io=direct)
+            collection = open_collection(given.folder, uncached=direct)
             dataset = CellDataset(
                 collection, BlockShuffling(block_size), batch_size=64, fetch_factor=64, seed=0
             )

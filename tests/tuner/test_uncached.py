@@ -1,4 +1,4 @@
-"""Files that are read past the page cache are measured so, and told from others."""
+"""Files that leave nothing in the page cache are measured so, and told from others."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def opened(folder, *, direct_io=True):
-    return open_collection(folder, obs=["plate"], direct_io=direct_io)
+def opened(folder, *, uncached=True):
+    return open_collection(folder, obs=["plate"], uncached=uncached)
 
 
 def test_is_measured_cold(folder):
@@ -36,21 +36,21 @@ def test_is_measured_cold(folder):
 
 
 def test_is_not_measured_warm(folder):
-    with pytest.raises(ParameterError, match=r"cache='warm', but .* is read past the page cache;"):
+    with pytest.raises(ParameterError, match=r"cache='warm', but .* is opened `uncached`;"):
         measure(opened(folder), CONFIGURATION, batch_size=16, cache="warm", seconds=0.1)
 
 
 def test_is_not_taken_for_what_was_measured_with_buffered_reads(folder):
     codes = np.zeros(2000, np.int64)
     direct, buffered = (
-        data_fingerprint(opened(folder, direct_io=direct_io), codes) for direct_io in (True, False)
+        data_fingerprint(opened(folder, uncached=uncached), codes) for uncached in (True, False)
     )
     assert direct != buffered
     assert data_fingerprint(opened(folder), codes) == direct
 
 
 def test_is_said_and_opened_so_again():
-    result = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, direct_io=True))
-    assert ", direct_io=True)" in code_to_paste(result, Path("autotune.json"), elements=["X"])
+    result = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, uncached=True))
+    assert ", uncached=True)" in code_to_paste(result, Path("autotune.json"), elements=["X"])
     said = in_words("cache", replace(result, cache="cold"))
-    assert said == ["bypassed (direct I/O)"]
+    assert said == ["uncached: pages are dropped as they are read"]

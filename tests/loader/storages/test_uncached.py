@@ -87,7 +87,7 @@ def files_of(path):
 class TestRows:
     @pytest.mark.parametrize("name", NAMES)
     def test_are_those_of_buffered_reads(self, stores, name):
-        collection = open_collection(stores / name, direct_io=True)
+        collection = open_collection(stores / name, uncached=True)
         assert collection.describe()["is_fast"].all()
         buffered = open_collection(stores / name)
 
@@ -104,7 +104,7 @@ class TestRows:
     @pytest.mark.parametrize("name", ["gzip.h5ad", "v2.zarr", "shards.zarr"])
     def test_of_epochs_too(self, stores, name, verify):
         _, expected = minibatches(open_collection(stores / name))
-        dataset, first = minibatches(open_collection(stores / name, direct_io=True), verify=verify)
+        dataset, first = minibatches(open_collection(stores / name, uncached=True), verify=verify)
         for (rows, X), (same_rows, same_X) in zip(first, expected, strict=True):
             assert rows == same_rows
             assert np.array_equal(X, same_X)
@@ -112,23 +112,23 @@ class TestRows:
         assert sorted(chain.from_iterable(rows for rows, _ in second)) == list(range(N_CELLS))
 
     def test_go_on_from_a_state_of_buffered_reads(self, stores):
-        def begun(*, direct_io):
-            collection = open_collection(stores / "gzip.h5ad", direct_io=direct_io)
+        def begun(*, uncached):
+            collection = open_collection(stores / "gzip.h5ad", uncached=uncached)
             return CellDataset(collection, BlockShuffling(8), batch_size=32, fetch_factor=2, seed=1)
 
-        buffered = begun(direct_io=False)
+        buffered = begun(uncached=False)
         iterator = iter(buffered)
         for _ in range(5):
             next(iterator)
         state = buffered.state_dict()
         expected = [each.rows.tolist() for each in iterator]
-        direct = begun(direct_io=True)
+        direct = begun(uncached=True)
         direct.load_state_dict(state)
         assert [each.rows.tolist() for each in direct] == expected
 
     @pytest.mark.parametrize("context", ["fork", "spawn"])
     def test_reach_worker_processes(self, stores, context):
-        collection = open_collection(stores / "gzip.h5ad", direct_io=True)
+        collection = open_collection(stores / "gzip.h5ad", uncached=True)
         dataset, _ = minibatches(collection)  # threads are there by then
         torch = pytest.importorskip("torch")
         loader = torch.utils.data.DataLoader(
@@ -145,14 +145,14 @@ class TestPages:
     def test_none_is_left_by_an_epoch(self, stores, name):
         files = files_of(stores / name)
         left = dict[bool, float]()
-        for direct_io in (True, False):
-            collection = open_collection(stores / name, direct_io=direct_io)
+        for uncached in (True, False):
+            collection = open_collection(stores / name, uncached=uncached)
             dataset, _ = minibatches(collection)  # by which tables are read
             drop_pages(files)
             if share_of_pages(files) != 0:
                 pytest.skip("this file system keeps what it was asked to drop")
             assert sum(len(each.rows) for each in dataset) == N_CELLS
-            left[direct_io] = share_of_pages(files)
+            left[uncached] = share_of_pages(files)
         assert left[True] < 0.02
         assert left[False] > 0.2
 
@@ -163,7 +163,7 @@ class TestPages:
         few = psutil.Process().num_fds() + 32
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
         try:
-            collection = open_collection(stores / "dense-v2.zarr", direct_io=True)
+            collection = open_collection(stores / "dense-v2.zarr", uncached=True)
             dataset, _ = minibatches(collection)
             drop_pages(files)
             if share_of_pages(files) != 0:
@@ -176,7 +176,7 @@ class TestPages:
     def test_that_were_written_and_are_not_on_the_disk_yet_are_read(self, tmp_path):
         path = tmp_path / "new.h5ad"
         ad.AnnData(sp.csr_matrix(COUNTS)).write_h5ad(path, compression="gzip")
-        collection = open_collection(path, direct_io=True)
+        collection = open_collection(path, uncached=True)
         assert np.array_equal(dense(collection[:].X), COUNTS)
 
 
@@ -184,16 +184,16 @@ class TestRefusals:
     def test_of_other_systems(self, stores, monkeypatch):
         monkeypatch.delattr(os, "posix_fadvise")
         with pytest.raises(ParameterError, match="this system cannot drop pages of files"):
-            open_collection(stores / "v3.zarr", direct_io=True)
+            open_collection(stores / "v3.zarr", uncached=True)
 
     def test_of_servers_and_other_storages(self, tmp_path):
         with pytest.raises(ParameterError, match="is not local"):
-            open_collection("https://example.org/a.h5ad", direct_io=True)
+            open_collection("https://example.org/a.h5ad", uncached=True)
         write_npy(tmp_path / "maps", sp.csr_matrix(COUNTS))
         with pytest.raises(
-            ParameterError, match="is memory-mapped CSR, but `direct_io` is only for"
+            ParameterError, match="is memory-mapped CSR, but `uncached` is only for"
         ):
-            open_collection(tmp_path / "maps", direct_io=True)
+            open_collection(tmp_path / "maps", uncached=True)
 
     def test_of_what_is_open(self, stores):
         (source,) = open_collection(stores / "gzip.h5ad").sources
@@ -201,4 +201,4 @@ class TestRefusals:
         with pytest.raises(
             ParameterError, match=r"applies only to paths, but got an open .*; give its path"
         ):
-            open_collection([source], direct_io=True)
+            open_collection([source], uncached=True)
