@@ -59,8 +59,8 @@ def compare(name: str, subject: Tunable | Collection, step_seconds: float) -> li
                 continue
             ranks = Ranks(n_local=each.n_ranks, n_total=each.n_ranks)
             true = timed(
-                configuration, ranks=ranks, step_seconds=step_seconds, least_rounds=24,
-                limit_seconds=60.0,
+                configuration, ranks=ranks, step_seconds=step_seconds, least_rounds=12,
+                limit_seconds=120.0,
             )  # fmt: skip
             assert true.round_seconds, true.failure
             used, said = each.utilization, utilization(true, step_seconds).value
@@ -75,15 +75,15 @@ def compare(name: str, subject: Tunable | Collection, step_seconds: float) -> li
 def main() -> None:
     """Compare all."""
     storages: dict[str, Tunable | Collection] = {
-        "shared bandwidth": Throttled(8_000.0),
-        "late answers": Throttled(1e9, seconds=0.1),
+        "shared bandwidth": Throttled(1_600.0),
+        "late answers": Throttled(1e9, seconds=0.5),
     }
     if len(sys.argv) > 1:
         storages["files"] = open_collection(sys.argv[1])
     found = [
         each
         for name, storage in storages.items()
-        for step_seconds in ((0.02, 0.04) if isinstance(storage, Tunable) else (0.01, 0.03))
+        for step_seconds in ((0.1, 0.2) if isinstance(storage, Tunable) else (0.01, 0.03))
         for each in compare(f"{name}, {1e3 * step_seconds:g} ms", storage, step_seconds)
     ]
     click.echo(f"\nlargest difference: {max(map(abs, found)):.1f} points")

@@ -31,8 +31,8 @@ FIRST_SCALING_TURNS, MOST_SCALING_TURNS = 2, 4
 SHARED_SHARE = 0.9
 # Processors are saturated if this share of them is busy. Chosen: rounds begin and end with waiting.
 SATURATED_SHARE = 0.85
-# Memory is what ranks share if a cell takes this many times the processor time beside another rank.
-# Chosen: beyond the noise of two replicates.
+# Memory is what ranks share if half of the processors are busy, and a cell takes this many times
+# the processor time beside another rank. Chosen: beyond the noise of two replicates.
 SLOWED_TIMES = 1.2
 # Loading keeps up with training if its utilization is predicted to be at least this. Chosen.
 KEPT_UP = 0.99
@@ -212,7 +212,8 @@ class RankModel:
         if self.together.value >= SATURATED_SHARE * by_processors:
             return self.together.value, "processors"
         if self.together.value < SHARED_SHARE * 2 * self.alone[self.threads(2)].value:
-            if (alone and beside > SLOWED_TIMES * alone) or self.cache == "warm":
+            is_slowed = 0 < SLOWED_TIMES * alone < beside
+            if self.cache == "warm" or (is_slowed and self.together.value > by_processors / 2):
                 return self.together.value, "memory"
             return self.together.value, "network" if self.cache == "remote" else "storage"
         return max(by_processors, self.together.value), "processors"
