@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import commands
 from tests.tuner import ranked_loaders
 from tests.tuner.reports import printed
 from tests.tuner.simulated import Outcome, TimingRequest
@@ -244,3 +245,20 @@ def test_other_loaders_are_asked_too():
 def test_what_cannot_be_asked(ranks, said):
     with pytest.raises(ParameterError, match=said):
         autotune(ranked_loaders.Numbers(), ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ranks", "1:8"], "give `step_seconds`, or --step-ms on the command line"),
+        (["--ranks", "1:8", "--need", "100"], "--step-ms"),
+        (["--ranks", "0:8", "--step-ms", "4"], "0 is below 1, the minimum"),
+        (["--ranks", "8:1", "--step-ms", "4"], "is an empty range"),
+        (["--ranks", "many", "--step-ms", "4"], "is not a list of integers"),
+    ],
+)
+def test_what_the_command_refuses(small_collection, options, said):
+    ran = commands.autotune(str(small_collection), "--label", "plate", *options)
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+    assert len([line for line in ran.stderr.splitlines() if "rror" in line]) == 1
