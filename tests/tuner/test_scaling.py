@@ -201,6 +201,31 @@ def test_a_step_that_is_too_long_to_be_timed_is_predicted():
     assert not any(step for *_, step in machine.asked)
 
 
+def test_processors_that_others_take_are_not_taken_for_memory():
+    alone = {2: Estimate(10_000.0, 9_900.0, 10_100.0), 1: Estimate(9_000.0, 8_900.0, 9_100.0)}
+    model = scaling.RankModel(
+        alone=alone, together=alone[2], processor_seconds=(1e-4, 1e-4), cores=2.0, cache="warm",
+        n_threads=2,
+    )  # fmt: skip
+    assert model.shared[1] == "memory"
+    assert replace(model, waits_for_processors=2.0).shared == (10_000.0, "processors")
+    idle = replace(model, waits_for_processors=2.0, processor_seconds=(1e-6, 1e-6))
+    assert idle.shared[1] == "memory"
+
+
+def test_what_was_measured_may_be_less_than_the_model_says():
+    used = [Estimate(0.95, 0.9, 1.0), Estimate(0.85, 0.8, 0.9)]
+    ranks = tuple(
+        scaling.FedRanks(
+            n_ranks=n, utilization=used[n - 1], basis="measured", limit="training",
+            needed_cells_per_second=1.0,
+        )
+        for n in (1, 2)
+    )  # fmt: skip
+    said = Scaling(step_seconds=0.01, ranks=ranks).sentence
+    assert said.endswith("feed 1 rank at a utilization of 90%; 2 ranks reach 85%.")
+
+
 def test_what_fails_is_said():
     found = asked_of(Machine(fails="no such file"), step_seconds=0.01)
     assert not found.ranks

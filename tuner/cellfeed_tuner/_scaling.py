@@ -31,6 +31,9 @@ FIRST_SCALING_TURNS, MOST_SCALING_TURNS = 2, 4
 SHARED_SHARE = 0.9
 # Processors are saturated if this share of them is busy. Chosen: rounds begin and end with waiting.
 SATURATED_SHARE = 0.85
+# Processors are saturated as well if a quarter of them is busy, and threads wait for one for this
+# share of the time that they run. Chosen.
+WAITING_SHARE = 0.5
 # Memory is what ranks share if half of the processors are busy, and a cell takes this many times
 # the processor time beside another rank. Chosen: beyond the noise of two replicates.
 SLOWED_TIMES = 1.2
@@ -155,6 +158,8 @@ class Scaling:
             said += f" (predicted{'' if surely == n else f', {known}'})"
         if n < most.n_ranks:
             after = next(each for each in self.ranks if each.n_ranks > n)
+            if after.limit == "training":  # by the model, but not as it was measured
+                return f"{said}; {_ranks(after.n_ranks)} reach {after.utilization.value:.0%}."
             return f"{said}; more are limited by {_LIMITS[after.limit]}."
         return f"{said}, the most that were asked for."
 
@@ -182,6 +187,8 @@ class RankModel:
         Processor time of a cell, of a rank alone and of one beside another; 0 if unknown.
     cores
         Cores that other programs leave.
+    waits_for_processors
+        For how long threads of two ranks waited for a processor, by how long they ran.
     cache
         State of the page cache.
     n_threads
@@ -192,6 +199,7 @@ class RankModel:
     together: Estimate
     processor_seconds: tuple[float, float] = (0.0, 0.0)
     cores: float = math.inf
+    waits_for_processors: float = 0.0
     cache: CacheState = "cold"
     n_threads: int | None = None
 
@@ -209,7 +217,10 @@ class RankModel:
         """What all ranks together get at most, in cells per second, and why."""
         alone, beside = self.processor_seconds
         by_processors = self.cores / beside if beside else math.inf
-        if self.together.value >= SATURATED_SHARE * by_processors:
+        is_waited_for = (
+            self.waits_for_processors >= WAITING_SHARE and self.together.value > by_processors / 4
+        )
+        if is_waited_for or self.together.value >= SATURATED_SHARE * by_processors:
             return self.together.value, "processors"
         if self.together.value < SHARED_SHARE * 2 * self.alone[self.threads(2)].value:
             is_slowed = 0 < SLOWED_TIMES * alone < beside
@@ -454,6 +465,8 @@ class ScalingSearch:
             together=two,
             processor_seconds=(processor_alone, processor_beside),
             cores=max(1.0, usable_cores() - others),
+            waits_for_processors=sum(each.waiting for each in both.round_processor)
+            / max(1e-9, sum(each.running for each in both.round_processor)),
             cache=self.cache,
             n_threads=n_threads,
         )
