@@ -90,6 +90,7 @@ write_repository(Path("Tahoe-100M"), n_cells=600, n_genes=62)
 SETUPS = {
     "how-to/cellstream.md": OBJECTS + ARCHIVE,
     "how-to/ddp.md": TUNED,
+    "how-to/how_many_gpus.md": TUNED,
     "how-to/elements.md": """
 from pathlib import Path
 import anndata

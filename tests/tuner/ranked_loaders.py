@@ -14,8 +14,8 @@ N_ROWS, BATCH_SIZE = 640, 8
 
 
 def rank() -> int:
-    """That of this process."""
-    return int(os.environ["RANK"])
+    """That of this process; the first one without torchrun's variables."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def note_rows(minibatch, folder):
@@ -72,7 +72,7 @@ class Numbers(Tunable):
     batch_size = BATCH_SIZE
 
     def open(self, configuration):
-        rows = np.arange(rank(), N_ROWS, int(os.environ["WORLD_SIZE"]))
+        rows = np.arange(rank(), N_ROWS, int(os.environ.get("WORLD_SIZE", "1")))
         return np.random.permutation(rows).reshape(-1, BATCH_SIZE)  # noqa: NPY002
 
     def labels_of(self, minibatch):

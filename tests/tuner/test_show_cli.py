@@ -54,6 +54,25 @@ def test_the_last_run_of_each_kind_is_listed(kept):
     assert {"digest", "n_cells"} <= last["data"].keys()
 
 
+def test_says_how_fast_it_is_compared_with_the_run_before(kept):
+    kept({FAST: 1e-4}, began="2026-11-19T00:00:00.000+00:00")
+    kept({FAST: 1e-5}, machine="elsewhere", began="2026-11-21T00:00:00.000+00:00")
+    kept({FAST: 1e-5}, data="others", began="2026-11-21T00:00:00.000+00:00")
+    kept({FAST: 1e-5}, batch_size=8, began="2026-11-21T00:00:00.000+00:00")
+    assert "than before" not in show()
+    kept({FAST: 2e-4}, began="2026-11-22T00:00:00.000+00:00", versions="2")
+    shown = " ".join(show().split())
+    assert "slower: 0.50x" in shown
+    last = json.loads(show("--json"))["runs"][0]["before"]
+    assert last["began"].startswith("2026-11-19")
+    assert last["ratio"]["value"] == pytest.approx(0.5)
+    slow = Configuration(block_size=1, fetch_factor=1)
+    kept({slow: 2e-4}, began="2026-11-23T00:00:00.000+00:00", versions="2")
+    shown = " ".join(show().split())
+    for words in ("as fast: 1.00x", "2026-11-22", "another", "configuration"):
+        assert words in shown
+
+
 def test_runs_for_other_numbers_of_ranks_are_listed_apart(kept):
     kinds = [(1, 1), (2, 2), (1, 2)]
     for n_ranks, world_size in kinds:

@@ -43,6 +43,7 @@ if typing.TYPE_CHECKING:
         Rival,
         Verdict,
     )
+    from cellfeed_tuner._scaling import FedRanks, Scaling
     from cellfeed_tuner._subject import Tunable
 
 # Modules by what they have; imported when it is asked for, as is said above to type checkers.
@@ -63,6 +64,7 @@ _MODULE_OF = {
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
         "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset Earlier "
         "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
+        "_scaling": "FedRanks Scaling",
         "_subject": "Tunable",
     }.items()
     for name in names.split()
@@ -72,9 +74,10 @@ _MODULES = ("plots", "theory")
 __all__ = [
     "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Conditional",
     "ConditionalEntropyBits", "Configuration", "ConfigurationResult", "Constraints", "Dataset",
-    "Earlier", "EntropyBits", "Estimate", "Headroom", "LabelCensus", "LabelEntropy", "LabelResult",
+    "Earlier", "EntropyBits", "Estimate", "FedRanks", "Headroom", "LabelCensus",
+    "LabelEntropy", "LabelResult",
     "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
-    "Rival", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
+    "Rival", "Scaling", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
     "Tunable", "Verdict", "autotune", "describe_machine", "epochs_until_paid", "headroom",
     "label_entropy", "measure", "minibatch_entropies", "plots", "strategy_entropy", "theory",
 ]  # fmt: skip

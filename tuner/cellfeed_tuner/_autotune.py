@@ -54,7 +54,7 @@ def autotune(
     indices: ArrayLike | str | None = None,
     strategy: SamplingStrategy | None = None,
     make_dataset: MakeDataset = CellDataset,
-    ranks: int | None = None,
+    ranks: int | Sequence[int] | None = None,
     on_progress: Progress = silent,
 ) -> AutotuneResult:
     """Measure configurations of a loader, and recommend one for this machine.
@@ -155,7 +155,10 @@ def autotune(
     ranks
         How many ranks of this machine to choose for; this process then measures by itself. If
         None, those of torchrun's environment variables, and all ranks have to call this with the
-        same arguments; 1 if the variables are not set.
+        same arguments; 1 if the variables are not set. Several numbers, such as ``range(1, 9)``,
+        ask how many ranks are fed, each with a training step of ``step_seconds`` or as long as
+        ``step``: the fastest configuration for the fewest is chosen, one and two ranks are measured
+        with it, and `AutotuneResult.scaling` has the utilization of each number.
     on_progress
         Called with a stage, and how much of it is done.
 
@@ -198,7 +201,11 @@ def tuned(
     common = {
         name: settings[name] for name in _PARAMETERS if name not in {*_OF_COLLECTION, *_OF_RUN}
     }
-    common |= {"budget": budget.seconds, "ranks": Ranks.of(settings["ranks"])}
+    asked = settings["ranks"]
+    common |= {"budget": budget.seconds, "ranks": Ranks.of(asked)}
+    common["rank_counts"] = (
+        sorted(set(asked)) if isinstance(asked, Sequence) and len(asked) > 1 else ()
+    )
     if isinstance(subject, Tunable):
         _require_usual(subject, of_collection | {"make_dataset": settings["make_dataset"]})
         request = loader_request(subject, **common)

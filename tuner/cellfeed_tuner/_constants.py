@@ -23,6 +23,9 @@ REMOTE_PREFETCH = 8
 # retained as little as half of what they learn from random minibatches
 # (notebooks/worth_of_entropy.ipynb).
 DEFAULT_ENTROPY_FLOOR = 0.99
+# The share of its time that an accelerator must compute. Source: MLPerf Storage v1 (training of
+# 3D U-Net and ResNet-50).
+UTILIZATION = 0.9
 
 # What is measured
 

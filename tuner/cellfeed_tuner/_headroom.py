@@ -21,11 +21,9 @@ from typing import Any, Self
 import numpy as np
 
 from cellfeed import ParameterError, StateError
+from cellfeed_tuner._constants import UTILIZATION
 from cellfeed_tuner._interval import Estimate, Spread, quotient, times
 
-# The share of its time that an accelerator must compute. Source: MLPerf Storage v1 (training of
-# 3D U-Net and ResNet-50).
-UTILIZATION = 0.9
 # Least time of a turn. Chosen: long beside a switch, short beside a minute.
 _TURN_SECONDS = 1.0
 # When the interval is narrow enough. Chosen: loading that takes 5 % of the time is seen.

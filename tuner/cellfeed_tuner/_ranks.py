@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cellfeed import ParameterError
@@ -93,14 +94,21 @@ class Ranks:
     n_total: int = 1
 
     @classmethod
-    def of(cls, n: int | None) -> "Ranks":
-        """Return ``n`` ranks of one machine; if None, the ranks that this process belongs to.
+    def of(cls, n: int | Sequence[int] | None) -> "Ranks":
+        """Return ``n`` ranks of one machine, the fewest if several numbers are given.
+
+        If None, the ranks that this process belongs to.
 
         Raises
         ------
         ParameterError
-            ``n`` is below one; or see `World.here`.
+            ``n`` is below one, or empty; or see `World.here`.
         """
+        if isinstance(n, Sequence):
+            if not n:
+                msg = "`ranks` must have a number, but got none"
+                raise ParameterError(msg)
+            n = min(n)
         if n is not None:
             if n < 1:
                 msg = f"`ranks >= 1` must hold, but got ranks={n}"

@@ -58,6 +58,9 @@ class Request:
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one, with its controls, in the buffers of
         all local ranks; 0 if unknown.
+    rank_counts, rank_step_seconds
+        Numbers of ranks of which it is asked whether they are fed, ascending, and how long each
+        computes on a minibatch; empty and None if that is not asked.
     """
 
     subject: Selected | Tunable
@@ -81,6 +84,8 @@ class Request:
     step: Step | None
     make_dataset: MakeDataset
     ranks: Ranks
+    rank_counts: Sequence[int] = ()
+    rank_step_seconds: float | None = None
 
     @property
     def grid(self) -> list[Configuration]:
@@ -89,6 +94,8 @@ class Request:
 
     def with_step(self, seconds: float) -> "Request":
         """Return the request with the time of a training step."""
+        if self.rank_counts:
+            return replace(self, rank_step_seconds=seconds)
         need = self.ranks.n_local * self.batch_size / seconds
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
@@ -235,6 +242,12 @@ def _request(
         raise ParameterError(msg)
     if facts["step"] is not None and (need is not None or step_seconds is not None):
         msg = "give one of `step`, `step_seconds` and `need`"
+        raise ParameterError(msg)
+    if facts["rank_counts"] and step_seconds is None and facts["step"] is None:
+        msg = (
+            "how many of several ranks are fed depends on the time of a training step; give "
+            "`step_seconds`, or --step-ms on the command line, or one number of ranks"
+        )
         raise ParameterError(msg)
     positive = {"memory": memory, "need": need, "step_seconds": step_seconds}
     for name, value in [*positive.items(), ("budget", facts["budget"])]:

@@ -33,6 +33,7 @@ from cellfeed_tuner._results import (
     Recommended,
     SearchedStrategy,
 )
+from cellfeed_tuner._scaling import Scaling
 
 # Dataclasses as plain JSON values and back; and files that are replaced atomically.
 
@@ -197,6 +198,8 @@ class AutotuneResult:
     ranks
         The ranks that it holds for. Those of one machine are measured side by side, and figures
         are their total.
+    scaling
+        How many ranks are fed; None unless several numbers of ranks were given.
     n_unlisted
         Configurations missing from ``configurations`` because they were not measured, for a loader
         whose entropy is known only by measuring.
@@ -226,6 +229,7 @@ class AutotuneResult:
     prefetch_results: tuple[PrefetchResult, ...] = ()
     n_unlisted: int = 0
     ranks: Ranks = field(default_factory=Ranks)
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         """Check that nothing is recommended for a loader that delivers wrong data."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from cellfeed_tuner._results import (
     SearchedStrategy,
     Waiting,
 )
+from cellfeed_tuner._scaling import SCALING_SHARE, Scaling, ScalingSearch
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
@@ -91,6 +92,7 @@ class Run:
     _bottleneck: Bottleneck | None = field(default=None, init=False)
     _storage_advice: tuple[StorageAdvice, ...] = field(default=(), init=False)
     _prefetch_results: tuple[PrefetchResult, ...] = field(default=(), init=False)
+    _scaling: Scaling | None = field(default=None, init=False)
     _n_cells_compared: int = field(default=0, init=False)
     _lost: str = field(default="", init=False)
 
@@ -153,11 +155,16 @@ class Run:
 
     def _left_to_search(self) -> float:
         after = PREFETCH_SHARE if self.request.cache == "remote" else EXPLAIN_SHARE
+        after += self._scaling_share
         budget = self.budget
         if budget.left_until(SLOW_START_SHARE) < 0:
             after = 0.0  # on a slow machine, what is left is for the choice
         left = budget.left_until(1 - after) - budget.writing_seconds
         return left if left >= LEAST_SEARCH_SECONDS else budget.left_to_measure
+
+    @property
+    def _scaling_share(self) -> float:
+        return SCALING_SHARE if self.request.rank_counts else 0.0
 
     def _new_search(self) -> Search:
         request = self.request
@@ -226,6 +233,7 @@ class Run:
             self._compare_with_plans()
             self._choose()
             self._choose_prefetch()
+            self._ask_how_many()
             self._compare_with_files()
             self._explain()
             self._keep()
@@ -292,6 +300,7 @@ class Run:
             strategy=SearchedStrategy.of(strategy) if strategy else None,
             prefetch_results=self._prefetch_results,
             ranks=request.ranks,
+            scaling=self._scaling,
             n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
         )
 
@@ -393,7 +402,7 @@ class Run:
             measurements=self._search.measurements,
             configuration=configuration,
             memory_bytes=memory_bytes,
-            ends=self._ends,
+            ends=self._ends - self._scaling_share * self.budget.seconds,
         )
         depths = depths_to_measure(
             n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
@@ -407,6 +416,34 @@ class Run:
         if best is not None:
             memory = max(recommended.peak_memory_bytes or 0, depth_search.memory_of(best))
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
+
+    def _ask_how_many(self) -> None:
+        """Find how many ranks are fed with the recommended configuration."""
+        request, recommended = self.request, self._recommended
+        step_seconds = request.rank_step_seconds
+        if not request.rank_counts or recommended is None or step_seconds is None:
+            return
+        if self._lost or recommended.basis == "predicted":
+            note = "there was no time to measure; a larger --budget measures it"
+            self._scaling = Scaling(step_seconds=step_seconds, note=note)
+            return
+        measurements = self._search.measurements
+
+        def timed(configuration: Configuration, **settings: Any) -> Measurement:
+            found = measurements.timed(configuration, prefetch=recommended.prefetch, **settings)
+            measurements.n_replicates += 1
+            return found
+
+        self._scaling = ScalingSearch(
+            timed=timed,
+            configuration=recommended.configuration,
+            counts=request.rank_counts,
+            step_seconds=step_seconds,
+            batch_size=request.batch_size,
+            left=lambda: self._ends - EXPLAIN_SHARE * self.budget.seconds - self.budget.clock(),
+            has_threads=request.selected is not None,
+            cache=request.cache,
+        ).run()
 
     def _compare_with_files(self) -> None:
         left, measured = self.budget.left_to_measure, self._search.measurements

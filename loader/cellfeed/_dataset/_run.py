@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from cellfeed._dataset._epochs import Claim, EpochCounter, Ticket
 from cellfeed._dataset._ranks import Beginning, RanksCompared
+from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._trainers import n_taken_ahead
 from cellfeed._decode import Counter, Counters
 from cellfeed._errors import DeliveryError, StateError
@@ -61,6 +62,8 @@ class Counted:
         The run that it belongs to, and how often that was resumed before.
     begun, group
         Where it began, if it is compared with other ranks, and the group of these.
+    history
+        Called after each minibatch; None in worker processes.
     log
         Called after each minibatch.
     n_ahead
@@ -77,6 +80,7 @@ class Counted:
     n_resumed: int
     begun: Beginning | None = None
     group: Any = None
+    history: Callable[[], object] | None = None
     log: Callable[[], object] | None = None
     n_ahead: int = 0
     n_delivered: int = 0
@@ -134,6 +138,8 @@ class Counted:
                 _warn_of_undefined(self.counters)
                 self.n_delivered += 1
                 self._record()
+                if self.history is not None:
+                    self.history()
                 if self.log is not None:
                     self.log()
                 yield delivered.pop()
@@ -192,7 +198,9 @@ class Run:
         self._latest: Counted | None = None
         self._wanted: Claim | None = None
         self.n_resumed = 0
-        self.log: Callable[[], object] | None = None  # after each minibatch of this process
+        # After each minibatch of this process.
+        self.history: StatisticsHistory | None = None
+        self.log: Callable[[], object] | None = None
         # Since the epoch was last set: where it was set to, which epoch was trained last, and what
         # else began.
         self._first = self._next
@@ -372,6 +380,7 @@ class Run:
             resumes=claim.resumes,
             run=weakref.ref(self),
             n_resumed=self.n_resumed,
+            history=None if is_counted_alone else self.history,
             log=None if is_counted_alone else self.log,
             n_ahead=n_taken_ahead(),
         )
@@ -458,5 +467,6 @@ class Run:
             "_latest": None,
             "_to_compare": None,
             "_untrained": [],
+            "history": None,
             "log": None,
         }

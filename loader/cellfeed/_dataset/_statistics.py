@@ -1,8 +1,10 @@
 """Counts and times of a dataset's work, stage by stage."""
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from operator import add, sub
 from typing import Any, Self
 
@@ -214,10 +216,140 @@ def statistics_of(counters: Sequence[Counters]) -> Statistics:
     counters
         Counters of the one that the training loop iterates over, and of the others.
     """
-    own, *parts = [Statistics.of(each.values) for each in counters]
-    return replace(
-        sum(parts, own),
-        n_minibatches=own.n_minibatches,
-        waiting=own.waiting,
-        training=own.training,
+    return Statistics.of(_values_of(counters))
+
+
+def _values_of(counters: Sequence[Counters]) -> NDArray[np.int64]:
+    own, *parts = [each.values for each in counters]
+    if not parts:
+        return own
+    of_loop = own[_OF_LOOP]
+    own += np.sum(parts, axis=0)
+    own[_OF_LOOP] = of_loop
+    return own
+
+
+# What only the dataset counts that the training loop iterates over.
+_OF_LOOP = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
+# Fetches that are kept, and the end of the one before them.
+_SIZE = 1 + 1000
+# Fewest and most fetches that are compared with those before, and seconds that they take unless
+# they are the most; those before are at least so many times as many. Chosen: a single slow fetch
+# says nothing, and 2 s are short beside a training.
+_FEWEST_COMPARED, _MOST_COMPARED, _SECONDS_COMPARED, _TIMES_BEFORE = 16, 250, 2.0, 3
+# Throughput that has fallen to this share is warned of, if this share of the longer time is
+# waiting. Chosen.
+_FALLEN, _MOSTLY = 0.5, 0.5
+_SECOND = 1e9
+
+_logger = logging.getLogger("cellfeed")
+
+
+class StatisticsHistory:
+    """Counts at the end of each of the last fetches that the training loop received.
+
+    Warns if throughput falls by half because of loading.
+
+    Parameters
+    ----------
+    counters
+        Counters of a dataset, and of datasets that it is made of.
+    """
+
+    def __init__(self, counters: Sequence[Counters]) -> None:
+        self.counters, self.every = counters, 1
+        self._n_minibatches = 0  # since the last entry
+        self._times = np.zeros(_SIZE)
+        self._counted = np.zeros((_SIZE, len(Counter)), np.int64)
+        self._n = 1  # entries so far; the first one is the start
+        self._compared, self._since = 1, 0  # up to where, and since when, fetches were compared
+        self._times[0] = time.time()
+
+    def __call__(self) -> None:
+        """Count a minibatch; called after each."""
+        self._n_minibatches += 1
+        if self._n_minibatches < self.every:
+            return
+        self._n_minibatches = 0
+        place = self._n % _SIZE
+        self._times[place], self._counted[place] = time.time(), _values_of(self.counters)
+        self._n += 1
+        if self._n - self._compared >= _FEWEST_COMPARED:
+            self._compare()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what was counted in each fetch; see `CellDataset.history`."""
+        places = self._places(max(0, self._n - _SIZE), self._n)
+        counted = np.diff(self._counted[places], axis=0)
+        found: dict[str, NDArray[Any]] = {"time": self._times[places[1:]]}
+        for counter, name in enumerate(each.name for each in fields(Statistics)):
+            is_time = counter >= Counter.PLANNING
+            found[name] = counted[:, counter] / _SECOND if is_time else counted[:, counter]
+        return found
+
+    def _places(self, begin: int, end: int) -> NDArray[np.intp]:
+        return np.arange(begin, end) % _SIZE
+
+    def _compare(self) -> None:
+        """Compare the latest fetches with those before, once they are enough."""
+        begin, n = self._compared - 1, self._n - self._compared
+        taken = self._counted[(self._n - 1) % _SIZE] - self._counted[begin % _SIZE]
+        seconds = (taken[Counter.WAITING] + taken[Counter.TRAINING]) / _SECOND
+        if n < _MOST_COMPARED and seconds < _SECONDS_COMPARED:
+            return
+        self._compared = self._n
+        first = max(self._since, self._n - _SIZE)
+        if begin - first < _TIMES_BEFORE * n:
+            return
+        before, latest = (
+            np.diff(self._counted[self._places(*ends)], axis=0)
+            for ends in ((first, begin + 1), (begin, self._n))
+        )
+        fallen = _fallen(before, latest)
+        if fallen:
+            self._since = begin
+            _logger.warning("%s", fallen)
+
+
+def _fallen(before: NDArray[np.int64], latest: NDArray[np.int64]) -> str:
+    """Return that throughput has fallen by half because of loading; empty if it has not.
+
+    Parameters
+    ----------
+    before, latest
+        What was counted in each fetch before, and in each of the latest, shape
+        (n_fetches, n_counters).
+    """
+
+    def median(counted: NDArray[np.int64], *counters: Counter) -> float:
+        times = counted[:, counters].sum(axis=1) / np.maximum(1, counted[:, Counter.MINIBATCHES])
+        return float(np.median(times))
+
+    whole = (Counter.WAITING, Counter.TRAINING)
+    usual, now = median(before, *whole), median(latest, *whole)
+    longer = median(latest, Counter.WAITING) - median(before, Counter.WAITING)
+    if usual < _FALLEN * now and longer >= _MOSTLY * (now - usual):
+        last = latest[len(latest) // 2 :]  # it may have fallen within the first half
+        usually, lately = (Statistics.of(each.sum(axis=0)) for each in (before, last))
+        return _in_words(usually, lately, len(last))
+    return ""
+
+
+def _in_words(before: Statistics, latest: Statistics, n_fetches: int) -> str:
+    stages = [each.name for each in fields(Statistics)][Counter.PLANNING : Counter.WAITING]
+    own, usual = (
+        {name: 1e6 * getattr(each, name) / max(1, each.n_cells) for name in stages}
+        for each in (latest, before)
+    )
+    stage = max(stages, key=lambda name: own[name] - usual[name])
+    speeds = [each.n_cells / (each.waiting + each.training) for each in (latest, before)]
+    said = (
+        f"throughput has fallen by half: {speeds[0]:,.0f} cells/s in the last {n_fetches} fetches, "
+        f"{speeds[1]:,.0f} before; training waits {latest.waiting_share:.0%} of the time"
+    )
+    if own[stage] <= usual[stage]:
+        return f"{said}; no stage takes longer"
+    return (
+        f"{said}; what takes longer is {stage.replace('_', ' ')}: {own[stage]:,.1f} us per cell, "
+        f"{usual[stage]:,.1f} before"
     )

@@ -141,8 +141,9 @@ class _Commands(OneLineErrorGroup):
 @click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
               help="Time of your training step: keeping up with it suffices, and the "
               "recommendation is measured with such a loop.")  # fmt: skip
-@click.option("--ranks", type=click.IntRange(min=1), show_default="torchrun's, or 1",
-              help="Number of ranks that share this machine, measured side by side.")  # fmt: skip
+@click.option("--ranks", type=Sizes(1), show_default="torchrun's, or 1", metavar="N|LOW:HIGH",
+              help="Number of ranks that share this machine, measured side by side; 1:8 with "
+              "--step-ms tells how many of them are fed.")  # fmt: skip
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
 @click.option(
@@ -204,7 +205,9 @@ def _age() -> float:
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
-def _measuring_process(ranks: int | None) -> "AbstractContextManager[MeasuringProcess | None]":
+def _measuring_process(
+    ranks: Sequence[int] | None,
+) -> "AbstractContextManager[MeasuringProcess | None]":
     """Start the process that measures, unless that is for another rank to do."""
     from cellfeed_tuner._measuring._process import MeasuringProcess  # noqa: PLC0415
 

@@ -56,7 +56,7 @@ def run(
     budget: TimeBudget,
     process: MeasuringProcess | None,
     with_aligned: bool,
-    ranks: int | None,
+    ranks: Sequence[int] | None,
     **settings: Any,
 ) -> None:
     """Measure, report, and write files; see the command, which has checked what is given."""

@@ -533,7 +533,7 @@ def _rounds(
     counted = CountedRounds(
         n_rounds=n_rounds, n_asked=session.n_asked, has_workers=configuration.num_workers > 0
     )
-    has_started, n_minibatches = False, 0
+    has_started, n_minibatches, overslept = False, 0, 0.0
     while True:
         make_cold.before_epoch()
         pace.meet()
@@ -576,7 +576,10 @@ def _rounds(
                     if request.step is not None:
                         request.step(minibatch)
                     elif request.step_seconds:
-                        time.sleep(request.step_seconds)
+                        # As long on average as it should, though a busy machine wakes it late.
+                        came = time.perf_counter()
+                        time.sleep(max(0.0, request.step_seconds - overslept))
+                        overslept += time.perf_counter() - came - request.step_seconds
                 make_cold.after_round(n_prefetched)
                 waiting_seconds += pace.meet()
                 end = time.perf_counter()

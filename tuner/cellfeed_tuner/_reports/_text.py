@@ -159,6 +159,7 @@ def print_report(
     limits += in_words("link", result)
     limits += [advice.sentence for advice in result.storage_advice]
     limits += in_words("floor", result, floor_cost(result))
+    limits += in_words("scaling", result)
     for lines, style in (
         (limits, ""),
         (in_words("warnings", result), "bold yellow"),

@@ -272,8 +272,12 @@ class Measurements:
         limit_seconds: float | None = None,
         prefetch: int | None = None,
         sustained_seconds: float | None = None,
+        ranks: Ranks | None = None,
     ) -> Measurement:
-        """Measure a configuration without adding to its replicates."""
+        """Measure a configuration without adding to its replicates.
+
+        If other ``ranks`` are given, they sleep in place of a training step.
+        """
         seconds_in_all, begin = self.budget.seconds, self.budget.spent
         self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all)
         found = measure_with(
@@ -290,11 +294,11 @@ class Measurements:
                 most_rounds=maxsize if sustained_seconds else MOST_ROUNDS_OF_REPLICATE,
                 number=self.n_replicates,
                 step_seconds=step_seconds,
-                step=self.step if step_seconds else None,
+                step=self.step if step_seconds and ranks is None else None,
                 make_dataset=self.make_dataset,
                 prefetch=prefetch,
                 n_requests=self._n_requests,
-                ranks=self.ranks,
+                ranks=ranks or self.ranks,
             ),
             limit_seconds=limit_seconds or self.budget.limit_seconds,
         )
