@@ -111,6 +111,15 @@ preshuffle("plates/", "store.zarr", codec="annbatch")
     "how-to/one_gpu.md": TRAINING + DATASET,
     "how-to/several_gpus.md": TRAINING + DATASET,
     "how-to/parquet.md": PUBLISHED,
+    "how-to/preshuffle.md": """
+import anndata
+
+for number, name in enumerate("ab", 1):
+    plate = anndata.read_h5ad(f"plates/plate0{number}.h5ad")[:, 20 * number :].copy()
+    plate.layers["counts"] = plate.X.copy()
+    plate.X.data /= 2
+    plate.write_h5ad(f"lab_{name}.h5ad")
+""",
     "how-to/soma.md": OBJECTS + EXPERIMENT,
     "how-to/statistics.md": """
 from cellfeed import BlockShuffling, CellDataset, open_collection

@@ -1,7 +1,6 @@
-"""`preshuffle` that is killed or stopped, on Dask, and read by annbatch."""
+"""`preshuffle` that is killed or stopped, and on Dask."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from tests.warm import python as warm
 import cellfeed._convert._preshuffle._part as parts
 from cellfeed import ParameterError, open_collection, preshuffle
 
-ANNBATCH = Path(__file__).parents[3] / ".peers" / "annbatch" / "bin" / "python"
 N_CELLS, MEMORY, N_PARTS = 3_000, 480_000, 6
 
 
@@ -264,120 +262,3 @@ def test_dask_that_is_not_installed(plates, out, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ParameterError, match=r"pip install 'cellfeed\[dask\]'"):
         preshuffle(plates, out, scheduler="tcp://127.0.0.1:9")
-
-
-# annbatch
-
-READ_BY_ANNBATCH = """
-import json, sys
-import anndata, annbatch, numpy, zarr
-zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-collection = annbatch.DatasetCollection(sys.argv[1], mode="r")
-assert not collection.is_empty
-loader = annbatch.Loader(
-    batch_size=64, chunk_size=16, preload_nchunks=8, shuffle=True, to=None, preload_to_gpu=False
-).use_collection(collection)
-n, total, files, rows = 0, 0.0, [], []
-for batch in loader:
-    sums = numpy.asarray(batch["X"].sum(axis=1)).ravel()
-    files += list(map(str, batch["obs"]["source_file"]))
-    rows += [[int(row), float(sum)] for row, sum in zip(batch["obs"]["source_row"], sums)]
-print(json.dumps([files, rows, len(collection.obs())]))
-"""
-
-
-def run_annbatch(script: str, *arguments: object) -> Any:
-    """Run a script in the environment of annbatch, and return what it prints last."""
-    interpreter = Path(os.environ.get("CELLFEED_ANNBATCH_PYTHON", ANNBATCH))
-    if not interpreter.exists():
-        pytest.skip(f"no annbatch: neither CELLFEED_ANNBATCH_PYTHON is set nor is {ANNBATCH} there")
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    running = subprocess.run(
-        [interpreter, "-W", "ignore", "-c", script, *map(str, arguments)],
-        capture_output=True, text=True, check=False, env=own,
-    )  # fmt: skip
-    assert running.returncode == 0, running.stderr
-    return json.loads(running.stdout.splitlines()[-1])
-
-
-def test_annbatch_reads_it(plates, uninterrupted):
-    files, rows, n_obs = run_annbatch(READ_BY_ANNBATCH, uninterrupted)
-    collection = open_collection(plates)
-    assert len(files) == n_obs == N_CELLS
-    names = [each.name for each in collection.locations]
-    sizes = [len(open_collection(path)) for path in collection.files]
-    starts = dict(zip(names, np.cumsum([0, *sizes]), strict=False))
-    numbers = np.array([starts[name] + row for name, (row, _) in zip(files, rows, strict=True)])
-    np.testing.assert_array_equal(np.sort(numbers), np.arange(N_CELLS))
-    sums = np.asarray(collection[numbers].X.sum(axis=1)).ravel()
-    np.testing.assert_allclose([total for _, total in rows], sums)
-
-
-READ_LAYER_BY_ANNBATCH = """
-import json, sys
-import anndata, annbatch, numpy, pandas
-collection = annbatch.DatasetCollection(sys.argv[1], mode="r")
-
-def load(group):
-    layer = anndata.io.sparse_dataset(group["layers"]["twice"])
-    return anndata.AnnData(X=layer, obs=anndata.io.read_elem(group["obs"]))
-
-loader = annbatch.Loader(
-    batch_size=64, chunk_size=16, preload_nchunks=8, shuffle=True, to=None, preload_to_gpu=False
-).use_collection(collection, load_adata=load)
-rows = []
-for batch in loader:
-    sums = numpy.asarray(batch["X"].sum(axis=1)).ravel()
-    rows += [[int(row), float(sum)] for row, sum in zip(batch["obs"]["source_row"], sums)]
-print(json.dumps(rows))
-"""
-
-
-@pytest.mark.parametrize("codec", ["delta", "annbatch"])
-def test_annbatch_reads_a_layer(write_h5ad, out, codec):
-    X = sp.csr_matrix(np.random.default_rng(0).poisson(0.3, (600, 50)).astype(np.float32))
-    path = write_h5ad(X, layers={"twice": sp.csc_matrix(2 * X)})
-    preshuffle(path, out, elements=["X", "layers/twice"], memory=200_000, codec=codec)
-    rows = run_annbatch(READ_LAYER_BY_ANNBATCH, out)
-    sums = 2 * np.asarray(X.sum(axis=1)).ravel()
-    assert sorted(row for row, _ in rows) == list(range(600))
-    assert all(sums[row] == found for row, found in rows)
-
-
-WRITE_BY_ANNBATCH = """
-import json, sys
-import anndata, annbatch
-out, options, *paths = sys.argv[1:]
-annbatch.DatasetCollection(out).add_adatas(paths, shuffle_chunk_size=10, **json.loads(options))
-print("null")
-"""
-
-
-@pytest.mark.parametrize(
-    ("of_annbatch", "own"),
-    [
-        ({"shuffle": False}, {"join_vars": "outer", "in_order": True}),
-        ({"dataset_size": 20}, {"join_vars": "outer", "memory": 15_000}),
-        ({"var_subset": ["b", "d"]}, {"genes": ["b", "d"]}),
-    ],
-    ids=["in order", "shuffled and joined", "chosen genes"],
-)
-def test_the_same_cells_as_annbatch_writes(write_h5ad, tmp_path, of_annbatch, own):
-    """The rows of the table in `docs/how-to/preshuffle.md`."""
-    rng = np.random.default_rng(0)
-    paths = [
-        write_h5ad(sp.csr_matrix(rng.poisson(1, (n, len(genes))).astype(np.float32)), genes=genes)
-        for n, genes in ((30, list("abcd")), (25, list("dbe")))
-    ]
-    theirs, ours = tmp_path / "theirs.zarr", tmp_path / "ours.zarr"
-    run_annbatch(WRITE_BY_ANNBATCH, theirs, json.dumps(of_annbatch), *paths)
-    preshuffle(paths, ours, codec="annbatch", elements=["X"], **own)
-    genes = own.get("genes", list("abcde"))
-    tables = []
-    for store in (ours, theirs):
-        cells = open_collection(store, genes=genes)
-        X = cells[:].X.toarray()
-        names = [name.partition("-")[0] for name in cells.obs_names(slice(None))]
-        rows = [(name, *values) for name, values in zip(names, X.tolist(), strict=True)]
-        tables.append(rows if own.get("in_order") else sorted(rows))
-    assert tables[0] == tables[1]

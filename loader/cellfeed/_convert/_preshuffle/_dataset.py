@@ -22,31 +22,14 @@ from zarr.codecs.numcodecs import AsType, Delta
 
 from cellfeed._convert._preshuffle._inputs import Inputs, table_of
 from cellfeed._convert._preshuffle._job import Job, Matrix, os_errors
-from cellfeed._decode import expect_numcodecs
-from cellfeed._runs import expand
+from cellfeed._decode import expect_numcodecs, kernels
 from cellfeed.machine import usable_cpu_count
-
-_LARGEST_COUNT = np.iinfo(np.uint16).max
-_PIECE = 1 << 16  # elements; several arrays of as many are in the cache
-
-
-def _largest_count(values: NDArray[Any]) -> int | None:
-    """Return the largest value if all are whole numbers from 0 to 65,535, without -0, else None."""
-    largest = 0
-    for start in range(0, values.size, _PIECE):
-        piece = values[start : start + _PIECE]
-        if not 0 <= piece.min() <= piece.max() <= _LARGEST_COUNT:  # not if one is NaN
-            return None
-        if piece.dtype.kind == "f":
-            is_whole = (piece.astype(np.uint16) == piece).all()
-            if not is_whole or np.signbit(piece).any():
-                return None
-        largest = max(largest, int(piece.max()))
-    return largest
 
 
 class CsrPart:
     """Sparse rows of a part: filled in storage order, and taken out in shuffled order.
+
+    Values that are whole numbers from 0 to 65,535 are held as uint16, as long as all are.
 
     Parameters
     ----------
@@ -56,15 +39,15 @@ class CsrPart:
         Estimated number of elements. More fit, at the cost of a copy.
     dtype, index_dtype
         Dtypes of values and of column indices.
-    counts
-        Whether to detect values that are whole numbers from 0 to 65,535.
 
     Attributes
     ----------
+    dtypes
+        Dtypes of ``data`` and ``indices``.
     n_elements
         Number of elements so far.
     largest_count
-        The largest value if all are known to be whole numbers from 0 to 65,535, else None.
+        The largest value if all are whole numbers from 0 to 65,535, and none is -0; else None.
     pointer
         First element of each row in shuffled order, and the number of elements, int64, shape
         (n_rows + 1,).
@@ -76,33 +59,49 @@ class CsrPart:
         n_elements: int,
         dtype: "np.dtype[Any]",
         index_dtype: "np.dtype[np.unsignedinteger]",
-        *,
-        counts: bool,
     ) -> None:
-        # Memory that is not written to is not taken, so there is room to spare.
-        room = n_elements + n_elements // 4 + 1
-        self._arrays: dict[str, NDArray[Any]] = {
-            "data": np.empty(room, dtype),
-            "indices": np.empty(room, index_dtype),
-        }
+        self.dtypes: dict[str, np.dtype[Any]] = {"data": dtype, "indices": index_dtype}
         self._lengths = np.empty(n_rows, np.int64)
         self._n_rows = self.n_elements = 0
-        self.largest_count = 0 if counts else None
+        self.largest_count: int | None = 0
+        # Memory that is not written to is not taken, so there is room to spare.
+        self._allocate(n_elements + n_elements // 4 + 1)
 
     def append(self, rows: sp.csr_array) -> None:
         """Add the next rows in storage order."""
         n_rows, n_elements = self._n_rows + rows.shape[0], self.n_elements + rows.indices.size
         self._lengths[self._n_rows : n_rows] = np.diff(rows.indptr)
-        if self.largest_count is not None:
-            largest = _largest_count(rows.data)
-            self.largest_count = None if largest is None else max(self.largest_count, largest)
-        for name, elements in (("data", rows.data), ("indices", rows.indices)):
-            array = self._arrays[name]
-            if array.size < n_elements:
-                self._arrays[name] = np.empty(n_elements + n_elements // 4, array.dtype)
+        if self._values.size < n_elements:
+            before = self._arrays
+            self._allocate(n_elements + n_elements // 4)
+            for name, array in before.items():
                 self._arrays[name][: self.n_elements] = array[: self.n_elements]
-            self._arrays[name][self.n_elements : n_elements] = elements
+        here = slice(self.n_elements, n_elements)
+        self._arrays["indices"][here] = rows.indices
+        if self.largest_count is not None:
+            largest = _copy_counts(rows.data, self._arrays["data"][here])
+            self.largest_count = None if largest is None else max(self.largest_count, largest)
+        if self.largest_count is None:
+            self._widen()
+            self._arrays["data"][here] = rows.data
         self._n_rows, self.n_elements = n_rows, n_elements
+
+    def _allocate(self, n_elements: int) -> None:
+        self._values = np.empty(n_elements, self.dtypes["data"])
+        self._arrays = {
+            "data": self._values,
+            "indices": np.empty(n_elements, self.dtypes["indices"]),
+        }
+        if self.largest_count is not None and np.can_cast(_COUNTS, self._values.dtype):
+            self._arrays["data"] = self._values.view(_COUNTS)
+
+    def _widen(self) -> None:
+        """Hold values in their dtype, in the same memory; the last ones move first."""
+        held, self._arrays["data"] = self._arrays["data"], self._values
+        if held.dtype != self._values.dtype:
+            for start in reversed(range(0, self.n_elements, _PIECE)):
+                piece = slice(start, min(start + _PIECE, self.n_elements))
+                self._values[piece] = held[piece].copy()
 
     def shuffle(self, order: NDArray[np.intp]) -> None:
         """Put the rows into another order, without a copy of them."""
@@ -122,19 +121,44 @@ class CsrPart:
             and np.array_equal(self.indices, other.indices)
         )
 
-    def dtype(self, name: str) -> "np.dtype[Any]":
-        """Return the dtype of ``data`` or ``indices``."""
-        return self._arrays[name].dtype
-
     def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in shuffled order."""
+        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in shuffled order.
+
+        Those of ``data`` are uint16 if there is a `largest_count` that their dtype can hold.
+        """
         first = np.searchsorted(self.pointer, start, side="right") - 1
         last = np.searchsorted(self.pointer, stop, side="left")
         bounds = self.pointer[first : last + 1].clip(start, stop)
-        runs = np.stack([bounds[:-1], bounds[1:]], axis=1)
-        runs += (self._firsts[first:last] - self.pointer[first:last])[:, None]
-        elements: NDArray[Any] = self._arrays[name][expand(runs)]
+        sources = self._firsts[first:last] + bounds[:-1] - self.pointer[first:last]
+        array = self._arrays[name]
+        elements = np.empty(stop - start, array.dtype)
+        kernels.copy_all(
+            array.ctypes.data + sources * array.itemsize,
+            elements.ctypes.data + (bounds[:-1] - start) * array.itemsize,
+            np.diff(bounds) * array.itemsize,
+        )
         return elements
+
+
+_COUNTS = np.dtype(np.uint16)
+_PIECE = 1 << 16  # elements; several arrays of as many are in the cache
+
+
+def _copy_counts(values: NDArray[Any], out: NDArray[Any]) -> int | None:
+    """Copy values, and return the largest, if all are whole numbers from 0 to 65,535, without -0.
+
+    Otherwise return None, with some of them copied.
+    """
+    largest = 0
+    for start in range(0, values.size, _PIECE):
+        piece, copied = values[start : start + _PIECE], out[start : start + _PIECE]
+        if not 0 <= piece.min() <= piece.max() <= np.iinfo(_COUNTS).max:  # not if one is NaN
+            return None
+        np.copyto(copied, piece, casting="unsafe")
+        if piece.dtype.kind == "f" and (np.signbit(piece).any() or (copied != piece).any()):
+            return None
+        largest = max(largest, int(copied.max()))
+    return largest
 
 
 # Encoding arrays of sparse rows: shards of chunks, which threads encode concurrently.
@@ -170,14 +194,14 @@ class Encoding:
     @classmethod
     def of(cls, job: Job, matrix: CsrPart, name: str) -> "Encoding":
         """Return the encoding of ``data`` or ``indices``."""
-        dtype = matrix.dtype(name)
+        dtype = matrix.dtypes[name]
         if job.codec == "delta" and name == "indices":
             return cls(dtype=dtype, stored=dtype, delta=True, level=5)
         if job.codec == "delta" and matrix.largest_count is not None:
             narrow = np.dtype(np.min_scalar_type(matrix.largest_count))
             is_narrower = narrow.itemsize < dtype.itemsize and np.can_cast(narrow, dtype)
             stored = narrow if is_narrower else dtype
-            return cls(dtype=dtype, stored=stored, compressor="lz4hc", level=5)
+            return cls(dtype=dtype, stored=stored, compressor="lz4hc", level=2)
         return cls(dtype=dtype, stored=dtype)
 
     @property

@@ -107,8 +107,8 @@ def _read(
     for each in job.matrices:
         dtype = np.dtype(each.dtype)
         if each.is_sparse:
-            n_elements, counts = round(n_rows * each.elements_per_cell), job.codec == "delta"
-            found[each.name] = CsrPart(n_rows, n_elements, dtype, each.index_dtype, counts=counts)
+            n_elements = round(n_rows * each.elements_per_cell)
+            found[each.name] = CsrPart(n_rows, n_elements, dtype, each.index_dtype)
         else:
             found[each.name] = np.empty((n_rows, *each.row_shape), dtype)
     n = job.cells_per_piece

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -221,7 +221,7 @@ class Preshuffled:
     provenance: tuple[str, str]
 
 
-def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is extended
+def preshuffle(
     paths: PathLike | Iterable[PathLike],
     out: PathLike,
     *,
@@ -361,91 +361,141 @@ def preshuffle(  # noqa: C901, PLR0912, PLR0915 - a new store, or one that is ex
     _check_apart(Path(out), paths)
     folder = OutputFolder(Path(out).absolute())
     begun, finished = folder.begun(), folder.finished()
-    if not append:
-        begun = finished[0] if finished else begun
-        if mix:
-            raise ParameterError("`mix` needs `append`; leave it out, or give append=True")
-    elif not finished:
+    if mix and not append:
+        raise ParameterError("`mix` needs `append`; leave it out, or give append=True")
+    if append and not finished:
         msg = f"{out}: is not a complete store of `cellfeed preshuffle`"
         raise ParameterError(f"{msg}; write it without `append`")
-    else:
-        begun = None if begun in finished else begun
-    columns = _group_columns(group_by, in_order=in_order)
     settings: dict[str, Any] = {
         "join_vars": join_vars,
         "block_size": block_size,
         "in_order": in_order,
-        "group_by": columns,
+        "group_by": _group_columns(group_by, in_order=in_order),
         "seed": seed,
         "memory": memory,
         "codec": codec or (finished[0].codec if append else "delta"),
         "cells_per_chunk": cells_per_chunk,
     }
-    selected: NDArray[np.int64] | None
+    request = _Request(paths, elements, element, genes, where, rows, settings)
     if append:
-        asked = (elements, element, where, None if genes is None else [*genes], mix)
-        of_rows = None if rows is None else np.asarray(rows)
-        request = describe_request(paths, asked, of_rows, settings)
-        if request == finished[-1].request:  # nothing is left to do
-            job, collection, selected = finished[-1], None, None
-        elif genes is not None:
-            raise ParameterError("`genes` and `append` cannot be combined; leave out `genes`")
-        else:
-            contents = contents_of_store(finished[0])
-            if elements is not None or element is not None:
-                contents = _contents(paths, elements, element, in_order=in_order)
-            collection, selected, job = describe_extension(
-                folder,
-                paths,
-                contents,
-                lambda found: _selected(found, where, rows),
-                mix=mix,
-                begun=begun,
-                request=request,
-                **settings,
-            )
+        begun = None if begun in finished else begun
+        job, collection, selected = _extension(folder, request, mix, begun, finished)
     else:
-        contents = _contents(paths, elements, element, in_order=in_order)
-        collection = open_matrices(paths, contents.matrices, Genes(join_vars, genes), folder.by_row)
-        selected = _selected(collection, where, rows)
-        settings["genes"] = "" if genes is None else digest("\n".join(map(str, genes)).encode())
-        job = describe_job(collection, contents, rows=selected, **settings)
+        begun = finished[0] if finished else begun
+        job, collection, selected = _new_store(folder, request)
     if begun is not None and (difference := job.difference(begun)):
         remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
         msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
         raise ParameterError(msg)
-    missing = list[int]()
-    peak = 0
+    n_written = peak = 0
     if job not in finished:
         inputs = Inputs.open(job, folder, collection, selected)
         folder.begin(job, genes, selected)
-        with folder.held():
-            folder.remove_leftovers()
-            if append:
-                folder.list_parts()
-                folder.remove_others(job)
-            _rewrite_by_row(inputs, memory, tell)
-            first = job.first_part
-            missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
-            peak = _write(folder, job, inputs, missing, scheduler, tell)
-            check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
-            for file in (*job.inputs, *job.linked):
-                file.check()
-            folder.finish(job)
-        finished = folder.finished()
+        n_written, peak = _write_and_check(folder, job, inputs, scheduler, tell, append=append)
     folder.clean()
     numbers = folder.numbers()
     [newest] = open_parts([folder.part(numbers[-1])], ())
     return Preshuffled(
         path=Path(out),
-        n_cells=sum(each.n_cells - each.n_replaced for each in finished),
+        n_cells=sum(each.n_cells - each.n_replaced for each in folder.finished()),
         n_parts=len(numbers),
-        n_parts_written=len(missing),
+        n_parts_written=n_written,
         n_bytes=folder.n_bytes(),
         seconds=time.perf_counter() - start,
         peak_memory_bytes=max(peak, peak_memory()),
         provenance=provenance_of(newest),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """Parameters of `preshuffle` that say what is written; ``settings`` are those of the job."""
+
+    paths: list[PathLike]
+    elements: Sequence[str] | Literal["all"] | None
+    element: str | None
+    genes: Sequence[str] | None
+    where: str | None
+    rows: Any
+    settings: Mapping[str, Any]
+
+    def contents(self) -> Contents:
+        in_order = self.settings["in_order"]
+        return _contents(self.paths, self.elements, self.element, in_order=in_order)
+
+    def selected(self, collection: Collection) -> NDArray[np.int64] | None:
+        """Return the rows to write, ascending; None for all."""
+        return _selected(collection, self.where, self.rows)
+
+
+_Described = tuple[Job, Collection | None, NDArray[np.int64] | None]
+"""A job, and its collection and rows; the collection is None if nothing is left to do."""
+
+
+def _new_store(folder: OutputFolder, request: _Request) -> _Described:
+    contents, genes = request.contents(), request.genes
+    joined = Genes(request.settings["join_vars"], genes)
+    collection = open_matrices(request.paths, contents.matrices, joined, folder.by_row)
+    selected = request.selected(collection)
+    chosen = "" if genes is None else digest("\n".join(map(str, genes)).encode())
+    job = describe_job(collection, contents, rows=selected, genes=chosen, **request.settings)
+    return job, collection, selected
+
+
+def _extension(
+    folder: OutputFolder, request: _Request, mix: int, begun: Job | None, finished: list[Job]
+) -> _Described:
+    genes, is_default = request.genes, request.elements is None and request.element is None
+    listed = None if genes is None else [*genes]
+    asked = (request.elements, request.element, request.where, listed, mix)
+    rows = None if request.rows is None else np.asarray(request.rows)
+    number = describe_request(request.paths, asked, rows, request.settings)
+    if number == finished[-1].request:
+        return finished[-1], None, None
+    if genes is not None:
+        raise ParameterError("`genes` and `append` cannot be combined; leave out `genes`")
+    collection, selected, job = describe_extension(
+        folder,
+        request.paths,
+        contents_of_store(finished[0]) if is_default else request.contents(),
+        request.selected,
+        mix=mix,
+        begun=begun,
+        request=number,
+        **request.settings,
+    )
+    return job, collection, selected
+
+
+def _write_and_check(
+    folder: OutputFolder,
+    job: Job,
+    inputs: Inputs,
+    scheduler: str | None,
+    tell: Progress,
+    *,
+    append: bool,
+) -> tuple[int, int]:
+    """Write what is missing of a job, check all of it, and finish it.
+
+    Returns
+    -------
+    Number of parts that were written, and the peak memory of a Dask worker.
+    """
+    with folder.held():
+        folder.remove_leftovers()
+        if append:
+            folder.list_parts()
+            folder.remove_others(job)
+        _rewrite_by_row(inputs, job.memory, tell)
+        first = job.first_part
+        missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
+        peak = _write(folder, job, inputs, missing, scheduler, tell)
+        check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
+        for file in (*job.inputs, *job.linked):
+            file.check()
+        folder.finish(job)
+    return len(missing), peak
 
 
 def _write(
