@@ -26,6 +26,7 @@ from cellfeed.tokenizers import (
 _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
 _NONE = np.empty(0, np.int64)
 _ALIGNMENT = 64
+_FEW_MEDIANS = 16  # with as few, many genes of a cell are equal
 
 
 class ElementTokens:
@@ -52,22 +53,27 @@ class ElementTokens:
         self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
         self._name = element.name
         tokens = tokenizer.tokens_of(element.column_names)
-        self._known = np.flatnonzero(tokens >= 0)
-        self._genes = np.full((2, tokens.size), -1, np.int32)
-        self._genes[0] = tokens
-        self._genes[1, self._known] = np.arange(self._known.size)
+        known = np.flatnonzero(tokens >= 0)
+        self._known, weights = np.empty(0, np.int32), np.zeros(tokens.size, np.float32)
         self._divisors = self._quantiles = np.empty(0)
         settings = self._settings = np.zeros(fields.N_SETTINGS, np.int64)
         numbers = self._numbers = np.zeros(fields.N_NUMBERS)
         settings[fields.LONGEST] = tokenizer.max_length
         settings[[fields.CLS, fields.EOS]] = [_or_none(tokenizer, each) for each in ("cls", "eos")]
-        settings[fields.ALL_GENES] = getattr(tokenizer, "genes", "nonzero") == "all"
+        if getattr(tokenizer, "genes", "nonzero") == "all":
+            settings[fields.N_KNOWN] = known.size
+            numbers_of = np.cumsum(tokens >= 0) - 1
+            self._known = np.append(numbers_of, tokens[known]).astype(np.int32)
         if isinstance(tokenizer, RankTokens):
             settings[fields.TOKENIZER] = fields.RANKED
             if tokenizer.medians is None:
                 self._divisors = np.ones(tokens.size)
             else:
                 self._divisors = tokenizer.divisors_of(tokens)
+            of_known = self._divisors[known]
+            settings[fields.HAS_TIES] = np.unique(of_known).size < _FEW_MEDIANS
+            with np.errstate(over="ignore", under="ignore"):
+                weights[known] = 1 / of_known
         elif isinstance(tokenizer, BinnedValues | GeneSubset):
             settings[fields.TOKENIZER] = fields.BINNED
             if isinstance(tokenizer, BinnedValues):
@@ -82,10 +88,12 @@ class ElementTokens:
             mask, vocabulary = masking.mask, tokenizer.vocabulary
             settings[fields.MASK_TOKEN] = vocabulary[mask] if isinstance(mask, str) else mask
             numbers[: fields.MASK_VALUE] = masking.fraction, masking.random, masking.kept
-            self._replacements = tokens[self._known]
+            self._replacements = tokens[known]
         elif isinstance(masking, MaskValues):
             settings[fields.MASKING] = fields.MASKED_VALUES
             numbers[[fields.MASK_FRACTION, fields.MASK_VALUE]] = masking.fraction, masking.value
+        halves = np.stack([weights.view(np.int32), tokens.astype(np.int32)], axis=1)
+        self._table = np.ascontiguousarray(halves).view(np.uint64).ravel()
 
     def of(
         self, rows: CsrRows | NDArray[Any], numbers: NDArray[np.int64], key: int, pool: BufferPool
@@ -135,7 +143,7 @@ class ElementTokens:
             *stored,
             numbers,
             np.uint64(key),
-            self._genes,
+            self._table,
             self._known,
             self._divisors,
             self._quantiles,
@@ -172,8 +180,7 @@ class ElementTokens:
         for name, values in made.items():
             own = values[: offsets[-1]]
             if name == "attention_mask":
-                own = own.reshape(n_rows, width)
-                np.less(np.arange(width), lengths[:, None], out=own)
+                kernels.mark_rows(own, lengths, width)
             else:
                 fill = own.dtype.type(pads.get(name, 0))
                 kernels.move_rows(values, longest, lengths, offsets, fill)
