@@ -1,8 +1,10 @@
 """The tokens of minibatches: how each tokenizer of `cellfeed.tokenizers` is computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +54,9 @@ class ElementTokens:
     ) -> None:
         self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
         self._name = element.name
-        tokens = tokenizer.tokens_of(element.column_names)
-        known = np.flatnonzero(tokens >= 0)
-        self._known, weights = np.empty(0, np.int32), np.zeros(tokens.size, np.float32)
-        self._divisors = self._quantiles = np.empty(0)
+        genes = self._genes = genes_of(tokenizer, element.column_names)
+        tokens, known = genes.tokens, np.flatnonzero(genes.tokens >= 0)
+        self._known, self._quantiles = np.empty(0, np.int32), np.empty(0)
         settings = self._settings = np.zeros(fields.N_SETTINGS, np.int64)
         numbers = self._numbers = np.zeros(fields.N_NUMBERS)
         settings[fields.LONGEST] = tokenizer.max_length
@@ -66,14 +67,7 @@ class ElementTokens:
             self._known = np.append(numbers_of, tokens[known]).astype(np.int32)
         if isinstance(tokenizer, RankTokens):
             settings[fields.TOKENIZER] = fields.RANKED
-            if tokenizer.medians is None:
-                self._divisors = np.ones(tokens.size)
-            else:
-                self._divisors = tokenizer.divisors_of(tokens)
-            of_known = self._divisors[known]
-            settings[fields.HAS_TIES] = np.unique(of_known).size < _FEW_MEDIANS
-            with np.errstate(over="ignore", under="ignore"):
-                weights[known] = 1 / of_known
+            settings[fields.HAS_TIES] = genes.has_ties
         elif isinstance(tokenizer, BinnedValues | GeneSubset):
             settings[fields.TOKENIZER] = fields.BINNED
             if isinstance(tokenizer, BinnedValues):
@@ -92,8 +86,6 @@ class ElementTokens:
         elif isinstance(masking, MaskValues):
             settings[fields.MASKING] = fields.MASKED_VALUES
             numbers[[fields.MASK_FRACTION, fields.MASK_VALUE]] = masking.fraction, masking.value
-        halves = np.stack([weights.view(np.int32), tokens.astype(np.int32)], axis=1)
-        self._table = np.ascontiguousarray(halves).view(np.uint64).ravel()
 
     def of(
         self, rows: CsrRows | NDArray[Any], numbers: NDArray[np.int64], key: int, pool: BufferPool
@@ -143,9 +135,9 @@ class ElementTokens:
             *stored,
             numbers,
             np.uint64(key),
-            self._table,
+            self._genes.table,
             self._known,
-            self._divisors,
+            self._genes.divisors,
             self._quantiles,
             self._replacements,
             self._settings,
@@ -219,6 +211,45 @@ def split_steps(steps: Sequence[Any]) -> tuple[list[Any], Tokenizer | None, Mask
     tokenizer = next((each for each in steps if isinstance(each, Tokenizer)), None)
     masking = next((each for each in steps if isinstance(each, Masking)), None)
     return of_values, tokenizer, masking
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Genes:
+    """What a tokenizer knows of the genes of an element, whose names are ``names``."""
+
+    names: NDArray[Any]
+    tokens: NDArray[np.int64]
+    divisors: NDArray[np.float64]
+    has_ties: bool
+    table: NDArray[np.uint64]
+
+
+_found: MutableMapping[Tokenizer, _Genes] = WeakKeyDictionary()
+
+
+def genes_of(tokenizer: Tokenizer, names: NDArray[Any]) -> _Genes:
+    """Return the tokens and medians of genes; they are looked up once, and not in every epoch.
+
+    Raises
+    ------
+    ParameterError
+        None is known, or two have the same token.
+    """
+    found = _found.get(tokenizer)
+    if found is not None and (found.names is names or np.array_equal(found.names, names)):
+        return found
+    tokens = tokenizer.tokens_of(names)
+    divisors, weights = np.empty(0), np.zeros(tokens.size, np.float32)
+    if isinstance(tokenizer, RankTokens):
+        has_medians = tokenizer.medians is not None
+        divisors = tokenizer.divisors_of(tokens) if has_medians else np.ones(tokens.size)
+        with np.errstate(over="ignore", under="ignore"):
+            weights = (1 / divisors).astype(np.float32)
+    has_ties = np.unique(divisors[tokens >= 0]).size < _FEW_MEDIANS if divisors.size else False
+    halves = np.stack([weights.view(np.int32), tokens.astype(np.int32)], axis=1)
+    table = halves.view(np.uint64).ravel()
+    found = _found[tokenizer] = _Genes(names, tokens, divisors, has_ties, table)
+    return found
 
 
 @cache

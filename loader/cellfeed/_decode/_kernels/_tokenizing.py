@@ -198,10 +198,10 @@ def _sort_all(bits: Words, tokens: Tokens, n: int, keys: Words, order: Ints, cou
 
 @compiled(
     "boolean(float64[::1], int32[::1], int32[::1], uint32[::1], int64, int64, float64, "
-    "float64[::1], uint32[:,::1], int32[:,::1], int64[::1], int64)",
+    "float64[::1], uint32[:,::1], int32[:,::1], int64[::1])",
     inner=True,
 )
-def _rank(
+def _rank(  # noqa: PLR0912 - a row at a time, in the cache
     values: Floats,
     places: Tokens,
     tokens: Tokens,
@@ -213,7 +213,6 @@ def _rank(
     keys: HalfWords,
     counts: Tokens,
     out: Ints,
-    start: int,
 ) -> bool:
     """Write the tokens with the largest scores, see `RankTokens`; return whether it could.
 
@@ -225,7 +224,7 @@ def _rank(
         Values above 0, their columns and tokens, float32 bits of the reciprocals of divisors, and
         the number of values.
     n_made
-        How many tokens to write, to ``out`` from ``start`` on.
+        How many tokens to write to ``out``.
     total, divisors
         Total of the row, and the median of each column.
     keys, counts
@@ -273,16 +272,16 @@ def _rank(
         place = high[digit]
         high[digit] = place + 1
         first[np.uint64(place)] = key
-    # Keys that differ by more than 1 are in the right order.
-    of_place, n_moves = (np.uint32(1) << by_place) - np.uint32(1), 0
+    # Keys that differ by more than 1 are in the right order; others are few.
+    n_close = 0
     for i in range(1, n):
-        own = first[i]
-        key, at = own >> by_place, i
-        if key - (first[i - 1] >> by_place) > np.uint32(1):
-            if i >= n_made:
-                break
-            continue
-        place = own & of_place
+        second[n_close] = i
+        n_close += (first[i] >> by_place) - (first[i - 1] >> by_place) <= np.uint32(1)
+    of_place, n_moves = (np.uint32(1) << by_place) - np.uint32(1), 0
+    for k in range(n_close):
+        i = np.int64(second[k])
+        own, at = first[i], i
+        key, place = own >> by_place, own & of_place
         score = _score(values[place], total, divisors[places[place]])
         while at > 0 and key - (first[at - 1] >> by_place) <= np.uint32(1):
             before = first[at - 1] & of_place
@@ -296,7 +295,7 @@ def _rank(
         if n_moves > _MOVES_PER_VALUE * n:
             return False
     for i in range(n_made):
-        out[start + i] = tokens[first[i] & of_place]
+        out[i] = tokens[first[i] & of_place]
     return True
 
 
@@ -321,7 +320,7 @@ def _number(
     order: Ints,
     counts: Ints,
 ) -> int:
-    """Number distinct values as they come; return how many, or -1 if they are many.
+    """Give distinct values numbers as they come; return how many, or -1 if they are many.
 
     Parameters
     ----------
@@ -434,7 +433,8 @@ def _bin(
     counts
         How many values equal each.
     numbers, places, n
-        For each value which it is, and its place in ``out``; and their number, above 0.
+        For each value which it is, and the number by which its bin is drawn; and how many there
+        are, above 0.
     quantiles, edges
         Quantiles, and memory for as many values there.
     are_narrow
@@ -470,9 +470,10 @@ def _bin(
         bounds[0, number], bounds[1, number] = n_not_above, n_below - n_not_above
     first, width = bounds[0], bounds[1]
     for i in range(n):
-        number, place_of = numbers[i], places[i]
-        drawn = _uniform(row_key, _BINS, place_of)
-        out[place_of] = np.ceil(drawn * width[number] + first[number])
+        out[i] = _uniform(row_key, _BINS, places[i])
+    for i in range(n):
+        number = np.uint64(numbers[i])
+        out[i] = np.ceil(out[i] * width[number] + first[number])
 
 
 @compiled(
@@ -565,13 +566,12 @@ def address_of(function: Any) -> tuple[int, Any]:
 
 
 @compiled(
-    "void(int64[::1], int64, int64, int64[::1], float64[::1], uint64, int64[::1], int64[::1], "
+    "void(int64[::1], int64, int64[::1], float64[::1], uint64, int64[::1], int64[::1], "
     "float32[::1], boolean[::1], boolean[::1], int32[::1])",
     inner=True,
 )
 def _mask(
     tokens: Ints,
-    start: int,
     n: int,
     settings: Ints,
     numbers: Floats,
@@ -583,18 +583,18 @@ def _mask(
     chosen: NDArray[np.bool_],
     drawn: Tokens,
 ) -> None:
-    """Mask tokens or values from ``start`` on, and write labels of tokens."""
+    """Mask tokens or values of n genes, and write labels of tokens."""
     n_masked = np.int64(n * numbers[fields.MASK_FRACTION])
     _choose(chosen, drawn, n, n_masked, row_key, _MASKED)
     for i in range(n):
-        masked[start + i] = chosen[i]
+        masked[i] = chosen[i]
     if settings[fields.MASKING] == fields.MASKED_VALUES:
         value = np.float32(numbers[fields.MASK_VALUE])
         for i in range(n):
-            values[start + i] = value if chosen[i] else values[start + i]
+            values[i] = value if chosen[i] else values[i]
         return
     for i in range(n):
-        labels[start + i] = tokens[start + i] if chosen[i] else fields.NO_LABEL
+        labels[i] = tokens[i] if chosen[i] else fields.NO_LABEL
     n_masked, which = 0, drawn
     for i in range(n):
         which[n_masked] = i
@@ -604,9 +604,9 @@ def _mask(
         drawn_of = _uniform(row_key, _REPLACED, 2 * i)
         if drawn_of < numbers[fields.MASK_RANDOM]:
             place = _uniform(row_key, _REPLACED, 2 * i + 1) * replacements.size
-            tokens[start + i] = replacements[np.int64(place)]
+            tokens[i] = replacements[np.int64(place)]
         elif drawn_of >= numbers[fields.MASK_RANDOM] + numbers[fields.MASK_KEPT]:
-            tokens[start + i] = settings[fields.MASK_TOKEN]
+            tokens[i] = settings[fields.MASK_TOKEN]
 
 
 @compiled(
@@ -685,7 +685,7 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
     numbered, ranks = np.empty(most, np.int32), np.empty(_MOST_DISTINCT, np.int64)
     by_value, counted = np.empty(most, np.int64), np.empty((4, most), np.int64)
     bounds, edges = np.empty((2, most), np.float64), np.empty(quantiles.size, np.float64)
-    made, at = np.empty(most, np.float64), np.empty(most, np.int64)
+    spread, at = np.empty(most, np.float64), np.empty(most, np.int64)
     chosen, drawn = np.empty(most, np.bool_), np.empty(most, np.int32)
     totals = np.empty(3, np.float64)
     for row in range(rows.size):
@@ -698,17 +698,20 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
             report[fields.FAILED_ROW], report[fields.FAILED_WHY] = row, fields.NOT_COUNTS
             return
         row_key = _word(key, np.uint64(rows[row]))
-        first = row * longest
+        # Slices, whose indices the compiler knows not to be negative.
+        whole, genes = slice(row * longest, (row + 1) * longest), slice(n_before, longest)
+        of_out, of_values, of_masked = out[whole], out_values[whole], masked[whole]
+        of_labels, of_value_labels = labels[whole], value_labels[whole]
         if n_before:
-            out[first] = settings[fields.CLS]
-            if out_values.size:
-                out_values[first] = 0.0
-        start = first + n_before
+            of_out[0] = settings[fields.CLS]
+            if of_values.size:
+                of_values[0] = 0.0
+        to_out, to_values = of_out[genes], of_values[genes]
         if kind == fields.RANKED:
             n_made = min(n, room)
             is_ranked = settings[fields.HAS_TIES] == 0 and _rank(
                 found, places, tokens, weights, n, n_made, totals[0], divisors, short_keys,
-                short_counts, out, start,
+                short_counts, to_out,
             )  # fmt: skip
             if not is_ranked:
                 for i in range(n):
@@ -720,18 +723,20 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
                     bits, tokens, n, n_distinct, numbered, by_value, ranks, keys, order, counts
                 )
                 for i in range(n_made):
-                    out[start + i] = tokens[order[half, i]]
+                    to_out[i] = tokens[order[half, i]]
         elif kind == fields.BINNED:
+            n_genes, own, own_values = n, tokens, found
             for i in range(n):
-                at[i] = known[places[i]] if are_all else i
-            n_genes = n_known if are_all else n
-            own = known[known.size - n_known :] if are_all else tokens
-            is_top = n_genes > room and settings[fields.TOP] != 0
+                at[i] = i
             if are_all:
+                n_genes, own, own_values = n_known, known[known.size - n_known :], spread
+                for i in range(n):
+                    at[i] = known[places[i]]
                 for i in range(n_genes):
-                    made[i] = 0.0
-            for i in range(n):
-                made[at[i]] = found[i]
+                    spread[i] = 0.0
+                for i in range(n):
+                    spread[at[i]] = found[i]
+            is_top = n_genes > room and settings[fields.TOP] != 0
             n_made, n_distinct, half = min(n_genes, room), 0, 0
             if quantiles.size or is_top:
                 n_distinct = _number(
@@ -744,62 +749,63 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
             if is_top:
                 n_zeros = room - n
                 for i in range(n_genes):
-                    chosen[i] = (made[i] == 0.0) & (n_zeros > 0)
+                    chosen[i] = (own_values[i] == 0.0) & (n_zeros > 0)
                     n_zeros -= chosen[i]
                 for i in range(min(room, n)):
                     chosen[at[order[half, i]]] = True
             elif n_genes > room:
                 _choose(chosen, drawn, n_genes, room, row_key, _SUBSET)
-            if quantiles.size and n_distinct >= 0:
+            if quantiles.size and n:
+                of_distinct, n_of_distinct, by = distinct.view(np.float64), n_distinct, by_value
+                if n_distinct < 0:  # each value is one of its own
+                    of_distinct, n_of_distinct, by = found, n, order[half]
+                    for i in range(n):
+                        numbered[i], counted[0, i] = i, 1
                 _bin(
-                    distinct.view(np.float64), by_value, n_distinct, counted[0], numbered, at, n,
-                    quantiles, edges, are_narrow, row_key, bounds, made,
+                    of_distinct, by, n_of_distinct, counted[0], numbered, at, n, quantiles, edges,
+                    are_narrow, row_key, bounds, found,
                 )  # fmt: skip
-            elif quantiles.size:  # each value is one of its own
-                for i in range(n):
-                    numbered[i], counted[0, i] = i, 1
-                _bin(
-                    found, order[half], n, counted[0], numbered, at, n,
-                    quantiles, edges, are_narrow, row_key, bounds, made,
-                )  # fmt: skip
+                if are_all:
+                    for i in range(n):
+                        spread[at[i]] = found[i]
             if n_genes <= room:
                 for i in range(n_genes):
-                    out[start + i], out_values[start + i] = own[i], made[i]
+                    to_out[i], to_values[i] = own[i], own_values[i]
             else:
-                to = start
+                to = 0
                 for i in range(n_genes):
-                    if to == start + room:
+                    if to == room:
                         break
-                    out[to], out_values[to] = own[i], made[i]
+                    to_out[to], to_values[to] = own[i], own_values[i]
                     to += chosen[i]
         else:
             for i in range(n):
                 order[0, i] = tokens[i]
             addresses = order.ctypes.data, found.ctypes.data, n, np.int64(row_key >> np.uint64(1))
-            into = out.ctypes.data + 8 * first, out_values.ctypes.data + 4 * first, longest
+            into = of_out.ctypes.data, of_values.ctypes.data, longest
             n_made = call(settings[fields.FUNCTION], addresses + into)
             if not 0 <= n_made <= longest:
                 report[fields.FAILED_ROW], report[fields.FAILED_WHY] = row, fields.WRONG_LENGTH
                 report[fields.N_TOKENS] = n_made
                 return
         if n_after:
-            out[start + n_made] = settings[fields.EOS]
+            to_out[n_made] = settings[fields.EOS]
         length = n_before + n_made + n_after
         lengths[row] = length
         report[fields.N_TOKENS] += length
         if settings[fields.MASKING] == fields.UNMASKED:
             continue
         for i in range(length):
-            masked[first + i] = False
+            of_masked[i] = False
         if labels.size:
             for i in range(length):
-                labels[first + i] = fields.NO_LABEL
+                of_labels[i] = fields.NO_LABEL
         if value_labels.size:
             for i in range(length):
-                value_labels[first + i] = out_values[first + i]
+                of_value_labels[i] = of_values[i]
         _mask(
-            out, start, n_made, settings, numbers, row_key, replacements, labels, out_values,
-            masked, chosen, drawn,
+            to_out, n_made, settings, numbers, row_key, replacements, of_labels[genes], to_values,
+            of_masked[genes], chosen, drawn,
         )  # fmt: skip
 
 
@@ -835,8 +841,6 @@ def move_rows(values: NDArray[Any], longest: int, lengths: Ints, offsets: Ints, 
 def mark_rows(marks: NDArray[np.bool_], lengths: Ints, width: int) -> None:
     """Mark the first values of rows, each as many as it is long, and none of the others."""
     for row in range(lengths.size):
-        start, length = row * width, lengths[row]
-        for i in range(length):
-            marks[start + i] = True
-        for i in range(length, width):
-            marks[start + i] = False
+        marks_of = marks[row * width : (row + 1) * width]
+        for i in range(width):
+            marks_of[i] = i < lengths[row]
