@@ -438,7 +438,7 @@ def test_cells_in_company_with_a_step(collection, kind):
 
 def test_what_is_no_minibatch_cannot_be_checked(collection):
     near = np.arange(len(collection))[:, None]
-    with pytest.raises(ParameterError, match="delivers Graph.*call it in `step`"):
+    with pytest.raises(ParameterError, match=r"delivers Graph.*call it in `step`"):
         autotune(
             collection,
             label="plate",
