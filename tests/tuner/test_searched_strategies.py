@@ -27,7 +27,6 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed.spatial import WithNeighbors, to_graph
-from cellfeed.tokenizers import RankTokens
 from cellfeed_tuner import (
     AutotuneResult,
     Configuration,
@@ -401,38 +400,24 @@ def summed_graph(minibatch):
     return float(graph.nodes.X.sum())
 
 
-def summed_tokens(minibatch):
-    """A training step on tokens of matched pairs."""
-    return int(minibatch["tokens"].sum() + minibatch.controls["tokens"].sum())
-
-
 @pytest.mark.filterwarnings("ignore:.*settings are predicted:UserWarning")  # on a busy machine
-@pytest.mark.parametrize("kind", ["pairs", "neighbours", "tokens"])
+@pytest.mark.parametrize("kind", ["pairs", "neighbours"])
 def test_cells_in_company_with_a_step(collection, kind):
     """The step of a training has what the loader delivers, and so has what follows the advice."""
     treated = MatchedControls(
         BlockShuffling(4), "cell_type", collection.obs["cell_type"].categories[0], ["plate"]
     )
-    names = ["<pad>", "<cls>", "<eos>", *collection.var_names]
     near = np.arange(len(collection))[:, None] + [-1, 1]
     near[0, 0] = near[-1, 1] = -1
-    strategy, step, options = {
-        "pairs": (treated, summed, {}),
-        "neighbours": (WithNeighbors(BlockShuffling(4), near), summed_graph, {}),
-        "tokens": (treated, summed_tokens, {"transform": RankTokens(names, max_length=16)}),
-    }[kind]  # fmt: skip
-    result = autotune(
-        collection,
-        label="plate",
-        strategy=strategy,
-        step=step,
-        make_dataset=partial(CellDataset, **options),
-        **SMALL,
-    )
+    strategy, step = {
+        "pairs": (treated, summed),
+        "neighbours": (WithNeighbors(BlockShuffling(4), near), summed_graph),
+    }[kind]
+    result = autotune(collection, label="plate", strategy=strategy, step=step, **SMALL)
     assert result.loader_fault is None
     assert result.recommended is not None
     tuned = replace(strategy, block_size=result.recommended.configuration.block_size)
-    dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0, **options)
+    dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0)
     assert step(next(iter(dataset))) > 0
 
 

@@ -279,7 +279,7 @@ def _rank(  # noqa: PLR0912 - a row at a time, in the cache
         n_close += (first[i] >> by_place) - (first[i - 1] >> by_place) <= np.uint32(1)
     of_place, n_moves = (np.uint32(1) << by_place) - np.uint32(1), 0
     for k in range(n_close):
-        i = np.int64(second[k])
+        i = np.int64(second[k])  # type: ignore[assignment]
         own, at = first[i], i
         key, place = own >> by_place, own & of_place
         score = _score(values[place], total, divisors[places[place]])
@@ -595,12 +595,12 @@ def _mask(
         return
     for i in range(n):
         labels[i] = tokens[i] if chosen[i] else fields.NO_LABEL
-    n_masked, which = 0, drawn
+    n_masked, which = 0, drawn  # type: ignore[assignment]
     for i in range(n):
         which[n_masked] = i
         n_masked += chosen[i]
     for k in range(n_masked):
-        i = np.int64(which[k])
+        i = np.int64(which[k])  # type: ignore[assignment]
         drawn_of = _uniform(row_key, _REPLACED, 2 * i)
         if drawn_of < numbers[fields.MASK_RANDOM]:
             place = _uniform(row_key, _REPLACED, 2 * i + 1) * replacements.size
