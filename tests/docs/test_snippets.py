@@ -87,6 +87,15 @@ from tests.loader.storages.parquets import write_repository
 
 write_repository(Path("Tahoe-100M"), n_cells=600, n_genes=62)
 """
+TREATED = """
+from pathlib import Path
+import anndata
+
+for path in Path("plates").glob("*.h5ad"):
+    plate = anndata.read_h5ad(path)
+    plate.obs["treatment"] = [["DMSO", "A", "B"][k % 3] for k in range(plate.n_obs)]
+    plate.write_h5ad(path)
+"""
 SETUPS = {
     "how-to/cellstream.md": OBJECTS + ARCHIVE,
     "how-to/ddp.md": TUNED,
@@ -155,16 +164,8 @@ for sample in ("control", "treated"):
     table = "".join(f"{{name}},{{'BT'[k % 2]}}\\n" for k, name in enumerate(names[:140]))
     outs.with_name("cell_types.csv").write_text("barcode,cell_type\\n" + table)
 """,
-    "how-to/training.md": TRAINING
-    + """
-from pathlib import Path
-import anndata
-
-for path in Path("plates").glob("*.h5ad"):
-    plate = anndata.read_h5ad(path)
-    plate.obs["treatment"] = [["DMSO", "A", "B"][k % 3] for k in range(plate.n_obs)]
-    plate.write_h5ad(path)
-""",
+    "how-to/training.md": TRAINING + TREATED,
+    "how-to/two_models.md": TREATED,
     "how-to/tuning.md": TRAINING
     + TUNED
     + """

@@ -172,6 +172,35 @@ def test_matched_controls(tmp_path):
     assert n_matched == n_pairs > 0
 
 
+def test_held_out_conditions(tmp_path):
+    write_tahoe_like(
+        tmp_path / "plates", n_cells=2_000, n_genes=500, n_drugs=6, n_plates=4, n_cell_lines=6
+    )
+    printed = output_of(EXAMPLES / "perturbation_split.py", tmp_path / "plates")
+    losses = losses_in(printed)
+    assert losses[3] < 0.8 * losses[0]
+    assert losses[4] < 1.2 * losses[3]
+    (n_cells,) = re.findall(r"test ([\d,]+) cells of 7 conditions", printed)
+    assert f"on {n_cells.replace(',', '')} cells of the conditions of the test" in printed
+
+
+def test_neighbours_in_space(tmp_path):
+    """Types are regions, and genes say little of a single cell."""
+    rng = np.random.default_rng(0)
+    for slide in "ab":
+        places = rng.random((600, 2))
+        types = (places * 2).astype(int) @ [2, 1]
+        of_type = (np.arange(200) % 4 == types[:, None]) & (np.arange(200) < 40)
+        counts = rng.poisson(0.3 + 0.5 * of_type).astype(np.float32)
+        obs = pd.DataFrame({"cell_type": [f"type {each}" for each in types]})
+        obs.index = obs.index.astype(str)
+        cells = ad.AnnData(counts, obs=obs, obsm={"spatial": places})
+        cells.write_h5ad(tmp_path / f"{slide}.h5ad")
+    printed = output_of(EXAMPLES / "spatial_neighbors.py", tmp_path)
+    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", printed)]
+    assert accuracies[-1] > max(0.9, accuracies[0])
+
+
 def test_numpy_or_jax(plates):
     first, second = losses_in(output_of(EXAMPLES / "jax_numpy.py", plates))
     assert second < first

@@ -3,6 +3,7 @@
 import json
 import textwrap
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
+from cellfeed.spatial import WithNeighbors, to_graph
 from cellfeed_tuner import (
     AutotuneResult,
     Configuration,
@@ -383,3 +385,50 @@ def test_treated_cells_with_controls(collection):
     dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0)
     assert len(next(iter(dataset)).controls) == 2 * result.dataset.batch_size
     assert Selected.of(collection, None, strategy).rows_per_cell == 3
+
+
+def summed(minibatch):
+    """A training step on matched pairs."""
+    assert len(minibatch.controls) == len(minibatch)
+    return float(minibatch.X.sum() + minibatch.controls.X.sum())
+
+
+def summed_graph(minibatch):
+    """A training step on a graph."""
+    graph = to_graph(minibatch)
+    assert graph.edge_index.shape[1] > graph.n_seeds
+    return float(graph.nodes.X.sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*settings are predicted:UserWarning")  # on a busy machine
+@pytest.mark.parametrize("kind", ["pairs", "neighbours"])
+def test_cells_in_company_with_a_step(collection, kind):
+    """The step of a training has what the loader delivers, and so has what follows the advice."""
+    treated = MatchedControls(
+        BlockShuffling(4), "cell_type", collection.obs["cell_type"].categories[0], ["plate"]
+    )
+    near = np.arange(len(collection))[:, None] + [-1, 1]
+    near[0, 0] = near[-1, 1] = -1
+    strategy, step = {
+        "pairs": (treated, summed),
+        "neighbours": (WithNeighbors(BlockShuffling(4), near), summed_graph),
+    }[kind]
+    result = autotune(collection, label="plate", strategy=strategy, step=step, **SMALL)
+    assert result.loader_fault is None
+    assert result.recommended is not None
+    tuned = replace(strategy, block_size=result.recommended.configuration.block_size)
+    dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0)
+    assert step(next(iter(dataset))) > 0
+
+
+def test_what_is_no_minibatch_cannot_be_checked(collection):
+    near = np.arange(len(collection))[:, None]
+    with pytest.raises(ParameterError, match=r"delivers Graph.*call it in `step`"):
+        autotune(
+            collection,
+            label="plate",
+            strategy=WithNeighbors(BlockShuffling(4), near),
+            make_dataset=partial(CellDataset, batch_transform=to_graph),
+            step=len,
+            **SMALL,
+        )

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from cellfeed._collection import Collection
 from cellfeed._errors import ParameterError
-from cellfeed._fetch import Transforms, as_stored, split_steps
+from cellfeed._fetch import Transforms, as_stored, genes_of, split_steps
 from cellfeed._rows import Cells, Dtypes, Element
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.machine import usable_memory_bytes
@@ -240,7 +240,7 @@ def _require_tokenizable(
             "`batch_callback`, or use `batch_transform`"
         )
         raise ParameterError(msg)
-    tokenizer.tokens_of(element.column_names)
+    genes_of(tokenizer, element.column_names)
     if masking is None:
         return
     if isinstance(masking, MaskTokens):

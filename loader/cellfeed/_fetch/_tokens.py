@@ -1,8 +1,10 @@
 """The tokens of minibatches: how each tokenizer of `cellfeed.tokenizers` is computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from cellfeed.tokenizers import (
 _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
 _NONE = np.empty(0, np.int64)
 _ALIGNMENT = 64
+_FEW_MEDIANS = 16  # with as few, many genes of a cell are equal
 
 
 class ElementTokens:
@@ -51,23 +54,20 @@ class ElementTokens:
     ) -> None:
         self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
         self._name = element.name
-        tokens = tokenizer.tokens_of(element.column_names)
-        self._known = np.flatnonzero(tokens >= 0)
-        self._genes = np.full((2, tokens.size), -1, np.int32)
-        self._genes[0] = tokens
-        self._genes[1, self._known] = np.arange(self._known.size)
-        self._divisors = self._quantiles = np.empty(0)
+        genes = self._genes = genes_of(tokenizer, element.column_names)
+        tokens, known = genes.tokens, np.flatnonzero(genes.tokens >= 0)
+        self._known, self._quantiles = np.empty(0, np.int32), np.empty(0)
         settings = self._settings = np.zeros(fields.N_SETTINGS, np.int64)
         numbers = self._numbers = np.zeros(fields.N_NUMBERS)
         settings[fields.LONGEST] = tokenizer.max_length
         settings[[fields.CLS, fields.EOS]] = [_or_none(tokenizer, each) for each in ("cls", "eos")]
-        settings[fields.ALL_GENES] = getattr(tokenizer, "genes", "nonzero") == "all"
+        if getattr(tokenizer, "genes", "nonzero") == "all":
+            settings[fields.N_KNOWN] = known.size
+            numbers_of = np.cumsum(tokens >= 0) - 1
+            self._known = np.append(numbers_of, tokens[known]).astype(np.int32)
         if isinstance(tokenizer, RankTokens):
             settings[fields.TOKENIZER] = fields.RANKED
-            if tokenizer.medians is None:
-                self._divisors = np.ones(tokens.size)
-            else:
-                self._divisors = tokenizer.divisors_of(tokens)
+            settings[fields.HAS_TIES] = genes.has_ties
         elif isinstance(tokenizer, BinnedValues | GeneSubset):
             settings[fields.TOKENIZER] = fields.BINNED
             if isinstance(tokenizer, BinnedValues):
@@ -82,7 +82,7 @@ class ElementTokens:
             mask, vocabulary = masking.mask, tokenizer.vocabulary
             settings[fields.MASK_TOKEN] = vocabulary[mask] if isinstance(mask, str) else mask
             numbers[: fields.MASK_VALUE] = masking.fraction, masking.random, masking.kept
-            self._replacements = tokens[self._known]
+            self._replacements = tokens[known]
         elif isinstance(masking, MaskValues):
             settings[fields.MASKING] = fields.MASKED_VALUES
             numbers[[fields.MASK_FRACTION, fields.MASK_VALUE]] = masking.fraction, masking.value
@@ -135,9 +135,9 @@ class ElementTokens:
             *stored,
             numbers,
             np.uint64(key),
-            self._genes,
+            self._genes.table,
             self._known,
-            self._divisors,
+            self._genes.divisors,
             self._quantiles,
             self._replacements,
             self._settings,
@@ -172,8 +172,7 @@ class ElementTokens:
         for name, values in made.items():
             own = values[: offsets[-1]]
             if name == "attention_mask":
-                own = own.reshape(n_rows, width)
-                np.less(np.arange(width), lengths[:, None], out=own)
+                kernels.mark_rows(own, lengths, width)
             else:
                 fill = own.dtype.type(pads.get(name, 0))
                 kernels.move_rows(values, longest, lengths, offsets, fill)
@@ -212,6 +211,45 @@ def split_steps(steps: Sequence[Any]) -> tuple[list[Any], Tokenizer | None, Mask
     tokenizer = next((each for each in steps if isinstance(each, Tokenizer)), None)
     masking = next((each for each in steps if isinstance(each, Masking)), None)
     return of_values, tokenizer, masking
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Genes:
+    """What a tokenizer knows of the genes of an element, whose names are ``names``."""
+
+    names: NDArray[Any]
+    tokens: NDArray[np.int64]
+    divisors: NDArray[np.float64]
+    has_ties: bool
+    table: NDArray[np.uint64]
+
+
+_found: MutableMapping[Tokenizer, _Genes] = WeakKeyDictionary()
+
+
+def genes_of(tokenizer: Tokenizer, names: NDArray[Any]) -> _Genes:
+    """Return the tokens and medians of genes; they are looked up once, and not in every epoch.
+
+    Raises
+    ------
+    ParameterError
+        None is known, or two have the same token.
+    """
+    found = _found.get(tokenizer)
+    if found is not None and (found.names is names or np.array_equal(found.names, names)):
+        return found
+    tokens = tokenizer.tokens_of(names)
+    divisors, weights = np.empty(0), np.zeros(tokens.size, np.float32)
+    if isinstance(tokenizer, RankTokens):
+        has_medians = tokenizer.medians is not None
+        divisors = tokenizer.divisors_of(tokens) if has_medians else np.ones(tokens.size)
+        with np.errstate(over="ignore", under="ignore"):
+            weights = (1 / divisors).astype(np.float32)
+    has_ties = np.unique(divisors[tokens >= 0]).size < _FEW_MEDIANS if divisors.size else False
+    halves = np.stack([weights.view(np.int32), tokens.astype(np.int32)], axis=1)
+    table = halves.view(np.uint64).ravel()
+    found = _found[tokenizer] = _Genes(names, tokens, divisors, has_ties, table)
+    return found
 
 
 @cache

@@ -15,7 +15,14 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from cellfeed import CategoricalColumn, Collection, EpochPlan, Minibatch, NumericColumn
+from cellfeed import (
+    CategoricalColumn,
+    Collection,
+    EpochPlan,
+    Minibatch,
+    NumericColumn,
+    ParameterError,
+)
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._subject import codes_of, label_name, label_text
 
@@ -41,6 +48,12 @@ class Delivered:
             self.rows.append(np.empty(0, dtype=np.int64))
             self.labels.append((np.empty(0, dtype=np.int64),) * len(self.names))
             return
+        if not hasattr(minibatch, "rows"):
+            msg = (
+                f"the loader delivers {type(minibatch).__name__}, which cannot be checked; tune "
+                "without `batch_transform`, and call it in `step`"
+            )
+            raise ParameterError(msg)
         self.last = minibatch
         self.rows.append(minibatch.rows.numpy())
         self.labels.append(tuple(minibatch.obs.get(name) for name in self.names))
