@@ -413,7 +413,8 @@ def test_cells_in_company_with_a_step(collection, kind):
         "pairs": (treated, summed),
         "neighbours": (WithNeighbors(BlockShuffling(4), near), summed_graph),
     }[kind]
-    result = autotune(collection, label="plate", strategy=strategy, step=step, **SMALL)
+    options = SMALL | {"budget": 60.0}  # code may have to be compiled
+    result = autotune(collection, label="plate", strategy=strategy, step=step, **options)
     assert result.loader_fault is None
     assert result.recommended is not None
     tuned = replace(strategy, block_size=result.recommended.configuration.block_size)
