@@ -407,8 +407,9 @@ def test_cells_in_company_with_a_step(collection, kind):
     treated = MatchedControls(
         BlockShuffling(4), "cell_type", collection.obs["cell_type"].categories[0], ["plate"]
     )
-    near = np.arange(len(collection))[:, None] + [-1, 1]
+    near = np.arange(len(collection))[:, None] + np.array([-1, 1])
     near[0, 0] = near[-1, 1] = -1
+    strategy: Any
     strategy, step = {
         "pairs": (treated, summed),
         "neighbours": (WithNeighbors(BlockShuffling(4), near), summed_graph),

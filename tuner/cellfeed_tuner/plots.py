@@ -378,7 +378,7 @@ def _marker(workers: Sequence[int], number: int) -> str:
 
 
 def _headline(result: AutotuneResult) -> str:
-    if result.recommended is None:
+    if result.recommended is None or result.chosen is None:
         wrong = "the loader delivers wrong data, so nothing is recommended"
         return f"autotune: {wrong if result.loader_fault else 'no configuration is feasible'}"
     chosen, speed = result.recommended.configuration, result.recommended.cells_per_second

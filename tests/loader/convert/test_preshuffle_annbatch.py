@@ -103,7 +103,7 @@ def stores(plates, new_folder) -> dict[str, Path]:
     paths = {name: folder / f"{name}.zarr" for name in names}
     options: dict[str, Any] = {"elements": ["X", "layers/twice"], "memory": 200_000}
     for name, path in paths.items():
-        codec = "delta" if name == "delta" else "annbatch"
+        codec: Any = "delta" if name == "delta" else "annbatch"
         by: Any = "kind" if name == "grouped" else None
         first = plates[:2] if name in ("appended", "mixed") else plates
         preshuffle(first, path, codec=codec, group_by=by, **options)
