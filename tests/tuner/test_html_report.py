@@ -141,7 +141,7 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
         (
             "several labels",
             "recommendation",
-            "entropy of plate within drug0.800 bits, 88.9% of random",
+            "entropy of plate within drug0.800 bits, 88.9%",
         ),
         ("several labels", "recommendation", "cell_line: The theory does not apply"),
         ("several labels", "trade-off", "entropy of the label mixed least"),
