@@ -121,11 +121,11 @@ class InterruptedDisplay(LiveDisplay):
 
     n_told = 0
 
-    def show(self, stage, done, total):
+    def show(self, stage, done, total, doing=""):
         self.n_told += stage == "throughput"
         if self.n_told == 2:
             signal.raise_signal(signal.SIGINT)
-        super().show(stage, done, total)
+        super().show(stage, done, total, doing)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

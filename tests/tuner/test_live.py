@@ -43,6 +43,28 @@ def test_it_is_drawn_once_a_second_at_most_and_by_no_thread():
     assert 8 <= drawn <= 11
 
 
+def test_what_is_timed_and_the_fastest_so_far_are_below():
+    file = StringIO()
+    with LiveDisplay(terminal(file)) as display:
+        display.show("throughput", 23.4, 60, "timing block size 4; fastest so far: block size 16")
+        lines = [line.strip() for line in file.getvalue().rstrip().splitlines()]
+    assert lines[-1] == "timing block size 4; fastest so far: block size 16"
+    assert lines[-2].endswith("23 of 60 s")
+
+
+def test_outside_of_a_terminal_there_is_a_line_every_15_s():
+    file, clock = StringIO(), Clock()
+    with LiveDisplay(Console(file=file), clock=clock) as display:
+        for tick in range(40):
+            clock.now = float(tick)
+            display.show("throughput", tick, 60, f"timing number {tick}")
+    assert file.getvalue().splitlines() == [
+        "Measuring throughput ...",
+        "  15 of 60 s: timing number 15",
+        "  30 of 60 s: timing number 30",
+    ]
+
+
 def test_outside_of_a_terminal_each_stage_is_one_line():
     file = StringIO()
     with LiveDisplay(Console(file=file)) as display:

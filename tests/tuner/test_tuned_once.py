@@ -32,7 +32,7 @@ settings = dict(label="plate", block_sizes=[4, 16], fetch_factors=[2, 8], worker
 ONE = {{"block_sizes": [4], "fetch_factors": [2]}}
 stages, found = [], {{}}
 
-def on_progress(stage, done, total):
+def on_progress(stage, done, total, doing=""):
     stages.append(stage)
 
 try:

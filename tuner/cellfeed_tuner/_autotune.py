@@ -160,7 +160,8 @@ def autotune(
         ``step``: the fastest configuration for the fewest is chosen, one and two ranks are measured
         with it, and `AutotuneResult.scaling` has the utilization of each number.
     on_progress
-        Called with a stage, and how much of it is done.
+        Called with a stage, how much of it is done, of how much, and what is being done: the
+        configuration that is timed, and the fastest so far.
 
     Raises
     ------

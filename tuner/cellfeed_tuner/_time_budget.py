@@ -71,10 +71,10 @@ class TimeBudget:
 class Progress(Protocol):
     """Called with the progress of a stage."""
 
-    def __call__(self, stage: str, done: float, total: float) -> object:
-        """Report that ``done`` of ``total`` of a stage is done."""
+    def __call__(self, stage: str, done: float, total: float, doing: str = "") -> object:
+        """Report that ``done`` of ``total`` of a stage is done, and what is being done."""
 
 
-def silent(stage: str, done: float, total: float) -> None:
+def silent(stage: str, done: float, total: float, doing: str = "") -> None:
     """Report nothing."""
-    del stage, done, total
+    del stage, done, total, doing

@@ -365,9 +365,9 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
         with Meeting(world, digest=digest) as meeting:
             on_progress: Progress = given.get("on_progress", silent)
 
-            def progress(stage: str, done: float, total: float) -> None:
+            def progress(stage: str, done: float, total: float, doing: str = "") -> None:
                 meeting.check()
-                on_progress(stage, done, total)
+                on_progress(stage, done, total, doing)
 
             given["on_progress"] = progress
             try:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any, Self
 
 import click
 import torch  # noqa: F401 - if missing, report that instead of the error that SciPy makes of it
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 from cellfeed import ClassBalancedSampling, Collection
 from cellfeed.console import interrupted
@@ -39,6 +40,8 @@ _STAGES = {
 }
 # Drawing takes about 20 ms.
 _LEAST_SECONDS_APART = 1.0
+# Without a terminal, a line for so many seconds. Chosen: nobody should wonder whether it hangs.
+_SECONDS_OF_LINE = 15.0
 
 
 def run(
@@ -111,10 +114,15 @@ def _print(result: AutotuneResult, saved: Path, elements: Sequence[str], *, as_j
 
 
 def _progress(
-    display: "LiveDisplay", budget: TimeBudget, stage: str, done: float, total: float
+    display: "LiveDisplay",
+    budget: TimeBudget,
+    stage: str,
+    done: float,
+    total: float,
+    doing: str = "",
 ) -> None:
     """Show progress; import what draws while the measuring process starts, unless it is late."""
-    display.show(stage, done, total)
+    display.show(stage, done, total, doing)
     if stage == "start" and budget.left > 0:
         import_module("cellfeed_tuner._reports._page")
 
@@ -138,8 +146,19 @@ def _write(
     return [as_json, picture, page]
 
 
+class _Bar(Progress):
+    """A progress bar, and what is being done below it."""
+
+    doing = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.doing:
+            yield Text(f"  {self.doing}", "dim")
+
+
 class LiveDisplay:
-    """A progress bar; without a terminal, one line per stage.
+    """A progress bar; without a terminal, a line per stage, and one for every 15 s of it.
 
     It has no thread and draws only when progress is reported, which never happens during a timed
     measurement, and at most once a second.
@@ -150,7 +169,7 @@ class LiveDisplay:
     ) -> None:
         self._console = console or Console(stderr=True)
         self._clock = clock
-        self._bar = Progress(
+        self._bar = _Bar(
             TextColumn("{task.description}"),
             BarColumn(30),
             TextColumn("{task.fields[spent]}"),
@@ -172,15 +191,19 @@ class LiveDisplay:
         if self._console.is_terminal:
             self._bar.stop()
 
-    def show(self, stage: str, done: float, total: float) -> None:
-        """Show the progress of a stage."""
+    def show(self, stage: str, done: float, total: float, doing: str = "") -> None:
+        """Show the progress of a stage, and what is being done."""
         is_new, said, now = stage != self._stage, _STAGES.get(stage, stage), self._clock()
         self._stage = stage
         if not self._console.is_terminal:
             if is_new:
+                self._drawn = now
                 self._console.print(f"{said} ...")
+            elif doing and now >= self._drawn + _SECONDS_OF_LINE:
+                self._drawn = now
+                self._console.print(f"  {done:.0f} of {total:.0f} s: {doing}", soft_wrap=True)
         elif is_new or now >= self._drawn + _LEAST_SECONDS_APART:
-            self._drawn = now
+            self._drawn, self._bar.doing = now, doing
             spent = f"{done:.0f} of {total:.0f} s" if stage == "throughput" else ""
             self._bar.update(
                 self._task, description=said, completed=done, total=total, spent=spent, refresh=True

@@ -263,6 +263,13 @@ class Measurements:
             return 0.0
         return sqrt(2 * max(0.0, float(np.mean(products))))
 
+    def _fastest_so_far(self) -> str:
+        speeds = {each: self[each].rough_cells_per_second for each in self.with_throughput()}
+        if not speeds:
+            return ""
+        fastest = max(speeds, key=lambda each: speeds[each])
+        return f"; fastest so far: {fastest}, {speeds[fastest]:,.0f} cells/s"
+
     def timed(
         self,
         configuration: Configuration,
@@ -279,7 +286,8 @@ class Measurements:
         If other ``ranks`` are given, they sleep in place of a training step.
         """
         seconds_in_all, begin = self.budget.seconds, self.budget.spent
-        self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all)
+        doing = f"timing {configuration}{self._fastest_so_far()}"
+        self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all, doing)
         found = measure_with(
             self.process,
             TimingRequest(
