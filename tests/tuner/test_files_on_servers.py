@@ -17,7 +17,7 @@ from tests.servers.web import WebServer
 
 from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
-from cellfeed_tuner._history import data_fingerprint
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._subject import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")

@@ -9,12 +9,8 @@ import pytest
 
 from cellfeed import Collection, open_collection
 from cellfeed_tuner import describe_machine
-from cellfeed_tuner._history import (
-    data_fingerprint,
-    fingerprint,
-    machine_fingerprint,
-    versions_fingerprint,
-)
+from cellfeed_tuner._history import fingerprint
+from cellfeed_tuner._recall import data_fingerprint, machine_fingerprint, versions_fingerprint
 from cellfeed_tuner._subject import label_codes
 
 

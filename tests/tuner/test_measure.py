@@ -267,7 +267,8 @@ def test_a_training_step_goes_on_while_the_next_fetch_is_read(small_collection):
         measured = measure_with(process, request, limit_seconds=600.0)
     computing = np.subtract(measured.round_seconds, measured.round_waiting_seconds)
     assert measured.status == "measured"
-    assert min(computing) >= step * fetch_factor
+    # What a step overslept, the next one makes up for, at most half a step.
+    assert min(computing) >= step * (fetch_factor - 0.5)
     assert measured.waiting_share is not None
     assert 0 <= measured.waiting_share.value < 1
 

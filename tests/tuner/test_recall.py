@@ -3,7 +3,8 @@
 import pytest
 
 from cellfeed_tuner import Configuration
-from cellfeed_tuner._history import EarlierRun, recall
+from cellfeed_tuner._history import EarlierRun
+from cellfeed_tuner._recall import recall
 from cellfeed_tuner._searching._cost_model import Space
 
 SPACE = Space.of((1, 4, 16, 64), (1, 4, 16))

@@ -35,7 +35,7 @@ from cellfeed_tuner import (
     strategy_entropy,
     theory,
 )
-from cellfeed_tuner._history import data_fingerprint
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._results import SearchedStrategy
 from cellfeed_tuner._subject import label_codes
 

@@ -19,8 +19,8 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed_tuner import AutotuneResult, Configuration, autotune
-from cellfeed_tuner._history import data_fingerprint
 from cellfeed_tuner._measuring._timing import Findings, TimingRequest
+from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._subject import Selected, label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")

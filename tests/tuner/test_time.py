@@ -78,7 +78,7 @@ def request_of(collection, **changes):
         "block_sizes": (1, 4, 16), "fetch_factors": (1, 4, 8), "workers": (0,), "num_threads": (),
         "align": (), "cache": None, "budget": BUDGET, "entropy_floor": 0.5, "memory": None,
         "need": None, "step_seconds": None, "step": None, "seed": 0, "sampler": "cost-model",
-        "fresh": True, "make_dataset": partial, "ranks": Ranks(),
+        "fresh": True, "make_dataset": partial, "ranks": Ranks(), "rank_counts": (),
     }  # fmt: skip
     return collection_request(collection, **asked | changes)
 

@@ -11,7 +11,7 @@ from tests.tuner.reports import code_to_paste, in_words
 from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
-from cellfeed_tuner._history import data_fingerprint
+from cellfeed_tuner._recall import data_fingerprint
 
 CONFIGURATION = Configuration(block_size=4, fetch_factor=2)
 

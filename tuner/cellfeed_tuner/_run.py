@@ -119,10 +119,10 @@ class Run:
 
     def _recalled(self, selected: Selected) -> tuple[list[Configuration], Earlier]:
         """Return the configurations to measure first, from an earlier run."""
-        from cellfeed_tuner import _history  # noqa: PLC0415 - Optuna
+        from cellfeed_tuner import _history, _recall  # noqa: PLC0415 - Optuna
 
         request = self.request
-        self._key = _history.key_of(selected, request.labels[0].name, self._machine)
+        self._key = _recall.key_of(selected, request.labels[0].name, self._machine)
         self._asked = _history.Asked(
             labels=[each.name for each in request.labels],
             batch_size=request.batch_size,
@@ -133,7 +133,7 @@ class Run:
         if request.fresh:
             return [], IGNORED
         runs = _history.read_runs(folder, self._key.data.digest)
-        return _history.recall(runs, self._key, self._asked, request.space)
+        return _recall.recall(runs, self._key, self._asked, request.space)
 
     def start(self) -> None:
         """Start the measuring process, and time the training step if there is one.

@@ -15,29 +15,29 @@ __all__ = ["CellDataModule"]
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same code, under two names
 
 
-def _data_module() -> Any:
-    """Return the class of the Lightning that is in use, or installed; `object` without any."""
+def _data_modules() -> tuple[type, ...]:
+    """Return the class of each Lightning that is in use, or else of one that is installed."""
     there = [name for name in _PACKAGES if name in sys.modules]
-    for name in there or _PACKAGES:
+    for name in () if there else _PACKAGES:
         try:
-            return importlib.import_module(name).LightningDataModule
+            return (importlib.import_module(name).LightningDataModule,)
         except ModuleNotFoundError:
             continue
-    return object
+    return tuple(sys.modules[name].LightningDataModule for name in there)
 
 
-_Base: Any = _data_module()
+_BASES: Any = _data_modules()
 
 
-class CellDataModule(_Base):  # type: ignore[misc]
+class CellDataModule(*_BASES):  # type: ignore[misc]
     """The datasets of a training in Lightning: ``trainer.fit(model, datamodule=data)``.
 
     It holds the loader of the training, whose position is saved in Lightning's checkpoints and
     restored from them before anything else, so that a training goes on with the minibatch that
     would have followed, also where a scheduler asks for ``estimated_stepping_batches``.
 
-    Import Lightning first: of ``lightning`` and ``pytorch_lightning``, this is a data module of the
-    one that is imported.
+    Import Lightning first: of ``lightning`` and ``pytorch_lightning``, this is a data module of
+    each that is imported.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class CellDataModule(_Base):  # type: ignore[misc]
         num_workers: int | None = None,
         **options: Any,
     ) -> None:
-        if _Base is object:
+        if not _BASES:
             msg = (
                 "`CellDataModule` needs Lightning, which is not installed; install it with "
                 "`pip install lightning`"

@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -110,3 +112,39 @@ def test_mistakes():
         CellDataModule(dataset().loader())
     with pytest.raises(StateError, match="it has no 'train'"):
         CellDataModule(dataset()).load_state_dict({})
+
+
+def test_where_both_lightnings_are_imported_it_is_a_data_module_of_each():
+    script = """
+import warnings
+import lightning.pytorch, pytorch_lightning, numpy, torch
+from cellfeed import CellDataset, Streaming
+from cellfeed.frameworks.lightning import CellDataModule
+
+warnings.simplefilter("ignore")
+for package in (lightning.pytorch, pytorch_lightning):
+    class Model(package.LightningModule):
+        n = 0
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, _):
+            self.n += len(batch)
+            return self.layer(batch.float()[:, None]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters())
+
+    model, data = Model(), CellDataModule(CellDataset(numpy.arange(30), Streaming(), 10))
+    package.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    ).fit(model, datamodule=data)
+    print(model.n)
+"""
+    pytest.importorskip("lightning")
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.stdout.split()[-2:] == ["30", "30"], ran.stderr

@@ -578,8 +578,9 @@ def _rounds(
                     elif request.step_seconds:
                         # As long on average as it should, though a busy machine wakes it late.
                         came = time.perf_counter()
-                        time.sleep(max(0.0, request.step_seconds - overslept))
+                        time.sleep(request.step_seconds - overslept)
                         overslept += time.perf_counter() - came - request.step_seconds
+                        overslept = min(overslept, request.step_seconds / 2)
                 make_cold.after_round(n_prefetched)
                 waiting_seconds += pace.meet()
                 end = time.perf_counter()
