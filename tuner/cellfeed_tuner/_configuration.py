@@ -146,13 +146,18 @@ class Configuration(Mapping[str, Setting]):
         return plan.n_whole_fetches // self.fetches_per_round
 
     def __str__(self) -> str:
-        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        workers = workers_in_words(self.num_workers)
         sizes = f"block size {self.block_size}, fetch factor {self.fetch_factor}, {workers}"
         return ", ".join(filter(None, [sizes, self.others_in_words]))
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.items())
         return f"Configuration({settings})"
+
+
+def workers_in_words(number: int) -> str:
+    """Return ``1 worker``, ``2 workers`` and so on."""
+    return "1 worker" if number == 1 else f"{number} workers"
 
 
 def _rank(value: Setting) -> tuple[int, float, str]:

@@ -7,7 +7,7 @@ on each minibatch is fed if it gets them as fast.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -126,7 +126,7 @@ class Scaling:
         """The same by the lower ends of the intervals."""
         return self._most(lambda each: each.utilization.low)
 
-    def _most(self, share: "_Share") -> int:
+    def _most(self, share: Callable[[FedRanks], float]) -> int:
         n = 0
         for each in self.ranks:
             if share(each) < UTILIZATION:
@@ -162,10 +162,6 @@ class Scaling:
                 return f"{said}; {_ranks(after.n_ranks)} reach {after.utilization.value:.0%}."
             return f"{said}; more are limited by {_LIMITS[after.limit]}."
         return f"{said}, the most that were asked for."
-
-
-class _Share(Protocol):
-    def __call__(self, each: FedRanks, /) -> float: ...
 
 
 def _ranks(n: int) -> str:
@@ -334,12 +330,6 @@ class Timed(Protocol):
     ) -> Measurement: ...
 
 
-class Left(Protocol):
-    """Returns how many seconds are left."""
-
-    def __call__(self) -> float: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class ScalingSearch:
     """Measures one rank and two in turns, and what they need.
@@ -353,7 +343,7 @@ class ScalingSearch:
     counts, step_seconds, batch_size
         See `fed`.
     left
-        How long measuring may go on.
+        Returns for how many seconds measuring may go on.
     has_threads
         Whether the loader's threads are cellfeed's, which ranks divide.
     cache
@@ -365,7 +355,7 @@ class ScalingSearch:
     counts: Sequence[int]
     step_seconds: float
     batch_size: int
-    left: Left
+    left: Callable[[], float]
     has_threads: bool
     cache: CacheState
     _found: dict[str, list[Measurement]] = field(default_factory=dict, init=False)
@@ -470,8 +460,10 @@ class ScalingSearch:
             cache=self.cache,
             n_threads=n_threads,
         )
-        two_ranks = self._found["two"]
-        rounds = [np.divide(each.round_seconds, np.mean(each.round_seconds)) for each in two_ranks]
+        rounds = [
+            np.divide(each.round_seconds, np.mean(each.round_seconds))
+            for each in self._found["two"]
+        ]
         return Scaling(
             step_seconds=self.step_seconds,
             ranks=fed(

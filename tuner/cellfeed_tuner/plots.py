@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
+from cellfeed_tuner._configuration import workers_in_words
 from cellfeed_tuner._interval import Estimate, interval
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
@@ -366,11 +367,6 @@ def _scale_shares(axes: Axes) -> None:
     axes.set_xlim(low, max(high, 1 + _LINEAR_DISTANCE))
     axes.set_xticks([share for share in _SHARES if share >= low])
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def workers_in_words(number: int) -> str:
-    """Return ``1 worker``, ``2 workers`` and so on."""
-    return "1 worker" if number == 1 else f"{number} workers"
 
 
 def _marker(workers: Sequence[int], number: int) -> str:

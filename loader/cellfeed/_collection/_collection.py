@@ -381,7 +381,7 @@ class Collection:
     @property
     def uncached(self) -> bool:
         """Whether pages of files are dropped from the page cache after each fetch."""
-        return any(location.options.drops_pages for location in self.locations)
+        return any(location.options.uncached for location in self.locations)
 
     @property
     def can_be_forked(self) -> bool:

@@ -139,7 +139,7 @@ def _find(
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
     for each in one_or_more:
-        if options is not None and options.drops_pages and isinstance(each, Source):
+        if options is not None and options.uncached and isinstance(each, Source):
             msg = f"`uncached` applies only to paths, but got an open `{type(each).__name__}`"
             raise ParameterError(f"{msg}; give its path, or leave `uncached` out")
     found = [each for where in one_or_more for each in _found(where, options)]
@@ -204,9 +204,9 @@ def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Sourc
     if location.path is None:
         return [*_found_on_server(location)]
     found = _found_at(location.path, location)
-    if location.options.drops_pages:
-        direct = StorageOptions(drops_pages=True)
-        found = [_Found(each.location.with_options(direct), each.storage) for each in found]
+    if location.options.uncached:
+        options = StorageOptions(uncached=True)
+        found = [_Found(each.location.with_options(options), each.storage) for each in found]
     return [*found]
 
 
@@ -429,7 +429,7 @@ def open_collection(
     options = StorageOptions(
         dict(storage_options or {}),
         0 if cache is None else parse_size(cache, "cache"),
-        drops_pages=uncached,
+        uncached=uncached,
     )
     sources = open_sources_of(paths, names, options)
     return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names)

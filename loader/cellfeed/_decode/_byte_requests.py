@@ -69,8 +69,8 @@ def drop_pages(chunks: NDArray[np.int64]) -> None:
         with suppress(OSError):  # such as of a file that is gone
             descriptor = os.open(ctypes.string_at(-file), os.O_RDONLY) if file < 0 else file
             try:
-                # From now on, the system reads nothing beyond what is asked for.
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+                if file >= 0:  # From now on, the system reads nothing beyond what is asked for.
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
                 os.posix_fadvise(descriptor, first, stop - first, os.POSIX_FADV_DONTNEED)
             finally:
                 if file < 0:

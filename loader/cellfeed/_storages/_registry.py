@@ -192,10 +192,10 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
     FormatError
         A source lacks an element, or the storage raises it.
     """
-    if location.options.drops_pages and not hasattr(os, "posix_fadvise"):
+    if location.options.uncached and not hasattr(os, "posix_fadvise"):
         msg = f"{location.shown}: this system cannot drop pages of files; use Linux, or"
         raise ParameterError(f"{msg} open it without `uncached`")
-    if location.options.drops_pages and (location.path is None or not storage.reads_directly):
+    if location.options.uncached and (location.path is None or not storage.reads_directly):
         whose = "is not local" if location.path is None else f"is {storage.name}"
         msg = f"{location.shown}: {whose}, but `uncached` is only for local h5ad and zarr"
         raise ParameterError(f"{msg}; open it without `uncached`")

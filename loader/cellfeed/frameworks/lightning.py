@@ -17,7 +17,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same code, under t
 
 def _data_modules() -> tuple[type, ...]:
     """Return the class of each Lightning that is in use, or else of one that is installed."""
-    there = [name for name in _PACKAGES if name in sys.modules]
+    there = [name for name in _PACKAGES if sys.modules.get(name)]
     for name in () if there else _PACKAGES:
         try:
             return (importlib.import_module(name).LightningDataModule,)

@@ -264,7 +264,9 @@ class Measurements:
         return sqrt(2 * max(0.0, float(np.mean(products))))
 
     def _fastest_so_far(self) -> str:
-        speeds = {each: self[each].rough_cells_per_second for each in self.with_throughput()}
+        speeds = {
+            each: found.rough_cells_per_second for each, found in self.with_throughput().items()
+        }
         if not speeds:
             return ""
         fastest = max(speeds, key=lambda each: speeds[each])
