@@ -4,13 +4,14 @@ Run from the root of the repository, as ``python -m bench.cores PLATE ...`` on L
 different numbers of threads take turns, from a warm page cache; the system reports how long each
 thread ran. Planning, dispatching to the decoders, and making minibatches run in one thread each
 and share the GIL: their total is the serial part. The model divides everything else evenly among
-the cores and assumes that no core idles for another reason. It has not been verified on a machine
-with many cores.
+the cores and assumes that no core idles for another reason; what each number of threads delivered
+by the clock stands beside it.
 """
 
 import argparse
 import statistics
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -48,36 +49,39 @@ def main():
         for n in options.threads
     }
     for dataset in datasets.values():  # every chunk is verified once, and memory is allocated
-        microseconds(dataset)
+        epoch(dataset)
     rounds = {n: [] for n in datasets}
+    rates = {n: [] for n in datasets}
     for _ in range(options.rounds):
         for n, dataset in datasets.items():
-            rounds[n].append(microseconds(dataset))
+            stages, rate = epoch(dataset)
+            rounds[n].append(stages)
+            rates[n].append(rate)
     say(f"{len(collection):,} cells; processor time per cell in us, median [range] of rounds")
     say(f"{'threads':>8}" + "".join(f"{stage:>24}" for stage in (*STAGES, "serial share")))
     for n, measured in rounds.items():
         figures = [spread([each[stage] for each in measured], ".2f") for stage in STAGES]
         shares = spread([serial(each) / sum(each.values()) for each in measured], ".2%")
         say(f"{n:>8}" + "".join(f"{each:>24}" for each in (*figures, shares)))
-    model(rounds[min(rounds, key=lambda n: abs(n - 2))], options.cores)
+    model(rounds[min(rounds, key=lambda n: abs(n - 2))], options.cores, rates)
 
 
-def microseconds(dataset):
-    """Return the processor time per cell of each stage in an epoch, in us."""
+def epoch(dataset):
+    """Return the processor time per cell of each stage in us, and the cells per second."""
     planning = dataset.statistics().planning
     minibatches, n_cells = iter(dataset), 0
-    before = ran()
+    before, began = ran(), time.perf_counter()
     for minibatch in minibatches:
         n_cells += len(minibatch)
         if n_cells == len(dataset.collection):
-            after = ran()  # the threads end with the epoch
+            after, took = ran(), time.perf_counter() - began  # the threads end with the epoch
     planning = dataset.statistics().planning - planning
     seconds = {name: after[name] - before.get(name, 0) for name in after}
     own = seconds["MainThread"]
     ahead = sum(taken for name, taken in seconds.items() if name.startswith("cellfeed-prefetch"))
     decoding = sum(taken for name, taken in seconds.items()) - own - ahead
     taken = dict(zip(STAGES, (planning, ahead - planning, own, decoding), strict=True))
-    return {stage: 1e6 * each / n_cells for stage, each in taken.items()}
+    return {stage: 1e6 * each / n_cells for stage, each in taken.items()}, n_cells / took
 
 
 def ran():
@@ -96,15 +100,16 @@ def serial(stages):
     return sum(stages[stage] for stage in SERIAL)
 
 
-def model(measured, cores):
-    """Print what more cores would give if only the serial part limited them."""
+def model(measured, cores, rates):
+    """Print what cores would give if only the serial part limited them, and what threads gave."""
     one = statistics.median(serial(each) for each in measured)
     whole = statistics.median(sum(each.values()) for each in measured)
     say(f"\nmodel: {1e6 / one:,.0f} cells/s at most, from {whole / one:.0f} cores on")
-    say(f"{'cores':>8}{'cells/s':>12}{'cores busy':>12}")
-    for n in cores:
+    say(f"{'cores':>8}{'cells/s':>12}{'cores busy':>12}{'cells/s with as many threads':>34}")
+    for n in sorted({*cores, *rates}):
         busy = min(n, whole / one)
-        say(f"{n:>8}{1e6 * busy / whole:>12,.0f}{busy:>12.1f}")
+        found = spread(rates[n]) if n in rates else ""
+        say(f"{n:>8}{1e6 * busy / whole:>12,.0f}{busy:>12.1f}{found:>34}")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Ways take turns, round after round, on a synthetic collection that is written to
 and lies in the page cache. Minibatches arrive dense on the device: made dense there or on the CPU;
 copied from pinned memory or not; by the training loop, or ahead of it, in a thread or a CUDA stream
 of its own. Each way is measured without a model, and with steps of a small variational autoencoder,
-beside steps on the same minibatch again and again, which wait for nothing. Needs no more than
-cellfeed and torch; with ``--device cpu``, ways that need a GPU are left out.
+beside steps on the same minibatch again and again, which wait for nothing. With ``--annbatch``,
+annbatch copies its fetches to the GPU from a shuffled store that it writes of the same cells, and
+cellfeed reads that store, too. Needs no more than cellfeed and torch otherwise; with ``--device
+cpu``, ways that need a GPU are left out.
 """
 
 import argparse
@@ -44,11 +46,14 @@ class Way:
         training loop (``loader(pin_memory=True)``), or threads ahead of it; None if nothing does.
     copied
         What copies them to the device: the training loop, or threads or a CUDA stream ahead of it.
+    store
+        Whether they are read from annbatch's store, by which loader, and in blocks of how many.
     """
 
     is_dense: bool
     pinned: Literal["loop", "threads"] | None = None
     copied: Literal["loop", "threads", "stream"] = "loop"
+    store: tuple[Literal["cellfeed", "annbatch"], int] | None = None
 
     @property
     def needs_gpu(self):
@@ -66,6 +71,14 @@ WAYS = {
         is_dense=False, pinned="threads", copied="stream"
     ),
 }
+ON_STORE = {
+    f"annbatch's store, blocks of {size}, {loader}": Way(
+        is_dense=False, pinned="loop" if loader == "cellfeed" else None, store=(loader, size)
+    )
+    for size in (16, 512)
+    for loader in ("cellfeed", "annbatch")
+}
+STORE_FETCH = 16_384  # cells of a fetch from it, annbatch's default
 ALONE = "the same minibatch"
 
 
@@ -115,17 +128,27 @@ def arrived(minibatch, is_copied, stream):
     return minibatch
 
 
+class Delivered:
+    """What annbatch delivers, as `Minibatch` names it."""
+
+    def __init__(self, X):
+        self.X = X
+
+    def __len__(self):
+        return len(self.X)
+
+
 class Bench:
     """Measures one way at a time.
 
     Parameters
     ----------
-    collection, options
-        The cells, and the arguments of the command.
+    collection, store, options
+        The cells, annbatch's store of them if there is one, and the arguments of the command.
     """
 
-    def __init__(self, collection, options):
-        self.collection, self.options = collection, options
+    def __init__(self, collection, store, options):
+        self.collection, self.store, self.options = collection, store, options
         self.device = torch.device(options.device)
         self.is_cuda = self.device.type == "cuda"
         self.model = Autoencoder(collection.n_vars).to(self.device)
@@ -136,11 +159,14 @@ class Bench:
         functions = {"pinned": Minibatch.pin_memory, "copied": self.copy}
         by_threads = [function for what, function in functions.items()
                       if getattr(way, what) == "threads"]  # fmt: skip
+        stored = way.store is not None
         return CellDataset(
-            self.collection,
-            BlockShuffling(self.options.block_size),
+            open_collection(self.store, obs=["cell_line"]) if stored else self.collection,
+            BlockShuffling(way.store[1] if stored else self.options.block_size),
             self.options.batch_size,
-            fetch_factor=self.options.fetch_factor,
+            fetch_factor=(
+                STORE_FETCH // self.options.batch_size if stored else self.options.fetch_factor
+            ),
             dense=way.is_dense,
             batch_transform=by_threads[0] if by_threads else None,
             transform_threads=1 if by_threads else 0,
@@ -156,9 +182,10 @@ class Bench:
         self.model(minibatch.X).backward()
         self.optimizer.step()
 
-    def of_way(self, name, *, trains):
+    def of_way(self, way, *, trains):
         """Return figures of a way."""
-        way = WAYS[name]
+        if way.store is not None and way.store[0] == "annbatch":
+            return self.rates(self.by_annbatch(way.store[1]), None, trains=trains)
         dataset = self.dataset(way)
         loader = dataset.loader(**({"pin_memory": True} if way.pinned == "loop" else {}))
         minibatches = itertools.chain.from_iterable(itertools.repeat(loader))
@@ -168,6 +195,28 @@ class Bench:
             minibatches = copied_in_stream(minibatches, self.device)
         found = self.rates(minibatches, dataset.statistics, trains=trains)
         return found | {"synchronisations": self.n_synchronisations(way)}
+
+    def by_annbatch(self, size):
+        """Yield minibatches that annbatch has copied to the GPU with their fetch."""
+        import annbatch  # noqa: PLC0415
+        import anndata  # noqa: PLC0415
+
+        def matrix_and_label(group):
+            obs = anndata.io.read_elem(group["obs"])[["cell_line"]]
+            return anndata.AnnData(X=anndata.io.sparse_dataset(group["X"]), obs=obs)
+
+        loader = annbatch.Loader(
+            batch_size=self.options.batch_size,
+            chunk_size=size,
+            preload_nchunks=STORE_FETCH // size,
+            shuffle=True,
+            drop_last=True,
+            preload_to_gpu=self.is_cuda,
+            to="torch",
+        )
+        loader.use_collection(annbatch.DatasetCollection(self.store), load_adata=matrix_and_label)
+        for minibatch in itertools.chain.from_iterable(itertools.repeat(loader)):
+            yield Delivered(minibatch["X"].to(self.device).to_dense())
 
     def alone(self):
         """Return figures of steps on the same minibatch."""
@@ -230,6 +279,19 @@ def table_of(title, rounds, alone=None):
         )
 
 
+def written_by_annbatch(folder, paths):
+    """Return annbatch's own shuffled store, read by the pipeline that it asks for."""
+    import annbatch  # noqa: PLC0415
+    import zarr  # noqa: PLC0415
+
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    store = folder / "annbatch.zarr"
+    if not store.exists():
+        annbatch.DatasetCollection(store).add_adatas([str(path) for path in paths], shuffle=True)
+    warm(each for each in store.rglob("*") if each.is_file())
+    return store
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="for the collection; written if not there")
@@ -241,12 +303,16 @@ def main(arguments=None):
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument(
+        "--annbatch", action="store_true", help="which must be installed, with CuPy"
+    )
     parser.add_argument("--json", type=Path, help="for all figures")
     options = parser.parse_args(arguments)
     paths = write_tahoe_like(options.folder, n_cells=options.cells, n_genes=options.genes)
     warm(paths)
     torch.manual_seed(0)
-    bench = Bench(open_collection(paths, obs=["cell_line"]), options)
+    store = written_by_annbatch(options.folder, paths) if options.annbatch else None
+    bench = Bench(open_collection(paths, obs=["cell_line"]), store, options)
     name = torch.cuda.get_device_name(bench.device) if bench.is_cuda else platform.processor()
     machine = (
         f"{name or options.device}, {usable_cpu_count()} processors, torch {torch.__version__}"
@@ -257,15 +323,16 @@ def main(arguments=None):
         f"{X.values().numel() / len(X):,.0f} of them not 0 in a cell; "
         f"minibatches of {options.batch_size:,} cells"
     )
-    ways = [each for each, way in WAYS.items() if bench.is_cuda or not way.needs_gpu]
+    given = WAYS | ON_STORE if options.annbatch else WAYS
+    ways = {each: way for each, way in given.items() if bench.is_cuda or not way.needs_gpu}
     delivered = {each: [] for each in ways}
     trained = {each: [] for each in (ALONE, *ways)}
     for _ in range(options.rounds):
-        for each in ways:
-            delivered[each].append(bench.of_way(each, trains=False))
+        for each, way in ways.items():
+            delivered[each].append(bench.of_way(way, trains=False))
         trained[ALONE].append(bench.alone())
-        for each in ways:
-            trained[each].append(bench.of_way(each, trains=True))
+        for each, way in ways.items():
+            trained[each].append(bench.of_way(way, trains=True))
     table_of("delivered", delivered)
     table_of("trained on", trained, trained[ALONE])
     if options.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # which name what is not there without torch
 
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,7 +151,7 @@ class Minibatch(ByElement):
 
     def pin_memory(self) -> Minibatch:
         """Return the same cells in pinned memory; a DataLoader with ``pin_memory`` calls this."""
-        return _mapped(self, torch.Tensor.pin_memory)
+        return _mapped(self, _pinned)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # From a worker process, each tensor would travel in shared memory of its own, which
@@ -175,6 +176,20 @@ def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tenso
     obs = {name: function(tensor) for name, tensor in minibatch.obs.items()}
     controls = None if minibatch.controls is None else _mapped(minibatch.controls, function)
     return Minibatch(elements, obs, function(minibatch.rows), minibatch.obs_names, controls)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in pinned memory, copied by this thread.
+
+    torch would divide the copy among its threads, which wait for each other where all processors
+    decode.
+    """
+    if tensor.is_pinned():
+        return tensor
+    given = tensor.contiguous()
+    pinned = torch.empty_like(given, pin_memory=True)
+    ctypes.memmove(pinned.data_ptr(), given.data_ptr(), given.nbytes)
+    return pinned
 
 
 def _made_dense(minibatch: Minibatch) -> Minibatch:

@@ -39,7 +39,7 @@ def adata():
 def collection(adata, tmp_path_factory):
     path = tmp_path_factory.mktemp("cuda") / "cells.h5ad"
     adata.write_h5ad(path, compression="gzip")
-    elements = ["X", *(f"layers/{each}" for each in adata.layers), "obsm/dense"]
+    elements = ["X", *(f"layers/{each}" for each in adata.layers if each), "obsm/dense"]
     return open_collection(path, obs=["label", "depth"], elements=elements)
 
 

@@ -156,15 +156,21 @@ def test_each_part_is_pinned(collection, dense, monkeypatch):
     """What a DataLoader with ``pin_memory`` asks for, also where no device can pin."""
     pinned = []
 
-    def pin(tensor):
-        pinned.append(tensor)
-        return tensor
+    def on_device(tensor, *, pin_memory):
+        assert pin_memory
+        pinned.append(torch.zeros_like(tensor))
+        return pinned[-1]
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     minibatch = first_minibatch(collection, dense=dense)
+    monkeypatch.setattr(torch, "empty_like", on_device)
     same = minibatch.pin_memory()
     assert len(pinned) == (1 if dense else 3) + len(minibatch.obs) + 1
+    assert same.rows is not minibatch.rows
     assert torch.equal(same.rows, minibatch.rows)
+    for name, each in minibatch.obs.items():
+        assert torch.equal(same.obs[name], each)
+    dense_of = (lambda X: X) if dense else torch.Tensor.to_dense
+    assert torch.equal(dense_of(same.X), dense_of(minibatch.X))
     assert same.X.layout == minibatch.X.layout
 
 
