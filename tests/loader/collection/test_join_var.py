@@ -367,3 +367,22 @@ class TestTableOfGenes:
         collection = open_collection(adata)
         collection.var["number"] = 0
         assert adata.var["number"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("missing", [(), (2,), (0, 3)])
+def test_names_as_pandas_3_writes_them(tmp_path, missing):
+    """An array of text and a mask, against anndata."""
+    path, names = tmp_path / "cells.h5ad", ["a", "b", "c", "d\u00e9"]
+    ad.AnnData(np.ones((5, 4), np.float32)).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        del file["var/_index"]
+        index = file.create_group("var/_index")
+        index.attrs.update({"encoding-type": "nullable-string-array", "encoding-version": "0.1.0"})
+        index["values"] = np.array(names, object)
+        index["values"].attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
+        index["mask"] = np.isin(np.arange(4), missing)
+        index["mask"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        read = ad.io.read_elem(file["var/_index"])
+    expected = [None if pd.isna(name) else name for name in read]
+    assert expected == [None if k in missing else name for k, name in enumerate(names)]
+    assert list(open_collection(path).var_names) == expected

@@ -92,9 +92,13 @@ def _text(file: AnnDataFile, path: str) -> str:
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return names as anndata reads them."""
     file.prefetch([path])
-    stored = file.stored(path)
+    text_path = _text(file, path)
+    stored = file.stored(text_path)
     if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
-        return np.array(stored.asstr()[()], dtype=object)
+        names = np.array(stored.asstr()[()], dtype=object)
+        if text_path != path:
+            names[file.stored(f"{path}/mask")[:]] = None
+        return names
     return as_names(pd.Index(file.read(path)))
 
 
