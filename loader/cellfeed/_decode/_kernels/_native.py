@@ -140,6 +140,23 @@ def stream_blocks(typingctx: Any, target: Any, source: Any, n: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Begin to load the cache line at an address, and to look up its page; nothing waits for it."""
+    signature = types.void(types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        flag = ir.IntType(32)
+        fnty = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], fnty)
+        line = builder.inttoptr(values[0], cgutils.voidptr_t)
+        how = [ir.Constant(flag, n) for n in (0, 0, 1)]  # to read, once, of data
+        builder.call(function, [line, *how])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
 def finish_streams(typingctx: Any) -> Any:
     """Wait until this thread's streamed writes are in memory, before announcing them to others.
 

@@ -16,6 +16,7 @@ from cellfeed._decode._kernels._native import (
     copy_bytes,
     finish_streams,
     pointer,
+    prefetch,
     stream_blocks,
 )
 from cellfeed._decode._kernels._selecting import (
@@ -29,6 +30,7 @@ from cellfeed._decode._kernels._transforming import apply_steps
 
 _UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
 _LEAST_STREAMED = 1 << 10  # bytes; the unaligned ends are copied normally
+_PAGE = 1 << 12
 _TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
 _SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
 
@@ -74,12 +76,24 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
     copy_bytes(target + tail, source + tail, n - tail)
 
 
+@compiled("void(int64[:,::1], int64[::1])", inner=True)
+def _look_up_pages(segments: Ints, array: Ints) -> None:
+    """Look up the pages of streamed segments at once, instead of each when it is written to."""
+    if not array[fields.STREAMED]:
+        return
+    for k in range(len(segments)):
+        target = segments[k, fields.TO]
+        for page in range(0, segments[k, fields.COUNT] * array[fields.OUT_ITEMSIZE], _PAGE):
+            prefetch(target + page)
+
+
 @compiled_callback(PLACING_SIGNATURE)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Copy or cast elements of a chunk contiguously."""
     segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
     array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
     report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
+    _look_up_pages(segments, array)
     for k in range(n_segments):
         begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
         n, target = segments[k, fields.COUNT], segments[k, fields.TO]
@@ -123,6 +137,7 @@ def _transform(source, segments_at, n_segments, array_at, report_at, scratch, ma
     segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
     array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
     itemsize = array[fields.OUT_ITEMSIZE]
+    _look_up_pages(segments, array)
     for k in range(n_segments):
         begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
         n, target = segments[k, fields.COUNT], segments[k, fields.TO]
