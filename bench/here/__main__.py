@@ -29,7 +29,7 @@ def main() -> None:
 @click.option("--output", type=FOLDER, default=Path("demo/here"), show_default=True,
               help="Folder for the file and its page, the cells, stores and logs.")  # fmt: skip
 @click.option("--cells", type=click.IntRange(min=1_000),
-              help="Synthetic cells; by default 60,000, or 200,000 for the full profile."
+              help="Synthetic cells; by default 100,000, or 200,000 for the full profile."
               )  # fmt: skip
 @click.option("--rounds", "n_rounds", type=click.IntRange(min=1),
               help="Timed rounds; by default 3, or 5 for the full profile.")  # fmt: skip

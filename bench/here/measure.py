@@ -66,7 +66,7 @@ SHORT_NAMES = (
     rows.disk("h5ad"),
 )
 PROFILES = {
-    "short": Profile(cells=60_000, rounds=3, seconds=3.0, timeout=120.0, names=SHORT_NAMES),
+    "short": Profile(cells=100_000, rounds=3, seconds=3.0, timeout=120.0, names=SHORT_NAMES),
     "full": Profile(cells=200_000, rounds=5, seconds=10.0, timeout=300.0, names=None),
 }
 

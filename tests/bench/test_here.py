@@ -277,7 +277,8 @@ def test_a_key_that_cannot_sign_is_told_before_hours_of_measuring(run, tmp_path)
 
 
 def test_interrupted_runs_lose_nothing_and_continue(measure, run, tmp_path, monkeypatch, keys):
-    measured, real = [], measure.Session._measure
+    measured: list[tuple[str, int]] = []
+    real = measure.Session._measure
 
     def interrupted(self, result, number):
         if len(measured) == 6:
