@@ -70,7 +70,7 @@ def run_command(*, sign_key: Path | None, output: Path, **asked: Any) -> None:
         session.measure()
     except KeyboardInterrupt:
         _finish(session.path, sign_key)
-        interrupted(f"Interrupted; the same command continues {session.path}")
+        interrupted("Interrupted; the same command continues.")
     _finish(session.path, sign_key)
 
 

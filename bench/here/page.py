@@ -9,7 +9,8 @@ from bench.here.document import Comparison, Entry, Estimate
 
 from cellfeed.console import format_bytes
 
-STRAY, BUSY = 0.05, 0.2  # shares of pages and of processors from which the page warns
+# Shares of pages and of processors, and seconds of an epoch, from which the page warns.
+STRAY, BUSY, SHORT_SECONDS = 0.05, 0.2, 1.0
 
 
 class Pair(NamedTuple):
@@ -99,6 +100,14 @@ def warnings(comparison: Comparison) -> list[str]:
     if busy:
         found.append(f"Before {len(busy)} of {len(measured)} measurements, other programs kept "
                      f"over {BUSY:.0%} of the processors busy.")  # fmt: skip
+    short = [
+        each.name
+        for each in comparison.entries
+        if any(r.first_minibatch_seconds and r.seconds < SHORT_SECONDS for r in each.rounds)
+    ]
+    if short:
+        found.append(f"The epoch took under {SHORT_SECONDS:g} s for {len(short)} loaders, so that "
+                     "its start counts much; --cells 400000 makes it longer.")  # fmt: skip
     return found
 
 
