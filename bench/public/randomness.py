@@ -37,6 +37,7 @@ PUBLISHED = {"SLAF, sequential": (0.0, 0.0), "SLAF, fragments": (0.001, 0.001),
 BLOCK_SIZES, FETCH_FACTORS = (1, 4, 16, 64, 256, 1024), (1, 16, 64, 256)
 # The chunks that anndata writes, and the non-zeros of a cell of Tahoe-100M.
 CHUNK_ELEMENTS, CELL_ELEMENTS = 24_047, 2_260
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ def table() -> str:
 
 
 def shown(scores: Randomness) -> str:
-    # `+ 0.0` so that none is a negative zero.
-    return f"{round(scores.within, 3) + 0.0:.3f} / {round(scores.across, 3) + 0.0:.3f}"
+    # `+ 0.0`, so that none is a negative zero.
+    within, across = (f"{round(each, 3) + 0.0:.3f}" for each in (scores.within, scores.across))
+    return f"{within}{_NO_BREAK}/{_NO_BREAK}{across}"
 
 
 def _line(*cells: str) -> str:

@@ -205,7 +205,7 @@ def test_its_page_names_commands_that_exist():
         option for command in main.commands.values() for each in command.params
         for option in each.opts
     }  # fmt: skip
-    lines = re.findall(r"^python -m bench\.public .*$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^\.venv/bin/python -m bench\.public .*$", PAGE, re.MULTILINE)
     assert lines
     for line in lines:
         assert set(re.findall(r"--[a-z][\w-]*", line)) <= known
