@@ -80,13 +80,20 @@ def busy_share() -> float:
     return psutil.cpu_percent(BUSY_SECONDS) / 100
 
 
-def code_of(measuring: str) -> Code:
-    """Return the commit of this checkout and what was changed; null without git."""
-    commit, status, changes = (
-        _git(*words)
-        for words in (("rev-parse", "HEAD"), ("status", "--porcelain"), ("diff", "HEAD"))
+def code_of(measuring: str, root: Path = ROOT) -> Code:
+    """Return the commit of a checkout and what was changed; null where it is none of git."""
+    top, commit, status, changes = (
+        _git(root, *words)
+        for words in (
+            ("rev-parse", "--show-toplevel"),
+            ("rev-parse", "HEAD"),
+            ("status", "--porcelain"),
+            ("diff", "HEAD"),
+        )
     )
-    if commit is None or status is None or changes is None:
+    # A copy without git may lie within another repository.
+    is_checkout = top is not None and Path(top.strip()).resolve() == root.resolve()
+    if not is_checkout or commit is None or status is None or changes is None:
         return Code(commit=None, dirty=None, changed=[], changes_sha256=None, measuring=measuring)
     return Code(
         commit=commit.strip(),
@@ -97,15 +104,12 @@ def code_of(measuring: str) -> Code:
     )
 
 
-def _git(*words: str) -> str | None:
+def _git(root: Path, *words: str) -> str | None:
+    command = ["git", "-C", root, *words]
     try:
-        ran = subprocess.run(
-            ["git", "-C", ROOT, *words], capture_output=True, text=True, errors="replace",
-            check=False,
-        )  # fmt: skip
+        ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError:
         return None
-    # A checkout within another repository is none of that one.
     return None if ran.returncode else ran.stdout
 
 

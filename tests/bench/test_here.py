@@ -345,6 +345,32 @@ def test_a_peer_that_fails_in_a_round_keeps_its_other_rounds(measure, run, tmp_p
     assert "<b>fell" not in shown
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_is_that_of_the_checkout(tmp_path):
+    code_of = importlib.import_module("bench.here.machine").code_of
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+        ran = subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True)
+        return ran.stdout.decode().strip()
+
+    git("init", "--quiet")
+    (tmp_path / "code.py").write_text("1")
+    (tmp_path / "copy").mkdir()
+    git("add", ".")
+    git("commit", "--quiet", "--message=one")
+    clean = code_of("", tmp_path)
+    assert (clean.commit, clean.dirty, clean.changed) == (git("rev-parse", "HEAD"), False, [])
+    (tmp_path / "code.py").write_text("2")
+    (tmp_path / "new.py").write_text("3")
+    changed = code_of("", tmp_path)
+    assert (changed.dirty, changed.changed) == (True, ["code.py", "new.py"])
+    assert changed.changes_sha256 not in {None, clean.changes_sha256}
+    for elsewhere in (tmp_path / "copy", tmp_path / "nowhere"):
+        assert code_of("", elsewhere).commit is None
+        assert code_of("", elsewhere).dirty is None
+
+
 def test_folders_of_the_user_are_left_out(comparison, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     said = f"`/home/somebody/python` of {Path(__file__).parents[2]}/.peers \udcff"
