@@ -62,7 +62,7 @@ SHORT_NAMES = (
     "scDataset, block 16, fetch 256, dense made of each minibatch, 0 workers",
     "cellstream, 16,384 random cells at a time, CSR",
     "annbatch, chunk 512, preload 32, CSR (defaults but for minibatches of 64)",
-    rows.decompression("h5ad"),
+    rows.decompression("h5ad", 16),
     rows.disk("h5ad"),
 )
 PROFILES = {
@@ -379,7 +379,9 @@ class Session:
 
     def _entry(self, result: Result) -> Entry:
         entry = result.entry
-        limit = None if entry.is_limit else rounds.lowest_limit(result, self._results)
+        # The lowest of some limits is none if another one was left out.
+        is_bounded = set(entry.limits) <= set(self._results)
+        limit = rounds.lowest_limit(result, self._results) if is_bounded else None
         return Entry(
             name=entry.name,
             peer=entry.peer,
