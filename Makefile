@@ -14,7 +14,7 @@ PEERS_CELLS ?= 200000
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test quick tests tests-but-soma tests-soma thorough coverage docs readme check format lint types env bench bench-compare bench-full peers replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test quick tests tests-but-soma tests-soma thorough coverage docs readme check format lint types env bench bench-compare bench-full peers compare-here replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 env: $(STAMP)
@@ -115,6 +115,10 @@ peers: $(STAMP)
 	$(BIN)/cellfeed synthesize demo/peers/plates --cells $(PEERS_CELLS)
 	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers \
 		$(PEERS_OPTIONS)
+
+# The README's pairs on this machine, in about ten minutes: one file with everything, and its page.
+compare-here: $(STAMP)
+	$(BIN)/python -m bench.here run $(COMPARE_OPTIONS)
 
 # Replay the search on all recorded grids; the table goes into docs/benchmarks/autotune.md.
 replay: $(STAMP)
