@@ -91,15 +91,20 @@ _PREDICTED = {"below entropy floor", "too slow", "mixes less", "not raced", "out
 # What is slower than this share of the fastest has the lightest colour.
 _LIGHTEST_SHARE = 0.25
 # The part of the colour map on which black text can be read: more is darker.
-_SHADES, _LIGHTEST, _DARKEST = "Blues", 0.1, 0.55
+_SHADES, _LIGHTEST, _DARKEST = "Blues", 0.2, 0.55
+_HATCH, _HATCH_COLOUR = "////", "#d8d8d8"  # below the entropy floor
 
 
 class _Square(NamedTuple):
-    """A square of the grid; its shade is 0 to 1, from light to dark, or None for grey."""
+    """A square of the grid; its shade is 0 to 1, from light to dark, or None for grey.
+
+    It is hatched if it mixes too little.
+    """
 
     shade: float | None
     text: str
     hover: str
+    is_hatched: bool = False
 
 
 def heat_map_figure(
@@ -149,7 +154,9 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
         predicted = result.predicted(each)
         if each.status in _PREDICTED and predicted:
             words += f"; predicted {interval(predicted)} cells/s"
-            squares[place] = _Square(None, f"~{_short(predicted.value, digits=0)}", words)
+            is_hatched = each.status == "below entropy floor"
+            text = f"~{_short(predicted.value, digits=0)}"
+            squares[place] = _Square(None, text, words, is_hatched)
         else:
             status = STATUS_WORDS[each.status].short
             squares[place] = _Square(None, "\n".join(status.rsplit(" ", 1)), words)
@@ -157,7 +164,9 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
         notes.append("~ predicted")
     if any(each.has_few_rounds for each in shown.values()):
         notes.append("* few rounds")
-    axes.set_title("; ".join(["Throughput (cells/s)", *notes]))
+    if any(each.is_hatched for each in squares.values()):
+        notes.append("hatched: mixes too little")
+    axes.set_title("; ".join(["Cells/s", *notes]))
     _draw_grid(axes, result, squares)
 
 
@@ -227,13 +236,21 @@ def _draw_grid(axes: Axes, result: AutotuneResult, squares: Mapping[_Place, _Squ
                 gid=hover(square.hover),
             )
         )  # fmt: skip
+        if square.is_hatched:
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.5, row - 0.5), 1, 1, fill=False, ec=_HATCH_COLOUR, lw=0,
+                    hatch=_HATCH,
+                )
+            )  # fmt: skip
         is_chosen = chosen is not None and (
             (block_size, fetch_factor) == (chosen.block_size, chosen.fetch_factor)
         )
         axes.text(
             column, row, square.text, ha="center", va="center",
             color=BOUND if square.shade is None else "black",
-            fontsize=7 if square.shade is None else 8, fontweight="bold" if is_chosen else None,
+            fontsize=7 if square.shade is None or is_chosen else 8,
+            fontweight="bold" if is_chosen else None,
         )  # fmt: skip
     if chosen is not None:
         corner = (
@@ -265,7 +282,8 @@ _MOST_NAMED = 10
 # Shares of random sampling's entropy are drawn over their distance from 1: linear below this one,
 # logarithmic above, since what is worth choosing lies within a few percent of 1.
 _LINEAR_DISTANCE = 0.002
-_SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+_SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+_LEAST_SHOWN = 0.98
 _WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -327,7 +345,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
     ]
     if front:
         axes.step(
-            *zip(*front, strict=True), where="post", color=BOUND, lw=1, alpha=0.6, zorder=0,
+            *zip(*front, strict=True), where="post", color=BOUND, lw=2.5, alpha=0.5, zorder=0,
             label="Pareto front",
         )  # fmt: skip
     floor = result.constraints.entropy_floor
@@ -337,11 +355,15 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         share, speed = chosen.least_mixed.share_of_random, recommended.cells_per_second
         axes.errorbar(
             share, speed.value, yerr=around(speed), fmt="o", mfc="none", mec=CHOSEN, ecolor=CHOSEN,
-            ms=13, mew=2, label="recommended",
+            ms=13, mew=2,
         )  # fmt: skip
+        axes.plot([], [], "o", mfc="none", mec=CHOSEN, ms=9, mew=2, label="recommended")
     axes.set_title("Trade-off, with 95 % intervals; better up and right")
     of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
-    axes.set(xlabel=f"{of}, as a share of random sampling", ylabel="throughput (cells/s)")
+    axes.set(
+        xlabel=f"{of}, as a share of random sampling (stretched near 1)",
+        ylabel="throughput (cells/s)",
+    )
     _scale_shares(axes)
     scale_speeds(axes)
     axes.yaxis.set_minor_locator(NullLocator())
@@ -356,7 +378,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
 def _scale_shares(axes: Axes) -> None:
     """Scale a horizontal axis of shares so that those near 1 can be told apart."""
     low, high = axes.get_xlim()
-    low = min(low, _SHARES[-3])
+    low = min(low, _LEAST_SHOWN)
     axes.set_xscale(
         "function",
         functions=(
