@@ -150,6 +150,7 @@ class Controller:
     def __init__(self, start: Setting, most: Setting, num_workers: int = 0) -> None:
         self.setting, self.start, self.most, self.num_workers = start, start, most, num_workers
         self._n_readers = max(1, num_workers)
+        self._n_due = min(max(_FEWEST, num_workers), _REMEMBERED)
         self._window = deque[FetchTimes](maxlen=_REMEMBERED)
         self._before: tuple[Setting, deque[FetchTimes]] | None = None  # of a trial
         self._usual: _Usual | None = None
@@ -185,7 +186,7 @@ class Controller:
             if apart > _CHANGED * self._usual.period + _ERRORS_OF_CHANGE * error:
                 self._tried, self._rest, self._usual = {}, _FIRST_REST, None
                 self._window = deque(fetches[-_LATEST:], _REMEMBERED)
-        if len(self._window) < max(_FEWEST, self._n_readers):
+        if len(self._window) < self._n_due:
             return
         for other in (*self._more(), *self._fewer()):
             if self._tried.get(other, 0) <= self._number:
@@ -231,14 +232,14 @@ class Controller:
         before, found, n = _Usual.of(window), _Usual.of(self._window), len(self._window)
         gain = 1 - found.period / before.period
         doubt = _ERRORS_OF_TRIAL * found.error(before) / before.period
-        n_due, is_lost = max(_FEWEST, self._n_readers), False
+        n_due, is_lost = self._n_due, False
         if self.setting.num_threads < setting.num_threads:
             is_lost = gain < -_CLEAR_LOSS - doubt
         elif n == n_due and (more := self._more()):  # it is not enough yet
             self._change(more[0], deque(maxlen=_REMEMBERED))
             return
         if self.setting.prefetch != setting.prefetch:  # what is requested together arrives together
-            n_due = max(n_due, self.setting.prefetch + 1)
+            n_due = min(max(n_due, self.setting.prefetch + 1), _REMEMBERED)
         if n < n_due and not is_lost:
             return
         is_kept = gain > _LEAST_GAIN

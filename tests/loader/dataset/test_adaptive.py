@@ -134,11 +134,22 @@ class TestNumberOfFetchesAhead:
     @pytest.mark.parametrize("prefetch", [1, 2, 5, 12])
     def test_is_the_chosen_one(self, prefetch):
         collection, store = expecting(matrix_of(1000))
+        expect = store.expect
+
+        def expect_and_see(*ranges):
+            coming = expect(*ranges)
+            if len(store.coming) == prefetch + 1:
+                store.may_read.set()
+            return coming
+
         dataset = dataset_over(collection, adaptive=True, prefetch=1)
         iterator = iter(dataset)
         next(iterator)
         assert max(n for n, _ in store.alive) <= 2
         dataset.counters.setting = (1, prefetch)
+        store.expect = expect_and_see
+        if prefetch > 1:
+            store.may_read.clear()  # until so many are expected
         for _ in range(60):
             next(iterator)
             dataset.counters.setting = (1, prefetch)

@@ -191,6 +191,18 @@ def test_threads_of_a_loop_that_sleeps_stay():
     assert run(Machine(step=0.5), Setting(8, 1)).n_changes == 0
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 4, 40])
+@pytest.mark.parametrize("prefetch", [1, 16, 100])
+def test_trials_end_with_any_number_of_workers_and_fetches_ahead(num_workers, prefetch):
+    controller = Controller(BAD, Setting(4, prefetch), num_workers)
+    slow = FetchTimes(
+        waiting=1.0, training=1.0, processor=0.0, planning=0.0, reading=1.0, decoding=1.0
+    )
+    chosen = [controller.after(slow) for _ in range(3000)]
+    tried = chosen.index(Setting(4, prefetch))
+    assert BAD in chosen[tried:]  # as nothing was gained
+
+
 def test_a_fetch_of_no_length_is_no_fault():
     nothing = FetchTimes(
         waiting=0.0, training=0.0, processor=0.0, planning=0.0, reading=0.0, decoding=0.0
