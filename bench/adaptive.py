@@ -180,7 +180,7 @@ def main(folder: Path, rounds: int, fetches: int, only: str) -> None:
     cases = {
         "step sleeps 0.1 of that": Case(files, sleeps(alone / 10), threads),
         "step sleeps twice that": Case(files, sleeps(alone * 2), threads),
-        "step computes 0.3 of that": Case(files, computes(alone * 0.3), threads),
+        "step computes half of that": Case(files, computes(alone / 2), threads),
         "step computes twice that": Case(files, computes(alone * 2), threads),
         "bytes come late": Case(late, sleeps(0.0015), depths, set_latency, 0.15, begins_late=True),
         "bytes come late from the middle on": Case(late, sleeps(0.0015), depths, set_latency, 0.15),

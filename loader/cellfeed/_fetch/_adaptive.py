@@ -23,9 +23,9 @@ MOST_PREFETCH = 16
 # Shares of the time of a fetch: the least gain for which a setting is changed, the waiting from
 # which on the loop is helped, and a loss so clear that the first fetch ends a trial.
 _LEAST_GAIN, _MUCH_WAITING, _CLEAR_LOSS = 0.02, 0.05, 0.2
-# Share of the reading threads' time from which on waiting for bytes is helped; of the loop's
-# training time in which its thread uses a processor, from which on it may need more of them; and
-# of the time of a fetch in which half of the threads may decode without being waited for.
+# Share of the reading threads' time from which on waiting for bytes is helped; and of the time of a
+# fetch, in which the loop's thread uses a processor, from which on training may need more of them,
+# and in which half of the threads may decode without being waited for.
 _MUCH_READING, _MUCH_COMPUTING, _MOST_BUSY = 0.3, 0.3, 0.8
 # Fetches: fewest that are compared, most of a trial, most that are remembered; the first ones of a
 # setting, and the latest, which are compared with them; and those until a trial is repeated, at
@@ -223,7 +223,7 @@ class Controller:
         used = sum(each.processor for each in self._window) / n
         busy = sum(each.reading + each.decoding for each in self._window) / n
         busy /= fewer * self._n_readers * usual.period
-        if used < _MUCH_COMPUTING * usual.training or (busy > _MOST_BUSY and n < _REMEMBERED):
+        if used < _MUCH_COMPUTING * usual.period or (busy > _MOST_BUSY and n < _REMEMBERED):
             return []
         return [Setting(fewer, now.prefetch)]
 

@@ -2,6 +2,7 @@
 
 import operator
 import re
+import time
 import warnings
 
 import numpy as np
@@ -146,6 +147,8 @@ class TestNumberOfFetchesAhead:
         iterator = iter(dataset)
         next(iterator)
         assert max(n for n, _ in store.alive) <= 2
+        while len(store.read) < 2:  # the one that comes next is here
+            time.sleep(0.001)
         dataset.counters.setting = (1, prefetch)
         store.expect = expect_and_see
         if prefetch > 1:
