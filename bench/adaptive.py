@@ -33,11 +33,11 @@ GOOD: dict[str, Any] = {}  # the defaults
 BAD: dict[str, Any] = {"num_threads": 1, "prefetch": 1}
 
 
-def sleeps(seconds: float) -> Callable[[], None]:
+def sleeps(seconds: float) -> Callable[[], object]:
     return lambda: time.sleep(seconds)
 
 
-def computes(seconds: float) -> Callable[[], None]:
+def computes(seconds: float) -> Callable[[], object]:
     """Return a step that uses one processor, for so long if it has it to itself."""
     values = torch.rand(256, 256)
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def computes(seconds: float) -> Callable[[], None]:
 
     times(100)
     n = max(1, round(seconds * 1000 / times(1000)))
-    return lambda: times(n) and None
+    return lambda: times(n)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Case:
     """
 
     collection: Collection
-    step: Callable[[], None]
+    step: Callable[[], object]
     settings: dict[str, dict[str, Any]]
     late: Callable[[float], object] = float
     latency: float = 0.0
@@ -120,7 +120,7 @@ class Case:
 def late_matrix(n_rows: int = 200_000, n_columns: int = 2_000) -> tuple[Collection, Any]:
     """Return a matrix whose bytes come as late as is set after they were requested."""
     matrix = sp.random(n_rows, n_columns, 0.02, "csr", np.float32, random_state=0)
-    collection, store = expecting(matrix, chunk_length=1 << 14)
+    collection, store = expecting(matrix, chunk_length=1 << 14)  # type: ignore[no-untyped-call]
     due, expect, read, latency = dict[int, float](), store.expect, store.read_ranges, [0.0]
 
     def expected(files: Any, offsets: Any, sizes: Any) -> Any:

@@ -4,6 +4,7 @@ import operator
 import re
 import time
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 MATRIX = matrix_of(240)
 SETTING = st.tuples(st.integers(0, 5), st.integers(0, 16))
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "sparse": {},
     "dense": {"dense": True},
     "whole fetches": {"fetch_transform": lambda cells: cells},
@@ -110,7 +111,7 @@ def test_workers_follow(file, method):
 
 
 def test_workers_have_the_setting_that_was_chosen(file):
-    adaptive = dataset_over(
+    adaptive: CellDataset = dataset_over(
         open_collection(file), adaptive=True, batch_transform=lambda _: adaptive.counters.setting
     )
     found = []

@@ -116,7 +116,7 @@ def best_fixed(machine, **how):
     return min(runs, key=Ran.seconds)
 
 
-TRAININGS = {
+TRAININGS: dict[str, dict[str, Any]] = {
     "sleeps": {},
     "sleeps for long": {"step": 0.5},
     "computes": {"step": 0.5, "training_threads": 8},
