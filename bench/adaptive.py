@@ -117,7 +117,7 @@ class Case:
         return found.hexdigest()
 
 
-def late_matrix(n_rows: int = 200_000, n_columns: int = 2_000) -> tuple[Collection, Any]:
+def late_matrix(n_rows: int = 40_000, n_columns: int = 500) -> tuple[Collection, Any]:
     """Return a matrix whose bytes come as late as is set after they were requested."""
     matrix = sp.random(n_rows, n_columns, 0.02, "csr", np.float32, random_state=0)
     collection, store = expecting(matrix, chunk_length=1 << 14)  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ def compare(name: str, case: Case, rounds: int, n_fetches: int) -> None:
 def main(folder: Path, rounds: int, fetches: int, only: str) -> None:
     files = open_collection(sorted(folder.glob("*.h5ad")))
     threads = {f"{n} threads": {"num_threads": n} for n in {1, usable_cpu_count()}}
-    depths = {f"prefetch {n}": {"prefetch": n} for n in (1, 2, 4, 8, 16)}
+    depths = {f"prefetch {n}": {"prefetch": n} for n in (1, 4, 8, 16)}
     late, set_latency = late_matrix()
     # The time of a minibatch if nothing is trained.
     own = Case(files, lambda: None, {})

@@ -7,9 +7,10 @@ together. Another setting is tried for a few fetches, if something speaks for it
 - The training loop waits: all threads, and more fetches ahead if bytes are what is waited for.
 - Training uses processors: half the threads.
 
-It is kept if fetches are faster by more than 2 % and more than their spread explains. After each
-trial, the next one comes later, twice as late as the one before, until fetches take another time
-than usual. So what is tried in vain costs little, and where nothing changes, settings do not.
+It is kept if fetches are faster by more than 2 % and more than their spread explains; where this
+stays undecided, more threads and fetches ahead are kept, and fewer only if they seem faster. After
+each trial, the next one comes later, twice as late as the one before, until fetches take another
+time than usual. So what is tried in vain costs little, and where nothing changes, settings do not.
 """
 
 from collections import deque
@@ -242,9 +243,12 @@ class Controller:
             n_due = min(max(n_due, self.setting.prefetch + 1), _REMEMBERED)
         if n < n_due and not is_lost:
             return
-        is_kept = gain > _LEAST_GAIN
-        if abs(gain - _LEAST_GAIN) < doubt and n < max(n_due, _MOST):
+        is_undecided = abs(gain - _LEAST_GAIN) < doubt
+        if is_undecided and n < max(n_due, _MOST):
             return
+        # If it stays undecided, the loop keeps what it waited for.
+        has_more = self.setting.num_threads >= setting.num_threads
+        is_kept = gain > _LEAST_GAIN or (is_undecided and has_more)
         self._before, self._usual = None, None
         other = setting if is_kept else self.setting
         self._tried[other] = self._number + self._rest * (_LOST_RESTS if is_lost else 1)
