@@ -20,12 +20,15 @@ from cellfeed._dataset._parameters import AnyDtype, AnyTransform
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._state import ResumableDataset, as_json, data_identity, strategy_identity
+from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._workers import pool_of_minibatches
 from cellfeed._decode import Counter, Verify, check_verify
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._fetch import (
+    MOST_PREFETCH,
     Pools,
     Reader,
+    Setting,
     Transforms,
     fetches_of,
     prefetched,
@@ -157,6 +160,13 @@ class CellDataset(ResumableDataset):
     prefetch_bytes
         Maximum number of compressed bytes in flight from servers and object stores, in each
         process, whatever ``prefetch`` is. One fetch may always be in flight.
+    adaptive
+        Whether ``num_threads`` and ``prefetch`` follow the run, from the given values on: up to
+        the number of processors (or ``num_threads``, if that is larger) and 16 fetches (or
+        ``prefetch``) if the training loop waits, and down to fewer threads if that makes training
+        faster. ``prefetch_bytes`` stays. Changes neither minibatches nor their order nor the saved
+        state; `history` has what was chosen. It applies to the epochs of this dataset and its
+        `loader`, and each rank chooses for itself.
     verify
         How often to decompress a chunk of a `Collection` to its end, where its checksum is and
         where its size can be checked: ``"first"``, the first time that each process reads the
@@ -173,7 +183,7 @@ class CellDataset(ResumableDataset):
     ParameterError
         A size is below one; the strategy asks for rows that do not exist; ``rank`` and
         ``world_size`` are invalid; ``dense``, ``dtype``, ``num_threads``, ``transform``,
-        ``prefetch`` or ``verify`` is given but does not apply to this
+        ``prefetch``, ``adaptive`` or ``verify`` is given but does not apply to this
         collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None with
         several ranks and torch.distributed is not initialised.
         Also when an epoch begins: the ranks have met, but this process has already used a seed
@@ -218,6 +228,7 @@ class CellDataset(ResumableDataset):
         as_torch: bool = True,
         prefetch: int | None = None,
         prefetch_bytes: int = 256 * 2**20,
+        adaptive: bool = False,
         verify: Verify = "first",
     ) -> None:
         n_rows = count_rows(collection, is_indexed=fetch_callback is None)
@@ -267,6 +278,7 @@ class CellDataset(ResumableDataset):
             num_threads=num_threads,
             transform=transform,
             prefetch=prefetch,
+            adaptive=adaptive or None,
             verify=None if verify == "first" else verify,
         )
         if self.strategy.n_controls:
@@ -274,6 +286,7 @@ class CellDataset(ResumableDataset):
         self.verify = check_verify(verify)
         self.prefetch = _positive_or_none("prefetch", prefetch)
         self.prefetch_bytes = require_positive("prefetch_bytes", prefetch_bytes)
+        self.adaptive = bool(adaptive)
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
@@ -585,11 +598,14 @@ class CellDataset(ResumableDataset):
     def _read_ahead(self, share: Share) -> Minibatches:
         """Read fetches of a collection, directly into minibatches or for the user's functions."""
         reader, key = self._reader(), derive_key(share.plan.seed, share.plan.epoch, _TOKENS)
+        given, counters = self._given(1), self._counters
         fetches = fetches_of(
             share,
             reader,
             are_whole=not self._is_placed,
-            prefetch=self.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1),
+            prefetch=(lambda: counters.setting[1] or given.prefetch)
+            if self.adaptive
+            else given.prefetch,
             prefetch_bytes=self.prefetch_bytes,
             counters=self._counters,
         )
@@ -615,10 +631,29 @@ class CellDataset(ResumableDataset):
             del cells
             yield joined.pop()
 
+    def _given(self, n_processes: int) -> Setting:
+        """Return how each of so many processes reads, unless another setting is chosen."""
+        prefetch = self.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1)
+        return Setting(self.num_threads or threads_per_process(n_processes), prefetch)
+
+    def _most(self, n_processes: int) -> Setting:
+        """Return the most threads and fetches ahead that may be chosen."""
+        given = self._given(n_processes)
+        return Setting(
+            max(given.num_threads, threads_per_process(n_processes)),
+            max(given.prefetch, MOST_PREFETCH),
+        )
+
+    def _adapt(self, history: StatisticsHistory, num_workers: int) -> None:
+        if self.adaptive:
+            n_processes = max(1, num_workers)
+            history.adapt(self._given(n_processes), self._most(n_processes), num_workers)
+
     def _reader(self) -> Reader:
         """Return a reader with its own threads."""
         worker = get_worker_info()
         n_processes = 1 if worker is None else worker.num_workers
+        given, counters = self._given(n_processes), self._counters
         # A function of the user might keep the minibatches that it gets.
         is_seen = (
             self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
@@ -627,7 +662,10 @@ class CellDataset(ResumableDataset):
         return Reader(
             self.collection,
             dtype=self.dtype,
-            num_threads=self.num_threads or threads_per_process(n_processes),
+            num_threads=self._most(n_processes).num_threads if self.adaptive else given.num_threads,
+            threads_now=(lambda: counters.setting[0] or given.num_threads)
+            if self.adaptive
+            else None,
             pools=self._pools
             if lent is None
             else self._pools.lending(lent, dense=not self._delivers_sparse),

@@ -56,7 +56,8 @@ class InterleavedDatasets(ResumableDataset):
     Raises
     ------
     ParameterError
-        There is no dataset, or ``proportions`` are not positive numbers, one for each dataset.
+        There is no dataset, one is ``adaptive``, or ``proportions`` are not positive numbers, one
+        for each dataset.
         Also when an epoch begins: the datasets have different ranks.
 
     Examples
@@ -79,6 +80,12 @@ class InterleavedDatasets(ResumableDataset):
         self.datasets = tuple(datasets)
         if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
             msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
+            raise ParameterError(msg)
+        if any(each.adaptive for each in self.datasets):
+            msg = (
+                "`datasets` must not be `adaptive`, as each is a part of what the training loop "
+                "waits for; leave `adaptive` out, and give `num_threads` and `prefetch`"
+            )
             raise ParameterError(msg)
         super().__init__(RanksCompared(self.datasets[0]._ranks))  # noqa: SLF001
         if stop not in get_args(Stop):

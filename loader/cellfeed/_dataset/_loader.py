@@ -348,7 +348,8 @@ def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
     Warns
     -----
     UserWarning
-        ``/dev/shm`` is too small for the minibatches that wait in it, or ranks are not compared.
+        ``/dev/shm`` is too small for the minibatches that wait in it, ranks are not compared, or
+        settings do not follow the run.
     """
     worker = get_worker_info()
     if worker is None or worker.id or _workers.departures() is not None or not _workers.can_lend():
@@ -367,6 +368,13 @@ def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
         warnings.warn(
             "ranks are not compared where another DataLoader than cellfeed's starts the workers: "
             f"if one rank takes more minibatches than others, cells are missing; {remedy}",
+            UserWarning,
+            stacklevel=2,
+        )
+    if getattr(dataset, "adaptive", False):
+        warnings.warn(
+            "`adaptive` has no effect where another DataLoader than cellfeed's starts the workers; "
+            f"{remedy}",
             UserWarning,
             stacklevel=2,
         )

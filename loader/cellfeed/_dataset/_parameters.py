@@ -52,7 +52,7 @@ def require_that_they_apply(collection: Any, *, has_callback: bool, **given: obj
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch` and "
+            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `adaptive` and "
             f"`verify` apply only when cellfeed reads a Collection, but got {ignored} "
             f"with {reader}; leave it out, and convert in `batch_transform`"
         )

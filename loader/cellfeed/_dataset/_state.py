@@ -323,20 +323,24 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def _begin(self) -> Generator[Any, None, None]:
         """Begin an epoch, and return its minibatches."""
         if get_worker_info() is None:
-            self._prepare()
+            self._prepare(0)
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
         return counted.counting(self._minibatches(share))
 
-    def _prepare(self) -> None:
+    def _prepare(self, num_workers: int) -> None:
         """Agree with other ranks and with the trainer, before an epoch begins in this process."""
         history = self._history()
         history.every = getattr(self, "fetch_factor", 1)
+        self._adapt(history, num_workers)
         self._meet()
         if is_overfitting():  # on the same minibatches each time
             self.set_epoch(0)
         elif not self._run.is_resumed:
             check_lightning(self)
+
+    def _adapt(self, history: StatisticsHistory, num_workers: int) -> None:
+        """Let settings follow the run from here on, if that is requested."""
 
     @property
     def counters(self) -> Counters:
@@ -373,7 +377,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
         -------
         An array for each field of `Statistics`, of the work since the fetch before, shape
         (n_fetches,), the latest last; times are seconds. ``time`` is when the training loop had
-        received the fetch, in seconds since 1970. With worker processes, a fetch is as many
+        received the fetch, in seconds since 1970. If the dataset is ``adaptive``, ``num_threads``
+        and ``prefetch`` are the setting meanwhile. With worker processes, a fetch is as many
         minibatches of any of them; of interleaved datasets, it is a minibatch.
 
         Examples
@@ -554,5 +559,5 @@ class ResumableDataset(IterableDataset[Any], ABC):
 
     def begin_for_workers(self, latest: Ticket | None, num_workers: int) -> tuple[Ticket, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
-        self._prepare()
+        self._prepare(num_workers)
         return self._run.begin_for_workers(self._plan_of, latest, num_workers)

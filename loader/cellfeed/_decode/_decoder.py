@@ -54,6 +54,8 @@ class Counters:
 
     Spawned processes share them too, if the system has files in memory (Linux). Otherwise, pickled
     counters start at 0 again.
+
+    They also pass on `setting` to these processes, where they are shared.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class Counters:
         "_addresses",
         "_all",
         "_counts",
+        "_setting",
         "_spawned",
         "_undefined",
         "has_warned",
@@ -69,8 +72,10 @@ class Counters:
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
-        self._all = np.frombuffer(memory, np.int64, len(Counter) + 1)
-        self._counts, self._undefined = self._all[:-1], self._all[-1:]
+        n = len(Counter)
+        self._all = np.frombuffer(memory, np.int64, n + 3)
+        self._counts, self._undefined = self._all[:n], self._all[n : n + 1]
+        self._setting = self._all[n + 1 :]
         first = self._counts.ctypes.data
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
@@ -110,6 +115,18 @@ class Counters:
         own = int(self._undefined[0])
         return own if self._spawned is None else own + self._spawned.counters.n_undefined
 
+    @property
+    def setting(self) -> tuple[int, int]:
+        """Numbers of threads and of fetches ahead that were chosen during the run; 0 before."""
+        n_threads, prefetch = self._setting.tolist()
+        return n_threads, prefetch
+
+    @setting.setter
+    def setting(self, setting: tuple[int, int]) -> None:
+        self._setting[:] = setting
+        if self._spawned is not None:
+            self._spawned.counters.setting = setting
+
     def __reduce__(self) -> tuple[Any, ...]:
         state = (None, {"ranges": self.ranges})
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
@@ -119,6 +136,7 @@ class Counters:
                 self._spawned = _Spawned()
             except OSError:  # no descriptor is left, say: what it does is not counted
                 return Counters, (), state
+            self._spawned.counters.setting = self.setting
         return _opened, (DupFd(self._spawned.descriptor),), state
 
 
