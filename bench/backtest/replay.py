@@ -22,7 +22,7 @@ from cellfeed_tuner._time_budget import TimeBudget
 
 # How many measurements a default `autotune` takes, counted on two cores, cold.
 DEFAULT_LOOKS = tuple(range(10, 17))
-_MEMORY_BYTES = 1 << 60  # recordings do not say how much there was, so nothing is too much
+_MANY_CELLS = 1 << 60
 _LABEL = "label"
 
 
@@ -230,13 +230,13 @@ def _measurements(process: RecordedProcess, n_looks: int, seed: int) -> Measurem
 
 def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **changed: Any) -> _Found:
     constraints = Constraints(
-        entropy_floor=floor, memory_bytes=_MEMORY_BYTES, need_cells_per_second=None
+        entropy_floor=floor, memory_bytes=grid.memory_limit, need_cells_per_second=None
     )
     search = Search(
         **{"model": Remembered} | changed,
         measurements=measurements,
         requirements=Requirements(
-            n_cells=grid.geometry.n_cells or _MEMORY_BYTES,
+            n_cells=grid.geometry.n_cells or _MANY_CELLS,
             row_bytes=1.0,
             batch_size=grid.batch_size,
             constraints=constraints,
