@@ -107,7 +107,8 @@ def _share(result: ConfigurationResult) -> str:
 class Choice(NamedTuple):
     """A configuration, what its choice rests on, the reason for it, and what it was compared with.
 
-    ``speed`` is None if nothing was measured.
+    ``speed`` is None if nothing was measured. ``chance_of_faster`` is the probability that another
+    configuration, beside undecided rivals, is more than 5 % faster; None if that was not asked.
     """
 
     result: ConfigurationResult
@@ -115,6 +116,7 @@ class Choice(NamedTuple):
     reason: str
     basis: Basis
     rivals: tuple[Rival, ...] = ()
+    chance_of_faster: float | None = None
 
     @property
     def configuration(self) -> Configuration:
