@@ -447,6 +447,8 @@ class Search:
         if self._has_own_order:
             known = [each for each in others if each in self.measurements]
             others = new if new and time.is_time_to_propose else known
+        elif new and time.is_time_to_propose and not self._posterior.is_as_assumed:
+            others = new
         other = self._posterior.challenger(leader, others)
         if other is None:
             return [leader]
