@@ -155,7 +155,7 @@ def test_without_structure_the_search_looks_at_many_and_says_that_it_is_undecide
         is_said = "Undecided: throughputs do not follow the cost model" in choice.reason
         n_said += is_said
         if is_said:
-            assert choice.chance_of_faster >= 0.25
+            assert choice.chance_of_faster >= 0.2
             assert choice.reason.endswith("is more than 5% faster; a larger budget would tell.")
     assert n_many >= 5
     assert n_said >= 4

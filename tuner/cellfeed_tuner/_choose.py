@@ -107,8 +107,7 @@ def _share(result: ConfigurationResult) -> str:
 class Choice(NamedTuple):
     """A configuration, what its choice rests on, the reason for it, and what it was compared with.
 
-    ``speed`` is None if nothing was measured. ``chance_of_faster`` is the probability that another
-    configuration, beside undecided rivals, is more than 5 % faster; None if that was not asked.
+    ``speed`` is None if nothing was measured. For ``chance_of_faster``, see `Recommended`.
     """
 
     result: ConfigurationResult

@@ -678,9 +678,9 @@ class Recommended:
     rivals
         Configurations that it was compared with, the fastest first.
     chance_of_faster
-        Probability that another configuration, beside undecided rivals, is more than 5 % faster, by
-        all measurements; None if that was not asked, since a throughput is needed or entropies are
-        known only by measuring.
+        Probability that the likeliest other configuration, beside undecided rivals, is more than
+        5 % faster; or that any is, if throughputs do not follow the cost model. None if that was
+        not asked, since a throughput is needed or entropies are known only by measuring.
     start_seconds
         Seconds that its throughput leaves out: at the start of each epoch with worker processes;
         otherwise once in a process, whose memory is new then.

@@ -422,20 +422,21 @@ class Posterior:
     def chance_of_faster(
         self, configuration: Configuration, besides: Collection[Configuration] = ()
     ) -> tuple[float, Configuration | None]:
-        """Return the probability that another candidate is clearly faster, and the likeliest one.
+        """Return the probability that the likeliest of others is clearly faster, and which one.
 
-        Clearly faster is by more than `CLEARLY_FASTER`; those in ``besides`` do not count.
+        Where the cost model does not hold, many are hardly known: then the probability that any
+        is. Clearly faster is by more than `CLEARLY_FASTER`; those in ``besides`` do not count.
         """
-        others = [
-            each for each in self._candidates if each != configuration and each not in besides
-        ]
+        others = [e for e in self._candidates if e != configuration and e not in besides]
         if not others or not self._replicates or configuration not in self._place:
             return 0.0, None
         draws = self._drawn_logs()
         gains = draws[:, [self._place[configuration]]] - draws[:, [self._place[e] for e in others]]
-        is_faster = gains.max(axis=1) > log1p(CLEARLY_FASTER)
-        likeliest = int(np.bincount(gains.argmax(axis=1)[is_faster], minlength=1).argmax())
-        return float(is_faster.mean()), others[likeliest]
+        is_faster = gains > log1p(CLEARLY_FASTER)
+        chances = is_faster.mean(axis=0)
+        likeliest = int(chances.argmax())
+        chance = chances[likeliest] if self.is_as_assumed else is_faster.any(axis=1).mean()
+        return float(chance), others[likeliest]
 
     def doubted(self) -> Configuration | None:
         """Return a promising configuration that a single replicate put out of the race, if any.

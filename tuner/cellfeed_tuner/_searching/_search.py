@@ -64,7 +64,7 @@ EARLY_TURNS = 2
 # that was expected. Chosen: beyond the noise of a busy machine.
 SLOWED_SHARE = 0.7
 # Probability that another is clearly faster from which on the choice is called undecided. Chosen.
-MUCH_CHANCE = 0.25
+MUCH_CHANCE = 0.2
 # A predicted throughput is called unknown if the upper end of its interval is this many times the
 # lower end. Chosen: it says nothing then.
 VAGUE_INTERVAL = 100
@@ -226,13 +226,12 @@ class Search:
 
     def _undecided(self, chance: float, other: Configuration | None) -> str:
         """Return the sentence that another configuration may well be clearly faster."""
-        why, another = f"with a probability of {chance:.0%}, ", "another configuration"
+        chance_that = f"with a probability of {chance:.0%},"
+        than = f"is more than {CLEARLY_FASTER:.0%} faster; a larger budget would tell."
         if self._posterior.is_as_assumed:
-            another = f"{another}, most likely {other},"
-        else:
-            why = f"throughputs do not follow the cost model, and {why}"
-        than = f"more than {CLEARLY_FASTER:.0%} faster; a larger budget would tell."
-        return f"Undecided: {why}{another} is {than}"
+            return f"Undecided: {chance_that} {other} {than}"
+        why = f"throughputs do not follow the cost model, and {chance_that}"
+        return f"Undecided: {why} another configuration {than}"
 
     def _chosen(self, results: Sequence[ConfigurationResult]) -> Choice | None:
         """Return the choice, without what may be faster."""
