@@ -324,10 +324,10 @@ class Assumptions:
 # that only neighbours are alike; that nothing is. Chosen: not fitted to any recorded grid, nor to
 # any of the simulated machines.
 ASSUMPTIONS = (
-    Assumptions(has_terms=True, deviation=0.15, alone=0.25, odds=0.7),
-    Assumptions(has_terms=True, deviation=0.4, alone=0.25, odds=0.1),
-    Assumptions(has_terms=False, deviation=0.6, alone=0.1, odds=0.1),
-    Assumptions(has_terms=False, deviation=0.6, alone=1.0, odds=0.1),
+    Assumptions(has_terms=True, deviation=0.15, alone=0.25, odds=0.85),
+    Assumptions(has_terms=True, deviation=0.4, alone=0.25, odds=0.05),
+    Assumptions(has_terms=False, deviation=0.6, alone=0.1, odds=0.05),
+    Assumptions(has_terms=False, deviation=0.6, alone=1.0, odds=0.05),
 )
 
 
