@@ -52,6 +52,8 @@ class RecordedGrid:
         Peak memory of each; None if not recorded.
     geometry
         How the collection lies in storage, as far as that was recorded.
+    memory_limit
+        Bytes that a configuration may take.
     """
 
     configurations: tuple[Configuration, ...]
@@ -61,6 +63,7 @@ class RecordedGrid:
     batch_size: int
     peak_memory_bytes: tuple[float, ...] | None
     geometry: Geometry
+    memory_limit: int = 1 << 60  # recordings do not say how much there was, so nothing is too much
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -71,10 +74,14 @@ class RecordedGrid:
         return dict(zip(self.configurations, means, strict=True))
 
     def feasible(self, floor: float) -> list[Configuration]:
-        """Return the configurations that mix well enough, by the rule of the search."""
+        """Return the configurations that mix well enough, by the rule of the search, and fit."""
         least = least_share(floor) * self.random_entropy
         pairs = zip(self.configurations, self.entropies, strict=True)
-        return [configuration for configuration, entropy in pairs if entropy >= least]
+        return [
+            each
+            for each, entropy in pairs
+            if entropy >= least and self.memory_bytes(each) <= self.memory_limit
+        ]
 
     def replicate_spread(self) -> float:
         """Return the spread of runs of one configuration, relative to their mean.

@@ -22,7 +22,7 @@ from cellfeed_tuner._time_budget import TimeBudget
 
 # How many measurements a default `autotune` takes, counted on two cores, cold.
 DEFAULT_LOOKS = tuple(range(10, 17))
-_MEMORY_BYTES = 1 << 60  # recordings do not say how much there was, so nothing is too much
+_MANY_CELLS = 1 << 60
 _LABEL = "label"
 
 
@@ -48,7 +48,7 @@ class Replay:
         By which share of the best the choice is slower, with each seed; 1 if there is none.
     undecided
         Whether it reported being undecided between its choice and a configuration that is at most
-        5 % slower than the best, with each seed.
+        5 % slower than the best, or any other, with each seed.
     shares_measured
         Share of the grid that was measured, with each seed.
     n_replicates
@@ -165,6 +165,7 @@ class _Found:
 
     chosen: Configuration | None
     undecided_between: tuple[Configuration, ...]
+    is_undecided: bool
     n_measured: int
     n_replicates: int
 
@@ -207,7 +208,9 @@ def _replay_at(
         chosen=tuple(each.chosen for each in found),
         regrets=tuple(regret(each.chosen) for each in found),
         undecided=tuple(
-            any(regret(other) <= GOOD_REGRET for other in each.undecided_between) for each in found
+            each.is_undecided
+            or any(regret(other) <= GOOD_REGRET for other in each.undecided_between)
+            for each in found
         ),
         shares_measured=tuple(each.n_measured / len(grid) for each in found),
         n_replicates=tuple(each.n_replicates for each in found),
@@ -230,13 +233,13 @@ def _measurements(process: RecordedProcess, n_looks: int, seed: int) -> Measurem
 
 def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **changed: Any) -> _Found:
     constraints = Constraints(
-        entropy_floor=floor, memory_bytes=_MEMORY_BYTES, need_cells_per_second=None
+        entropy_floor=floor, memory_bytes=grid.memory_limit, need_cells_per_second=None
     )
     search = Search(
         **{"model": Remembered} | changed,
         measurements=measurements,
         requirements=Requirements(
-            n_cells=grid.geometry.n_cells or _MEMORY_BYTES,
+            n_cells=grid.geometry.n_cells or _MANY_CELLS,
             row_bytes=1.0,
             batch_size=grid.batch_size,
             constraints=constraints,
@@ -250,6 +253,7 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **chan
     return _Found(
         chosen=None if choice is None else choice.result.configuration,
         undecided_between=tuple(each.configuration for each in rivals if each.is_undecided),
+        is_undecided=choice is not None and "Undecided: " in choice.reason,
         n_measured=len(measurements),
         n_replicates=measurements.n_replicates,
     )

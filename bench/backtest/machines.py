@@ -1,0 +1,302 @@
+"""Simulated machines, to none of which the search was fitted, and how good its choices are there.
+
+Eight have other bottlenecks than the cost model's, and two have no structure at all. Each is drawn
+many times, with other prices. ``python -m bench.backtest machines`` prints the table.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from bench.backtest.baselines import GOOD_REGRET
+from bench.backtest.recorded_grid import RecordedGrid
+from bench.backtest.replay import replay
+from numpy.typing import NDArray
+
+from cellfeed.console import OneLineErrorCommand
+from cellfeed_tuner import Configuration, theory
+from cellfeed_tuner._searching._cost_model import Geometry
+
+Values = NDArray[np.float64]
+
+BATCH_SIZE, N_CELLS, N_FILES = 64, 1_000_000, 14
+CONFIGURATIONS = tuple(
+    Configuration(block_size=b, fetch_factor=f, num_workers=w)
+    for b, f, w in product((1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2, 4))
+)
+FLOORS, NOISES = (0.9, 0.95, 0.99), (0.05, 0.15)
+# How often each machine is drawn, and the searches on each draw: as many as numbers of looks.
+N_DRAWS, N_SEEDS = 15, 7
+SCHEMA = "cellfeed.machines/1"
+
+
+class Settings(NamedTuple):
+    """Settings of all configurations, each of shape (n_configurations,)."""
+
+    block: Values
+    cells: Values
+    workers: Values
+
+    @property
+    def blocks(self) -> Values:
+        """Blocks of a fetch."""
+        return np.maximum(1.0, self.cells / self.block)
+
+    @property
+    def processes(self) -> Values:
+        """Processes that fetch."""
+        return np.maximum(1.0, self.workers)
+
+
+SETTINGS = Settings(
+    *np.array(
+        [(e.block_size, BATCH_SIZE * e.fetch_factor, e.num_workers) for e in CONFIGURATIONS],
+        dtype=np.float64,
+    ).T
+)
+
+
+class Drawn(NamedTuple):
+    """One machine: seconds per cell, and bytes at most, of each configuration."""
+
+    seconds: Values
+    memory: Values | None = None
+    limit: int = 1 << 60
+
+
+def _between(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(low * (high / low) ** rng.random())
+
+
+def _slower_of(*seconds: Values | float) -> Values:
+    """Return the time of what runs side by side: about that of the slowest."""
+    total = sum(np.asarray(each) ** 4 for each in seconds)
+    return np.asarray(total**0.25, dtype=np.float64)
+
+
+def network_share(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Requests have latency and run side by side, until the link is full."""
+    requests = _between(rng, 4, 32)
+    waiting = _between(rng, 1e-3, 2e-2) * np.ceil(s.blocks / requests) / s.cells
+    decoding = _between(rng, 1e-5, 1e-4)
+    sending = _between(rng, 1e-6, 2e-5) * (s.workers > 0)
+    return Drawn(
+        _slower_of((waiting + decoding) / s.processes + sending, _between(rng, 2e-5, 2e-4))
+    )
+
+
+def two_workers(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Only exactly two workers pay."""
+    seconds = _between(rng, 3e-3, 3e-2) / s.cells + _between(rng, 1e-4, 1e-3) / s.block
+    seconds = seconds + _between(rng, 2e-5, 1e-4)
+    factors = {0: 1.0, 1: rng.uniform(0.95, 1.2), 2: rng.uniform(0.65, 0.8)}
+    factors[4] = rng.uniform(0.95, 1.4)
+    return Drawn(seconds * np.array([factors[int(each)] for each in s.workers]))
+
+
+def spinning_disk(rng: np.random.Generator, s: Settings) -> Drawn:
+    """One head: the more sorted blocks, the shorter its ways; workers pull it to and fro."""
+    turn, stroke = _between(rng, 3e-3, 6e-3), _between(rng, 5e-3, 1.5e-2)
+    seeks = s.blocks * (turn + stroke / np.sqrt(s.blocks))
+    to_and_fro = 1 + _between(rng, 0.05, 0.5) * np.maximum(0, s.workers - 1)
+    reading = seeks * to_and_fro / s.cells + _between(rng, 1e-5, 5e-5)
+    decoding = _between(rng, 3e-5, 3e-4) / s.processes + 1e-5 * (s.workers > 0)
+    return Drawn(_slower_of(reading, decoding) + _between(rng, 1e-3, 1e-2) / s.cells)
+
+
+def memory_cliff(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Buffers that no longer fit in fast memory cost a multiple."""
+    seconds = _between(rng, 1e-2, 1e-1) / s.cells + _between(rng, 1e-5, 1e-4) / s.block
+    seconds = (seconds + _between(rng, 1e-5, 1e-4)) / s.processes ** rng.uniform(0, 0.8)
+    is_beyond = s.cells * (1 + s.workers) > _between(rng, 2e3, 3e4)
+    return Drawn(seconds * np.where(is_beyond, _between(rng, 1.5, 4), 1.0))
+
+
+def three_labels(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Three labels with runs of other lengths (see `_shares`) on a compressed file."""
+    rows = _between(rng, 16, 256)
+    chunks = s.blocks * (1 + (np.minimum(s.block, s.cells) - 1) / rows)
+    seconds = _between(rng, 1e-3, 1e-2) + _between(rng, 2e-4, 2e-3) * chunks
+    seconds = seconds / s.cells + _between(rng, 1e-5, 5e-5)
+    share = rng.uniform(0.2, 0.9)
+    return Drawn(seconds * (share + (1 - share) / s.processes) + 2e-5 * (s.workers > 0))
+
+
+def memory_unknown(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Large fetches are fast, and take too much memory, which only measuring shows."""
+    seconds = _between(rng, 3e-2, 0.3) / s.cells + _between(rng, 1e-5, 1e-4) / s.block
+    seconds = (seconds + _between(rng, 2e-5, 1e-4)) / s.processes ** rng.uniform(0, 0.9)
+    bytes_per_cell = _between(rng, 2e4, 2e5)
+    memory = 3e8 + bytes_per_cell * s.cells * (2 + 3 * s.workers) + 2e8 * s.workers
+    return Drawn(seconds, memory, limit=int(np.quantile(memory, rng.uniform(0.4, 0.9))))
+
+
+def large_chunks(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Thousands of rows are decompressed at once, of which nothing is said beforehand."""
+    rows = _between(rng, 1e3, 1e4)
+    n_chunks = N_CELLS / rows
+    touched = n_chunks * -np.expm1(s.blocks * np.log1p(-1 / n_chunks)) * (1 + s.block / rows)
+    seconds = _between(rng, 2e-6, 2e-5) * rows * touched / s.cells + _between(rng, 1e-5, 1e-4)
+    return Drawn(seconds / s.processes ** rng.uniform(0.3, 1.0) + 1e-5 * (s.workers > 0))
+
+
+def sorting(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Rows of a fetch are sorted and copied, the slower the more there are."""
+    seconds = _between(rng, 5e-3, 5e-2) / s.cells + _between(rng, 1e-5, 1e-4) / s.block
+    copying = _between(rng, 1e-5, 1e-4) * (s.cells / 1024) ** rng.uniform(0.2, 0.6)
+    return Drawn((seconds + copying) / s.processes ** rng.uniform(0, 0.6))
+
+
+def permuted(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Costs as of `sorting`, each of another configuration."""
+    return Drawn(rng.permutation(sorting(rng, s).seconds))
+
+
+def independent(rng: np.random.Generator, s: Settings) -> Drawn:
+    """Costs that have nothing in common."""
+    return Drawn(1e-4 * np.exp(rng.uniform(0.3, 0.7) * rng.standard_normal(len(s.cells))))
+
+
+MACHINES: Mapping[str, Callable[[np.random.Generator, Settings], Drawn]] = {
+    each.__name__.replace("_", " "): each
+    for each in (
+        *(network_share, two_workers, spinning_disk, memory_cliff, three_labels),
+        *(memory_unknown, large_chunks, sorting, permuted, independent),
+    )
+}
+STRUCTURELESS = ("permuted", "independent")
+"""Those on which no search can be better than a random one."""
+
+# Numbers of values of each label, and rows in which a value stays the same.
+_LABELS = ((14, N_CELLS),)
+_THREE_LABELS = ((14, N_CELLS), (50, 48), (380, 6))
+
+
+@lru_cache
+def _shares(labels: tuple[tuple[int, int], ...]) -> tuple[float, ...]:
+    """Return the entropy of the least mixed label in each configuration, as a share of random."""
+
+    def share(n_values: int, block: int, fetch: int) -> float:
+        bits = [
+            theory.expected_entropy_bits([1] * n_values, BATCH_SIZE, *sizes)
+            for sizes in ((block, fetch), (1, 1))
+        ]
+        return bits[0] / bits[1]
+
+    return tuple(
+        min(share(n, min(each.block_size, run), each.fetch_factor) for n, run in labels)
+        for each in CONFIGURATIONS
+    )
+
+
+def drawn_grid(name: str, number: int) -> RecordedGrid:
+    """Return what a machine gives without noise: the same for the same number."""
+    place = list(MACHINES).index(name)
+    drawn = MACHINES[name](np.random.default_rng((place, number)), SETTINGS)
+    # Of every other draw, nobody knows how the data are stored.
+    is_known = number % 2 == 0 and name != "large chunks"
+    known = Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=N_FILES)
+    return RecordedGrid(
+        configurations=CONFIGURATIONS,
+        runs=tuple(np.array([1 / each]) for each in drawn.seconds),
+        entropies=_shares(_THREE_LABELS if name == "three labels" else _LABELS),
+        random_entropy=1.0,
+        batch_size=BATCH_SIZE,
+        peak_memory_bytes=None if drawn.memory is None else tuple(drawn.memory.tolist()),
+        geometry=known if is_known else Geometry(),
+        memory_limit=drawn.limit,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Of the searches on one machine with one noise, the shares that ended in each way.
+
+    Parameters
+    ----------
+    within
+        At most 5 % slower than the best.
+    undecided
+        Undecided, by their own report.
+    unsaid
+        More than 5 % slower, and said nothing of it.
+    random
+        Random searches, with as many measurements, that ended within 5 % of the best.
+    """
+
+    within: float
+    undecided: float
+    unsaid: float
+    random: float
+
+
+def shares(name: str, noise: float, *, n_draws: int = N_DRAWS, n_seeds: int = N_SEEDS) -> Shares:
+    """Search on each draw of a machine with each seed."""
+    found = [
+        each
+        for number in range(n_draws)
+        for each in replay(
+            drawn_grid(name, number),
+            floors=[FLOORS[number % len(FLOORS)]],
+            n_seeds=n_seeds,
+            spread=noise,
+            baselines=["random"],
+        )
+    ]
+    regrets = np.concatenate([each.regrets for each in found])
+    undecided = np.concatenate([each.undecided for each in found])
+    return Shares(
+        within=float(np.mean(regrets <= GOOD_REGRET)),
+        undecided=float(np.mean(undecided)),
+        unsaid=float(np.mean((regrets > GOOD_REGRET) & ~undecided)),
+        random=float(np.mean([each.share_within("random") for each in found])),
+    )
+
+
+def rows_of(found: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Return rows of the table: shares before and now, or only now."""
+    for key, now in found.items():
+        old = before.get(key)
+
+        def beside(name: str, old: Any = old, now: Any = now) -> str:
+            earlier = "" if old is None else f"{old[name]:.0%} → "
+            return f"{earlier}{now[name]:.0%}"
+
+        name, noise = key.split(", ")
+        yield [name, noise, *map(beside, ("within", "undecided", "unsaid")), f"{now['random']:.0%}"]
+
+
+HEADINGS = ("machine", "noise", "within 5 %", "undecided", "wrong and unsaid", "random search")
+
+
+@click.command("machines", cls=OneLineErrorCommand)
+@click.argument("names", nargs=-1, type=click.Choice(list(MACHINES)), metavar="[MACHINE...]")
+@click.option("--draws", default=N_DRAWS, show_default=True, type=click.IntRange(min=1),
+              help="How often each machine is drawn.")  # fmt: skip
+@click.option("--seeds", default=N_SEEDS, show_default=True, type=click.IntRange(min=1),
+              help="Searches on each draw.")  # fmt: skip
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path),
+              help="JSON to write.")  # fmt: skip
+@click.option("--before", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="JSON of another version, to show beside.")  # fmt: skip
+def machines_command(
+    *, names: Sequence[str], draws: int, seeds: int, output: Path | None, before: Path | None
+) -> None:
+    """Search on simulated machines, and print how good the choices are."""
+    earlier = {} if before is None else json.loads(before.read_text())["shares"]
+    found = dict[str, Any]()
+    click.echo("| " + " | ".join(HEADINGS) + " |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name, noise in product(names or MACHINES, NOISES):
+        one = shares(name, noise, n_draws=draws, n_seeds=seeds)
+        new = {f"{name}, {noise:.0%}": {each: getattr(one, each) for each in Shares.__slots__}}
+        found |= new
+        for row in rows_of(new, earlier):
+            click.echo("| " + " | ".join(row) + " |")
+    if output is not None:
+        output.write_text(json.dumps({"schema": SCHEMA, "shares": found}, indent=1) + "\n")
