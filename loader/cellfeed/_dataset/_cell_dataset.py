@@ -611,8 +611,9 @@ class CellDataset(ResumableDataset):
         if not self.strategy.n_others:
             yield from groups
         for cells in groups:
-            joined = [replace(cells, **{self.strategy.others_are: next(groups)})]
-            del cells
+            others: dict[str, Any] = {self.strategy.others_are: next(groups)}
+            joined = [replace(cells, **others)]
+            del cells, others
             yield joined.pop()
 
     def _reader(self) -> Reader:
@@ -694,7 +695,7 @@ def _made_dense(cells: Cells) -> Cells:
         name: each.toarray() if isinstance(each, sp.csr_array) else each
         for name, each in cells.elements.items()
     }
-    others = {name: _made_dense(each) for name, each in cells.others.items()}
+    others: dict[str, Any] = {name: _made_dense(each) for name, each in cells.others.items()}
     return replace(cells, elements=elements, **others)
 
 

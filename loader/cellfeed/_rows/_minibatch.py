@@ -185,7 +185,7 @@ def _made_dense(minibatch: Minibatch) -> Minibatch:
     elements = {
         name: each.to_dense() if _is_sparse(each) else each for name, each in minibatch.items()
     }
-    others = {name: _made_dense(each) for name, each in minibatch.others.items()}
+    others: dict[str, Any] = {name: _made_dense(each) for name, each in minibatch.others.items()}
     return replace(minibatch, elements=elements, **others)
 
 

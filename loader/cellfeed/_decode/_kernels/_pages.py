@@ -411,7 +411,7 @@ def _ascend(columns: NDArray[np.int32], n: int, before: int) -> int:
         lowest = min(lowest, columns[k + 1])
     if lowest < 0:
         return -1
-    return np.int64(n_descents == 0)
+    return int(n_descents == 0)
 
 
 @compiled(
