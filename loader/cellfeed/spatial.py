@@ -254,7 +254,7 @@ class WithNeighbors(WithOthers):
     """Visit the cells of any strategy, each together with its neighbours.
 
     A fetch reads the cells and their neighbours at once, each row once. Minibatches have the cells
-    of the strategy as usual, and their neighbours as ``minibatch.controls``, k for each cell, with
+    of the strategy as usual, and their neighbours as ``minibatch.neighbors``, k for each cell, with
     the cell itself where it has fewer; `to_graph` makes a graph of both. Neighbours are not drawn
     at random, and may be any cells of the collection, whatever ``indices`` the strategy has.
 
@@ -278,9 +278,11 @@ class WithNeighbors(WithOthers):
     >>> from cellfeed import Streaming
     >>> strategy = WithNeighbors(Streaming(), np.array([[1], [0], [-1]]))
     >>> order = strategy.epoch_order(n_rows=3, epoch_key=0)
-    >>> order.controls(np.array([0, 1, 2]), together=3).tolist()
+    >>> order.others(np.array([0, 1, 2]), together=3).tolist()
     [[1], [0], [2]]
     """
+
+    others_are = "neighbors"
 
     strategy: SamplingStrategy
     neighbors: Neighbors
@@ -289,7 +291,7 @@ class WithNeighbors(WithOthers):
     def __post_init__(self) -> None:
         """Check the neighbours."""
         strategy: Any = self.strategy
-        if not isinstance(strategy, SamplingStrategy) or strategy.n_controls:
+        if not isinstance(strategy, SamplingStrategy) or strategy.n_others:
             msg = f"`strategy` must deliver cells alone, but got {self.strategy!r}"
             raise ParameterError(msg)
         given = np.asarray(self.neighbors)
@@ -309,7 +311,7 @@ class WithNeighbors(WithOthers):
         self._take_block_size()
 
     @property
-    def n_controls(self) -> int:
+    def n_others(self) -> int:
         """Number of neighbours that come with each cell, k."""
         return int(self.neighbors.shape[1])
 
@@ -345,7 +347,7 @@ class _WithNeighbors:
         rows: NDArray[np.int64] = self.order(positions)
         return rows
 
-    def controls(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+    def others(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
         del together  # neighbours are the same, whatever is read together
         rows = self.order(positions)
         found = self.neighbors[rows].astype(np.int64)
@@ -415,7 +417,7 @@ def to_graph(minibatch: Minibatch) -> Graph:
     from cellfeed._rows._minibatch import Minibatch  # noqa: PLC0415 - it imports torch
 
     given: Any = minibatch
-    near = getattr(given, "controls", None)
+    near = getattr(given, "neighbors", None)
     if not isinstance(given, Minibatch) or near is None:
         what = f"a {type(given).__name__}" if near is not None else "one without neighbours"
         msg = f"`to_graph` takes minibatches of tensors of `WithNeighbors`, but got {what}"

@@ -117,7 +117,7 @@ class FetchStages:
     def read(self, planned: PlannedRead) -> Iterator[Cells]:
         """Read and decompress all chunks, and write the rows into minibatches.
 
-        Each minibatch is followed by its controls, if it has any.
+        Each minibatch is followed by its controls or neighbours, if it has any.
         """
         return self._reader.read_planned(planned)
 

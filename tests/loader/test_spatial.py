@@ -1,5 +1,6 @@
 """Neighbours of cells: those of NumPy and SciPy, delivered with their cells, and as a graph."""
 
+import pickle
 import warnings
 from typing import Any
 
@@ -233,12 +234,32 @@ class TestMinibatches:
             assert graph.to("cpu").edge_index is graph.edge_index
         assert sorted(seeds) == list(range(sum(SIZES)))
 
+    def test_come_as_neighbors_of_cells_in_every_form(self, collection):
+        pytest.importorskip("torch")
+        near = nearest_neighbors(collection, 3)
+        strategy = WithNeighbors(BlockShuffling(4), near)
+        dataset = CellDataset(collection, strategy, 8, 2, seed=1)
+        minibatch = next(iter(dataset))
+        forms = [
+            minibatch,
+            minibatch.to("cpu", dense=True),
+            pickle.loads(pickle.dumps(minibatch)),
+            next(iter(dataset.loader(num_workers=1))),
+            next(iter(CellDataset(collection, strategy, 8, 2, seed=1, as_torch=False))),
+        ]
+        for each in forms:
+            rows = np.asarray(each.rows)
+            expected = np.where(near[rows] < 0, rows[:, None], near[rows])
+            assert np.asarray(each.neighbors.rows).reshape(-1, 3).tolist() == expected.tolist()
+            assert each.controls is None
+            assert each.neighbors.neighbors is None
+
     def test_go_on_where_they_stopped(self, collection):
         pytest.importorskip("torch")
         near = nearest_neighbors(collection, 3)
 
         def pairs(minibatches):
-            return [(each.rows.tolist(), each.controls.rows.tolist()) for each in minibatches]
+            return [(each.rows.tolist(), each.neighbors.rows.tolist()) for each in minibatches]
 
         def dataset(near=near):
             return CellDataset(collection, WithNeighbors(BlockShuffling(4), near), 8, 2, seed=1)

@@ -309,6 +309,13 @@ class TestTrainingStep:
         _, found = stepped(20.0)
         assert found is None
 
+    @pytest.mark.parametrize("slowness", [1e3, 1e6])
+    def test_where_no_fetch_ends_in_time_the_likeliest_is_chosen(self, slowness):
+        """All that was begun was stopped: a step is no requirement, so there is an answer."""
+        choice, found = stepped(BATCH_SIZE / 60_000, budget=15.0, slowness=slowness)
+        assert choice.basis == "predicted"
+        assert found is None
+
 
 def test_what_an_earlier_run_found_is_looked_at_first_and_not_believed():
     slow = [each for each in costs() if each.block_size <= 4][:3]

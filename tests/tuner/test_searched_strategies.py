@@ -35,6 +35,7 @@ from cellfeed_tuner import (
     strategy_entropy,
     theory,
 )
+from cellfeed_tuner._measuring._timing import DatasetSession
 from cellfeed_tuner._recall import data_fingerprint
 from cellfeed_tuner._results import SearchedStrategy
 from cellfeed_tuner._subject import label_codes
@@ -385,6 +386,18 @@ def test_treated_cells_with_controls(collection):
     dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0)
     assert len(next(iter(dataset)).controls) == 2 * result.dataset.batch_size
     assert Selected.of(collection, None, strategy).rows_per_cell == 3
+
+
+def test_the_size_of_a_minibatch_is_that_of_cells_and_controls(collection):
+    """What waits for a slow training loop takes this much memory."""
+    first = collection.obs["cell_type"].categories[0]
+    strategy = MatchedControls(BlockShuffling(4), "cell_type", first, ["plate"], k=2)
+    pairs = next(iter(CellDataset(collection, strategy, 8, 2, seed=0)))
+    size_of = object.__new__(DatasetSession).size_of
+    alone = replace(pairs, controls=None)
+    assert size_of(alone) >= 4 * pairs.X.values().numel()
+    assert size_of(pairs) == size_of(alone) + size_of(pairs.controls)
+    assert size_of(replace(alone, neighbors=pairs.controls)) == size_of(pairs)
 
 
 def summed(minibatch):

@@ -5,9 +5,10 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cellfeed import open_collection
+from cellfeed import BlockShuffling, MatchedControls, open_collection
 from cellfeed_tuner import Configuration, Estimate, Ranks
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
@@ -136,6 +137,26 @@ def test_a_slow_machine_gets_an_answer_in_time(result_on, machine, budget):
     assert result.recommended is not None
     # What the command writes afterwards is in it.
     assert seconds + 2.0 <= budget + max(SLACK, 0.15 * budget)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [SlowMachine(), SlowMachine(slower=100.0), SlowMachine(slower=1e6), SlowMachine(overhead=9.0)],
+    ids=repr,
+)
+@pytest.mark.parametrize("budget", [5.0, 15.0, 60.0])
+def test_pairs_with_a_training_step_get_an_answer_in_time(
+    result_on, small_collection, machine, budget
+):
+    """Whether the step was measured or not: that nothing keeps up with it is no reason for none."""
+    machine.asked.clear()
+    treatment = np.arange(len(open_collection(small_collection))) % 3
+    strategy = MatchedControls(BlockShuffling(4), treatment, 0)
+    result, seconds = result_on(machine, budget=budget, strategy=strategy, step=print)
+    assert result.recommended is not None
+    assert seconds <= budget + max(SLACK, 0.15 * budget)
+    if machine.slower > 1e5:
+        assert "no training step had ended after" in result.cut_short
 
 
 def test_what_never_started_is_predicted_and_said_to_be(result_on):

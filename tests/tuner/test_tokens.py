@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cellfeed import CellDataset, open_collection
+from cellfeed import BlockShuffling, CellDataset, MatchedControls, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed.tokenizers import BinnedValues, MaskTokens, MaskValues, RankTokens
 from cellfeed_tuner import Configuration, autotune, measure
@@ -17,11 +17,17 @@ def summed_tokens(minibatch):
     return int(minibatch["tokens"].sum())
 
 
+def summed_pairs(minibatch):
+    """A training step on the tokens of treated cells and of their controls."""
+    assert len(minibatch.controls) == len(minibatch)
+    return summed_tokens(minibatch) + summed_tokens(minibatch.controls)
+
+
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plates")
     write_tahoe_like(folder, n_cells=1500, n_genes=60, n_plates=2)
-    return open_collection(folder, obs=["plate"])
+    return open_collection(folder, obs=["plate", "drug"])
 
 
 def made_with(collection, padding):
@@ -36,6 +42,18 @@ def test_a_loader_of_tokens_is_tuned(collection, short_replicates):
         workers=[0], budget=60, fresh=True, cache="warm", step=summed_tokens,
         make_dataset=made_with(collection, "longest"),
     )  # fmt: skip
+    assert result.recommended is not None
+    assert result.recommended.configuration.block_size in {1, 4}
+
+
+def test_matched_pairs_of_tokens_are_tuned(collection, short_replicates):
+    strategy = MatchedControls(BlockShuffling(4), "drug", "drug_001", ["plate"])
+    result = autotune(
+        collection, label="plate", strategy=strategy, batch_size=16, block_sizes=[1, 4],
+        fetch_factors=[2], workers=[0], budget=60, fresh=True, cache="warm", step=summed_pairs,
+        make_dataset=made_with(collection, "longest"),
+    )  # fmt: skip
+    assert result.loader_fault is None
     assert result.recommended is not None
     assert result.recommended.configuration.block_size in {1, 4}
 

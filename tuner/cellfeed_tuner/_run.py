@@ -143,15 +143,19 @@ class Run:
         self.on_progress("start", 0, 1)
         try:
             self.process.start(limit_seconds=max(0.0, self.budget.left_to_measure))
-            if self.request.step is not None:
-                self.request = self.request.with_step(self._step_seconds())
-                self._search = self._new_search()
         except TimeoutError:
-            self._lost = (
-                f"the measuring process had not started after {self.budget.spent:.0f} s, so that "
-                "nothing was measured"
-            )
+            self._lose("the measuring process had not started")
+        if self.request.step is not None and not self._lost:
+            seconds = self._step_seconds()
+            if seconds is None:
+                self._lose("no training step had ended")
+            else:
+                self.request = self.request.with_step(seconds)
+                self._search = self._new_search()
         self._search.measurements.budget = TimeBudget(self._left_to_search(), self.budget.clock)
+
+    def _lose(self, why: str) -> None:
+        self._lost = f"{why} after {self.budget.spent:.0f} s, so that nothing was measured"
 
     def _left_to_search(self) -> float:
         after = PREFETCH_SHARE if self.request.cache == "remote" else EXPLAIN_SHARE
@@ -192,8 +196,8 @@ class Run:
         search.begin(self._grid)
         return search
 
-    def _step_seconds(self) -> float:
-        """Return the median time of a training step, in seconds.
+    def _step_seconds(self) -> float | None:
+        """Return the median time of a training step, in seconds; None if none ended in time.
 
         The first round, which may make or compile a model, does not count. Fetches are the
         smallest of the grid.
@@ -219,8 +223,9 @@ class Run:
             limit_seconds=max(STEP_SECONDS, self.budget.left_to_measure / 2),
         )
         if not found.round_seconds:
-            msg = f"no training step ended: {found.failure or 'it takes too long'}"
-            raise ParameterError(msg)
+            if found.failure:
+                raise ParameterError(f"no training step ended: {found.failure}")
+            return None
         computing = np.subtract(found.round_seconds, found.round_waiting_seconds)
         seconds = float(np.median(computing)) / smallest.minibatches_per_round
         return max(_LEAST_STEP_SECONDS, seconds)

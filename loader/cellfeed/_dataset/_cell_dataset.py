@@ -281,7 +281,7 @@ class CellDataset(ResumableDataset):
             adaptive=adaptive or None,
             verify=None if verify == "first" else verify,
         )
-        if self.strategy.n_controls:
+        if self.strategy.n_others:
             _parameters.require_collection_read_here(collection, fetch_callback, batch_callback)
         self.verify = check_verify(verify)
         self.prefetch = _positive_or_none("prefetch", prefetch)
@@ -377,7 +377,7 @@ class CellDataset(ResumableDataset):
         cell, so blocks of unusually large cells take more. It excludes dense minibatches that are
         made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server.
         """
-        n_rows = 2 * self.fetch_size * (1 + self.strategy.n_controls)
+        n_rows = 2 * self.fetch_size * (1 + self.strategy.n_others)
         return int(n_rows * self.collection.mean_row_bytes(self.dtype))
 
     def __len__(self) -> int:
@@ -495,7 +495,7 @@ class CellDataset(ResumableDataset):
         n_fetches = 2 if n_rows < self._n_rows else 1
         minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
         n_bytes = float(self.collection.mean_row_bytes(self.dtype))
-        return n_fetches * n_rows * (1 + self.strategy.n_controls) * n_bytes + minibatch_bytes
+        return n_fetches * n_rows * (1 + self.strategy.n_others) * n_bytes + minibatch_bytes
 
     @property
     def _minibatch_bytes(self) -> int:
@@ -506,7 +506,7 @@ class CellDataset(ResumableDataset):
         for each in self.transform.values():
             tokenizer = split_steps(each)[1]
             n_bytes += 0 if tokenizer is None else row_bytes(tokenizer)
-        return int(self.batch_size * (1 + self.strategy.n_controls) * n_bytes)
+        return int(self.batch_size * (1 + self.strategy.n_others) * n_bytes)
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -615,20 +615,21 @@ class CellDataset(ResumableDataset):
                     yield from self._taken(next(groups).to_scipy(), fetch)
                     continue
                 read = reader.finished(groups, dense=self.dense, key=key)
-                for cells in self._with_controls(read):
+                for cells in self._with_others(read):
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self._made(cells)]
                     self._counters.add(Counter.CELLS, len(cells.rows))
                     del cells
                     yield delivered.pop()
 
-    def _with_controls(self, groups: Iterator[Cells]) -> Iterator[Cells]:
-        """Join each minibatch with its controls, if it has any, which follow it."""
-        if not self.strategy.n_controls:
+    def _with_others(self, groups: Iterator[Cells]) -> Iterator[Cells]:
+        """Join each minibatch with the others of its cells, if they have any, which follow it."""
+        if not self.strategy.n_others:
             yield from groups
         for cells in groups:
-            joined = [replace(cells, controls=next(groups))]
-            del cells
+            others: dict[str, Any] = {self.strategy.others_are: next(groups)}
+            joined = [replace(cells, **others)]
+            del cells, others
             yield joined.pop()
 
     def _given(self, n_processes: int) -> Setting:
@@ -694,13 +695,13 @@ class CellDataset(ResumableDataset):
                 fetched = self.fetch_transform(fetched)
         for start in range(0, fetch.order.size, self.batch_size):
             here = slice(start, start + self.batch_size)
-            controls = None if fetch.controls is None else fetch.controls[here].ravel()
+            others = None if fetch.others is None else fetch.others[here].ravel()
             # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
             # frame, in a thread of its own, while Python shuts down.
-            yield self._minibatch(fetched, fetch.order[here], controls)
+            yield self._minibatch(fetched, fetch.order[here], others)
 
     def _minibatch(
-        self, fetched: Any, indices: NDArray[np.intp], controls: NDArray[np.intp] | None
+        self, fetched: Any, indices: NDArray[np.intp], others: NDArray[np.intp] | None
     ) -> Any:
         if self.batch_callback is not None:
             with self._counters.wall_time(Counter.FUNCTIONS):
@@ -708,9 +709,9 @@ class CellDataset(ResumableDataset):
         else:
             with self._counters.wall_time(Counter.PLACING):
                 batch = fetched[indices]
-            if controls is not None:
+            if others is not None:
                 _parameters.require_cells(batch)
-                batch = replace(batch, controls=fetched[controls])
+                batch = replace(batch, **{self.strategy.others_are: fetched[others]})
         self._counters.add(Counter.CELLS, len(indices))
         return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
@@ -732,8 +733,8 @@ def _made_dense(cells: Cells) -> Cells:
         name: each.toarray() if isinstance(each, sp.csr_array) else each
         for name, each in cells.elements.items()
     }
-    controls = None if cells.controls is None else _made_dense(cells.controls)
-    return replace(cells, elements=elements, controls=controls)
+    others: dict[str, Any] = {name: _made_dense(each) for name, each in cells.others.items()}
+    return replace(cells, elements=elements, **others)
 
 
 def _positive_or_none(name: str, value: int | None) -> int | None:

@@ -60,7 +60,7 @@ def require_that_they_apply(collection: Any, *, has_callback: bool, **given: obj
 
 
 def require_collection_read_here(collection: Any, *callbacks: object) -> None:
-    """Check that controls can be delivered beside the cells of a minibatch.
+    """Check that others can be delivered beside the cells of a minibatch.
 
     Raises
     ------
@@ -69,15 +69,16 @@ def require_collection_read_here(collection: Any, *callbacks: object) -> None:
     """
     if not isinstance(collection, Collection) or any(each is not None for each in callbacks):
         msg = (
-            "controls come beside the cells of a Collection, without `fetch_callback` and "
-            f"`batch_callback`, but got a {type(collection).__name__}; open it with "
-            "`open_collection`, and change minibatches in `batch_transform`"
+            "controls and neighbours come beside the cells of a Collection, without "
+            "`fetch_callback` and `batch_callback`, but got a "
+            f"{type(collection).__name__}; open it with `open_collection`, and change "
+            "minibatches in `batch_transform`"
         )
         raise ParameterError(msg)
 
 
 def require_cells(batch: object) -> None:
-    """Check that a minibatch can have controls.
+    """Check that a minibatch can have others.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def require_cells(batch: object) -> None:
     """
     if not isinstance(batch, Cells):
         msg = (
-            f"`fetch_transform` must return Cells if they have controls, but a minibatch is "
+            f"`fetch_transform` must return Cells if others come with them, but a minibatch is "
             f"{type(batch).__name__}; return Cells, or change minibatches in `batch_transform`"
         )
         raise ParameterError(msg)

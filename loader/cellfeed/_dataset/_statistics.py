@@ -29,7 +29,7 @@ class Statistics:
     ----------
     n_fetches, n_minibatches, n_cells
         Fetches that were planned, minibatches that the training loop received, and cells that
-        were made into minibatches, without their controls.
+        were made into minibatches, without controls and neighbours.
     n_chunks, bytes_read, bytes_decompressed, bytes_used
         Chunks that were read, their stored bytes, their bytes after decompression, and how many
         of these were used. Chunks that the format's own library reads are not counted.

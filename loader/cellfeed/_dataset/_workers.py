@@ -424,7 +424,8 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         """Reduce tensors, and objects that consist of tensors."""
         if type(obj) is Minibatch:
-            return Minibatch, (obj.elements, obj.obs, obj.rows, obj.obs_names, obj.controls)
+            own = obj.elements, obj.obs, obj.rows, obj.obs_names
+            return Minibatch, (*own, obj.controls, obj.neighbors)
         if not HAS_TORCH or type(obj) is not torch.Tensor:
             return NotImplemented
         if obj.layout == torch.sparse_csr and not obj.requires_grad:

@@ -62,104 +62,146 @@ def list_numbers(chunk: Any, column: Any, field: Any, dtype: np.dtype[Any]) -> l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
-    """Wanted rows of a column of lists in a row group.
+    """Wanted rows of a column of lists in a row group, whose pages are decompressed.
 
     Parameters
     ----------
-    data, pages
-        The bytes of the column, and the table of its pages.
-    column
-        Its description for compiled code.
-    runs
-        The rows.
     lengths
         Number of values of each row, int64, shape (n_rows,).
+    dtype
+        Dtype of decoded values: int32 for columns; otherwise that of the column or, if its values
+        are stored in more bytes, the signed integers of so many.
+    pages, column
+        The table of its pages, and its description for compiled code.
+    pieces
+        Values of a row in a page, a table for compiled code.
     memory
-        Where memory is taken from.
+        The decompressed pages.
+    numbers
+        The column of each gene number; empty if values are none.
+    dictionary
+        The values of its dictionary.
     """
 
-    data: NDArray[np.uint8]
+    lengths: NDArray[np.int64]
+    dtype: np.dtype[Any]
     pages: NDArray[np.int64]
     column: NDArray[np.int64]
-    runs: Runs
-    lengths: NDArray[np.int64]
-    memory: BufferPool
+    pieces: NDArray[np.int64]
+    memory: NDArray[np.uint8]
+    numbers: NDArray[np.int32]
+    dictionary: NDArray[Any]
 
     @classmethod
-    def find(
+    def open(
         cls,
         data: NDArray[np.uint8],
-        numbers: NDArray[np.int64],
+        described: NDArray[np.int64],
         n_rows: int,
         runs: Runs,
-        memory: BufferPool,
+        pool: BufferPool,
+        dtype: np.dtype[Any],
+        numbers: NDArray[np.int32] | None = None,
     ) -> Self | None:
-        """Find the lengths of rows; None if only pyarrow can.
+        """Decompress pages, and find the lengths of rows; None if only pyarrow can.
 
         Parameters
         ----------
         data
             The bytes of the column, from its first page on.
-        numbers
+        described
             What `list_numbers` returned.
         n_rows
             Number of rows of the row group.
         runs
             Ascending, disjoint runs of rows of the row group, at least one.
-        memory
+        pool
             Where memory is taken from.
+        dtype
+            Dtype of the values of the column.
+        numbers
+            If values are gene numbers, the column of each, int32, shape (n + 1,): the last one is
+            for numbers from n on. Negative numbers have column -1.
         """
-        if numbers[_CODEC] < 0:
+        if described[_CODEC] < 0:
             return None
-        described = int(numbers[_N_ENTRIES]), int(numbers[_N_BYTES])
+        sizes = int(described[_N_ENTRIES]), int(described[_N_BYTES])
         pages, n = np.empty((_FEW, fields.N_PAGE_COLUMNS), np.int64), _FEW + 1
         while n > len(pages):
-            n = kernels.find_pages(data.ctypes.data, data.size, *described, pages)
+            n = kernels.find_pages(data.ctypes.data, data.size, *sizes, pages)
             if n > len(pages):
                 pages, n = np.empty((n, fields.N_PAGE_COLUMNS), np.int64), n + 1
         if n < 0:
             return None
+        pages, itemsize = pages[:n], int(described[_ITEMSIZE])
+        dictionaries = np.flatnonzero(pages[:, fields.KIND] == fields.DICTIONARY_PAGE)
+        n_distinct = int(pages[dictionaries, fields.N_PAGE_ROWS].sum())
+        n_bytes = int(pages[dictionaries, fields.PAGE_SIZE].sum())
+        if dictionaries.any() or dictionaries.size > 1 or n_bytes != n_distinct * itemsize:
+            return None  # there is at most one, and it comes first
         column = np.empty(fields.N_LIST_FIELDS, np.int64)
-        column[fields.MOST], column[fields.EMPTY] = numbers[[_MOST, _EMPTY]]
-        column[fields.LIST_ITEMSIZE], column[fields.N_ROWS] = numbers[_ITEMSIZE], n_rows
-        column[fields.LIST_DECOMPRESS] = kernels.decompressor(int(numbers[_CODEC]))
-        lengths, runs = np.zeros(count_rows(runs), np.int64), np.ascontiguousarray(runs)
-        found = cls(data, pages[:n], column, runs, lengths, memory)
-        return found if found._read(lengths, _NO_NUMBERS, np.empty(0, np.uint32)) >= 0 else None
+        column[fields.MOST], column[fields.EMPTY] = described[[_MOST, _EMPTY]]
+        column[fields.LIST_ITEMSIZE], column[fields.N_ROWS] = itemsize, n_rows
+        column[fields.N_DISTINCT] = n_distinct
+        column[fields.LIST_DECOMPRESS] = kernels.decompressor(int(described[_CODEC]))
+        if numbers is not None:
+            dtype = np.dtype(np.int32)
+        elif itemsize > dtype.itemsize:
+            dtype = np.dtype(f"i{itemsize}")
+        word, n_words = np.dtype(f"u{dtype.itemsize}"), 1 << max(1, n_distinct - 1).bit_length()
+        dictionary = pool.acquire(n_words * word.itemsize).array(word, n_words)
+        n_bytes = int(pages[:, fields.PAGE_SIZE].sum()) + fields.PADDING
+        memory = pool.acquire(n_bytes).array(np.dtype(np.uint8), n_bytes)
+        numbers = _NONE if numbers is None else numbers
+        lengths = np.zeros(count_rows(runs), np.int64)
+        pieces = np.empty((lengths.size + n, fields.N_LIST_PIECE_COLUMNS), np.int64)
+        n = kernels.open_lists(
+            data.ctypes.data, data.size, pages, column, np.ascontiguousarray(runs), lengths, pieces,
+            function_addresses(), memory, numbers, dictionary,
+        )  # fmt: skip
+        if n < 0:
+            return None
+        return cls(lengths, dtype, pages, column, pieces[:n], memory, numbers, dictionary)
 
-    def values(
-        self, dtype: np.dtype[Any], numbers: NDArray[np.int32] | None = None
-    ) -> NDArray[Any] | None:
-        """Return the values of all rows, one after the other; None if only pyarrow can.
+    def firsts(self) -> NDArray[Any] | None:
+        """Return the first value of each row that has any; None if only pyarrow can."""
+        pieces = self.pieces[np.diff(self.pieces[:, fields.ROW], prepend=-1) > 0]
+        pieces[:, fields.N_ELEMENTS] = 1
+        found = np.empty(len(pieces), self.dtype)
+        addresses = found.ctypes.data + np.arange(found.size) * self.dtype.itemsize
+        return None if self._write(pieces, addresses, are_columns=False) < 0 else found
+
+    def write(self, addresses: NDArray[np.int64], skipped: NDArray[np.int64]) -> bool | None:
+        """Write the values of each row to an address.
 
         Parameters
         ----------
-        dtype
-            Their dtype; int32 if ``numbers`` is given.
-        numbers
-            Return the entry of each value instead, int32, shape (n + 1,): the last one for values
-            from n on, and -1 for negative ones.
-        """
-        n = int(self.lengths.sum())
-        itemsize = int(self.column[fields.LIST_ITEMSIZE]) if numbers is None else dtype.itemsize
-        words = self.memory.acquire(n * itemsize).array(np.dtype(f"u{itemsize}"), n)
-        numbers = _NO_NUMBERS if numbers is None else numbers
-        if n and self._read(np.zeros_like(self.lengths), numbers, words) != n:
-            return None
-        # Small integers are stored in more bytes, of which the first ones are theirs.
-        return words.view(f"{'f' if dtype.kind == 'f' else 'i'}{itemsize}").astype(
-            dtype, copy=False
-        )
+        addresses
+            Where each row is written, int64, shape (n_rows,).
+        skipped
+            Number of values at the beginning of each row that are left out, int64, shape (n_rows,).
 
-    def _read(
-        self, lengths: NDArray[np.int64], numbers: NDArray[np.int32], out: NDArray[Any]
+        Returns
+        -------
+        Whether columns ascend strictly in each row, True for other values; None if only pyarrow
+        can, or if a column is negative.
+        """
+        pieces, rows = self.pieces.copy(), self.pieces[:, fields.ROW]
+        n = pieces[:, fields.N_ELEMENTS]
+        before = np.cumsum(n) - n - (np.cumsum(self.lengths) - self.lengths)[rows]
+        left_out = np.clip(skipped[rows] - before, 0, n)
+        to = addresses[rows] + (before + left_out - skipped[rows]) * self.dtype.itemsize
+        pieces[:, fields.FIRST] += left_out
+        pieces[:, fields.N_ELEMENTS] -= left_out
+        ascend = self._write(pieces, to, are_columns=self.numbers.size > 0)
+        return None if ascend < 0 else ascend > 0
+
+    def _write(
+        self, pieces: NDArray[np.int64], addresses: NDArray[np.int64], *, are_columns: bool
     ) -> int:
-        n_bytes = int(self.pages[:, fields.PAGE_SIZE].max(initial=0)) + fields.PADDING
-        buffer = self.memory.acquire(n_bytes).array(np.dtype(np.uint8), n_bytes)
-        data = self.data.ctypes.data, self.data.size
-        tables = self.pages, self.column, self.runs, lengths
-        return int(kernels.read_lists(*data, *tables, function_addresses(), buffer, numbers, out))
+        tables = self.memory, self.pages, self.column, pieces, addresses
+        return int(kernels.write_lists(*tables, self.numbers, self.dictionary, are_columns))
 
 
 _FEW = 16  # pages that most columns do not exceed
-_NO_NUMBERS = np.empty(0, np.int32)
+_NONE = np.empty(0, np.int32)

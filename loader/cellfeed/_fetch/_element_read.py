@@ -35,6 +35,7 @@ from cellfeed._rows import (
     Copies,
     CsrRows,
     DenseChunks,
+    FoundRows,
     Group,
     Layout,
     RowTarget,
@@ -42,7 +43,7 @@ from cellfeed._rows import (
     lay_out,
 )
 from cellfeed._runs import expand
-from cellfeed._storages import DirectCsr
+from cellfeed._storages import DirectCsr, FoundCsr
 
 _MOST_SELECTED = 1 << 27  # elements at once: a list of them takes 1 GiB if all are selected
 
@@ -69,7 +70,8 @@ class PartRows:
     selected
         The selected elements of each extent, once these have been read.
     in_memory
-        The rows themselves, with the columns of the collection, if lengths depended on these.
+        The rows themselves, with the columns of the collection, if lengths depended on these; or
+        rows that are decoded to their destinations, `FoundRows`.
     """
 
     part: Part
@@ -150,6 +152,9 @@ class PartRows:
             ragged = part.read_rows()
             return replace(self, lengths=ragged.lengths, in_memory=ragged)
         rows: Any
+        if isinstance(stored, FoundCsr) and part.columns is None:
+            found = stored.find_rows(part.runs)
+            return replace(self, lengths=found.lengths, in_memory=found)
         if stored.layout == "dense":
             rows = dense_as_csr(part, decoder)
         elif isinstance(stored, DirectCsr):
@@ -203,6 +208,8 @@ class PartRows:
 
 def _place(part: Part, rows: Any, target: RowTarget, bases: NDArray[np.int64]) -> bool:
     """Place rows in memory; the rows of a part that are None are read; see `Placement`."""
+    if isinstance(rows, FoundRows):
+        return rows.put(target.bound(bases))
     if rows is None:
         return part.put(part.read_rows(), target.bound(bases), part.columns)
     return part.put(rows, target.bound(bases), None)

@@ -32,4 +32,4 @@ from cellfeed._rows._element import (
     column_maps,
     dtypes_of,
 )
-from cellfeed._rows._layout import Copies, Group, RowTarget, lay_out
+from cellfeed._rows._layout import Copies, FoundRows, Group, RowTarget, lay_out

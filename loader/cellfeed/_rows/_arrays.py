@@ -63,6 +63,8 @@ class ByElement:
     __slots__ = ()
     elements: Mapping[str, Any]
     obs: Mapping[str, Any]
+    controls: Any
+    neighbors: Any
 
     def __post_init__(self) -> None:
         """Let obs say which column is missing."""
@@ -72,6 +74,12 @@ class ByElement:
     def X(self) -> Any:  # noqa: N802 - as AnnData has it
         """The first element, shape (n_cells, n_columns)."""
         return next(iter(self.elements.values()))
+
+    @property
+    def others(self) -> Mapping[str, Any]:
+        """The cells that come with these, ``controls`` or ``neighbors``, by name, if any."""
+        both = {"controls": self.controls, "neighbors": self.neighbors}
+        return {name: each for name, each in both.items() if each is not None}
 
     def __contains__(self, name: object) -> bool:
         return name in self.elements

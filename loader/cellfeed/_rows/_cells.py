@@ -38,6 +38,9 @@ class Cells(ByElement):
     controls
         The controls of a minibatch's cells, the same number for each cell, in their order; None
         unless the strategy is `MatchedControls`.
+    neighbors
+        Their neighbours, in the same way; None unless the strategy is
+        `cellfeed.spatial.WithNeighbors`.
     """
 
     elements: Mapping[str, Any]
@@ -45,6 +48,7 @@ class Cells(ByElement):
     rows: NDArray[np.int64]
     obs_names: NDArray[Any] | None = None
     controls: Cells | None = None
+    neighbors: Cells | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,8 +73,8 @@ class Cells(ByElement):
             name: each.to_scipy() if isinstance(each, CsrRows) else each
             for name, each in self.elements.items()
         }
-        controls = None if self.controls is None else self.controls.to_scipy()
-        return Cells(elements, self.obs, self.rows, self.obs_names, controls)
+        others = {name: each.to_scipy() for name, each in self.others.items()}
+        return Cells(elements, self.obs, self.rows, self.obs_names, **others)
 
     def to_torch(self, *, dense: bool = False) -> Minibatch:
         """Return the same cells as tensors, which share memory with the arrays where possible.
@@ -92,6 +96,5 @@ class Cells(ByElement):
         from cellfeed._rows._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 
         made = minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
-        if self.controls is None:
-            return made
-        return replace(made, controls=self.controls.to_torch(dense=dense))
+        others = {name: each.to_torch(dense=dense) for name, each in self.others.items()}
+        return replace(made, **others)

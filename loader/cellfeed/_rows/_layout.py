@@ -8,7 +8,7 @@ memory or reading.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -121,6 +121,23 @@ class RowTarget:
             msg = f"expected rows of shape {(len(self), n_columns)}, but got {rows.shape}"
             raise ValueError(msg)
         return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundRows:
+    """Sparse rows with known lengths, whose elements are decoded to their destinations.
+
+    Parameters
+    ----------
+    lengths
+        Number of elements of each row, int64, shape (n_rows,).
+    put
+        Writes all rows to a target, which is bound; returns whether the columns of each row ascend
+        strictly. It may be called again.
+    """
+
+    lengths: NDArray[np.int64]
+    put: Callable[[RowTarget], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,9 @@ class Minibatch(ByElement):
     controls
         The controls of these cells, k for each: rows ``i * k`` to ``i * k + k - 1`` belong to cell
         i. None unless the strategy is `MatchedControls`.
+    neighbors
+        The neighbours of these cells, in the same way; None unless the strategy is
+        `cellfeed.spatial.WithNeighbors`.
     """
 
     elements: Mapping[str, Any]
@@ -123,6 +126,7 @@ class Minibatch(ByElement):
     rows: torch.Tensor
     obs_names: NDArray[Any] | None = None
     controls: Minibatch | None = None
+    neighbors: Minibatch | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -159,7 +163,7 @@ class Minibatch(ByElement):
         parts = {name: _parts(each) for name, each in self.items()}
         tensors = [part for some in parts.values() for part in some]
         tensors += [self.rows, *self.obs.values()]
-        others = self.obs_names, self.controls
+        others = self.obs_names, self.controls, self.neighbors
         if any(each.layout != torch.strided or each.device.type != "cpu" for each in tensors):
             return Minibatch, (self.elements, self.obs, self.rows, *others)
         packed, places = _pack(tensors)
@@ -174,8 +178,8 @@ def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tenso
         for name, each in minibatch.items()
     }
     obs = {name: function(tensor) for name, tensor in minibatch.obs.items()}
-    controls = None if minibatch.controls is None else _mapped(minibatch.controls, function)
-    return Minibatch(elements, obs, function(minibatch.rows), minibatch.obs_names, controls)
+    others = {name: _mapped(each, function) for name, each in minibatch.others.items()}
+    return Minibatch(elements, obs, function(minibatch.rows), minibatch.obs_names, **others)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,8 +200,8 @@ def _made_dense(minibatch: Minibatch) -> Minibatch:
     elements = {
         name: each.to_dense() if _is_sparse(each) else each for name, each in minibatch.items()
     }
-    controls = None if minibatch.controls is None else _made_dense(minibatch.controls)
-    return replace(minibatch, elements=elements, controls=controls)
+    others: dict[str, Any] = {name: _made_dense(each) for name, each in minibatch.others.items()}
+    return replace(minibatch, elements=elements, **others)
 
 
 def minibatch_of(
@@ -304,8 +308,7 @@ def _unpack_minibatch(
     places: Sequence[_Place],
     elements: Sequence[tuple[str, int, Sequence[int]]],
     columns: Sequence[str],
-    obs_names: NDArray[np.object_] | None,
-    controls: Minibatch | None,
+    *others: Any,
 ) -> Minibatch:
     tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
     unpacked, first = dict[str, Any](), 0
@@ -314,7 +317,7 @@ def _unpack_minibatch(
         first += n_parts
     # Clones, so that who keeps the labels of an epoch does not keep its expression alive.
     rows, *obs = [tensor.clone() for tensor in tensors[first:]]
-    return Minibatch(unpacked, dict(zip(columns, obs, strict=True)), rows, obs_names, controls)
+    return Minibatch(unpacked, dict(zip(columns, obs, strict=True)), rows, *others)
 
 
 def csr_tensor(

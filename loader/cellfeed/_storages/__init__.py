@@ -30,6 +30,7 @@ from cellfeed._storages._source import (
     ChunkedDense,
     ChunkedRagged,
     DirectCsr,
+    FoundCsr,
     Layout,
     Source,
     StoredElement,

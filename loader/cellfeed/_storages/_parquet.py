@@ -7,9 +7,9 @@ import sys
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location, StorageOptions, digest_of
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._remote import open_object
-from cellfeed._decode import Lists, SlowRead, kernels
+from cellfeed._decode import Lists, SlowRead
 from cellfeed._errors import (
     ColumnError,
     FormatError,
@@ -31,7 +31,7 @@ from cellfeed._errors import (
     require_positive,
 )
 from cellfeed._lazy import pd
-from cellfeed._rows import CsrRows, Layout, summable
+from cellfeed._rows import CsrRows, FoundRows, Layout, RowTarget, summable
 from cellfeed._runs import Runs, expand, split_at
 from cellfeed._storages._parquet_files import (
     EXTRA,
@@ -43,7 +43,7 @@ from cellfeed._storages._parquet_files import (
     is_parquet,
 )
 from cellfeed._storages._registry import Storage, import_arrow, to_frame
-from cellfeed._storages._source import Source, StoredElement
+from cellfeed._storages._source import FoundCsr, Source, StoredElement
 from cellfeed.machine import threads_per_process
 
 # Threads of this process that decode row groups. They do not hold the GIL meanwhile.
@@ -249,27 +249,12 @@ class _GeneNumbers:
         return columns
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Decoded rows.
-
-    Parameters
-    ----------
-    lengths
-        Number of elements of each row, int64, shape (n_rows,).
-    columns, values
-        Columns and values, with others between those of rows.
-    pieces
-        Start and number of elements of each piece of them that belongs to rows, int64, shape (n,).
-    """
-
-    lengths: NDArray[np.int64]
-    columns: NDArray[np.int32]
-    values: NDArray[Any]
-    pieces: tuple[NDArray[np.int64], NDArray[np.int64]]
+# Pages are kept, decompressed, until it is known where rows go, if they take at most so many times
+# the memory of these rows. Where fewer rows of a row group are wanted, they are decoded at once.
+_MOST_KEPT = 2
 
 
-class ParquetLists(_RowGroupElement):
+class ParquetLists(_RowGroupElement, FoundCsr):
     """Sparse rows: in each, a list of genes and a list of values.
 
     Parameters
@@ -283,8 +268,6 @@ class ParquetLists(_RowGroupElement):
     names
         Names of the genes; None if they are numbers.
     """
-
-    layout: Layout = "csr"
 
     def __init__(
         self,
@@ -306,39 +289,29 @@ class ParquetLists(_RowGroupElement):
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return rows; wait for expected ones, and decode others."""
-        parts: list[_Rows] = [each for part in self._taken(runs) for each in part]
-        indptr = np.cumsum(np.concatenate([[0], *(each.lengths for each in parts)]))
-        columns = self._joined([(each.columns, each) for each in parts], np.dtype(np.int32))
-        values = self._joined([(each.values, each) for each in parts], self.dtype)
-        return CsrRows(indptr.astype(np.int64), columns, values, self.shape[1])
+        return self._in_memory(self.find_rows(runs), self.dtype)
 
-    def _joined(
-        self, parts: list[tuple[NDArray[Any], _Rows]], dtype: np.dtype[Any]
-    ) -> NDArray[Any]:
-        """Return elements of rows in memory that is used again.
+    def find_rows(self, runs: Runs) -> FoundRows:
+        """Return rows whose values are decoded when it is known where they go."""
+        parts: list[FoundRows] = [each for part in self._taken(runs) for each in part]
+        lengths = np.concatenate([np.empty(0, np.int64), *(each.lengths for each in parts)])
+        return FoundRows(lengths, partial(_put_all, parts))
 
-        New memory costs more than copying.
-        """
-        pieces = [(each.astype(dtype, copy=False), *rows.pieces) for each, rows in parts]
-        counts = np.concatenate([np.empty(0, np.int64), *(each[2] for each in pieces)])
-        ends = np.cumsum(counts)
-        out = self._memory.acquire(int(counts.sum()) * dtype.itemsize).array(
-            dtype, int(counts.sum())
-        )
-        sources = [each.ctypes.data + starts * dtype.itemsize for each, starts, _ in pieces]
-        kernels.copy_all(
-            np.concatenate([np.empty(0, np.int64), *sources]),
-            out.ctypes.data + (ends - counts) * dtype.itemsize,
-            counts * dtype.itemsize,
-        )
-        return out
+    def _in_memory(self, rows: FoundRows, dtype: np.dtype[Any]) -> CsrRows:
+        """Return decoded rows, in memory that is used again: new memory costs more than copying."""
+        indptr, dtypes = np.append(0, np.cumsum(rows.lengths)), (np.dtype(np.int32), dtype)
+        n = int(indptr[-1])
+        indices, data = (self._memory.acquire(n * each.itemsize).array(each, n) for each in dtypes)
+        starts = [each.ctypes.data + indptr[:-1] * each.itemsize for each in (indices, data)]
+        rows.put(RowTarget(lengths=rows.lengths, destinations=starts, dtypes=dtypes))
+        return CsrRows(indptr, indices, data, self.shape[1])
 
     def _decode(self, group: int, runs: Runs) -> list[Any]:
         """Return rows of a row group."""
-        found = self._decoded_here(group, runs)
+        found = self._found_here(group, runs)
         return super()._decode(group, runs) if found is None else [found]
 
-    def _decoded_here(self, group: int, runs: Runs) -> _Rows | None:
+    def _found_here(self, group: int, runs: Runs) -> FoundRows | None:
         """Return rows of a row group that cellfeed decodes; None if only pyarrow can.
 
         pyarrow also names what is wrong.
@@ -349,29 +322,43 @@ class ParquetLists(_RowGroupElement):
         if stored is None:
             return None
         n_rows = int(groups.starts[group + 1] - groups.starts[group])
-        of_genes, of_values = (
-            Lists.find(each, numbers, n_rows, runs, memory)
-            for each, numbers in zip(stored, groups.lists[group], strict=True)
-        )
-        if of_genes is None or of_values is None:
+        described, of = groups.lists[group], (n_rows, runs, memory, self.dtype)
+        genes = Lists.open(stored[0], described[0], *of, self._numbers.columns)
+        values = None if genes is None else Lists.open(stored[1], described[1], *of)
+        if genes is None or values is None or not np.array_equal(genes.lengths, values.lengths):
             return None
-        lengths, others = of_genes.lengths, of_values.lengths
-        if not np.array_equal(lengths, others):
+        columns_of_firsts, firsts = genes.firsts(), values.firsts()
+        if columns_of_firsts is None or firsts is None:
             return None
-        columns = of_genes.values(np.dtype(np.int32), self._numbers.columns)
-        values = of_values.values(self.dtype)
-        if columns is None or values is None:
-            return None
-        starts, stops = np.cumsum(lengths) - lengths, np.cumsum(lengths)
-        n_skipped = self._markers(columns, values, starts, stops, group)
-        skipped = columns[expand(np.stack([starts, starts + n_skipped], axis=1))]
-        if np.count_nonzero(columns < 0) > np.count_nonzero(skipped < 0):
-            return None  # a gene is unknown
-        lengths = lengths - n_skipped
-        pieces = (starts + n_skipped, lengths) if skipped.size else _whole(lengths)
-        return _Rows(lengths, columns, values, pieces)
+        n_skipped = self._n_skipped(genes.lengths, columns_of_firsts, firsts, group)
+        lengths = genes.lengths - n_skipped
 
-    def _rows_of(self, batch: Any, runs: Runs, group: int) -> _Rows:
+        def write(target: RowTarget) -> bool:
+            ascend = genes.write(target.destinations[0], n_skipped)
+            if ascend is None or values.write(target.destinations[1], n_skipped) is None:
+                return self._put_by_library(group, runs, target)
+            return ascend
+
+        def put(target: RowTarget) -> bool:
+            if [*target.dtypes] == [genes.dtype, values.dtype]:
+                return write(target)
+            return target.put(self._in_memory(FoundRows(lengths, write), values.dtype))
+
+        n_bytes = int(lengths.sum()) * (genes.dtype.itemsize + values.dtype.itemsize)
+        if genes.memory.nbytes + values.memory.nbytes > _MOST_KEPT * n_bytes:
+            return _found(self._in_memory(FoundRows(lengths, write), values.dtype))
+        return FoundRows(lengths, put)
+
+    def _put_by_library(self, group: int, runs: Runs, target: RowTarget) -> bool:
+        first, ascend = 0, True
+        for rows in super()._decode(group, runs):
+            own = target[first : first + rows.lengths.size]
+            if not np.array_equal(rows.lengths, own.lengths):
+                raise self._wrong(group, "its pages are damaged; copy the file again")
+            first, ascend = first + len(own), rows.put(own) and ascend
+        return ascend
+
+    def _rows_of(self, batch: Any, runs: Runs, group: int) -> FoundRows:
         lengths, numbers = self._lists(batch, 0, group)
         lengths_of_values, values = self._lists(batch, 1, group)
         if not np.array_equal(lengths, lengths_of_values):
@@ -382,7 +369,8 @@ class ParquetLists(_RowGroupElement):
         columns = self._numbers.columns_of(numbers)
         stops, rows = np.cumsum(lengths), expand(runs)
         starts, stops = (stops - lengths)[rows], stops[rows]
-        n_skipped = self._markers(columns, values, starts, stops, group)
+        firsts = starts[stops > starts]
+        n_skipped = self._n_skipped(stops - starts, columns[firsts], values[firsts], group)
         if n_skipped.any():
             spans = np.stack([starts + n_skipped, stops], axis=1)
         else:
@@ -391,8 +379,8 @@ class ParquetLists(_RowGroupElement):
         own = _cut(columns, spans)
         if own.size and own.min() < 0:
             raise self._unknown(_cut(numbers, spans)[int((own < 0).argmax())], group)
-        lengths = stops - starts - n_skipped
-        return _Rows(lengths, own, _cut(values, spans), _whole(lengths))
+        indptr = np.append(0, np.cumsum(stops - starts - n_skipped))
+        return _found(CsrRows(indptr, own, _cut(values, spans), self.shape[1]))
 
     def _lists(self, batch: Any, column: int, group: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the lengths of the lists of a column, and all their values."""
@@ -410,28 +398,30 @@ class ParquetLists(_RowGroupElement):
             flat.to_numpy(zero_copy_only=False),
         )
 
-    def _markers(
+    def _n_skipped(
         self,
+        lengths: NDArray[np.int64],
         columns: NDArray[np.int32],
         values: NDArray[Any],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
         group: int,
     ) -> NDArray[np.int64]:
-        """Return how many elements at the beginning of each row are not genes."""
+        """Return how many elements at the beginning of each row are not genes.
+
+        Columns and values are those of the first element of each row that has any.
+        """
         if self._numbers.n_markers is not None:
-            given: NDArray[np.int64] = np.minimum(stops - starts, self._numbers.n_markers)
+            given: NDArray[np.int64] = np.minimum(lengths, self._numbers.n_markers)
             return given
-        skipped, some = np.zeros(starts.size, np.int64), np.flatnonzero(stops > starts)
-        are_negative = some[values[starts[some]] < 0]
-        firsts = starts[are_negative]
-        if not self._numbers.are_named and firsts.size:
-            msg = f"a cell begins with the value {values[firsts[0]]}, like the marker of Tahoe-100M"
+        are_negative = values < 0
+        if not self._numbers.are_named and are_negative.any():
+            first = values[are_negative][0]
+            msg = f"a cell begins with the value {first}, like the marker of Tahoe-100M"
             remedy = (
                 "give `gene_table=`, or `n_markers=1` to leave it out, `n_markers=0` to keep it"
             )
             raise self._wrong(group, f"{msg}; {remedy}")
-        skipped[are_negative] = columns[firsts] < 0
+        skipped = np.zeros(lengths.size, np.int64)
+        skipped[lengths > 0] = are_negative & (columns < 0)
         return skipped
 
     def _unknown(self, number: Any, group: int) -> FormatError:
@@ -448,9 +438,25 @@ def _cut(values: NDArray[Any], spans: NDArray[np.int64]) -> NDArray[Any]:
     return np.concatenate([values[:0], *(values[start:stop] for start, stop in spans.tolist())])
 
 
-def _whole(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return all elements of rows as one piece."""
-    return np.zeros(1, np.int64), np.array([lengths.sum()])
+def _found(rows: CsrRows) -> FoundRows:
+    return FoundRows(np.diff(rows.indptr), lambda target: target.put(rows))
+
+
+def _put_all(parts: Sequence[FoundRows], target: RowTarget) -> bool:
+    """Write the rows of all parts, several of them at a time; see `FoundRows`."""
+    bounds = np.append(0, np.cumsum([each.lengths.size for each in parts])).tolist()
+    running = [
+        _threads().submit(each.put, target[first:stop])
+        for each, first, stop in zip(parts, bounds, bounds[1:], strict=False)
+    ]
+    try:
+        results = [each.result() for each in running]  # of all, whatever they are
+    except BaseException:
+        # The other threads write into memory that the caller is about to release.
+        _cancel(running)
+        wait(running)
+        raise
+    return all(results)
 
 
 class ParquetColumns(_RowGroupElement):

@@ -23,6 +23,7 @@ from cellfeed._rows import (
     CsrChunks,
     CsrRows,
     DenseChunks,
+    FoundRows,
     Layout,
     ObsColumn,
     RaggedChunks,
@@ -690,3 +691,19 @@ class DirectCsr(StoredElement):
         indices, data = np.empty(indptr[-1], np.int64), np.empty(indptr[-1], self.dtype)
         self.decode_rows(expand(runs), indices, data)
         return CsrRows(indptr, indices, data, self.shape[1])
+
+
+class FoundCsr(StoredElement):
+    """Sparse rows whose lengths are found while reading them, before elements are decoded."""
+
+    layout: Layout = "csr"
+
+    @abstractmethod
+    def find_rows(self, runs: Runs) -> FoundRows:
+        """Read what says how long the rows of ``runs`` are.
+
+        Raises
+        ------
+        FormatError
+            See `read_rows`; also when elements are decoded to their destinations.
+        """

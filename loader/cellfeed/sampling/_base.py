@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,10 +41,10 @@ class EpochOrder(Protocol):
 
 
 class MatchedOrder(EpochOrder, Protocol):
-    """An order of rows, each of which comes with controls; see `SamplingStrategy.n_controls`."""
+    """An order of rows, each of which comes with others; see `SamplingStrategy.n_others`."""
 
-    def controls(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
-        """Return the controls of the rows at the given positions of the epoch.
+    def others(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+        """Return the others that come with the rows at the given positions of the epoch.
 
         The result depends only on the arguments, as that of `EpochOrder`.
 
@@ -54,12 +54,12 @@ class MatchedOrder(EpochOrder, Protocol):
             See `EpochOrder`.
         together
             Positions ``n * together`` to ``(n + 1) * together - 1`` are read together, for any n,
-            unless ranks or a resumed run divide an epoch otherwise. Controls that are neighbours
-            are read fast if they are drawn for positions that are read together.
+            unless ranks or a resumed run divide an epoch otherwise. Others that are stored side by
+            side are read fast if they are drawn for positions that are read together.
 
         Returns
         -------
-        Rows in [0, n_rows), int64, shape ``(*positions.shape, n_controls)``.
+        Rows in [0, n_rows), int64, shape ``(*positions.shape, n_others)``.
         """
         ...
 
@@ -71,6 +71,9 @@ class SamplingStrategy(ABC):
     a row. It has no state and no random generator: all randomness is computed from a key
     (`derive_key`, `random_words`, `random_below`, `Permutation`). The `EpochPlan` divides the
     positions among ranks, worker processes, fetches and minibatches.
+
+    Rows may come with others (`n_others`), which minibatches have as ``minibatch.controls`` or
+    ``minibatch.neighbors``: the name is the attribute ``others_are`` of the strategy.
 
     A strategy must be picklable, since worker processes get a copy. The tests of
     `cellfeed.testing.StrategyConformance` check that a subclass fulfils this contract.
@@ -91,6 +94,8 @@ class SamplingStrategy(ABC):
     [0, 1, 2, 3, 4]
     """
 
+    others_are: ClassVar[Literal["controls", "neighbors"]] = "controls"
+
     @property
     @abstractmethod
     def shuffles_fetch(self) -> bool:
@@ -106,8 +111,8 @@ class SamplingStrategy(ABC):
         return 1
 
     @property
-    def n_controls(self) -> int:
-        """Number of controls that come with each row, in ``minibatch.controls``; 0 by default.
+    def n_others(self) -> int:
+        """Number of other rows that come with each row, such as controls; 0 by default.
 
         If above 0, `epoch_order` returns a `MatchedOrder`.
         """

@@ -63,10 +63,10 @@ class RemainingRows:
         """Return the rows at the given positions."""
         return self._plan.rows_at(self._before(positions))
 
-    def controls(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
-        """Return the controls at the given positions, which do not change by a stop."""
+    def others(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+        """Return the others at the given positions, which do not change by a stop."""
         del together  # which is that of the plan
-        return self._plan.controls_at(self._before(positions))
+        return self._plan.others_at(self._before(positions))
 
     def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the plan of the epoch before it was stopped."""
@@ -194,32 +194,32 @@ class Fetch:
     order
         ``rows[order]`` are the rows in the order of delivery, intp, shape (n_delivered,). It is
         longer than ``rows`` if a row is delivered twice.
-    controls
-        ``rows[controls]`` are the controls of each of these, intp, shape (n_delivered,
-        n_controls); None if the strategy has no controls.
+    others
+        ``rows[others]`` are the others that come with each of these, intp, shape (n_delivered,
+        n_others); None if the strategy has none.
     """
 
     rows: NDArray[np.int64]
     order: NDArray[np.intp]
-    controls: NDArray[np.intp] | None = None
+    others: NDArray[np.intp] | None = None
 
     def without_first(self, n: int) -> "Fetch":
         """Return the same rows to read, of which the first ``n`` are not delivered."""
-        controls = None if self.controls is None else self.controls[n:]
-        return Fetch(self.rows, self.order[n:], controls)
+        others = None if self.others is None else self.others[n:]
+        return Fetch(self.rows, self.order[n:], others)
 
     def in_groups(self, batch_size: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Return the order of delivery of all rows, and where groups begin and end in it.
 
-        Groups are minibatches, each followed by its controls, if there are any.
+        Groups are minibatches, each followed by the others of its cells, if there are any.
         """
         ends = np.append(np.arange(0, max(1, self.order.size), batch_size), self.order.size)
-        if self.controls is None:
+        if self.others is None:
             return self.order, ends
-        n_controls, pieces = self.controls.shape[1], list[NDArray[np.intp]]()
+        n_others, pieces = self.others.shape[1], list[NDArray[np.intp]]()
         for first, stop in pairwise(ends.tolist()):
-            pieces += self.order[first:stop], self.controls[first:stop].ravel()
-        firsts = ends * (1 + n_controls)
+            pieces += self.order[first:stop], self.others[first:stop].ravel()
+        firsts = ends * (1 + n_others)
         bounds = np.empty(2 * ends.size - 1, np.int64)
         bounds[::2], bounds[1::2] = firsts, firsts[:-1] + np.diff(ends)
         return np.concatenate(pieces), bounds
@@ -369,12 +369,12 @@ class EpochPlan:
         """
         first = first_minibatch * self.batch_size
         delivered = self.delivered_rows(number)[0, first:]
-        if not self.strategy.n_controls:
+        if not self.strategy.n_others:
             return Fetch(*distinct(delivered))
-        controls = self.delivered_controls(number)[first:]
-        rows, inverse = distinct(np.concatenate([delivered, controls.ravel()]))
-        order, of_controls = np.split(inverse, [delivered.size])
-        return Fetch(rows, order, of_controls.reshape(controls.shape))
+        others = self.delivered_others(number)[first:]
+        rows, inverse = distinct(np.concatenate([delivered, others.ravel()]))
+        order, of_others = np.split(inverse, [delivered.size])
+        return Fetch(rows, order, of_others.reshape(others.shape))
 
     def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
         """Return the share of one worker of this rank.
@@ -427,14 +427,14 @@ class EpochPlan:
         places = self._places(first, n, self.rank, size)
         return self._delivered(places, self.rows_at(places % self.n_positions))
 
-    def delivered_controls(self, number: int) -> NDArray[np.int64]:
-        """Return the controls of the rows of a fetch in the order of delivery.
+    def delivered_others(self, number: int) -> NDArray[np.int64]:
+        """Return what comes with the rows of a fetch in the order of delivery.
 
         Returns
         -------
-        Rows, int64, shape (rows of a fetch, n_controls).
+        Rows, int64, shape (rows of a fetch, n_others).
         """
-        return self.controls_at(self.delivery_order(number, self.rank) % self.n_positions)
+        return self.others_at(self.delivery_order(number, self.rank) % self.n_positions)
 
     def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
         """Return the positions of a rank's fetch in the order of delivery.
@@ -449,10 +449,10 @@ class EpochPlan:
         """Return the rows at positions in [0, n_positions), in the shape of ``positions``."""
         return self._epoch_order()(positions)
 
-    def controls_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the controls of these rows, shape ``(*positions.shape, n_controls)``."""
+    def others_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the others of these rows, shape ``(*positions.shape, n_others)``."""
         order = cast(MatchedOrder, self._epoch_order())
-        return order.controls(positions, together=self.fetch_size)
+        return order.others(positions, together=self.fetch_size)
 
     def _places(self, first: int, n: int, rank: int, size: int) -> NDArray[np.int64]:
         """Return the positions of fetches of ``size`` rows, shape (n, size)."""

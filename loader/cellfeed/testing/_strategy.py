@@ -47,8 +47,8 @@ class StrategyCase:
     is_random
         Whether epochs differ.
     is_match
-        For a strategy with controls: a function of rows, shape (n,), and their controls, shape
-        (n, n_controls), which returns whether each control may belong to its row.
+        For a strategy with controls or other rows: a function of rows, shape (n,), and of the
+        others, shape (n, n_others), which returns whether each of these may belong to its row.
     """
 
     strategy: SamplingStrategy
@@ -229,26 +229,26 @@ class StrategyConformance:
 
         self._try_plans(cases, check, data=st.data())
 
-    def test_controls(self, cases: Cases) -> None:
-        """Controls match their row, and are the same on any rank and after any stop."""
+    def test_others(self, cases: Cases) -> None:
+        """What comes with a row matches it, and is the same on any rank and after any stop."""
 
         def check(case: StrategyCase, parameters: dict[str, Any], data: st.DataObject) -> None:
-            plan, n = _plan(case, **parameters), case.strategy.n_controls
+            plan, n = _plan(case, **parameters), case.strategy.n_others
             alone = replace(plan, rank=0, world_size=1, drop_last=False)
             if not n or not alone.n_fetches:
-                assert all(alone.fetch(k).controls is None for k in range(alone.n_fetches))
+                assert all(alone.fetch(k).others is None for k in range(alone.n_fetches))
                 return
-            pairs = Counter(_with_controls(alone))
-            rows, controls = (np.array(each) for each in zip(*pairs, strict=True))
+            pairs = Counter(_with_others(alone))
+            rows, others = (np.array(each) for each in zip(*pairs, strict=True))
             assert case.is_match is not None, "the case has no `is_match`"
-            assert controls.shape == (rows.size, n)
-            assert case.is_match(rows, controls).all()
+            assert others.shape == (rows.size, n)
+            assert case.is_match(rows, others).all()
             for rank in range(plan.world_size):
-                assert set(_with_controls(replace(plan, rank=rank))) <= set(pairs)
+                assert set(_with_others(replace(plan, rank=rank))) <= set(pairs)
             n_done = data.draw(st.integers(0, alone.n_minibatches - 1))
             for workers in (1, 3):
                 done = Progress(num_workers=workers, n_minibatches=n_done)
-                left = Counter(_with_controls(replace(alone, after=(done,))))
+                left = Counter(_with_others(replace(alone, after=(done,))))
                 share = alone.share_of_worker(worker=0, num_workers=1, n_delivered=n_done)
                 assert left <= pairs
                 if workers == 1:
@@ -350,15 +350,15 @@ def _delivered(plan: EpochPlan) -> list[int]:
     return [row for k in range(plan.n_fetches) for row in plan.delivered_rows(k)[0].tolist()]
 
 
-def _with_controls(plan: EpochPlan) -> list[tuple[int, tuple[int, ...]]]:
+def _with_others(plan: EpochPlan) -> list[tuple[int, tuple[int, ...]]]:
     return [pair for k in range(plan.n_fetches) for pair in _pairs(plan.fetch(k))]
 
 
 def _pairs(fetch: Fetch) -> list[tuple[int, tuple[int, ...]]]:
-    """Return each delivered row with its controls."""
-    assert fetch.controls is not None
-    rows, controls = fetch.rows[fetch.order], fetch.rows[fetch.controls]
-    return list(zip(rows.tolist(), map(tuple, controls.tolist()), strict=True))
+    """Return each delivered row with its others."""
+    assert fetch.others is not None
+    rows, others = fetch.rows[fetch.order], fetch.rows[fetch.others]
+    return list(zip(rows.tolist(), map(tuple, others.tolist()), strict=True))
 
 
 def _in_sets(plan: EpochPlan) -> list[tuple[int, ...]]:

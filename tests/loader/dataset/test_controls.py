@@ -112,7 +112,7 @@ def test_cells_and_controls_are_those_of_the_plan(collection, adata, options):
             (row, *controls)
             for each in fetches
             for row, controls in zip(
-                each.rows[each.order].tolist(), each.rows[each.controls].tolist(), strict=True
+                each.rows[each.order].tolist(), each.rows[each.others].tolist(), strict=True
             )
         ]
         treated = np.flatnonzero(adata.obs["drug"] != "DMSO")
@@ -187,7 +187,7 @@ def test_blocks_of_controls_are_neighbours(collection):
             collection.obs["drug"].codes == [*collection.obs["drug"].categories].index("DMSO")
         )
         fetch = dataset.plan(epoch=0).fetch(0)
-        places = np.searchsorted(controls, np.unique(fetch.rows[fetch.controls]))
+        places = np.searchsorted(controls, np.unique(fetch.rows[fetch.others]))
         return np.count_nonzero(np.diff(places) > 1) + 1
 
     assert n_runs(16) < n_runs(1) / 2
@@ -195,9 +195,11 @@ def test_blocks_of_controls_are_neighbours(collection):
 
 def test_refused(collection):
     strategy = MatchedControls(BlockShuffling(4), ["x", "y"] * (N // 2), "x")
-    with pytest.raises(ParameterError, match=r"^controls come beside .*got a ndarray; open it"):
+    with pytest.raises(
+        ParameterError, match=r"^controls and neighbours come beside .*got a ndarray; open it"
+    ):
         dataset_of(np.zeros((N, 3)), strategy, num_threads=None)
-    with pytest.raises(ParameterError, match=r"^controls come beside the cells of "):
+    with pytest.raises(ParameterError, match=r"^controls and neighbours come beside the cells of "):
         dataset_of(collection, batch_callback=lambda cells, rows: cells[rows])
     with pytest.raises(ParameterError, match=r"^`fetch_transform` must return Cells .* is ndarray"):
         next(iter(dataset_of(collection, fetch_transform=lambda cells: cells["obsm/X_pca"])))

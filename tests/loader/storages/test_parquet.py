@@ -444,7 +444,7 @@ class TestRefused:
     )
     def test_genes_that_are_not_known(self, tmp_path, options, said):
         path = write_table(tmp_path)
-        with pytest.raises(FormatError, match=f"cells.parquet: row group 0: {said}"):
+        with pytest.raises(FormatError, match=rf"cells.parquet: row group \d+: {said}"):
             open_collection(ParquetSource(path, **options))[:]
 
     def test_a_marker_may_be_kept(self, tmp_path):

@@ -188,19 +188,66 @@ def test_blocks_decode_each_cell_once(path):
     write_groups(path, table, [64], data_page_size=500)
     collection = open_collection(ParquetSource(path, n_vars=40))
     dataset = CellDataset(collection, BlockShuffling(64, align="chunks"), 16, 5, seed=0)
-    from cellfeed._decode import _lists  # noqa: PLC0415 - what is counted
+    from cellfeed._decode import Lists  # noqa: PLC0415 - what is counted
+    from cellfeed._storages._parquet import ParquetLists  # noqa: PLC0415
 
-    taken, real = [], _lists.Lists.values
+    taken, real = [], Lists.write
 
-    def values(self, *arguments):
-        found: Any = real(self, *arguments)
-        taken.append(found.size)
-        return found
+    def write(self, addresses, skipped):
+        taken.append(self.lengths.sum() - skipped.sum())
+        return real(self, addresses, skipped)
 
-    with only_here(), mock.patch.object(_lists.Lists, "values", values):
+    copied = mock.patch.object(ParquetLists, "_in_memory", side_effect=AssertionError)
+    with only_here(), copied, mock.patch.object(Lists, "write", write):
         n = sum(minibatch.X.values().numel() for minibatch in dataset)
     assert n == lengths.sum()
     assert sum(taken) == 2 * n
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("n_markers", [0, 3, 70])
+def test_markers_in_several_pages_whatever_becomes_of_the_values(path, n_markers, dtype):
+    """A list is begun anew, shortened or left out, and its values are cast."""
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(4)
+    lengths = random.integers(0, 130, 60)
+    genes = [np.sort(random.choice(N_GENES, k, replace=False)) for k in lengths]
+    values = [random.integers(1, 9, k).astype(np.float32) for k in lengths]
+    write(path, genes, values, data_page_size=100, write_batch_size=16)
+    collection = open_collection(ParquetSource(path, n_vars=N_GENES, n_markers=n_markers))
+    dataset = CellDataset(collection, BlockShuffling(3), 8, 4, seed=0, dtype=dtype)
+    with only_here():
+        cells = list(dataset)
+    assert sorted(int(row) for each in cells for row in each.rows) == list(range(60))
+    for each in cells:
+        assert each.X.dtype == getattr(torch, dtype)
+        dense = np.zeros((len(each), N_GENES))
+        for k, row in enumerate(each.rows.tolist()):
+            dense[k, genes[row][n_markers:]] = values[row][n_markers:]
+        assert np.array_equal(each.X.to_dense().numpy(), dense)
+
+
+def test_few_rows_of_a_large_group_do_not_keep_its_pages(path):
+    """Two rows of 2,000 are there at once; their pages take far more memory than they do."""
+    from cellfeed._rows import CsrRows, FoundRows  # noqa: PLC0415 - what is held
+    from cellfeed._storages import _parquet  # noqa: PLC0415
+
+    random = np.random.default_rng(5)
+    genes = [np.arange(N_GENES)] * 2000
+    values = [random.random(N_GENES, dtype=np.float32) for _ in genes]
+    write(path, genes, values)
+    collection = open_collection(ParquetSource(path, n_vars=N_GENES))
+    made, real = list[CsrRows](), _parquet._found
+
+    def found(rows: CsrRows) -> FoundRows:
+        made.append(rows)
+        return real(rows)
+
+    with only_here(), mock.patch.object(_parquet, "_found", found):
+        X = collection[[5, 1700]].X
+        assert collection[:].X.nnz == 2000 * N_GENES
+    assert [rows.shape[0] for rows in made] == [2]
+    assert X.data.tolist() == [*values[5], *values[1700]]
 
 
 @given(data=st.data())

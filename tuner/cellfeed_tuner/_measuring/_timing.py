@@ -466,7 +466,7 @@ class DatasetSession(Session):
         return self._dataset.statistics()
 
     def size_of(self, minibatch: Minibatch) -> int:
-        """Return the bytes of a minibatch."""
+        """Return the bytes of a minibatch, with the cells that come with it."""
         parts = [minibatch.rows, *minibatch.obs.values()]
         for each in minibatch.values():
             if isinstance(each, RaggedTensor):
@@ -475,7 +475,8 @@ class DatasetSession(Session):
                 parts += [each.crow_indices(), each.col_indices(), each.values()]
             else:
                 parts.append(each)
-        return sum(part.nbytes for part in parts)
+        others = map(self.size_of, minibatch.others.values())
+        return sum(part.nbytes for part in parts) + sum(others)
 
     def findings(self) -> Findings:
         """Return the first fault, entropies, and some cells if there is no fault.

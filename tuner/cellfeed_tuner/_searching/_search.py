@@ -244,8 +244,9 @@ class Search:
         if leader is None or (choice is not None and not self.requirements.is_planned):
             return choice
         if choice is None:
-            unmet = constraints.need_cells_per_second is not None
-            if unmet and not self._may_reach(leader, constraints.need_cells_per_second or 0.0):
+            need = constraints.need_cells_per_second
+            is_required = need is not None and constraints.step_seconds is None
+            if is_required and not self._may_reach(leader, need or 0.0):
                 return None
         elif constraints.need_cells_per_second is not None or leader == choice.configuration:
             return choice

@@ -150,14 +150,18 @@ NO_LABEL = -100  # which cross entropy in torch leaves out
     DEFINITIONS,
     IS_COMPRESSED,
     CHECKSUM,  # -1 if there is none
-    FIRST_PAGE_ROW,  # rows that began before it, and whether it has values of wanted rows;
-    IS_NEEDED,  # `read_lists` writes these two
+    VALUES_BEGIN,  # where its values lie in the memory of all pages, and how many there are;
+    VALUES_END,  # `open_lists` writes these three
+    N_VALUES,
     N_PAGE_COLUMNS,
-) = range(14)
+) = range(15)
 DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_2_PAGE = range(4)  # KIND
-PADDING = 64  # bytes that the buffer of a page has beyond the largest one
+PADDING = 64  # bytes that the memory of pages has beyond the last one
+
+# Columns of a table of pieces of lists, those of tiles and the page: values of one row in one page.
+IN_PAGE, N_LIST_PIECE_COLUMNS = 3, 4
 
 # What describes a column of lists in a row group: definition levels of a value and of an empty
-# list; bytes of a value in pages, 4 or 8; the number of rows; the address of the codec's function,
-# 0 if there is none.
-MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, LIST_DECOMPRESS, N_LIST_FIELDS = range(6)
+# list; bytes of a value in pages, 4 or 8; the numbers of rows and of values in the dictionary; the
+# address of the codec's function, 0 if there is none.
+MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, N_DISTINCT, LIST_DECOMPRESS, N_LIST_FIELDS = range(7)

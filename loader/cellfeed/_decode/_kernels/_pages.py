@@ -183,11 +183,8 @@ def find_pages(  # noqa: PLR0912 - one for each kind
                     is_indexed,
                 )
                 page[fields.REPETITIONS], page[fields.DEFINITIONS] = repetitions, definitions
-                page[fields.IS_COMPRESSED], page[fields.FIRST_PAGE_ROW], page[fields.IS_NEEDED] = (
-                    is_compressed,
-                    0,
-                    0,
-                )
+                page[fields.IS_COMPRESSED], page[fields.N_VALUES] = is_compressed, 0
+                page[fields.VALUES_BEGIN], page[fields.VALUES_END] = 0, 0
                 page[fields.CHECKSUM] = -1 if header[4] == _ABSENT else header[4] & 0xFFFFFFFF
             n += 1
         seen += entries
@@ -266,10 +263,10 @@ def _definitions(data: _Bytes, i: int, stop: int, n: int, most: int, levels: _By
 
 @compiled(
     "int64(int64[::1], int64, int64, uint8[::1], int64, int64[::1], int64, int64[:,::1],"
-    " int64, int64[::1], int64[:,::1])",
+    " int64, int64[::1], int64[:,::1], int64)",
     inner=True,
 )
-def _find_ranges(
+def _find_pieces(
     starts: Ints,
     n_starts: int,
     n: int,
@@ -280,7 +277,8 @@ def _find_ranges(
     runs: Ints,
     first_run: int,
     lengths: Ints,
-    ranges: Ints,
+    pieces: Ints,
+    n_pieces: int,
 ) -> int:
     """Write which values of a page belong to wanted rows, and add to the lengths of these rows.
 
@@ -298,14 +296,14 @@ def _find_ranges(
         The wanted rows, and the first run that may be in the page.
     lengths
         Number of values of each wanted row so far.
-    ranges
-        Filled with ranges of values.
+    pieces, n_pieces
+        The table of pieces, to which those of this page are added, and how many it has.
 
     Returns
     -------
-    Number of ranges, -1 if a list lacks a value, or is missing.
+    Number of pieces, -1 if a list lacks a value, or is missing.
     """
-    n_ranges, leading = 0, starts[0] if n_starts else n
+    leading = starts[0] if n_starts else n
     passed = n_passed = 0  # entries, and the values among them
     before = 0  # wanted rows of the earlier runs
     for r in range(first_run):
@@ -315,7 +313,6 @@ def _find_ranges(
         low, high = max(first, row - 1 if leading else row), min(stop, row + n_starts)
         if first >= row + n_starts:
             break
-        begin = -1
         for k in range(low, high):
             entry = starts[k - row] if k >= row else 0
             end = starts[k + 1 - row] if k + 1 - row < n_starts else n
@@ -331,16 +328,18 @@ def _find_ranges(
                 for e in range(entry, entry + n_values):
                     if levels[e] != column[fields.MOST]:
                         return -1
-            if begin < 0:
-                begin = n_passed
-            lengths[before + k - first] += n_values
+            if n_values:
+                if n_pieces == len(pieces):
+                    return -1
+                piece = pieces[n_pieces]
+                piece[fields.ROW], piece[fields.FIRST] = before + k - first, n_passed
+                piece[fields.N_ELEMENTS] = n_values
+                lengths[before + k - first] += n_values
+                n_pieces += 1
             n_passed += n_values
             passed = end
-        if begin >= 0 and n_passed > begin:
-            ranges[n_ranges, 0], ranges[n_ranges, 1] = begin, n_passed
-            n_ranges += 1
         before += stop - first
-    return n_ranges
+    return n_pieces
 
 
 # Compiled: values.
@@ -361,22 +360,20 @@ def _number_at(address: int, itemsize: int, numbers: NDArray[np.int32]) -> int:
     return int(value)
 
 
-@compiled(
-    *(f"void(int64, int64, int64, int32[::1], {word}[::1], int64)" for word in _WORDS), inner=True
-)
+@compiled(*(f"void(int64, int64, int64, int32[::1], {word}[::1])" for word in _WORDS), inner=True)
 def _take(
-    address: int, n: int, itemsize: int, numbers: NDArray[np.int32], out: NDArray[Any], o: int
+    address: int, n: int, itemsize: int, numbers: NDArray[np.int32], out: NDArray[Any]
 ) -> None:
     """Write plain values, or the columns that numbers stand for."""
     if numbers.size == 0:
-        copy_bytes(np.int64(out.ctypes.data) + o * itemsize, address, n * itemsize)
+        copy_bytes(np.int64(out.ctypes.data), address, n * itemsize)
         return
     for k in range(n):
-        out[o + k] = out.dtype.type(_number_at(address + k * itemsize, itemsize, numbers))
+        out[k] = out.dtype.type(_number_at(address + k * itemsize, itemsize, numbers))
 
 
 @compiled(
-    *(f"boolean(int64, int64, int64, int64, {w}[::1], {w}[::1], int64)" for w in _WORDS), inner=True
+    *(f"uint64(int64, int64, int64, int64, {w}[::1], {w}[::1], int64)" for w in _WORDS), inner=True
 )
 def _unpack(
     address: int,
@@ -386,81 +383,141 @@ def _unpack(
     dictionary: NDArray[Any],
     out: NDArray[Any],
     o: int,
-) -> bool:
-    """Write the values of indices that are packed into bits; return whether all exist."""
-    mask, bit = (np.uint64(1) << np.uint64(width)) - np.uint64(1), first * width
-    n_values = np.uint64(dictionary.size)
+) -> Any:
+    """Write the values of indices that are packed into bits; return the largest index.
+
+    The dictionary has a value for each index of this width.
+    """
+    mask, bit, largest = (
+        (np.uint64(1) << np.uint64(width)) - np.uint64(1),
+        first * width,
+        np.uint64(0),
+    )
     for k in range(n):
         word = load_word(address + (bit >> 3))
         index = (word >> np.uint64(bit & 7)) & mask
-        if index >= n_values:
-            return False
+        largest = max(largest, index)
         out[np.uint64(o + k)] = dictionary[index]
         bit += width
-    return True
+    return largest
+
+
+@compiled("int64(int32[::1], int64, int64)", inner=True)
+def _ascend(columns: NDArray[np.int32], n: int, before: int) -> int:
+    """Return whether columns ascend strictly, from the one before; -1 if one is negative."""
+    n_descents, lowest = np.int64(columns[0] <= before), columns[0]
+    for k in range(n - 1):
+        n_descents += columns[k + 1] <= columns[k]
+        lowest = min(lowest, columns[k + 1])
+    if lowest < 0:
+        return -1
+    return int(n_descents == 0)
 
 
 @compiled(
     *(
-        f"int64(uint8[::1], int64, int64, int64, int64[:,::1], int64, {w}[::1], {w}[::1], int64)"
-        for w in _WORDS
-    ),
-    inner=True,
+        "int64(uint8[::1], int64[:,::1], int64[::1], int64[:,::1], int64[::1], int32[::1],"
+        f" {word}[::1], boolean)"
+        for word in _WORDS
+    )
 )
-def _take_indexed(  # noqa: PLR0912 - each is a check
-    data: _Bytes,
-    i: Any,
-    stop: int,
-    n: int,
-    ranges: Ints,
-    n_ranges: int,
+def write_lists(  # noqa: PLR0912 - each is a check
+    memory: _Bytes,
+    pages: Ints,
+    column: Ints,
+    pieces: Ints,
+    addresses: Ints,
+    numbers: NDArray[np.int32],
     dictionary: NDArray[Any],
-    out: NDArray[Any],
-    o: Any,
+    are_columns: bool,  # noqa: FBT001 - compiled
 ) -> int:
-    """Write ranges of values that are given as indices; return where the next value goes."""
-    if i >= stop or data[i] > 32:
-        return -1
-    width, k, r = np.int64(data[i]), np.int64(0), 0
-    i += 1
-    while r < n_ranges:
-        if k >= n:
+    """Write pieces of lists to their destinations.
+
+    Parameters
+    ----------
+    memory, pages, column, pieces, numbers, dictionary
+        What `open_lists` was given, and filled. Pieces may be shorter, and some of them left out.
+    addresses
+        Where each piece is written.
+    are_columns
+        Whether values are columns: they must not be negative.
+
+    Returns
+    -------
+    Whether columns ascend strictly in each row; negative if pages are not understood.
+    """
+    start, itemsize = np.int64(memory.ctypes.data), column[fields.LIST_ITEMSIZE]
+    p = last_row = np.int64(-1)
+    last, ascending = np.int64(-1), np.int64(1)
+    i: Any = np.int64(0)  # where in memory; `stop`: where the values of the page end
+    stop = n = width = np.int64(0)
+    # A run of indices: its first value, their number, of bytes, whether it is packed, its index.
+    k = n_run = n_bytes = is_packed = index = np.int64(0)
+    for t in range(len(pieces)):
+        first, count = pieces[t, fields.FIRST], pieces[t, fields.N_ELEMENTS]
+        if count == 0:
+            continue
+        if pieces[t, fields.IN_PAGE] != p:
+            p = pieces[t, fields.IN_PAGE]
+            i, stop = pages[p, fields.VALUES_BEGIN], pages[p, fields.VALUES_END]
+            n, k, n_run, n_bytes = pages[p, fields.N_VALUES], np.int64(0), np.int64(0), np.int64(0)
+            if not pages[p, fields.IS_INDEXED]:
+                if stop - i != n * itemsize:
+                    return -1
+            else:
+                if i >= stop or memory[i] > 32:
+                    return -1
+                width = np.int64(memory[i])
+                i += 1
+                if np.int64(1) << width > dictionary.size:
+                    return -1
+        if first < k or first + count > n:
             return -1
-        head, i = _varint(data, i, stop)
-        if i < 0:
-            return -1
-        n_here, n_bytes, index = head >> 1, (width + 7) >> 3, np.int64(0)
-        is_packed = head & 1
-        if is_packed:
-            if n_here > (n - k + 7) >> 3:
-                return -1
-            n_bytes, n_here = n_here * width, n_here * 8
-        n_here = min(n_here, n - k)
-        if n_here == 0 or n_bytes > stop - i:
-            return -1
-        if not is_packed:
-            for byte in range(n_bytes):
-                index |= np.int64(data[i + byte]) << (8 * byte)
-            if index >= dictionary.size:
-                return -1
-        while r < n_ranges and ranges[r, 0] < k + n_here:
-            first = max(ranges[r, 0], k)
-            count = min(ranges[r, 1], k + n_here) - first
+        out = carray(pointer(addresses[t]), (count,), dictionary.dtype)
+        if not pages[p, fields.IS_INDEXED]:
+            _take(start + i + first * itemsize, count, itemsize, numbers, out)
+        done = np.int64(0) if pages[p, fields.IS_INDEXED] else count
+        while done < count:
+            at = first + done
+            while at >= k + n_run:
+                i += n_bytes
+                k += n_run
+                head, i = _varint(memory, i, stop)
+                if i < 0:
+                    return -1
+                n_run, n_bytes, is_packed = head >> 1, (width + 7) >> 3, head & 1
+                if is_packed:
+                    if n_run > (n - k + 7) >> 3:
+                        return -1
+                    n_bytes, n_run = n_run * width, n_run * 8
+                n_run = min(n_run, n - k)
+                if n_run == 0 or n_bytes > stop - i:
+                    return -1
+                if not is_packed:
+                    index = np.int64(0)
+                    for byte in range(n_bytes):
+                        index |= np.int64(memory[i + byte]) << (8 * byte)
+                    if index >= column[fields.N_DISTINCT]:
+                        return -1
+            m = min(count - done, k + n_run - at)
             if is_packed:
-                where = np.int64(data.ctypes.data) + i
-                if not _unpack(where, width, first - k, count, dictionary, out, o):
+                largest = _unpack(start + i, width, at - k, m, dictionary, out, done)
+                if largest >= np.uint64(column[fields.N_DISTINCT]):
                     return -1
             else:
                 value = dictionary[index]
-                for j in range(count):
-                    out[o + j] = value
-            o += count
-            if ranges[r, 1] > k + n_here:
-                break
-            r += 1
-        i += n_bytes
-        k += n_here
-    return int(o)
+                for j in range(m):
+                    out[done + j] = value
+            done += m
+        if are_columns:
+            columns = carray(pointer(addresses[t]), (count,), np.int32)
+            goes_on = pieces[t, fields.ROW] == last_row
+            ascend = _ascend(columns, count, last if goes_on else np.int64(-1))
+            if ascend < 0:
+                return -1
+            ascending &= ascend
+            last_row, last = pieces[t, fields.ROW], np.int64(columns[count - 1])
+    return int(ascending)
 
 
 # Compiled: a column in a row group.
@@ -537,29 +594,114 @@ _HEAD_BYTES = 4096  # mostly contain the levels of a page
 
 
 @compiled(
+    "int64(uint8[::1], int64[::1], int64[::1], uint8[::1], int64[::1], int64, int64[:,::1], int64,"
+    " int64[::1], int64[:,::1], int64, int64[::1], uint8[::1], int64[::1])",
+    inner=True,
+)
+def _open_page(
+    data: _Bytes,
+    page: Ints,
+    column: Ints,
+    memory: _Bytes,
+    states: Ints,
+    row: int,
+    runs: Ints,
+    first_run: int,
+    lengths: Ints,
+    pieces: Ints,
+    n_pieces: int,
+    starts: Ints,
+    levels: _Bytes,
+    counts: Ints,
+) -> bool:
+    """Read the levels of a page, and decompress it if it has values of wanted rows.
+
+    Parameters
+    ----------
+    data, page, column, states
+        The bytes of the column, the row of the page, the description, and addresses for codecs.
+    memory
+        The memory of the page, and `PADDING`.
+    row, runs, first_run, lengths, pieces, n_pieces
+        See `_find_pieces`.
+    starts, levels
+        Memory for the entries that begin a row, and for definition levels.
+    counts
+        Becomes the number of rows that begin in the page, and of all pieces.
+
+    Returns
+    -------
+    Whether that could be done.
+    """
+    n, size, is_partial = page[fields.N_ENTRIES], page[fields.PAGE_SIZE], False
+    at, level_bytes = page[fields.BEGIN], data
+    end = begin = at + page[fields.REPETITIONS]
+    stop = begin + page[fields.DEFINITIONS]
+    if page[fields.KIND] == fields.DATA_PAGE:
+        n_head = _decompressed(data, page, column, memory, _HEAD_BYTES, states)
+        end, begin, stop = _levels_of(memory, n_head)
+        is_partial = n_head < size
+        if stop < 0 and is_partial:
+            if _decompressed(data, page, column, memory, size, states) != size:
+                return False
+            end, begin, stop = _levels_of(memory, size)
+            is_partial = False
+        if stop < 0:
+            return False
+        at, level_bytes = np.int64(4), memory
+    n_starts = _row_starts(level_bytes, at, end, n, starts)
+    are_values = _definitions(level_bytes, begin, stop, n, column[fields.MOST], levels)
+    if n_starts < 0 or are_values < 0 or (n_starts and row + n_starts > column[fields.N_ROWS]):
+        return False
+    if page[fields.N_PAGE_ROWS] >= 0 and n_starts != page[fields.N_PAGE_ROWS]:
+        return False
+    if n and row == 0 and (n_starts == 0 or starts[0] > 0):
+        return False  # the first value of all belongs to no row
+    counts[0] = n_starts
+    counts[1] = _find_pieces(
+        starts, n_starts, n, levels, are_values, column, row, runs, first_run,
+        lengths, pieces, n_pieces,
+    )  # fmt: skip
+    if counts[1] <= n_pieces:
+        return bool(counts[1] == n_pieces)
+    page[fields.N_VALUES] = n
+    if are_values == 0:
+        page[fields.N_VALUES] = 0
+        for k in range(n):
+            page[fields.N_VALUES] += levels[k] == column[fields.MOST]
+    page[fields.VALUES_BEGIN], page[fields.VALUES_END] = stop, size
+    if page[fields.KIND] != fields.DATA_PAGE:
+        n_values = size - page[fields.REPETITIONS] - page[fields.DEFINITIONS]
+        page[fields.VALUES_BEGIN], page[fields.VALUES_END] = 0, n_values
+        return bool(_decompressed(data, page, column, memory, n_values, states) == n_values)
+    return not is_partial or bool(_decompressed(data, page, column, memory, size, states) == size)
+
+
+@compiled(
     *(
-        "int64(uint8[::1], int64[:,::1], int64[::1], int64[:,::1], int64[::1], int64[::1],"
-        f" uint8[::1], int32[::1], {word}[::1], int64[::1])"
+        "int64(uint8[::1], int64[:,::1], int64[::1], int64[:,::1], int64[::1], int64[:,::1],"
+        f" int64[::1], uint8[::1], int32[::1], {word}[::1], int64[::1])"
         for word in _WORDS
     ),
     inner=True,
 )
-def _read_lists(  # noqa: PLR0912 - one loop over pages
+def _open_lists(  # noqa: PLR0912 - one loop over pages
     data: _Bytes,
     pages: Ints,
     column: Ints,
     runs: Ints,
     lengths: Ints,
+    pieces: Ints,
     functions: Ints,
-    buffer: _Bytes,
+    memory: _Bytes,
     numbers: NDArray[np.int32],
-    out: NDArray[Any],
+    dictionary: NDArray[Any],
     states: Ints,
 ) -> int:
-    """Do what `read_lists` does; ``states`` are addresses for the functions of codecs."""
-    row = first_run = o = 0
-    last_row, places = runs[-1, 1] - 1, out.size > 0
-    largest = n_stated = n_unstated = 0
+    """Do what `open_lists` does; ``states`` are addresses for the functions of codecs."""
+    row, last_row = np.int64(0), runs[-1, 1] - 1
+    first_run = n_pieces = at = np.int64(0)
+    largest = n_stated = n_unstated = np.int64(0)
     for p in range(len(pages)):
         largest = max(largest, pages[p, fields.N_ENTRIES])
         if pages[p, fields.KIND] == fields.DATA_2_PAGE:
@@ -569,181 +711,93 @@ def _read_lists(  # noqa: PLR0912 - one loop over pages
     if n_unstated == 0 and n_stated != column[fields.N_ROWS]:
         return -1  # pages that are passed over would move all rows
     starts, levels = np.empty(largest, np.int64), np.empty(largest, np.uint8)
-    ranges = np.empty((len(runs), 2), np.int64)
-    dictionary = np.empty(0, out.dtype)
+    counts = np.zeros(2, np.int64)
     for p in range(len(pages)):
-        page = pages[p]
+        page, size = pages[p], pages[p, fields.PAGE_SIZE]
+        own, begin = memory[at : at + size + fields.PADDING], at
+        at += size
         if page[fields.KIND] == fields.DICTIONARY_PAGE:
-            if not places:
-                continue
             if not _is_as_written(data, page, functions):
                 return -1
-            n = page[fields.N_PAGE_ROWS]
-            if page[fields.PAGE_SIZE] != _decompressed(
-                data, page, column, buffer, page[fields.PAGE_SIZE], states
-            ):
+            if _decompressed(data, page, column, own, size, states) != size:
                 return -1
-            if (
-                page[fields.PAGE_SIZE] % column[fields.LIST_ITEMSIZE]
-                or page[fields.PAGE_SIZE] // column[fields.LIST_ITEMSIZE] != n
-            ):
-                return -1
-            dictionary = np.empty(n, out.dtype)
-            _take(
-                np.int64(buffer.ctypes.data),
-                n,
-                column[fields.LIST_ITEMSIZE],
-                numbers,
-                dictionary,
-                0,
-            )
+            n_distinct, itemsize = column[fields.N_DISTINCT], column[fields.LIST_ITEMSIZE]
+            _take(np.int64(own.ctypes.data), n_distinct, itemsize, numbers, dictionary)
             continue
-        if places:
-            row = page[fields.FIRST_PAGE_ROW]
-            if not page[fields.IS_NEEDED]:
-                continue
-        page[fields.FIRST_PAGE_ROW] = row
         if row > last_row + 1:
-            return o
+            return int(n_pieces)
         while first_run < len(runs) - 1 and runs[first_run, 1] < row:
             first_run += 1
-        n, n_rows = page[fields.N_ENTRIES], page[fields.N_PAGE_ROWS]
-        if not places:
-            if n_rows >= 0 and row + n_rows <= runs[first_run, 0]:
-                row += n_rows  # none of them is wanted
-                continue
-            if not _is_as_written(data, page, functions):
-                return -1
-        # The levels.
-        level_bytes, at = data, page[fields.BEGIN]
-        end, begin, stop = (
-            at + page[fields.REPETITIONS],
-            at + page[fields.REPETITIONS],
-            np.int64(-1),
-        )
-        n_decompressed = 0
-        if page[fields.KIND] == fields.DATA_PAGE:
-            level_bytes, at = buffer, np.int64(0)
-            if not places:
-                n_decompressed = _decompressed(data, page, column, buffer, _HEAD_BYTES, states)
-                end, begin, stop = _levels_of(buffer, n_decompressed)
-            if stop < 0:
-                n_decompressed = _decompressed(
-                    data, page, column, buffer, page[fields.PAGE_SIZE], states
-                )
-                end, begin, stop = _levels_of(buffer, n_decompressed)
-                if stop < 0 or n_decompressed != page[fields.PAGE_SIZE]:
-                    return -1
-            at = 4
-        else:
-            stop = begin + page[fields.DEFINITIONS]
-        n_starts = _row_starts(level_bytes, at, end, n, starts)
-        are_values = _definitions(level_bytes, begin, stop, n, column[fields.MOST], levels)
-        if n_starts < 0 or are_values < 0 or (n_starts and row + n_starts > column[fields.N_ROWS]):
-            return -1
-        if n_rows >= 0 and n_starts != n_rows:
-            return -1
-        if n and row == 0 and (n_starts == 0 or starts[0] > 0):
-            return -1  # the first value of all belongs to no row
-        n_ranges = _find_ranges(
-            starts, n_starts, n, levels, are_values, column, row, runs, first_run,
-            lengths, ranges,
-        )  # fmt: skip
-        if n_ranges < 0:
-            return -1
-        row += n_starts
-        page[fields.IS_NEEDED] = n_ranges > 0
-        if not places:
-            for r in range(n_ranges):
-                o += ranges[r, 1] - ranges[r, 0]
+        n_rows = page[fields.N_PAGE_ROWS]
+        if n_rows >= 0 and row + n_rows <= runs[first_run, 0]:
+            row += n_rows  # none of them is wanted
             continue
-        # The values.
-        begin, stop = stop, page[fields.PAGE_SIZE]
-        if page[fields.KIND] != fields.DATA_PAGE:
-            begin, stop = (
-                np.int64(0),
-                page[fields.PAGE_SIZE] - page[fields.REPETITIONS] - page[fields.DEFINITIONS],
-            )
-            if _decompressed(data, page, column, buffer, stop, states) != stop:
-                return -1
-        n_values = n
-        if are_values == 0:
-            n_values = np.int64(0)
-            for k in range(n):
-                n_values += levels[k] == column[fields.MOST]
-        for r in range(n_ranges):
-            if o + ranges[r, 1] - ranges[r, 0] > out.size or ranges[r, 1] > n_values:
-                return -1
-            if not page[fields.IS_INDEXED]:
-                if stop - begin != n_values * column[fields.LIST_ITEMSIZE]:
-                    return -1
-                where = (
-                    np.int64(buffer.ctypes.data)
-                    + begin
-                    + ranges[r, 0] * column[fields.LIST_ITEMSIZE]
-                )
-                count = ranges[r, 1] - ranges[r, 0]
-                _take(where, count, column[fields.LIST_ITEMSIZE], numbers, out, o)
-                o += count
-        if page[fields.IS_INDEXED]:
-            total = 0
-            for r in range(n_ranges):
-                total += ranges[r, 1] - ranges[r, 0]
-            if total > out.size - o:
-                return -1
-            o = _take_indexed(buffer, begin, stop, n_values, ranges, n_ranges, dictionary, out, o)
-            if o < 0:
-                return -1
-    if not places and row != column[fields.N_ROWS]:
-        return -1
-    return int(o)
+        if not _is_as_written(data, page, functions):
+            return -1
+        if not _open_page(
+            data, page, column, own, states, row, runs, first_run,
+            lengths, pieces, n_pieces, starts, levels, counts,
+        ):  # fmt: skip
+            return -1
+        row += counts[0]
+        for t in range(n_pieces, counts[1]):
+            pieces[t, fields.IN_PAGE] = p
+        n_pieces = counts[1]
+        page[fields.VALUES_BEGIN] += begin
+        page[fields.VALUES_END] += begin
+    return int(n_pieces) if row == column[fields.N_ROWS] else -1
 
 
 @compiled(
     *(
-        "int64(int64, int64, int64[:,::1], int64[::1], int64[:,::1], int64[::1], int64[::1],"
-        f" uint8[::1], int32[::1], {word}[::1])"
+        "int64(int64, int64, int64[:,::1], int64[::1], int64[:,::1], int64[::1], int64[:,::1],"
+        f" int64[::1], uint8[::1], int32[::1], {word}[::1])"
         for word in _WORDS
     )
 )
-def read_lists(
+def open_lists(
     source: int,
     n_bytes: int,
     pages: Ints,
     column: Ints,
     runs: Ints,
     lengths: Ints,
+    pieces: Ints,
     functions: Ints,
-    buffer: _Bytes,
+    memory: _Bytes,
     numbers: NDArray[np.int32],
-    out: NDArray[Any],
+    dictionary: NDArray[Any],
 ) -> int:
-    """Find the lengths of wanted rows or, if these are known, write their values.
+    """Decompress the pages with values of wanted rows, and find which of them are whose.
 
     Parameters
     ----------
     source, n_bytes, pages
         Address and number of the bytes of the column in the row group, and the pages that
-        `find_pages` has found. Pages with values of wanted rows are marked for the second call.
+        `find_pages` has found. Of those with wanted values, it is written where these lie.
     column
         The description of the column.
     runs
         Ascending, disjoint runs of the wanted rows, at least one.
     lengths
         Number of values of each wanted row; these are added to it.
+    pieces
+        Filled with the values of a row in a page, of all wanted rows; at most as many as there are
+        rows and pages.
     functions
         Addresses of the C functions.
-    buffer
-        Memory for the largest page and `PADDING`.
+    memory
+        Memory for all pages, decompressed, and `PADDING`.
     numbers
         If values are gene numbers, the column of each, and at last that of all larger ones; -1 is
         of no gene, as are negative numbers. Empty for other values.
-    out
-        Filled with all values, as many as there are; empty to find lengths.
+    dictionary
+        Filled with the values of the dictionary, or their columns; as many as the power of two that
+        holds them.
 
     Returns
     -------
-    Number of values.
+    Number of pieces.
     """
     data = carray(pointer(source), (n_bytes,), np.uint8)
     states = np.zeros(3, np.int64)
@@ -752,7 +806,9 @@ def read_lists(
         states[1] = call(functions[codecs.DEFLATE_NEW], ())
     if functions[codecs.ZSTD_NEW]:
         states[2] = call(functions[codecs.ZSTD_NEW], ())
-    n = _read_lists(data, pages, column, runs, lengths, functions, buffer, numbers, out, states)
+    n = _open_lists(
+        data, pages, column, runs, lengths, pieces, functions, memory, numbers, dictionary, states
+    )
     if states[1]:
         call(functions[codecs.DEFLATE_FREE], (states[1],))
     if states[2]:
