@@ -31,7 +31,7 @@ from cellfeed._convert._preshuffle._job import OutputFolder
 
 pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
 
-MEMORY = 30_000  # bytes, of which a part of these cells takes some 40
+MEMORY = 60_000  # bytes, which hold a part of some 45 of these cells
 GENES = [f"g{number}" for number in range(12)]
 ELEMENTS = ["X", "layers/counts", "layers/normal", "obsm/X_pca", "obsm/frame", "uns"]
 MATRICES = ["X", "layers/counts", "layers/normal", "obsm/X_pca"]
@@ -142,7 +142,7 @@ def test_every_cell_once(store, finished, paths, adatas, mix):
     names, of_before = groups(store), groups(finished)
     assert done.n_parts == len(names) == len(list(store.glob("dataset_*")))
     assert not (store / ".cellfeed").exists()
-    n_kept, n_before = len({*names} & {*of_before}), 4
+    n_kept, n_before = len({*names} & {*of_before}), 2
     assert len(of_before) == n_before
     assert n_kept == {0: n_before, 100: 0}.get(mix, n_kept)
     assert mix != 1 or 0 < n_kept < n_before
