@@ -41,8 +41,10 @@ class TestRemoteZarr(Zarr):
 
     def storages(self, layout, dtype):
         """Chunks that are not tiny, since each is a request; tiny ones are read from disk."""
-        return super().storages(layout, dtype).map(
-            lambda each: replace(each, chunks=tuple(max(6, n) for n in each.chunks))
+        return (
+            super()
+            .storages(layout, dtype)
+            .map(lambda each: replace(each, chunks=tuple(max(6, n) for n in each.chunks)))
         )
 
     test_in_worker_processes = None  # type: ignore[assignment]
