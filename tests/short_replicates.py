@@ -24,7 +24,7 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
 
     def has_few(self: Any) -> bool:
         measured, candidates = self._measurements, self._posterior.candidates
-        return len(measured) < min(search.FIRST_TRIALS, len({*measured, *candidates}))
+        return bool(len(measured) < min(search.FIRST_TRIALS, len({*measured, *candidates})))
 
     set_attribute(durations.Durations, "is_time_to_propose", property(has_few))
     set_attribute(durations, "LEAST_SUSTAINED_SECONDS", SECONDS)
