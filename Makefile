@@ -11,6 +11,9 @@ DEMO_CELLS ?= 28000
 PEERS_CELLS ?= 200000
 
 # One target per notebook, named after the first word of its file name: figure4, table2 and so on.
+# Otherwise each process compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 

@@ -23,7 +23,8 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     durations = importlib.import_module("cellfeed_tuner._searching._durations")
 
     def has_few(self: Any) -> bool:
-        return bool(len(self._measurements) < search.FIRST_TRIALS)
+        measured, candidates = self._measurements, self._posterior.candidates
+        return bool(len(measured) < min(search.FIRST_TRIALS, len({*measured, *candidates})))
 
     set_attribute(durations.Durations, "is_time_to_propose", property(has_few))
     set_attribute(durations, "LEAST_SUSTAINED_SECONDS", SECONDS)

@@ -1,6 +1,7 @@
 """The map of the code in `docs/explanation/rooms.md` is that of the code."""
 
 import ast
+import functools
 import itertools
 import re
 from graphlib import CycleError, TopologicalSorter
@@ -29,8 +30,10 @@ def modules_of(package):
     return found
 
 
-def imports_of(modules):
-    """Return what each module imports, also in functions and for types alone."""
+@functools.cache
+def imports_of(package):
+    """Return what each module of a package imports, also in functions and for types alone."""
+    modules = modules_of(package)
     imports = {name: set[str]() for name in modules}
     for name, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -55,7 +58,7 @@ def test_each_folder_is_on_the_map_once(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_folder_imports_only_what_is_below_it(package):
     height = {name: -k for k, row in enumerate(rows_of_table(package)) for name in row}
-    for module, imported in imports_of(modules_of(package)).items():
+    for module, imported in imports_of(package).items():
         importer = module.split(".")[1:2]
         for each in imported:
             (name,) = each.split(".")[1:2] or [""]
@@ -66,6 +69,6 @@ def test_a_folder_imports_only_what_is_below_it(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_imports_what_imports_it(package):
     try:
-        TopologicalSorter(imports_of(modules_of(package))).prepare()
+        TopologicalSorter(imports_of(package)).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")

@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import functools
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -37,10 +38,12 @@ def written_at_once(path: Path) -> Iterator[MemoryStore]:
 
 @contextmanager
 def in_this_thread() -> Iterator[None]:
-    """Let zarr do here what it hands to its own threads."""
-    loop = _loop()
+    """Let zarr do here what it hands to its own threads; calls of other threads are as ever."""
+    loop, here = _loop(), threading.get_ident()
 
-    def wait_for(coroutine: Coroutine[Any, Any, Any], *_: Any, **__: Any) -> Any:
+    def wait_for(coroutine: Coroutine[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
+        if threading.get_ident() != here:
+            return _SYNC(coroutine, *arguments, **options)
         return loop.run_until_complete(coroutine)
 
     with ExitStack() as stack:

@@ -73,6 +73,7 @@ class TestNotebook:
     def test_runs_in_small_size(self, path, monkeypatch, forked_kernels):
         monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "small")
         monkeypatch.setenv(warm.ADDRESS, warm.address())  # for what the notebook measures
+        monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
         notebook = nbformat.read(path, as_version=4)
         folder = {"metadata": {"path": str(path.parent)}}
         NotebookClient(notebook, resources=folder, timeout=300).execute()  # raises on an error

@@ -36,6 +36,7 @@ print(sum(len(minibatch) for minibatch in dataset.loader()))
 def test_a_notebook_tunes_once_and_trains(small_collection, tmp_path, monkeypatch):
     """The measuring process runs no cell again, though cells have no main guard."""
     monkeypatch.setattr("jupyter_client.launcher.Popen", warm.Popen)
+    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
     ran = tmp_path / "ran"
     sources = COUNT.format(ran=str(ran)), TUNE.format(folder=str(small_collection)), TRAIN
     notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))

@@ -16,6 +16,8 @@ import scipy.sparse as sp
 
 from cellfeed import open_collection, preshuffle
 
+pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".peers" / "annbatch" / "bin" / "python"
 TABLE = (ROOT / "docs/how-to/preshuffle.md").read_text().partition("## Beside annbatch")[2]

@@ -12,9 +12,12 @@ import scipy.sparse as sp
 
 from cellfeed import ParameterError, open_collection, preshuffle
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Numcodecs codecs are not in the Zarr version 3 specification"
-)
+pytestmark = [
+    pytest.mark.usefixtures("zarr_in_this_thread"),
+    pytest.mark.filterwarnings(
+        "ignore:Numcodecs codecs are not in the Zarr version 3 specification"
+    ),
+]
 
 VALUES: dict[str, tuple[list[float], str, str | None]] = {
     "counts": ([1, 2, 3, 255], "float32", "|u1"),

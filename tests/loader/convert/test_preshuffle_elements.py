@@ -27,6 +27,8 @@ from cellfeed import (
 )
 from cellfeed._convert._preshuffle import _dataset
 
+pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+
 N_GENES = 12
 
 

@@ -14,6 +14,8 @@ from tests.loader.matrices import dense
 
 from cellfeed import CellDataset, GroupedSampling, ParameterError, open_collection, preshuffle
 
+pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+
 N_CELLS = 3_000
 DRUGS = ["d3", "d1", "d2", "d0"]  # in another order than that of their names
 

@@ -13,6 +13,8 @@ from tests.loader.convert.test_preshuffle import parts_of
 
 from cellfeed import ColumnError, MismatchError, preshuffle
 
+pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+
 
 @pytest.fixture
 def out(tmp_path):

@@ -113,7 +113,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     return run_ranks(
         tmp_path_factory.mktemp("ranks"),
         """
-        multiprocessing.set_forkserver_preload(["cellfeed._dataset"])
+        multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
         made = {case: make() for case in sys.argv[3:] if case.startswith("before")}
         join()
         found = {"lengths": {}, "epochs": {}, "ranks": []}
@@ -342,7 +342,7 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
                     for seed in (None, 0)
                 )
                 dataset.set_epoch(5)
-                multiprocessing.set_forkserver_preload(["cellfeed._dataset"])
+                multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
                 context = multiprocessing.get_context(sys.argv[1])
                 answers = context.Queue()
                 children = [

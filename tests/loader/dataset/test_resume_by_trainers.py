@@ -206,7 +206,7 @@ _LIGHTNING_ODDLY = """
 
 def test_a_training_that_is_killed_again_and_again(tmp_path):
     """At random moments, with other numbers of workers each time; every row is accounted for."""
-    n_kills = 2 * settings().max_examples
+    n_kills = settings().max_examples
     script = Path(__file__).with_name("killed_training.py")
     printed = warm.output_of(script, tmp_path, n_kills, 0, timeout=1800)
     n_killed, n_places = map(int, printed.split())

@@ -606,7 +606,8 @@ class TestResume:
 
         whole = fit(Watching())
         assert len(whole.sums) == 21
-        for n in (3, 7, 17):
+        # With workers, how each place is restored is tested with Lightning alone.
+        for n in (17,) if num_workers else (3, 7, 17):
             path = tmp_path / f"{n}.ckpt"
             before = fit(Watching(path, n))
             after = fit(Watching(), path)

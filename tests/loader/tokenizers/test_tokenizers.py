@@ -256,7 +256,7 @@ def dataset_of(collection, steps, strategy=None, **options):
 
 
 @pytest.mark.parametrize("steps", DRAWN)
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_deliver_the_same_tokens_of_each_cell(collection, steps, method):
     dataset = dataset_of(collection, steps)
     alone = [cells_of(dataset) for _ in range(2)]
