@@ -2,6 +2,7 @@
 its report do without it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -115,11 +116,11 @@ class TestChanceOfFaster:
 class Machine:
     """Its clock goes on by the same with each measurement; each has an error of 5 %."""
 
-    seconds_per_cell: object
+    seconds_per_cell: Callable[[Configuration], float]
     seed: int
-    memory: object = lambda _: 100
+    memory: Callable[[Configuration], int] = lambda _: 100
     now: float = 0.0
-    asked: list = field(default_factory=list)
+    asked: list[Configuration] = field(default_factory=list)
 
     def __post_init__(self):
         self._rng = np.random.default_rng(self.seed)

@@ -321,8 +321,8 @@ class Assumptions:
 
 
 # The likeliest assumptions first, then such as assume less: that the sum is only roughly right;
-# that only neighbours are alike; that nothing is. Chosen: not fitted to any recorded grid, nor to
-# any of the simulated machines.
+# that only neighbours are alike; that nothing is. Chosen: not fitted to any recorded grid; the
+# odds are the better of two that were tried on simulated machines.
 ASSUMPTIONS = (
     Assumptions(has_terms=True, deviation=0.15, alone=0.25, odds=0.85),
     Assumptions(has_terms=True, deviation=0.4, alone=0.25, odds=0.05),
