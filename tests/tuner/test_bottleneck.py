@@ -114,6 +114,7 @@ def test_threads_that_wait_for_processors_take_more_than_all_of_the_time():
     model = StageModel(cores=4.0, n_workers=2, n_threads=2)
     found = found_in(COSTS | {"decompressing": 80e-6}, model=model)
     assert "decompression: 20.0 [20.0, 20.0] us of the " in found.sentence
+    assert " us per cell (80.0 us summed over threads)" in found.sentence
 
 
 @given(

@@ -217,11 +217,16 @@ class Bottleneck:
         if part.value > whole:
             return f"{microseconds(part)} us per cell"
         taken = f"{microseconds(part)} us of the {whole * 1e6:,.1f} us per cell"
+        summed = stage.seconds_per_cell
+        if part.value < _SAME_TIME * summed.value:  # as the table of stages has it
+            taken += f" ({summed.value * 1e6:,.1f} us summed over threads)"
         if stage.saving == 1:  # no other stage was counted
             return taken
         most = ceil(10 / (1 - stage.saving)) / 10
         return f"{taken}; removing it would give at most {most:.1f}x the throughput"
 
+
+_SAME_TIME = 0.99
 
 _MEANINGS: dict[StageName, str] = {
     "planning": "planning, which is single-threaded",
