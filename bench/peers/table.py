@@ -120,8 +120,8 @@ _SUMMARY = (
     "or store, block size and output."
 )
 _TARGETS = (
-    'What we set out to reach, as a ratio of speeds. "Within the interval" means that the rounds '
-    "do not settle it."
+    'Our targets, as ratios of throughput. "Within the interval" means that the interval of the '
+    "measured ratio contains the target."
 )
 
 
