@@ -21,9 +21,9 @@ import click
 import numpy as np
 import scipy.sparse as sp
 import torch
+from bench._turns import say, spread
 from tests.loader.storages.expecting import expecting
 
-from bench._turns import say, spread
 from cellfeed import BlockShuffling, CellDataset, Collection, open_collection
 from cellfeed.machine import usable_cpu_count
 
