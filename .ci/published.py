@@ -50,7 +50,7 @@ def states() -> dict[str, bool]:
     return {
         "CHANGELOG.md": newest is not None and not newest[0].endswith("unreleased"),
         "CITATION.cff": "\ndate-released: " in texts["CITATION.cff"],
-        **{name: "Until the first release" not in texts[name] for name in INSTALL},
+        **{name: "until the first release" not in texts[name].lower() for name in INSTALL},
     }
 
 

@@ -170,8 +170,6 @@ MACHINES: Mapping[str, Callable[[np.random.Generator, Settings], Drawn]] = {
         *(memory_unknown, large_chunks, sorting, permuted, independent),
     )
 }
-STRUCTURELESS = ("permuted", "independent")
-"""Those on which no search can be better than a random one."""
 
 # Numbers of values of each label, and rows in which a value stays the same.
 _LABELS = ((14, N_CELLS),)

@@ -48,7 +48,7 @@ class Replay:
         By which share of the best the choice is slower, with each seed; 1 if there is none.
     undecided
         Whether it reported being undecided between its choice and a configuration that is at most
-        5 % slower than the best, or any other, with each seed.
+        5 % slower than the best, with each seed.
     shares_measured
         Share of the grid that was measured, with each seed.
     n_replicates
@@ -165,7 +165,6 @@ class _Found:
 
     chosen: Configuration | None
     undecided_between: tuple[Configuration, ...]
-    is_undecided: bool
     n_measured: int
     n_replicates: int
 
@@ -208,9 +207,7 @@ def _replay_at(
         chosen=tuple(each.chosen for each in found),
         regrets=tuple(regret(each.chosen) for each in found),
         undecided=tuple(
-            each.is_undecided
-            or any(regret(other) <= GOOD_REGRET for other in each.undecided_between)
-            for each in found
+            any(regret(other) <= GOOD_REGRET for other in each.undecided_between) for each in found
         ),
         shares_measured=tuple(each.n_measured / len(grid) for each in found),
         n_replicates=tuple(each.n_replicates for each in found),
@@ -253,7 +250,6 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **chan
     return _Found(
         chosen=None if choice is None else choice.result.configuration,
         undecided_between=tuple(each.configuration for each in rivals if each.is_undecided),
-        is_undecided=choice is not None and "Undecided: " in choice.reason,
         n_measured=len(measurements),
         n_replicates=measurements.n_replicates,
     )

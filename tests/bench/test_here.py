@@ -147,7 +147,7 @@ def test_says_what_it_ran_on(comparison, collection):
     assert {"numpy", "torch", "h5py"} <= set(own.packages)
     assert cells.n_cells == N_CELLS
     assert cells.n_bytes == sum(each.stat().st_size for each in collection.glob("*.h5ad"))
-    assert comparison.command.startswith("python -m bench.here ")
+    assert comparison.command.startswith("python -m bench.here")
     for each in (one for entry in comparison.entries for one in entry.rounds):
         assert each.page_cache.startswith("dropped by posix_fadvise")
         assert each.resident is None or 0 <= each.resident <= 1

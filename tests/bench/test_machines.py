@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from bench.backtest.__main__ import main
-from bench.backtest.machines import FLOORS, MACHINES, STRUCTURELESS, drawn_grid, shares
+from bench.backtest.machines import FLOORS, MACHINES, drawn_grid
 from tests import commands
 
 run = partial(commands.run, main)
@@ -20,19 +20,6 @@ def test_a_machine_is_the_same_for_the_same_number_and_another_for_another(name)
     assert np.isfinite(list(one.cells_per_second().values())).all()
     for floor in FLOORS:
         assert 1 < len(one.feasible(floor)) < len(one)
-
-
-@pytest.mark.parametrize("name", ["two workers", "spinning disk", "memory unknown"])
-def test_at_much_noise_four_of_five_choices_are_within_5_percent_or_said_to_be_undecided(name):
-    found = shares(name, 0.15, n_draws=4, n_seeds=4)
-    assert found.unsaid <= 0.2
-
-
-@pytest.mark.parametrize("name", STRUCTURELESS)
-def test_without_structure_hardly_any_wrong_choice_is_unsaid(name):
-    found = shares(name, 0.05, n_draws=4, n_seeds=4)
-    assert found.unsaid <= 0.2
-    assert found.within >= found.random - 0.25
 
 
 def test_the_command_prints_shares_beside_those_of_another_version(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._choose import best_mixed, fastest
-from cellfeed_tuner._searching._cost_model import CostModel, Geometry
+from cellfeed_tuner._searching._cost_model import Geometry
 from cellfeed_tuner._searching._posterior import Posterior, Replicate
 
 GRID = [
@@ -151,14 +151,14 @@ def test_what_is_added_may_be_chosen():
 def test_how_much_looks_differ_is_found_from_few_even_where_none_was_repeated(noise):
     """Over many searches, within a factor of two."""
     rng = np.random.default_rng(0)
-    model = CostModel(GRID, 64, Geometry())
+    model = posterior_of()._model
     found = [
-        model.fit(
+        model.spread(
             {
                 each: [seconds_per_cell(each) * np.exp(noise * rng.standard_normal()) for _ in "ab"]
                 for each in GRID[-30::3]
             }
-        ).spread
+        )
         for _ in range(20)
     ]
     assert noise / 2 < np.median(found) < 2 * noise

@@ -107,7 +107,7 @@ def _share(result: ConfigurationResult) -> str:
 class Choice(NamedTuple):
     """A configuration, what its choice rests on, the reason for it, and what it was compared with.
 
-    ``speed`` is None if nothing was measured. For ``chance_of_faster``, see `Recommended`.
+    ``speed`` is None if nothing was measured.
     """
 
     result: ConfigurationResult
@@ -115,7 +115,6 @@ class Choice(NamedTuple):
     reason: str
     basis: Basis
     rivals: tuple[Rival, ...] = ()
-    chance_of_faster: float | None = None
 
     @property
     def configuration(self) -> Configuration:

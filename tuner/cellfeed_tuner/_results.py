@@ -671,16 +671,11 @@ class Recommended:
     peak_memory_bytes
         Peak memory of the process and its workers; None if it was not measured.
     reason
-        Why it is recommended, in one sentence; in another, that it is undecided, if
-        ``chance_of_faster`` is high.
+        Why it is recommended, in one sentence.
     waiting
         How long training waits for it; None unless a training step was given.
     rivals
         Configurations that it was compared with, the fastest first.
-    chance_of_faster
-        Probability that the likeliest other configuration, beside undecided rivals, is more than
-        5 % faster; or that any is, if throughputs do not follow the cost model. None if that was
-        not asked, since a throughput is needed or entropies are known only by measuring.
     start_seconds
         Seconds that its throughput leaves out: at the start of each epoch with worker processes;
         otherwise once in a process, whose memory is new then.
@@ -699,7 +694,6 @@ class Recommended:
     reason: str
     waiting: Waiting | None = None
     rivals: tuple[Rival, ...] = ()
-    chance_of_faster: float | None = None
     prefetch: int | None = None
     start_seconds: float = 0.0
     longest_seconds: float = 0.0

@@ -265,12 +265,16 @@ class TestMinibatch:
     def test_moves_and_is_pinned_with_all_elements(self, minibatch, monkeypatch):
         pinned = list[torch.Tensor]()
 
-        def pin(tensor):
-            pinned.append(tensor)
-            return tensor
+        def on_device(tensor, *, pin_memory):
+            assert pin_memory
+            pinned.append(torch.zeros_like(tensor))
+            return pinned[-1]
 
-        monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-        assert list(minibatch.pin_memory().keys()) == list(COLUMNS)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "empty_like", on_device)
+            same = minibatch.pin_memory()
+        assert torch.equal(same.rows, minibatch.rows)
+        assert list(same.keys()) == list(COLUMNS)
         assert len(pinned) == 3 * 3 + 2 + 2
         on_meta = minibatch.to("meta")
         assert {rows.device.type for rows in on_meta.values()} == {"meta"}

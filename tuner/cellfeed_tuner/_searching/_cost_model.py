@@ -2,11 +2,10 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +33,10 @@ NOT_PREFETCHED = 0.5
 # Standard deviation of a cost from the sum for each doubling of the fetch. Chosen: buffers outgrow
 # caches, and allocating memory is slow.
 BY_SIZE = 0.1
-# Range of how many processes run side by side without slowing each other down, as powers of two.
-# Chosen: from one core, or one disk head, to the workers that anyone tries.
-SIDE_BY_SIDE = (0.0, 4.0)
-# Share of the variance of other deviations from the sum that does not depend on workers, of what
-# neighbours share; and doublings over which the shared part, and the rest, decay. Chosen.
-OF_SIZES, REACH, CLOSE = 2 / 3, 3.0, 0.5
+# Standard deviation of a cost from the sum otherwise; shares of its variance that neighbours do
+# not share, and that do not depend on workers; and doublings over which the rest, and the unshared
+# part, decay. Chosen.
+DEVIATION, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
 # Standard deviation of a cost for each combination of other settings. Chosen: the sum does not
 # model them.
 BY_OTHERS = 0.5
@@ -298,39 +295,6 @@ class Geometry:
     n_ranks: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions:
-    """What is assumed about costs.
-
-    Parameters
-    ----------
-    has_terms
-        Whether they are about a sum of terms.
-    deviation
-        Standard deviation of their logarithms otherwise.
-    alone
-        Share of its variance that neighbours do not share.
-    odds
-        Probability that this holds, before anything is measured.
-    """
-
-    has_terms: bool
-    deviation: float
-    alone: float
-    odds: float
-
-
-# The likeliest assumptions first, then such as assume less: that the sum is only roughly right;
-# that only neighbours are alike; that nothing is. Chosen: not fitted to any recorded grid; the
-# odds are the better of two that were tried on simulated machines.
-ASSUMPTIONS = (
-    Assumptions(has_terms=True, deviation=0.15, alone=0.25, odds=0.85),
-    Assumptions(has_terms=True, deviation=0.4, alone=0.25, odds=0.05),
-    Assumptions(has_terms=False, deviation=0.6, alone=0.1, odds=0.05),
-    Assumptions(has_terms=False, deviation=0.6, alone=1.0, odds=0.05),
-)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
     """Measured costs: logarithms of seconds per cell of n configurations, with their errors.
@@ -399,23 +363,7 @@ class CostModel:
     ) -> None:
         self._place = {each: number for number, each in enumerate(configurations)}
         self._samples = self.samples(configurations, batch_size, geometry)
-        self._alike = _alike(configurations)
-        self.assume(ASSUMPTIONS[0])
-
-    def assuming(self, assumptions: Assumptions) -> Self:
-        """Return the same model under weaker assumptions."""
-        other = copy(self)
-        other.assume(assumptions)
-        return other
-
-    def assume(self, assumptions: Assumptions) -> None:
-        """Assume less than before."""
-        if not assumptions.has_terms:
-            self._samples = np.zeros((1, len(self._place)))
-        shared, close, by_others = self._alike
-        alone = assumptions.alone
-        deviations = assumptions.deviation**2 * ((1 - alone) * shared + alone * close)
-        self._deviations = deviations + by_others + ANY_SCALE**2
+        self._deviations = _deviations(configurations) + ANY_SCALE**2
 
     @staticmethod
     def samples(
@@ -439,13 +387,7 @@ class CostModel:
             touched = 1 + (np.minimum(block, cells) - 1) / rows
             fetch = fetch + prices["chunk"] * max(1.0, rows) * distinct(chunks, blocks, touched)
         serial = _decades(rng, SERIAL)
-        processes, side_by_side = (
-            np.maximum(1.0, workers),
-            2 ** rng.uniform(*SIDE_BY_SIDE, (N_SAMPLES, 1)),
-        )
-        crowd = np.maximum(1.0, processes / side_by_side)
-        parallel = np.minimum(processes, side_by_side) / crowd ** rng.random((N_SAMPLES, 1))
-        divided = serial + (1 - serial) / parallel
+        divided = serial + (1 - serial) / np.maximum(1.0, workers)
         by_workers = (workers > 0) * prices["transfer"] + workers * prices["worker"]
         logs = np.log(fetch / cells * divided + by_workers)
         if geometry.n_cells is not None:
@@ -496,13 +438,11 @@ class CostModel:
         covariance = covariance - known_part - known_part.T + known_part[:, rows] @ gain.T
         return mean + gain @ (seen - mean[rows]), covariance + self._deviations - gain @ apart.T
 
-    def fit(self, replicates: Mapping[Configuration, Sequence[float]]) -> "Fit":
-        """Return how much replicates differ, and how likely they are under the assumptions.
+    def spread(self, replicates: Mapping[Configuration, Sequence[float]]) -> float:
+        """Return the relative standard deviation of replicates, in seconds per cell.
 
-        Parameters
-        ----------
-        replicates
-            Seconds per cell in each replicate of each configuration.
+        It is inferred from the differences between replicates of one configuration, and from the
+        deviations of the means from the model.
         """
         logs = [np.log(each) for each in replicates.values()]
         rows = np.array([self._place[each] for each in replicates], dtype=np.int64)
@@ -518,7 +458,7 @@ class CostModel:
         variances = np.maximum(values, 0.0) + noises[:, None] ** 2
         misfits = (1 / variances) @ ((apart * scales) @ basis).T ** 2
         best = misfits.min(axis=1)
-        likelihoods = np.exp(-0.5 * (misfits - best[:, None])).mean(axis=1)
+        likelihoods = np.exp(-0.5 * (misfits - best[:, None])).sum(axis=1)
         scores = np.log(likelihoods) - 0.5 * (
             best
             + np.log(variances).sum(axis=1)
@@ -527,28 +467,7 @@ class CostModel:
             + (np.log(noises / USUAL_NOISE) / NOISE_WIDTH) ** 2
         )
         weights = np.exp(scores - scores.max())
-        return Fit(
-            spread=float(np.sqrt(weights @ noises**2 / weights.sum())),
-            log_evidence=float(scores.max() + np.log(weights.sum())),
-        )
-
-
-class Fit(NamedTuple):
-    """How well assumptions fit what was measured.
-
-    Attributes
-    ----------
-    spread
-        Relative standard deviation of replicates of one configuration, inferred from their
-        differences and from the deviations of their means from the model.
-    log_evidence
-        Logarithm of the probability density of all replicates, up to a constant that all
-        assumptions share: their residuals from what the model predicts, in units of its
-        uncertainty and of the spread of replicates.
-    """
-
-    spread: float
-    log_evidence: float
+        return float(np.sqrt(weights @ noises**2 / weights.sum()))
 
 
 def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -587,24 +506,21 @@ def _decades(rng: np.random.Generator, ends: tuple[float, float]) -> NDArray[np.
     return draws
 
 
-def _alike(
-    configurations: Sequence[Configuration],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return what configurations share of deviations from the sum.
-
-    Correlations of the part that neighbours share and of the other, and the covariance by other
-    settings than sizes and workers.
-    """
+def _deviations(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+    """Return the covariance of deviations from the sum."""
     sizes = np.log2([(each.block_size, each.fetch_factor) for each in configurations])
     workers = 2 * np.log2([1 + each.num_workers for each in configurations])
     by_sizes = np.linalg.norm((sizes[:, None] - sizes[None]).reshape(*2 * workers.shape, 2), axis=2)
     by_all = np.hypot(by_sizes, workers[:, None] - workers[None])
-    shared = (1 - OF_SIZES) * _fading(by_all) + OF_SIZES * _fading(by_sizes)
+    shares = (1 - ALONE - OF_SIZES, OF_SIZES, ALONE)
+    parts = (_fading(by_all), _fading(by_sizes), np.exp(-((by_all / CLOSE) ** 2)))
+    deviations = sum(share * part for share, part in zip(shares, parts, strict=True))
     others = [tuple(each.others.items()) for each in configurations]
     number_of = {each: number for number, each in enumerate(dict.fromkeys(others))}
     numbers = np.array([number_of[each] for each in others])
-    by_others = -(BY_OTHERS**2) * (numbers[:, None] != numbers)  # up to a constant
-    return shared, np.exp(-((by_all / CLOSE) ** 2)), by_others
+    by_others = -(numbers[:, None] != numbers).astype(np.float64)  # up to a constant
+    covariance: NDArray[np.float64] = DEVIATION**2 * deviations + BY_OTHERS**2 * by_others
+    return covariance
 
 
 def _fading(distances: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -69,13 +69,10 @@ class Durations:
 
     @property
     def left(self) -> float:
-        """Seconds left for turns, before the choice is measured for longer.
-
-        Where the cost model does not hold, all of them, since most candidates are hardly known.
-        """
+        """Seconds left for turns, before the choice is measured for longer."""
         budget, last = self._measurements.budget, self._measurements.overhead_seconds
         last += self.sustained_seconds
-        is_long = budget.seconds >= LONG_BUDGETS * last and self._posterior.is_as_assumed
+        is_long = budget.seconds >= LONG_BUDGETS * last
         return budget.left_until(self._turns_until) - (last if is_long else 0.0)
 
     @property

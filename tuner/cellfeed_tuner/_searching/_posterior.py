@@ -6,7 +6,7 @@ It says which candidate may be the best: the fastest, or the best mixed that is 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log, log1p, sqrt
+from math import exp, inf, log, sqrt
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,13 +17,7 @@ from cellfeed_tuner._choose import Goal
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_CHANCE
 from cellfeed_tuner._interval import CONFIDENCE, USUAL_FREEDOM, Estimate, positive_estimate
-from cellfeed_tuner._searching._cost_model import (
-    ASSUMPTIONS,
-    CostModel,
-    Geometry,
-    Observations,
-    draws_of,
-)
+from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations, draws_of
 
 # Draws of all costs for computing probabilities, and the number of most promising configurations
 # for which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
@@ -34,8 +28,6 @@ OPTIMISM = 0.84
 # Expected gain over the best that earns a second replicate for a configuration that leaves the
 # race after one. Chosen: a configuration that close is as good.
 DOUBTED_GAIN = 0.05
-# A configuration is clearly faster if it is by more than this share. Chosen: as DOUBTED_GAIN.
-CLEARLY_FASTER = 0.05
 # Logarithm of the odds of each of the following variances against the next larger one, before
 # anything is measured. Chosen: about two to one, since most machines do little else.
 TURN_ODDS = 0.7
@@ -236,14 +228,6 @@ class Replicate(NamedTuple):
     number: int = 0
 
 
-class _Known(NamedTuple):
-    """Mean and covariance of the logarithms of costs, and the place of what was assumed."""
-
-    mean: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-    place: int
-
-
 class Posterior:
     """The costs of configurations, as far as they are known.
 
@@ -278,8 +262,7 @@ class Posterior:
         self._trusted: set[Configuration] = set()
         self._candidates = dict.fromkeys(candidates)
         # Derived from them, until there are more.
-        self._moments: _Known | None = None
-        self._logs: NDArray[np.float64] | None = None
+        self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         self._values: NDArray[np.float64] | None = None
         self._costs: dict[Configuration, float] = {}
         self._set(configurations)
@@ -321,20 +304,20 @@ class Posterior:
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; empty before any measurement."""
         if not self._costs and self._replicates:
-            mean = np.exp(self._known().mean)
+            mean = np.exp(self._known()[0])
             self._costs = dict(zip(self._place, mean.tolist(), strict=True))
         return self._costs
 
     def error(self, configuration: Configuration) -> float:
         """Return the standard deviation of the logarithm of a cost."""
         place = self._place[configuration]
-        return sqrt(max(0.0, self._known().covariance[place, place]))
+        return sqrt(max(0.0, self._known()[1][place, place]))
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second, with their 95 % interval; None before any measurement."""
         if not self._replicates or configuration not in self._place:
             return None
-        mean = self._known().mean[self._place[configuration]]
+        mean = self._known()[0][self._place[configuration]]
         return positive_estimate(exp(-mean), self.error(configuration), self._freedom)
 
     def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
@@ -346,7 +329,7 @@ class Posterior:
         if not self._replicates or not {one, other} <= self._place.keys():
             return None
         first, second = self._place[one], self._place[other]
-        mean, covariance, _ = self._known()
+        mean, covariance = self._known()
         variance = covariance[first, first] + covariance[second, second]
         variance = max(0.0, float(variance - 2 * covariance[first, second]))
         return positive_estimate(exp(mean[second] - mean[first]), sqrt(variance), self._freedom)
@@ -361,7 +344,7 @@ class Posterior:
 
         After one measurement, those most similar to it would come next, and little be learnt.
         """
-        expected = self._goal(-self._models[0].mean())
+        expected = self._goal(-self._model.mean())
         return max(among, key=lambda each: expected[self._place[each]], default=None)
 
     def leader(self, among: Collection[Configuration]) -> Configuration | None:
@@ -372,20 +355,10 @@ class Posterior:
     def challenger(
         self, leader: Configuration, among: Collection[Configuration]
     ) -> Configuration | None:
-        """Return the one that may surpass the leader by most, at one standard deviation.
-
-        Without the cost model, many may surpass it, each with a small probability: then the one
-        that is expected to do so by most.
-        """
+        """Return the one that may surpass the leader by most, at one standard deviation."""
         values = self._drawn()
-        ahead = values - values[:, [self._place[leader]]]
-        leads = np.quantile(ahead, OPTIMISM, axis=0)
-        gains = np.zeros_like(leads) if self.is_as_assumed else np.maximum(0.0, ahead).mean(axis=0)
-        return max(
-            among,
-            key=lambda each: (gains[self._place[each]], leads[self._place[each]]),
-            default=None,
-        )
+        leads = np.quantile(values - values[:, [self._place[leader]]], OPTIMISM, axis=0)
+        return max(among, key=lambda each: leads[self._place[each]], default=None)
 
     def gains(self, least: float, among: Iterable[Configuration]) -> dict[Configuration, float]:
         """Return the expected improvement of each over a value."""
@@ -403,40 +376,6 @@ class Posterior:
         order = np.lexsort((-values.mean(axis=0), -wins)).tolist()
         names = list(self._candidates)
         return {names[place]: float(wins[place]) for place in order}
-
-    @property
-    def is_as_assumed(self) -> bool:
-        """Whether what was measured follows the cost model, rather than weaker assumptions."""
-        return self._known().place == 0
-
-    def open_to_others(self, chances: Mapping[Configuration, float]) -> bool:
-        """Return whether another than the likeliest may be the best, given all chances.
-
-        By the cost model, a few are likely to be. Without it, many may be, each with hardly a
-        chance.
-        """
-        _, *others = chances.values()
-        chance = max(others, default=0.0) if self.is_as_assumed else sum(others)
-        return chance >= LEAST_CHANCE
-
-    def chance_of_faster(
-        self, configuration: Configuration, besides: Collection[Configuration] = ()
-    ) -> tuple[float, Configuration | None]:
-        """Return the probability that the likeliest of others is clearly faster, and which one.
-
-        Where the cost model does not hold, many are hardly known: then the probability that any
-        is. Clearly faster is by more than `CLEARLY_FASTER`; those in ``besides`` do not count.
-        """
-        others = [e for e in self._candidates if e != configuration and e not in besides]
-        if not others or not self._replicates or configuration not in self._place:
-            return 0.0, None
-        draws = self._drawn_logs()
-        gains = draws[:, [self._place[configuration]]] - draws[:, [self._place[e] for e in others]]
-        is_faster = gains > log1p(CLEARLY_FASTER)
-        chances = is_faster.mean(axis=0)
-        likeliest = int(chances.argmax())
-        chance = chances[likeliest] if self.is_as_assumed else is_faster.any(axis=1).mean()
-        return float(chance), others[likeliest]
 
     def doubted(self) -> Configuration | None:
         """Return a promising configuration that a single replicate put out of the race, if any.
@@ -457,13 +396,8 @@ class Posterior:
     def _gain_over(
         self, others: Mapping[Configuration, Sequence[Replicate]], configuration: Configuration
     ) -> float:
-        """Return the gain over the best of others that is expected without measuring it.
-
-        None is expected where these do not follow the cost model.
-        """
-        mean, covariance, place = self._posterior_of(others)
-        if place:
-            return 0.0
+        """Return the gain over the best of others that is expected without measuring it."""
+        mean, covariance = self._model.posterior(self._observations(others))
         places = [self._place[each] for each in [*others, configuration]]
         rng = np.random.default_rng((self._seed, self._n_updates))
         logs = np.tile(mean, (N_DRAWS, 1))
@@ -478,17 +412,16 @@ class Posterior:
 
     def _set(self, configurations: Sequence[Configuration]) -> None:
         self._place = {each: place for place, each in enumerate(configurations)}
-        usual = self._new_model(configurations, self._batch_size, self._geometry)
-        self._models = [usual, *map(usual.assuming, ASSUMPTIONS[1:])]
+        self._model = self._new_model(configurations, self._batch_size, self._geometry)
         self._goal = self._goal_of(configurations)
         self._forget()
 
     def _forget(self) -> None:
-        self._logs, self._values, self._costs, self._moments = None, None, {}, None
+        self._values, self._costs, self._moments = None, {}, None
 
-    def _known(self) -> _Known:
+    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if self._moments is None:
-            self._moments = self._posterior_of(self._replicates)
+            self._moments = self._model.posterior(self._observations(self._replicates))
         return self._moments
 
     def _drawn(self) -> NDArray[np.float64]:
@@ -497,37 +430,25 @@ class Posterior:
         Unpromising configurations have their mean in all draws.
         """
         if self._values is None:
-            self._values = self._goal(-self._drawn_logs())
-        return self._values
-
-    def _drawn_logs(self) -> NDArray[np.float64]:
-        """Return draws of the logarithms of costs, shape (n_draws, n_configurations)."""
-        if self._logs is None:
-            mean, covariance, _ = self._known()
+            mean, covariance = self._known()
             rng = np.random.default_rng((self._seed, self._n_updates))
             promising = self._goal(-mean + 2 * np.sqrt(np.maximum(0.0, covariance.diagonal())))
             drawn = np.argsort(-promising, kind="stable")[:MOST_DRAWN]
             logs = np.tile(mean, (N_DRAWS, 1))
             logs[:, drawn] = draws_of(mean[drawn], covariance[np.ix_(drawn, drawn)], N_DRAWS, rng)
-            self._logs = logs
-        return self._logs
+            self._values = self._goal(-logs)
+        return self._values
 
-    def _posterior_of(self, replicates: Mapping[Configuration, Sequence[Replicate]]) -> _Known:
-        """Return what is known of costs, under the likeliest assumptions.
-
-        Of each configuration, the mean of its replicates counts, free of the turns that it was
-        measured in.
-        """
+    def _observations(
+        self, replicates: Mapping[Configuration, Sequence[Replicate]]
+    ) -> Observations:
+        """Return the mean of each configuration, free of the turns that it was measured in."""
         if not replicates:
-            return _Known(*self._models[0].posterior(Observations.none()), 0)
-        seconds = {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}
-        fits = [each.fit(seconds) for each in self._models]
-        chances = [
-            fit.log_evidence + log(each.odds) for fit, each in zip(fits, ASSUMPTIONS, strict=True)
-        ]
-        place = chances.index(max(chances))
+            return Observations.none()
+        spread = self._model.spread(
+            {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}
+        )
         means, covariance = effects(
             [[(one.turn, log(one.seconds_per_cell)) for one in own] for own in replicates.values()]
         )
-        seen = Observations(list(replicates), means, fits[place].spread ** 2 * covariance)
-        return _Known(*self._models[place].posterior(seen), place)
+        return Observations(list(replicates), means, spread**2 * covariance)

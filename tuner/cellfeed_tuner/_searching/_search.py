@@ -30,7 +30,7 @@ from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement
 from cellfeed_tuner._results import ConfigurationResult, Status
 from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Space
 from cellfeed_tuner._searching._durations import SUSTAINED_LEFT, Durations
-from cellfeed_tuner._searching._posterior import CLEARLY_FASTER, Posterior, TurnsOf
+from cellfeed_tuner._searching._posterior import Posterior, TurnsOf
 from cellfeed_tuner._searching._replicates import Measurements
 
 if TYPE_CHECKING:  # they load Optuna
@@ -63,8 +63,6 @@ EARLY_TURNS = 2
 # A loader has slowed down if the second half of that has less than this share of the throughput
 # that was expected. Chosen: beyond the noise of a busy machine.
 SLOWED_SHARE = 0.7
-# Probability that another is clearly faster from which on the choice is called undecided. Chosen.
-MUCH_CHANCE = 0.2
 # A predicted throughput is called unknown if the upper end of its interval is this many times the
 # lower end. Chosen: it says nothing then.
 VAGUE_INTERVAL = 100
@@ -127,7 +125,6 @@ class Search:
                 self._widen()
                 # Once early enough to look at others, and again after one has slowed down.
                 is_late = not self._durations.is_time_to_propose and n_early <= len(self.slowed)
-                is_late = is_late and self._posterior.is_as_assumed
                 best = self._likeliest
                 if is_late and best is not None and self.turns.count(best) >= EARLY_TURNS:
                     n_early += 1
@@ -139,8 +136,6 @@ class Search:
                 break
         if not any(map(self._durations.has_rounds, self._posterior.candidates)):
             return
-        if not self._posterior.is_as_assumed:
-            return  # nothing predicts what was not measured
         costs = self._posterior.seconds_per_cell()
         need = self.requirements.constraints.need_cells_per_second
         for each, chance in self._posterior.chances().items():
@@ -213,28 +208,8 @@ class Search:
         """Return the best configuration by all that is known; None if none is feasible.
 
         The fastest of those that were measured, unless there was no time to measure one that is
-        expected to be faster. The reason says so if another may well be clearly faster.
+        expected to be faster.
         """
-        choice = self._chosen(results)
-        need = self.requirements.constraints.need_cells_per_second
-        if choice is None or need is not None or not self.requirements.is_planned:
-            return choice
-        named = {each.configuration for each in choice.rivals if each.is_undecided}
-        chance, other = self._posterior.chance_of_faster(choice.configuration, named)
-        said = "" if chance < MUCH_CHANCE else f" {self._undecided(chance, other)}"
-        return choice._replace(reason=choice.reason + said, chance_of_faster=chance)
-
-    def _undecided(self, chance: float, other: Configuration | None) -> str:
-        """Return the sentence that another configuration may well be clearly faster."""
-        chance_that = f"with a probability of {chance:.0%},"
-        than = f"is more than {CLEARLY_FASTER:.0%} faster; a larger budget would tell."
-        if self._posterior.is_as_assumed:
-            return f"Undecided: {chance_that} {other} {than}"
-        why = f"throughputs do not follow the cost model, and {chance_that}"
-        return f"Undecided: {why} another configuration {than}"
-
-    def _chosen(self, results: Sequence[ConfigurationResult]) -> Choice | None:
-        """Return the choice, without what may be faster."""
         timed, constraints = results, self.requirements.constraints
         if not self.requirements.is_planned:  # a stopped measurement has no entropy
             timed = [each for each in results if each.entropy_bits.measured is not None]
@@ -410,7 +385,7 @@ class Search:
             return []
         if not self._durations.is_time_to_propose and self._is_decided(chances):
             return []
-        is_alone = not self._posterior.open_to_others(chances)
+        is_alone = all(each == best or chance < LEAST_CHANCE for each, chance in chances.items())
         pair = [best, *self._runner_up(best)] if is_alone else self._pair()
         doubted = self._posterior.doubted()
         if doubted is not None and self._affords(doubted):
@@ -447,8 +422,6 @@ class Search:
         if self._has_own_order:
             known = [each for each in others if each in self.measurements]
             others = new if new and time.is_time_to_propose else known
-        elif new and time.is_time_to_propose and not self._posterior.is_as_assumed:
-            others = new
         other = self._posterior.challenger(leader, others)
         if other is None:
             return [leader]
@@ -524,28 +497,15 @@ class Search:
         )
         self._not_timed.pop(configuration, None)
         self._posterior.tell(configuration, self.measurements.replicates(configuration))
-        if found.failure or found.peak_memory_bytes > self.requirements.constraints.memory_bytes:
+        memory_bytes = self.requirements.constraints.memory_bytes
+        if found.failure or found.peak_memory_bytes > memory_bytes:
             self._posterior.withdraw(configuration)
-        if found.peak_memory_bytes > self.requirements.constraints.memory_bytes:
-            self._withdraw_larger(found)
         if self.requirements.learn(found):
             self._posterior.aim_anew()
             for each in self._posterior.candidates:
                 if not self.requirements.mixes(each):
                     self._posterior.withdraw(each)
         return found
-
-    def _withdraw_larger(self, found: Measurement) -> None:
-        """Leave out what has larger fetches than one that is over memory, and as many workers."""
-        one = found.configuration
-        for each in self._posterior.candidates:
-            is_larger = (
-                each.fetch_factor >= one.fetch_factor and each.num_workers >= one.num_workers
-            )
-            if each not in self.measurements and is_larger and each.others == one.others:
-                note = f"{one} takes {found.peak_memory_bytes / 1e6:,.0f} MB"
-                self._not_timed[each] = "over memory", note
-                self._posterior.withdraw(each)
 
     @property
     def _has_own_order(self) -> bool:
@@ -555,8 +515,7 @@ class Search:
     def _is_decided(self, chances: Mapping[Configuration, float]) -> bool:
         """Return whether more turns would change nothing."""
         best = next(iter(chances))
-        is_open = not self._posterior.is_as_assumed and self._posterior.open_to_others(chances)
-        if is_open or self.turns.count(best) < LEAST_TURNS:
+        if self.turns.count(best) < LEAST_TURNS:
             return False
         likely = [each for each, chance in chances.items() if chance >= LEAST_CHANCE]
         likely += self._runner_up(best)
