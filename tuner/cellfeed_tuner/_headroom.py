@@ -296,7 +296,7 @@ def headroom(loader: Any, *, restore: Sequence[Any] = (), seconds: float = 45.0)
     >>> model = nn.Linear(8, 8)
     >>> optimizer = optim.SGD(model.parameters(), lr=0.1)
     >>> loader = utils.data.DataLoader(zeros(1000, 8), batch_size=50)
-    >>> with headroom(loader, restore=[model, optimizer], seconds=15) as found:
+    >>> with headroom(loader, restore=[model, optimizer]) as found:
     ...     for epoch in range(10_000):
     ...         for minibatch in loader:
     ...             model(minibatch).sum().backward()
