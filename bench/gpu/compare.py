@@ -149,6 +149,7 @@ class Bench:
 
     def __init__(self, collection, store, options):
         self.collection, self.store, self.options = collection, store, options
+        self.stored = None if store is None else open_collection(store, obs=["cell_line"])
         self.device = torch.device(options.device)
         self.is_cuda = self.device.type == "cuda"
         self.model = Autoencoder(collection.n_vars).to(self.device)
@@ -161,7 +162,7 @@ class Bench:
                       if getattr(way, what) == "threads"]  # fmt: skip
         stored = way.store is not None
         return CellDataset(
-            open_collection(self.store, obs=["cell_line"]) if stored else self.collection,
+            self.stored if stored else self.collection,
             BlockShuffling(way.store[1] if stored else self.options.block_size),
             self.options.batch_size,
             fetch_factor=(
@@ -288,7 +289,7 @@ def written_by_annbatch(folder, paths):
     store = folder / "annbatch.zarr"
     if not store.exists():
         annbatch.DatasetCollection(store).add_adatas([str(path) for path in paths], shuffle=True)
-    warm(each for each in store.rglob("*") if each.is_file())
+    warm([store])
     return store
 
 
