@@ -14,28 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import commands
+from tests.bench.conftest import N_CELLS
 from tests.warm import python as warm
 
 from cellfeed import ParameterError
-from cellfeed.synthetic import write_tahoe_like
 
 document: Any = importlib.import_module("bench.here.document")
 pages: Any = importlib.import_module("bench.here.page")
 main: Any = importlib.import_module("bench.here.__main__").main
-N_CELLS = 700
 OURS = "cellfeed on .h5ad plates, block 16, fetch 256, CSR"
 SLICES = "slices by h5py of .h5ad plates, block 16, fetch 256"
 LIMIT = "decompress gzip of the plates, block 16, fetch 256"
 DISK = "read .h5ad plates from end to end"
 NOT_TO_BE_HAD = "annbatch, chunk 512, preload 32, CSR (defaults but for minibatches of 64)"
 DAMAGED = "is no comparison, or damaged|digest is not|spaces or line ends"
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plates")
-    write_tahoe_like(folder, n_cells=N_CELLS, n_genes=300, n_plates=2, n_drugs=8, seed=0)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests import commands
+from tests.bench.conftest import N_CELLS
 from tests.warm import python as warm
 
-from cellfeed.synthetic import write_tahoe_like
-
 PEERS = Path(__file__).parents[2] / "bench" / "peers"
-N_CELLS = 700
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plates")
-    write_tahoe_like(folder, n_cells=N_CELLS, n_genes=300, n_plates=2, n_drugs=8, seed=0)
-    return folder
 
 
 @pytest.fixture(scope="module")
