@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -44,6 +45,12 @@ N_CELLS_PER_FILE = 1500
 def pytest_xdist_setupnodes():
     """Test processes beside each other share the one that forks."""
     os.environ[warm.OF_SESSION] = warm.address()
+
+
+def pytest_collection_finish():
+    """What modules hold remains, so garbage collections between tests need not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -96,7 +96,7 @@ def test_a_label_that_does_not_exist_is_one_line(plates):
 @pytest.mark.usefixtures("short_replicates")
 def test_the_command_says_which_is_the_fastest_and_what_is_left_out(plates):
     ran = commands.run(
-        *(main, *plates, "--label=plate", "--batch-size=16", "--budget=60"),
+        *(main, *plates, "--label=plate", "--batch-size=16", "--budget=600"),
         *("--entropy-floor=0.5", "--loader=cellfeed", "--loader=DataLoader", "--loader=annbatch"),
     )
     assert ran.exit_code == 0, ran.output

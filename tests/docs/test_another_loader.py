@@ -36,7 +36,7 @@ def run(folder, code):
 
 
 def test_it_tunes_the_loader(folder):
-    code = (folder / "run.py").read_text().replace("budget=20", "budget=60, entropy_floor=0.5")
+    code = (folder / "run.py").read_text().replace("budget=20", "budget=600, entropy_floor=0.5")
     printed = run(folder, code + "print(len(minibatch[0]))")
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     assert printed.splitlines()[-1] == "64"
@@ -47,7 +47,8 @@ def test_it_tunes_for_the_training_step(folder):
         "import my_training\n"
         "from cellfeed_tuner import autotune\n"
         "from other_loader import Plates\n"
-        "result = autotune(Plates('plates'), step=my_training.step, budget=60, entropy_floor=0.5)\n"
+        "settings = dict(budget=600, entropy_floor=0.5)\n"
+        "result = autotune(Plates('plates'), step=my_training.step, **settings)\n"
         "print(result.constraints.step_seconds > 0, result.recommended.waiting is not None)"
     )
     assert run(folder, code).split() == ["True", "True"]

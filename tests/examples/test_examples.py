@@ -47,7 +47,7 @@ def test_pytorch(plates):
 
 def test_tune_dataloader(plates, monkeypatch):
     monkeypatch.setenv(SHORT_REPLICATES, "1")
-    printed = output_of(EXAMPLES / "tune_dataloader.py", plates, 60)
+    printed = output_of(EXAMPLES / "tune_dataloader.py", plates, 600)
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     (share,) = re.findall(r"(\d+)% of random sampling's entropy", printed)
     assert 97 <= int(share) <= 103
@@ -68,7 +68,7 @@ def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
 
 def test_processes_that_are_tuned_together(plates, monkeypatch):
     monkeypatch.setenv(SHORT_REPLICATES, "1")
-    printed = torchrun(2, EXAMPLES / "tune_ddp.py", plates, 60)
+    printed = torchrun(2, EXAMPLES / "tune_ddp.py", plates, 600)
     assert "cells/s of 2 ranks together" in printed
     (n_cells,) = re.findall(r"2 ranks trained on ([\d,]+) cells", printed)
     # Whole minibatches of 32 on each rank.

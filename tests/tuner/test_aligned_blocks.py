@@ -90,7 +90,7 @@ def test_autotune_takes_it(small_collection):
         block_sizes=[4, 16],
         fetch_factors=[2, 4],
         workers=[0],
-        budget=60.0,
+        budget=600.0,
         entropy_floor=0.1,
     )
     assert result.loader_fault is None

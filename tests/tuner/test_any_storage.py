@@ -33,7 +33,7 @@ def test_a_url(tmp_path, monkeypatch):
     register(Storage(name="tuned", open=open_cells, schemes=("test-tuned",)))
     arguments = ["test-tuned://host/cells", "--label", "plate", "--output", str(tmp_path)]
     arguments += ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0"]
-    ran = commands.autotune(*arguments, "--budget", "60", "--entropy-floor", "0.5")
+    ran = commands.autotune(*arguments, "--budget", "600", "--entropy-floor", "0.5")
     assert ran.exit_code == 0, ran.output
     assert "open_collection('test-tuned://host/cells', obs=['plate'])" in ran.stdout
     result = json.loads((tmp_path / "autotune.json").read_text())
@@ -52,7 +52,7 @@ def test_the_output_of_cell_ranger(tmp_path):
         paths.append(str(path))
     arguments = [*paths, "--label", "library", "--output", str(tmp_path / "tuned")]
     arguments += ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0"]
-    ran = commands.autotune(*arguments, "--budget", "60", "--entropy-floor", "0.5")
+    ran = commands.autotune(*arguments, "--budget", "600", "--entropy-floor", "0.5")
     assert ran.exit_code == 0, ran.output
     assert "obs=['library']" in ran.stdout
     result = json.loads((tmp_path / "tuned" / "autotune.json").read_text())

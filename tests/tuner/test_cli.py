@@ -26,7 +26,7 @@ from cellfeed_tuner._measuring._process import MeasuringProcess
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-SMALL_GRID = ["--block-sizes", "4,16", "--fetch-factors", "2 8", "--workers", "0", "--budget", "60"]
+SMALL_GRID = ["--block-sizes=4,16", "--fetch-factors=2 8", "--workers=0", "--budget=600"]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     plates = np.random.default_rng(0).permutation(np.repeat(["p0", "p1", "p2"], 1000))
     obs = pd.DataFrame({"plate": pd.Categorical(plates)}, index=[str(i) for i in range(3000)])
     ad.AnnData(np.eye(3000, 20, dtype=">f4"), obs=obs).write_h5ad(tmp_path / "all.h5ad")
-    grid = ["--block-sizes", "256", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "256", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
     printed = commands.autotune(
         tmp_path / "all.h5ad", "--label", "plate", "--output", tmp_path, *grid
     )
@@ -124,7 +124,7 @@ def test_figures_from_few_rounds_are_marked(result_of):
 def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
     ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.8"]
-    printed = commands.autotune(small_collection, *settings, *ranges, "--budget", "60")
+    printed = commands.autotune(small_collection, *settings, *ranges, "--budget", "600")
     assert printed.exit_code == 0, printed.output
     result = json.loads((tmp_path / "autotune.json").read_text())
     assert result["ranges"]["block_sizes"] == [1, 256]
@@ -142,7 +142,7 @@ def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path)
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert "Of 4,096 configurations (block size 1 to 256," in page
     # What was found is found again.
-    again = commands.autotune(small_collection, *settings, *ranges, "--budget", "60", "--json")
+    again = commands.autotune(small_collection, *settings, *ranges, "--budget", "600", "--json")
     assert json.loads(again.stdout)["earlier"]["use"] != "none"
 
 
@@ -186,7 +186,7 @@ def test_the_page_has_the_recommendation_and_its_code(tuned):
 def test_with_json_stdout_has_the_result_and_nothing_else(
     small_collection, tmp_path, floor, exit_code
 ):
-    grid = ["--block-sizes", "16", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "16", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", floor, *grid]
     printed = commands.autotune(small_collection, *settings, "--json")
     assert printed.exit_code == exit_code, printed.output
@@ -210,7 +210,7 @@ def test_the_result_is_used(tuned, small_collection):
 
 
 def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collection, tmp_path):
-    grid = ["--block-sizes", "64", "--fetch-factors", "1", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "64", "--fetch-factors", "1", "--workers", "0", "--budget", "600"]
     printed = commands.autotune(small_collection, "--label", "plate", "--output", tmp_path, *grid)
     assert printed.exit_code == 1
     assert "No configuration is feasible" in printed.stdout
@@ -223,7 +223,7 @@ def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collec
 )
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not beside this clone")
 def test_real_files_of_any_age_are_tuned(name, label, tmp_path):
-    grid = ["--block-sizes", "8", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "8", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
     printed = commands.autotune(SHARED / name, "--label", label, "--output", tmp_path, *grid)
     assert printed.exit_code == 0, printed.output
     assert "Recommended: block size 8, fetch factor 2, 0 workers" in printed.stdout
@@ -342,7 +342,7 @@ def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
         "from cellfeed_tuner import autotune\n"
         f"collection = open_collection({str(small_collection)!r}, obs=['plate'])\n"
         "result = autotune(collection, label='plate', block_sizes=[4], fetch_factors=[2],\n"
-        "                  workers=[1], budget=60)\n"
+        "                  workers=[1], budget=600)\n"
         "print(result.configurations[0].status)\n"
     )
     # As fast as the machine is.
@@ -352,7 +352,7 @@ def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
 def test_a_warm_cache_is_measured_as_such(small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     result = autotune(
-        collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0], budget=60.0,
+        collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0], budget=600.0,
         cache="warm",
     )  # fmt: skip
     assert result.cache == "warm"
@@ -361,7 +361,7 @@ def test_a_warm_cache_is_measured_as_such(small_collection):
 
 def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
     settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5"]
-    settings += ["--block-sizes", "4", "--fetch-factors", "8", "--workers", "0", "--budget", "60"]
+    settings += ["--block-sizes", "4", "--fetch-factors", "8", "--workers", "0", "--budget", "600"]
 
     def use(*more):
         printed = commands.autotune(small_collection, *settings, *more)

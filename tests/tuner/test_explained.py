@@ -120,7 +120,7 @@ def test_autotune_explains_its_choice(small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     result = autotune(
         collection, label="plate", batch_size=BATCH_SIZE, block_sizes=[1], fetch_factors=[4],
-        workers=[0], budget=40.0, entropy_floor=0.0,
+        workers=[0], budget=600.0, entropy_floor=0.0,
     )  # fmt: skip
     assert result.recommended is not None
     assert result.bottleneck is not None

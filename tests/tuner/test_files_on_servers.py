@@ -88,7 +88,7 @@ def tuned(short_replicates, folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, WebServer(folder, only_with_the_token) as server:
         patch.setenv("CELLFEED_CACHE_DIR", str(cache))
         url = f"{server.url}/p1.h5ad"
-        settings = ["--label", "plate", "--budget", "60", "--storage-options", options]
+        settings = ["--label", "plate", "--budget", "600", "--storage-options", options]
         printed = commands.autotune(url, *settings, *GRID, "--output", output, "--json")
         assert printed.exit_code == 0, printed.output
         collection = open_collection(url, obs=["plate"], storage_options=OPTIONS)
@@ -242,7 +242,7 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
         open_collection(url, obs=["plate"])
         n_for_opening = len(server.requests)
         server.answer = lambda _: Status(403) if len(server.requests) > 2 * n_for_opening else None
-        settings = ["--label", "plate", "--budget", "60", *GRID, "--output", tmp_path, "--fresh"]
+        settings = ["--label", "plate", "--budget", "600", *GRID, "--output", tmp_path, "--fresh"]
         said = commands.autotune(url, *settings)
     assert said.exit_code == 2
     assert said.stderr.splitlines()[-1].startswith(f"Error: {url}")
@@ -274,7 +274,7 @@ def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
     options.write_text(json.dumps(s3_server.options))
     output = tmp_path / "output"
     url = f"s3://{s3_server.bucket}/tuned/*.h5ad"
-    settings = ["--storage-options", options, "--output", output, "--budget", "60", *GRID]
+    settings = ["--storage-options", options, "--output", output, "--budget", "600", *GRID]
     said = commands.autotune(url, "--label", "plate", *settings)
     assert said.exit_code == 0, said.output
     result = AutotuneResult.load(output / "autotune.json")

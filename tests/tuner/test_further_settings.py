@@ -17,7 +17,7 @@ def tuned(short_replicates, small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     return autotune(
         collection, label="plate", batch_size=BATCH_SIZE, block_sizes=[16], fetch_factors=[4],
-        workers=[0], num_threads=[1, 2], align=[None, "chunks"], budget=60.0, entropy_floor=0.0,
+        workers=[0], num_threads=[1, 2], align=[None, "chunks"], budget=600.0, entropy_floor=0.0,
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_what_is_measured_alone_has_them(small_collection):
 
 
 def test_the_command_tries_them(small_collection, tmp_path):
-    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "600"]
     ran = commands.autotune(
         *(small_collection, "--label", "plate", "--output", tmp_path, *grid),
         *("--num-threads", "1,2", "--align", "--entropy-floor", "0"),

@@ -70,7 +70,7 @@ def test_what_was_measured_by_then_is_the_result(interrupted, collection):
 def test_a_choice_is_kept(interrupted):
     only = {"block_sizes": [4], "fetch_factors": [8]}
     with pytest.raises(AutotuneInterrupted) as caught:  # a single one is clear long before
-        interrupted(1, stage="explain", budget=120.0, **only)
+        interrupted(1, stage="explain", budget=600.0, **only)
     chosen = caught.value.result.recommended
     assert chosen is not None
     assert chosen.configuration == Configuration(block_size=4, fetch_factor=8)
@@ -86,7 +86,7 @@ def test_before_anything_is_measured_there_is_no_result(interrupted, stage):
 
 @pytest.mark.usefixtures("short_replicates")
 def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, cache_folder):
-    autotune(collection, label="plate", entropy_floor=0.5, budget=60.0, **GRID)
+    autotune(collection, label="plate", entropy_floor=0.5, budget=600.0, **GRID)
 
     def kept():
         return {path: path.read_bytes() for path in cache_folder.rglob("*") if path.is_file()}

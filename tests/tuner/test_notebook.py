@@ -23,7 +23,7 @@ from cellfeed_tuner import autotune
 collection = open_collection({folder!r}, obs=["plate"])
 result = autotune(
     collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0, 1],
-    entropy_floor=0.5, budget=60,
+    entropy_floor=0.5, budget=600,
 )
 result
 """

@@ -328,7 +328,7 @@ class TestMistakes:
 class TestCommand:
     def test_it_balances_classes_and_its_code_does(self, small_collection, rows, tmp_path):
         settings = ["--where", "cell_type != 'T'", "--entropy-floor", "0.5", "--output", tmp_path]
-        grid = ["--block-sizes", "4", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
+        grid = ["--block-sizes", "4", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
         command = [small_collection, "--label", "plate", "--balance", "cell_type"]
         printed = commands.autotune(*command, *settings, *grid)
         assert printed.exit_code == 0, printed.output

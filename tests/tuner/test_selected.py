@@ -168,7 +168,7 @@ class TestMistakes:
 def ran(short_replicates, small_collection, tmp_path_factory):
     output = tmp_path_factory.mktemp("selected")
     settings = ["--where", QUERY, "--entropy-floor", "0.5", "--output", output, "--label", "plate"]
-    grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "4,16", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
     printed = commands.autotune(small_collection, *settings, *grid)
     assert printed.exit_code == 0, printed.output
     return printed, output

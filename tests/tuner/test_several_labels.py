@@ -68,7 +68,7 @@ def tuned(short_replicates, file, tmp_path_factory):
     """What the command printed, and the JSON that it wrote."""
     output = tmp_path_factory.mktemp("tuned")
     grid = ["--block-sizes", "4,32", "--fetch-factors", "2,8", "--workers", "0"]
-    settings = ["--batch-size", BATCH_SIZE, "--entropy-floor", FLOOR, "--budget", "60"]
+    settings = ["--batch-size", BATCH_SIZE, "--entropy-floor", FLOOR, "--budget", "600"]
     labels = ["--label", "line", "--label", "plate", "--given", "drug"]
     arguments = [file, *labels, *grid, *settings, "--output", output]
     printed = commands.autotune(*arguments)

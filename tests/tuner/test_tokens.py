@@ -39,7 +39,7 @@ def made_with(collection, padding):
 def test_a_loader_of_tokens_is_tuned(collection, short_replicates):
     result = autotune(
         collection, label="plate", batch_size=16, block_sizes=[1, 4], fetch_factors=[2],
-        workers=[0], budget=60, fresh=True, cache="warm", step=summed_tokens,
+        workers=[0], budget=600, fresh=True, cache="warm", step=summed_tokens,
         make_dataset=made_with(collection, "longest"),
     )  # fmt: skip
     assert result.recommended is not None
@@ -50,7 +50,7 @@ def test_matched_pairs_of_tokens_are_tuned(collection, short_replicates):
     strategy = MatchedControls(BlockShuffling(4), "drug", "drug_001", ["plate"])
     result = autotune(
         collection, label="plate", strategy=strategy, batch_size=16, block_sizes=[1, 4],
-        fetch_factors=[2], workers=[0], budget=60, fresh=True, cache="warm", step=summed_pairs,
+        fetch_factors=[2], workers=[0], budget=600, fresh=True, cache="warm", step=summed_pairs,
         make_dataset=made_with(collection, "longest"),
     )  # fmt: skip
     assert result.loader_fault is None

@@ -28,7 +28,7 @@ shorten()
 data, folder = sys.argv[1:]
 rank = int(os.environ["RANK"])
 settings = dict(label="plate", block_sizes=[4, 16], fetch_factors=[2, 8], workers=[0],
-                batch_size=16, budget=300.0, entropy_floor=0.5)
+                batch_size=16, budget=600.0, entropy_floor=0.5)
 ONE = {{"block_sizes": [4], "fetch_factors": [2]}}
 stages, found = [], {{}}
 
@@ -207,7 +207,7 @@ def test_wrong_variables_are_one_line_on_each(small_collection, tmp_path):
 def test_the_command_takes_ranks(small_collection, tmp_path):
     command = [
         *(small_collection, "--label", "plate", "--ranks", 2, "--batch-size", 16),
-        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 300),
+        *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 600),
         *("--entropy-floor", 0.5, "--output", tmp_path),
     ]
     ran = commands.autotune(*command)

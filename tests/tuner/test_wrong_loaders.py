@@ -82,7 +82,7 @@ def test_nothing_is_recommended(name, small_collection, tmp_path, monkeypatch, w
         return results[0]
 
     monkeypatch.setattr(_autotune, "tuned", tuned)
-    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "60"]
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "600"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
     printed = commands.autotune(*arguments, "--entropy-floor", "0")
 
@@ -116,7 +116,7 @@ def test_what_breaks_is_named(name, small_collection, tmp_path, monkeypatch, wro
         return tune(*arguments, make_dataset=getattr(wrong_loaders, name), **settings)
 
     monkeypatch.setattr(_autotune, "tuned", tuned)
-    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "40"]
+    grid = ["--block-sizes", "4", "--fetch-factors", "4", "--workers", "0", "--budget", "600"]
     arguments = [str(small_collection), "--label", "plate", "--output", str(tmp_path), *grid]
     printed = commands.autotune(*arguments, "--entropy-floor", "0")
     assert printed.exit_code == 1, printed.output
@@ -155,7 +155,7 @@ def test_nothing_of_a_wrong_loader_is_kept_for_later_runs(
     collection = open_collection(small_collection, obs=["plate"])
     settings: dict[str, Any] = {"block_sizes": [4], "fetch_factors": [4], "workers": [0]}
     loader = wrong_loaders.OneValueOff
-    autotune(collection, label="plate", budget=60.0, make_dataset=loader, **settings)
+    autotune(collection, label="plate", budget=600.0, make_dataset=loader, **settings)
     assert not [*cache_folder.rglob("*")]
 
 
@@ -181,7 +181,7 @@ def test_entropy_is_that_of_the_labels_that_came(small_collection, wrong_loaders
 def test_other_parameters_of_the_dataset_are_no_fault(small_collection):
     collection = open_collection(small_collection, obs=["plate"])
     found = autotune(
-        collection, label="plate", block_sizes=[4], fetch_factors=[4], workers=[0], budget=60.0,
+        collection, label="plate", block_sizes=[4], fetch_factors=[4], workers=[0], budget=600.0,
         entropy_floor=0.0, make_dataset=partial(CellDataset, dense=True, dtype="float64"),
     )  # fmt: skip
     assert found.loader_fault is None

@@ -43,9 +43,12 @@ IMPORTED = (
     "cellfeed_tuner._run",
     "cellfeed_tuner._history",
     "cellfeed_tuner.plots",
+    "ipykernel.kernelapp",
     "pandas",
+    "scipy.optimize",
     "scipy.sparse",
-    "torch.distributed",
+    "torch._dynamo",  # which the first optimizer imports
+    "torch.distributed.checkpoint",
     "torch.utils.data",
     "zarr",
 )

@@ -174,6 +174,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         semi_supervised = unlabeled_category is not None
         self._model = model or (scvi.model.SCANVI if semi_supervised else scvi.model.SCVI)
         _require_taken(self._model, setup)
+        if "unlabeled_category" in setup and parameters.get("adaptive"):
+            msg = (
+                "`adaptive` does not apply with `unlabeled_category`, as two datasets deliver in "
+                "turns; leave it out, and give `num_threads` and `prefetch`"
+            )
+            raise ParameterError(msg)
         self._setup: dict[str, Any] = setup
         self._element = f"layers/{setup['layer']}" if "layer" in setup else "X"
         self.collection = _opened(collection, self._element, setup, source)

@@ -142,7 +142,7 @@ class TestInstalled:
         check_rows(load([whole, slow], method="spawn"))
 
     def test_the_commands_read_them(self, whole, tmp_path):
-        arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "30"]
+        arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "600"]
         arguments += ["--block-sizes", "4", "--fetch-factors", "1", "--workers", "0"]
         arguments += ["--batch-size", "8", "--entropy-floor", "0"]
         for tool, *given in (

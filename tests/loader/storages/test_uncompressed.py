@@ -114,7 +114,7 @@ def test_autotune(open_kind, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
     result = autotune(
         open_kind(kind), label="plate", batch_size=16, block_sizes=[4], fetch_factors=[2],
-        workers=[0], entropy_floor=0.5, budget=60,
+        workers=[0], entropy_floor=0.5, budget=600,
     )  # fmt: skip
     assert result.loader_fault is None
     assert result.recommended is not None
