@@ -7,7 +7,9 @@ categories stored apart from the codes), since it supports all earlier formats.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -34,50 +36,74 @@ from cellfeed._storages._anndata._file import (
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
-_FEWEST = 10_000  # names that are cached between openings; fewer are read in 4 ms
+_FEWEST = 10_000  # names that are in the cache folder once for all files; fewer are in each record
 _END = b"\0"
 _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files that are open
 
 
-def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return the names in an array or another element, str, shape (n,), read-only if it is large.
+def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArray[np.object_]:
+    """Return the names in an array, or in the index of a table; str, shape (n,), read-only.
 
     Numbers become text, as in anndata, and missing names None.
-    Names that files share are in memory once, and in the cache folder once.
+    Names that files share are in memory once, and in the cache folder once if they are many.
     """
-    stored = file.stored(_text(file, path))
-    if is_group(stored) or stored.ndim != 1 or stored.shape[0] < _FEWEST:
-        return _read(file, path)
-    n, content = stored.shape[0], list[bytes]()
+    content = list[bytes]()  # if they have been read
 
-    def contents() -> Tables | None:
-        joined = _joined(file, path)
-        if joined is None or joined.count(_END) != n - 1:
-            return None  # they are no text, or what ends a name is part of one
-        content[:] = [joined]
-        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+    def where() -> str | None:
+        return _index_path(file, path) if is_table else path
 
-    found = file.table_cache(path).get("digest of names", n, contents, fewest=_FEWEST)
-    if found is None:
-        return _read(file, path)
-    digest = found["digest"].tobytes().hex()
-    known = _SAME.get(digest)
+    found = file.recorded(f"names of {path}", lambda: _identified(file, where(), content))
+    digest = b"" if found is None else found["digest"].tobytes()
+    known = _SAME.get(digest.hex())
     if known is not None:
         return known
+    if found is not None and "names" not in found:
+        of_content = LastingIdentity(digest.hex(), is_settled=True)
+        shared = CachedTables("gene names", digest.hex(), lambda: of_content)
 
-    def names() -> Tables | None:
-        joined = content[0] if content else _joined(file, path)
-        if joined is None or _digest(joined).hex() != digest:
+        def names() -> Tables | None:
+            if content or _identified(file, where(), content):
+                joined = np.frombuffer(content[-1], np.uint8)
+                return {"names": joined} if _digest(content[-1]) == digest else None
             return None  # the file was replaced meanwhile
-        return {"names": np.frombuffer(joined, np.uint8)}
 
-    shared = CachedTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
-    cached = shared.get("names", n, names, fewest=_FEWEST)
-    if cached is None:
-        return _read(file, path)
-    own = np.array(cached["names"].tobytes().decode().split("\0"), dtype=object)
+        found = shared.get("names", _FEWEST, names, fewest=_FEWEST)
+    if found is None:
+        return read_row_names(file, path, are_shared=False) if is_table else _read(file, path)
+    own = np.array(found["names"].tobytes().decode().split("\0"), dtype=object)
     own.flags.writeable = False
-    return _SAME.setdefault(digest, own)
+    return _SAME.setdefault(digest.hex(), own)
+
+
+def _identified(file: AnnDataFile, path: str | None, content: list[bytes]) -> Tables | None:
+    """Return the digest of names, and few names themselves; None if they are no text.
+
+    What was read is appended to ``content``.
+    """
+    stored = None if path is None else file.stored(_text(file, path))
+    if path is None or stored is None or is_group(stored) or stored.ndim != 1:
+        return None
+    n = stored.shape[0]
+
+    def digest() -> Tables | None:
+        joined = _joined(file, path)
+        if joined is None or joined.count(_END) != n - 1:
+            return None  # what ends a name is part of one
+        content.append(joined)
+        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+
+    if not isinstance(stored, h5py.Dataset):  # it has no record
+        return file.table_cache(path).get("digest of names", n, digest, fewest=_FEWEST)
+    found = digest()
+    if found is None or n >= _FEWEST:
+        return found
+    return {**found, "names": np.frombuffer(content[0], np.uint8)}
+
+
+def _index_path(file: AnnDataFile, name: str) -> str | None:
+    """Return the path of the index of a table; None in an old format."""
+    table = file.stored(name)
+    return f"{name}/{index_of(table)}" if is_current(table) else None
 
 
 def _text(file: AnnDataFile, path: str) -> str:
@@ -176,12 +202,36 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
 
     What is unusual about others, anndata and pandas know, or refuse.
     """
-    obs = file.stored("obs")
-    if not isinstance(obs, h5py.Group) or not is_current(obs):
-        return {}
-    file.prefetch([f"obs/{column}" for column in columns])
-    found = {column: _plain_column(file, f"obs/{column}") for column in columns}
-    return {name: column for name, column in found.items() if column is not None}
+
+    @cache
+    def are_plain() -> bool:
+        obs = file.stored("obs")
+        is_plain = isinstance(obs, h5py.Group) and is_current(obs)
+        if is_plain:
+            file.prefetch([f"obs/{column}" for column in columns])
+        return is_plain
+
+    def read(column: str) -> Tables | None:
+        return _column_tables(_plain_column(file, f"obs/{column}")) if are_plain() else None
+
+    found = {name: file.recorded(f"obs/{name}", partial(read, name)) for name in columns}
+    return {name: _column_of(tables) for name, tables in found.items() if tables is not None}
+
+
+def _column_tables(column: ObsColumn | None) -> Tables | None:
+    if not isinstance(column, CategoricalColumn):
+        return None if column is None else {"values": column.values}
+    n_bytes = np.array([len(name.encode()) for name in column.categories], np.int64)
+    joined = "".join(column.categories).encode()
+    return {"codes": column.codes, "text": np.frombuffer(joined, np.uint8), "n_bytes": n_bytes}
+
+
+def _column_of(tables: Tables) -> ObsColumn:
+    if "values" in tables:
+        return NumericColumn(tables["values"])
+    joined, ends = tables["text"].tobytes(), np.cumsum(tables["n_bytes"]).tolist()
+    names = [joined[start:end].decode() for start, end in pairwise([0, *ends])]
+    return CategoricalColumn(tables["codes"], np.array(names, object))
 
 
 def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
@@ -225,11 +275,10 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
     are_shared
         Whether other files have the same names, which are cached; see `read_names`.
     """
-    table = file.stored(name)
-    if is_current(table):
-        index = f"{name}/{index_of(table)}"
-        return read_names(file, index) if are_shared else as_names(pd.Index(file.read(index)))
-    return as_names(file.read_old_frame(name).index)
+    if are_shared:
+        return read_names(file, name, is_table=True)
+    index = _index_path(file, name)
+    return as_names(file.read_old_frame(name).index) if index is None else _read(file, index)
 
 
 def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,33 @@ class StoredMatrix(StoredElement):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_chunked_arrays": {}}
+
+    def described(self) -> dict[str, Any] | None:
+        """Return what is known of the element, as JSON; None if it has a twin or is read slowly."""
+        own = {
+            key: value.str if isinstance(value, np.dtype) else value
+            for key, value in self.__getstate__().items()
+            if key not in ("_file", "location", "_twin")
+        }
+        is_alone = self.__dict__.get("_twin") is None
+        return own if is_alone and self._slow_read is None else None
+
+    @classmethod
+    def of_described(cls, file: AnnDataFile, described: Mapping[str, Any]) -> Self:
+        """Return the element of `described`, without opening the file."""
+        own = object.__new__(cls)
+        own.__dict__.update(
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in described.items()
+            },
+            _file=file,
+            location=file.location,
+            dtype=np.dtype(described["dtype"]),
+        )
+        if own._stored_dtype is not None:
+            own._stored_dtype = np.dtype(own._stored_dtype)
+        return own
 
     def _check_tables(self, shape: tuple[int, ...]) -> None:
         """Check the numbers of cells and genes against the tables, before allocating memory."""
@@ -164,6 +191,8 @@ class StoredCsr(StoredMatrix):
     """
 
     layout: Layout = "csr"
+    _row_pointer: NDArray[np.int64] | None = None
+    _twin: StoredCsr | None = None
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
@@ -196,8 +225,6 @@ class StoredCsr(StoredMatrix):
             if self._slow_read is None and data.size and indices.dtype.kind == "f":
                 reason = f"its column indices are {indices.dtype}"
                 self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
-        self._row_pointer: NDArray[np.int64] | None = None
-        self._twin: StoredCsr | None = None
 
     def share_indices(self, other: StoredCsr) -> None:
         """Use column indices and row pointers of another element, if links make them the same.
@@ -297,12 +324,14 @@ class StoredCsr(StoredMatrix):
         if self._twin is not None:
             return self._twin._pointer()  # noqa: SLF001 - of the same class
         if self._row_pointer is None:
-            tables = self._file.table_cache(f"{self._element}/indptr").get(
-                f"row pointer of {self.shape[0]} rows to {self._n_elements}",
-                self.shape[0],
-                self._checked_pointer,
-            )
-            self._row_pointer = tables["pointer"]
+            name = f"{self._element}/indptr"
+            what = f"row pointer of {self.shape[0]} rows to {self._n_elements}"
+
+            def cached() -> Tables:
+                tables = self._file.table_cache(name)
+                return tables.get(what, self.shape[0], self._checked_pointer)
+
+            self._row_pointer = (self._file.recorded(f"{name}: {what}", cached) or {})["pointer"]
         return self._row_pointer
 
     def _checked_pointer(self) -> Tables:
