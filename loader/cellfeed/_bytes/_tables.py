@@ -166,7 +166,7 @@ class CachedTables:
         fewest
             Minimum number of entries to cache; by default, as many as take 0.1 s to read.
         """
-        if n_entries < (_FEWEST_ENTRIES if fewest is None else fewest):
+        if not (are_many(n_entries) if fewest is None else n_entries >= fewest):
             return compute()
         before = self._identity()
         if before is None or not before.is_settled:
@@ -274,6 +274,11 @@ def pack(value: Any) -> Tables:
 def unpack(tables: Tables) -> Any:
     """Return the value of `pack`."""
     return json.loads(tables["json"].tobytes())
+
+
+def are_many(n_entries: int) -> bool:
+    """Return whether tables of this length are cached in a file of their own."""
+    return n_entries >= _FEWEST_ENTRIES
 
 
 def _key(name: str, array: str, identity: LastingIdentity, depends_on: str) -> bytes:

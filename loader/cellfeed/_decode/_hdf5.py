@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
-from cellfeed._bytes._tables import CachedTables, Tables, pack, unpack
+from cellfeed._bytes._tables import CachedTables, Tables, are_many, pack, unpack
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._array import (
     CHUNK_ELEMENTS,
@@ -116,7 +116,7 @@ _BLOSC_SNAPPY = 3
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 
 
-def hdf5_tables(dataset: h5py.Dataset, cached: CachedTables) -> Tables | None:
+def hdf5_tables(dataset: h5py.Dataset, cached: Callable[[], CachedTables]) -> Tables | None:
     """Return how a dataset is stored, for `hdf5_array`; None if `hdf5_slow_read` gives a reason.
 
     Parameters
@@ -124,7 +124,7 @@ def hdf5_tables(dataset: h5py.Dataset, cached: CachedTables) -> Tables | None:
     dataset
         A dataset with one or more dimensions; with three or more, rows are flattened.
     cached
-        Cached tables of the array from earlier openings.
+        Returns cached tables of the array from earlier openings; called if it has many chunks.
     """
     filters = _known(dataset)
     if isinstance(filters, SlowRead):
@@ -139,7 +139,12 @@ def hdf5_tables(dataset: h5py.Dataset, cached: CachedTables) -> Tables | None:
         return pack(described | {"shape": [n], "chunk_shape": [CHUNK_ELEMENTS], "offset": offset})
     described["shape"] = in_two_dimensions(dataset.shape)
     described["chunk_shape"] = in_two_dimensions(dataset.chunks)
-    return {**pack(described), **_cached_table(dataset, cached, filters)}
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    if not are_many(n_chunks):
+        return {**pack(described), **_table(dataset, filters)}
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
+    found = cached().get(depends_on, n_chunks, lambda: _table(dataset, filters))
+    return {**pack(described), **found}
 
 
 def hdf5_array(tables: Tables, name: str, files: ByteStore, *, lost_is_zero: bool) -> ChunkedArray:
@@ -303,12 +308,6 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
     """Return number, flags, parameters and name of each filter."""
     created = dataset.id.get_create_plist()
     return [created.get_filter(i) for i in range(created.get_nfilters())]
-
-
-def _cached_table(dataset: h5py.Dataset, cached: CachedTables, filters: _Filters) -> Tables:
-    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
-    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
-    return cached.get(depends_on, n_chunks, lambda: _table(dataset, filters))
 
 
 def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:

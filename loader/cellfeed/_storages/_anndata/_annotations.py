@@ -173,8 +173,9 @@ _LARGEST_NUMBER = 8  # bytes; torch has none above
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
     obs = file.stored(table)
-    if "column-order" in obs.attrs:
-        return texts(obs, "column-order")
+    names = texts(obs, "column-order")
+    if names or "column-order" in obs.attrs:
+        return names
     return tuple(str(name) for name in file.read_old_frame(table).columns)
 
 

@@ -38,6 +38,9 @@ class H5File(AnnDataFile):
         super().__init__(location)
         self._examined = set[str]()  # elements whose other files are watched by this process
         self._record = FileRecord(self.lasting_name)
+        # Elements that one computation asks for several times. Later, they are closed: HDF5 keeps
+        # the last chunks of those that are open.
+        self._held: dict[str, Any] | None = None
 
     def _open(self) -> h5py.File:
         self._examined.clear()
@@ -63,6 +66,9 @@ class H5File(AnnDataFile):
 
     def stored(self, name: str) -> Any:
         """See `AnnDataFile`; it may lie in another file."""
+        held = self._held
+        if held is not None and name in held:
+            return held[name]
         try:
             found = self()[name]
         except (KeyError, *_UNOPENED):
@@ -75,6 +81,8 @@ class H5File(AnnDataFile):
         if name not in self._examined:
             self._examine(found, name)
             self._examined.add(name)
+        if held is not None:
+            held[name] = found
         return found
 
     def are_same(self, name: str, other: str) -> bool:
@@ -131,14 +139,18 @@ class H5File(AnnDataFile):
         return decode.hdf5_array(tables, name, file.byte_store, lost_is_zero=lost_is_zero)
 
     def _tables_of(self, name: str) -> Tables | None:
-        return decode.hdf5_tables(self.stored(name), self.table_cache(name))
+        return decode.hdf5_tables(self.stored(name), lambda: self.table_cache(name))
 
     def recorded(self, what: str, compute: Callable[[], Tables | None]) -> Tables | None:
         """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`.
 
         Nothing is recorded of files with links into others, which have identities of their own.
         """
-        return self._record.get(what, compute, self._own_identity)
+        self._held = {}
+        try:
+            return self._record.get(what, compute, self._own_identity)
+        finally:
+            self._held = None
 
     def _own_identity(self) -> LastingIdentity | None:
         return None if self.linked_files else self.identity()

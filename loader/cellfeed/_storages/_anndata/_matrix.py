@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import threads_until_left
-from cellfeed._bytes._tables import Tables
+from cellfeed._bytes._tables import Tables, are_many
 from cellfeed._decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
@@ -192,6 +192,7 @@ class StoredCsr(StoredMatrix):
 
     layout: Layout = "csr"
     _row_pointer: NDArray[np.int64] | None = None
+    _unchecked_pointer: NDArray[Any] | None = None  # until they are checked
     _twin: StoredCsr | None = None
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
@@ -212,7 +213,13 @@ class StoredCsr(StoredMatrix):
             self.dtype = summable(native(data.dtype))
             if indptr.size != self.shape[0] + 1:
                 raise self._inconsistent(f"{self.shape[0]} rows but {indptr.size} row pointers")
-            last = int(indptr[-1])
+            is_in_one_chunk = indptr.chunks is not None and indptr.size <= indptr.chunks[0]
+            is_in_one_chunk = is_in_one_chunk and not are_many(indptr.size)
+            if is_in_one_chunk:  # all of which is decompressed anyway
+                self._unchecked_pointer = indptr[:]
+                last = int(self._unchecked_pointer[-1])
+            else:
+                last = int(indptr[-1])
             if last != data.size or indices.size != data.size:
                 raise self._inconsistent(
                     f"the row pointers end at {last}, but there are {data.size} values "
@@ -237,7 +244,7 @@ class StoredCsr(StoredMatrix):
             self._twin = other
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_row_pointer": None}
+        return super().__getstate__() | {"_row_pointer": None, "_unchecked_pointer": None}
 
     def load_tables(self) -> None:
         """Read the row pointers and the locations of chunks."""
@@ -328,10 +335,13 @@ class StoredCsr(StoredMatrix):
             what = f"row pointer of {self.shape[0]} rows to {self._n_elements}"
 
             def cached() -> Tables:
+                if not are_many(self.shape[0]):
+                    return self._checked_pointer()
                 tables = self._file.table_cache(name)
                 return tables.get(what, self.shape[0], self._checked_pointer)
 
             self._row_pointer = (self._file.recorded(f"{name}: {what}", cached) or {})["pointer"]
+            self._unchecked_pointer = None
         return self._row_pointer
 
     def _checked_pointer(self) -> Tables:
@@ -345,6 +355,8 @@ class StoredCsr(StoredMatrix):
         return {"pointer": pointer}
 
     def _read_pointer(self) -> NDArray[np.int64]:
+        if self._unchecked_pointer is not None:
+            return self._integers("indptr", self._unchecked_pointer)
         stored = self._chunked("indptr")
         with self._damage_named(f"{self._element}/indptr"):
             if stored is None or not _are_integers(stored):

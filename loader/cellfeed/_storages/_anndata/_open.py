@@ -525,6 +525,6 @@ def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
 
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
-    legacy = text(group, "h5sparse_format")  # anndata before 0.7
-    encoding = legacy or text(group, "encoding-type", "unknown")
+    encoding = text(group, "encoding-type")
+    encoding = encoding or text(group, "h5sparse_format", "unknown")  # anndata before 0.7
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)
