@@ -80,13 +80,16 @@ def _identified(file: AnnDataFile, path: str | None, content: list[bytes]) -> Ta
 
     What was read is appended to ``content``.
     """
-    stored = None if path is None else file.stored(_text(file, path))
-    if path is None or stored is None or is_group(stored) or stored.ndim != 1:
+    if path is None:
+        return None
+    text_path = _text(file, path)
+    stored = file.stored(text_path)
+    if is_group(stored) or stored.ndim != 1:
         return None
     n = stored.shape[0]
 
     def digest() -> Tables | None:
-        joined = _joined(file, path)
+        joined = _joined(file, path, text_path)
         if joined is None or joined.count(_END) != n - 1:
             return None  # what ends a name is part of one
         content.append(joined)
@@ -148,13 +151,12 @@ def _digest(joined: bytes) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _joined(file: AnnDataFile, path: str) -> bytes | None:
+def _joined(file: AnnDataFile, path: str, text_path: str) -> bytes | None:
     """Return concatenated names in UTF-8; None if one is missing or not text.
 
     Names in HDF5 are used in their stored form, which is faster.
     """
     file.prefetch([path])
-    text_path = _text(file, path)
     if text_path != path and file.stored(f"{path}/mask")[:].any():
         return None
     stored = file.stored(text_path)
