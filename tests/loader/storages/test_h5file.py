@@ -1,6 +1,7 @@
 import multiprocessing
 import pickle
 from collections import Counter
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -12,6 +13,7 @@ from tests.loader.bytes.files import age
 from tests.loader.matrices import dense
 
 from cellfeed import CellDataset, FormatError, PathError, Streaming, open_collection
+from cellfeed._bytes import _tables
 from cellfeed._rows import CategoricalColumn
 from cellfeed._storages._anndata._local_h5file import LocalH5File
 
@@ -212,3 +214,17 @@ def test_of_a_file_that_refers_to_others_nothing_is_recorded_then(path, name, tm
     other.unlink()
     with pytest.raises(FormatError, match=f"^{path}: .* is a link to `/there`"):
         opened(path)
+
+
+def test_records_of_other_attributes_have_another_format(write_h5ad):
+    """Records of an earlier version of cellfeed would lack attributes that are added."""
+    of_all = {"_array_names", "_chunked_arrays", "_element", "_obs", "_slow_read", "_stored_dtype"}
+    of_all |= {"chunk_shape", "dtype", "rows_per_chunk", "shape", "stored_as", "var"}
+    of_each = {
+        "csr": {"_n_elements", "_row_pointer", "_unchecked_pointer"},
+        "dense": {"_n_columns"},
+    }
+    assert _tables._FORMAT == 1
+    for X in (COUNTS, sp.csr_matrix(COUNTS)):
+        element: Any = open_collection(write_h5ad(X)).sources[0].elements["X"]
+        assert set(element.described()) == of_all | of_each[element.layout]

@@ -55,7 +55,11 @@ class StoredMatrix(StoredElement):
         return self.__dict__ | {"_chunked_arrays": {}}
 
     def described(self) -> dict[str, Any] | None:
-        """Return what is known of the element, as JSON; None if it has a twin or is read slowly."""
+        """Return what is known of the element, as JSON; None if it has a twin or is read slowly.
+
+        Why it is read slowly may depend on what is installed. These are all attributes: if others
+        are added, `_tables._FORMAT` must change.
+        """
         own = {
             key: value.str if isinstance(value, np.dtype) else value
             for key, value in self.__getstate__().items()
