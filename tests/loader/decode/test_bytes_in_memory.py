@@ -76,9 +76,9 @@ def hdf5(path, options, chunks=(300,)):
         file.create_dataset("x", data=VALUES, chunks=chunks, **options)
     store = Objects({0: path.read_bytes()})
     with h5py.File(path) as file:
-        array = hdf5_array(
-            hdf5_tables(file["x"], lambda: no_tables(path)), "x", store, lost_is_zero=False
-        )
+        tables = hdf5_tables(file["x"], lambda: no_tables(path))
+        assert tables is not None
+        array = hdf5_array(tables, "x", store, lost_is_zero=False)
     path.unlink()
     return array, store
 
