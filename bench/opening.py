@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -123,6 +124,17 @@ class FirstMinibatch(_WithTables):
 
     def peakmem_first_minibatch(self, *which):
         self.deliver(*which)
+
+    def track_lookups(self, paths, _page_cache, opening):
+        """Elements that each file is asked for while it is opened and its tables are read."""
+        self.forget(opening)
+        look_up = h5py.Group.__getitem__
+        with mock.patch.object(h5py.Group, "__getitem__", autospec=True) as looked_up:
+            looked_up.side_effect = look_up
+            open_collection(paths, obs=["plate"]).load_tables()
+        return looked_up.call_count / len(paths)
+
+    track_lookups.unit = "elements per file"
 
 
 class Opening(_WithTables):

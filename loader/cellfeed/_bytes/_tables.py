@@ -166,21 +166,12 @@ class CachedTables:
         fewest
             Minimum number of entries to cache; by default, as many as take 0.1 s to read.
         """
-        if n_entries < (_FEWEST_ENTRIES if fewest is None else fewest):
+        if not (are_many(n_entries) if fewest is None else n_entries >= fewest):
             return compute()
         before = self._identity()
         if before is None or not before.is_settled:
             return compute()
-        facts = {
-            "array": self._array,
-            "byteorder": sys.byteorder,
-            "cellfeed": __version__,
-            "depends on": depends_on,
-            "format": _FORMAT,
-            "identity": before.digest,
-            "path": self._name,
-        }
-        key = json.dumps(facts, sort_keys=True).encode()
+        key = _key(self._name, self._array, before, depends_on)
         cached = _cached(key)
         if cached is not None:
             return cached
@@ -192,14 +183,134 @@ class CachedTables:
         return computed if cached is None else cached
 
 
-def _cached(key: bytes, tables: Tables | None = None) -> Tables | None:
-    """Return the tables of a key, which are written first if given; None if that is impossible."""
+class FileRecord:
+    """Small tables computed from one file, cached together, to be read at once when it is reopened.
+
+    Their key is that of `CachedTables`. They are read at the first `get`, and those that have been
+    added are written by `save_records`.
+
+    Parameters
+    ----------
+    name
+        The file, absolute, or the URL.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tables = dict[str, dict[str, NDArray[Any]]]()
+        self._read_for: LastingIdentity | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tables": {}, "_read_for": None}
+
+    def get(
+        self,
+        what: str,
+        compute: Callable[[], Tables | None],
+        identity: Callable[[], LastingIdentity | None],
+    ) -> Tables | None:
+        """Return tables: recorded ones, or computed ones, which are added unless they are large.
+
+        Parameters
+        ----------
+        what
+            Names the tables and what they depend on besides the content of the file.
+        compute, identity
+            See `CachedTables`.
+        """
+        before = identity()
+        if before is None or not before.is_settled:
+            return compute()
+        if self._read_for != before:
+            self._tables, self._read_for = self._read(before), before
+        found: Tables | None = self._tables.get(what)
+        if found is None:
+            found = compute()
+            if found is None or identity() != before:
+                return found
+            if sum(table.nbytes for table in found.values()) <= _LARGEST_RECORDED:
+                for table in found.values():
+                    table.flags.writeable = False
+                self._tables[what] = dict(found)
+                _unsaved.add(self)
+        return found
+
+    def _read(self, identity: LastingIdentity) -> dict[str, dict[str, NDArray[Any]]]:
+        tables = dict[str, dict[str, NDArray[Any]]]()
+        key = _key(self._name, "", identity, "record")
+        for name, table in (_cached(key, is_mapped=False) or {}).items():
+            what, _, own_name = name.rpartition(_END)
+            tables.setdefault(what, {})[own_name] = table
+        return tables
+
+    def save(self) -> None:
+        """Write all tables."""
+        if self._read_for is not None:
+            tables = {
+                f"{what}{_END}{name}": table
+                for what, own in self._tables.copy().items()
+                for name, table in own.items()
+            }
+            _cached(_key(self._name, "", self._read_for, "record"), tables, is_mapped=None)
+
+
+_LARGEST_RECORDED = 1 << 20  # bytes; larger tables have a file of their own, which is mapped
+_END = "\0"
+_unsaved = weakref.WeakSet[FileRecord]()
+
+
+def save_records() -> None:
+    """Write the records of files to which tables have been added."""
+    for record in list(_unsaved):
+        _unsaved.discard(record)
+        record.save()
+
+
+def pack(value: Any) -> Tables:
+    """Return a value of JSON as a table."""
+    return {"json": np.frombuffer(json.dumps(value).encode(), np.uint8)}
+
+
+def unpack(tables: Tables) -> Any:
+    """Return the value of `pack`."""
+    return json.loads(tables["json"].tobytes())
+
+
+def are_many(n_entries: int) -> bool:
+    """Return whether tables of this length are cached in a file of their own."""
+    return n_entries >= _FEWEST_ENTRIES
+
+
+def _key(name: str, array: str, identity: LastingIdentity, depends_on: str) -> bytes:
+    facts = {
+        "array": array,
+        "byteorder": sys.byteorder,
+        "cellfeed": __version__,
+        "depends on": depends_on,
+        "format": _FORMAT,
+        "identity": identity.digest,
+        "path": name,
+    }
+    return json.dumps(facts, sort_keys=True).encode()
+
+
+def _cached(
+    key: bytes, tables: Tables | None = None, *, is_mapped: bool | None = True
+) -> Tables | None:
+    """Return the tables of a key, which are written first if given; None if that is impossible.
+
+    If ``is_mapped`` is None, they are only written.
+    """
     try:
         path = cache_folder("tables") / f"{blake2b(key, digest_size=16).hexdigest()}{_SUFFIX}"
         if tables is not None:
             _write_file(path, key, tables)
+        if is_mapped is None:
+            return None
         with suppress(FileNotFoundError):
-            found = parse(map_or_read(path), key)
+            content = map_or_read(path) if is_mapped else np.fromfile(path, np.uint8)
+            content.flags.writeable = False
+            found = parse(content, key)
             with suppress(OSError):
                 os.utime(path)  # time of the last use
             return found
@@ -223,8 +334,14 @@ def _write_file(path: Path, key: bytes, tables: Tables) -> None:
         raise
 
 
+_room = dict[Path, int]()  # bytes that may be written before a folder is listed again
+
+
 def _make_room(folder: Path, n_bytes: int) -> bool:
     """Remove files until there is room for another; return whether there is."""
+    if n_bytes <= _room.get(folder, 0):
+        _room[folder] -= n_bytes
+        return True
     found = list[tuple[float, int, Path]]()
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # another process may remove files concurrently
@@ -237,6 +354,8 @@ def _make_room(folder: Path, n_bytes: int) -> bool:
             break
         path.unlink(missing_ok=True)
         taken -= size
+    # Other processes write, too, so not all that is left.
+    _room[folder] = min(_MOST_BYTES - taken - n_bytes, _MOST_BYTES // 100)
     return taken + n_bytes <= _MOST_BYTES
 
 

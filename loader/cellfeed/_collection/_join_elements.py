@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location, threads_until_left
 from cellfeed._bytes._remote import outside_lock
+from cellfeed._bytes._tables import save_records
 from cellfeed._errors import FormatError, MismatchError, ParameterError
 from cellfeed._fetch import prefetched
 from cellfeed._lazy import pd
@@ -419,7 +420,7 @@ def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
 
 def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
     # Names that are those of the first file can be read again.
-    names_of_first = ColumnNames(partial(_names_of, name, sources[0]))
+    names_of_first = ColumnNames(partial(_names_again, name, sources[0]))
     if len(sources) == 1 and not genes.are_chosen:
         return sources[0].elements[name].shape[1], names_of_first, None
     parts = _parts(name, sources)
@@ -434,7 +435,7 @@ def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray
     parts = list[tuple[Location, NDArray[np.object_]]]()
     found = side_by_side(partial(_names_of, name), sources)
     for source, own in zip(sources, found, strict=True):
-        if parts and np.array_equal(own, parts[0][1]):
+        if parts and (own is parts[0][1] or np.array_equal(own, parts[0][1])):
             parts.append((source.location, parts[0][1]))
         else:
             parts.append((source.location, own))
@@ -451,6 +452,12 @@ def _names_of(name: str, source: Source) -> NDArray[np.object_]:
         )
         raise FormatError(msg)
     return own
+
+
+def _names_again(name: str, source: Source) -> NDArray[np.object_]:
+    names = _names_of(name, source)
+    save_records()
+    return names
 
 
 def _check_same_kind(name: str, sources: Sequence[Source]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cellfeed._bytes import SCHEMES, Location, StorageOptions
 from cellfeed._bytes._remote import expand_url
+from cellfeed._bytes._tables import save_records
 from cellfeed._collection._collection import Collection
 from cellfeed._collection._join_elements import Genes, JoinVars, side_by_side
 from cellfeed._collection._join_obs import JoinObs
@@ -432,4 +433,8 @@ def open_collection(
         uncached=uncached,
     )
     sources = open_sources_of(paths, names, options)
-    return Collection(sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names)
+    collection = Collection(
+        sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names
+    )
+    save_records()
+    return collection

@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 
 from cellfeed._bytes import ByteStore
-from cellfeed._bytes._tables import CachedTables, Tables
+from cellfeed._bytes._tables import CachedTables, Tables, are_many, pack, unpack
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._array import (
     CHUNK_ELEMENTS,
@@ -116,47 +116,65 @@ _BLOSC_SNAPPY = 3
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 
 
-def hdf5_array(
-    dataset: h5py.Dataset,
-    name: str,
-    files: ByteStore,
-    cached: CachedTables,
-    *,
-    lost_is_zero: bool,
-) -> ChunkedArray | None:
-    """Return a dataset as a chunked array; None if `hdf5_slow_read` gives a reason.
+def hdf5_tables(dataset: h5py.Dataset, cached: Callable[[], CachedTables]) -> Tables | None:
+    """Return how a dataset is stored, for `hdf5_array`; None if `hdf5_slow_read` gives a reason.
 
     Parameters
     ----------
     dataset
         A dataset with one or more dimensions; with three or more, rows are flattened.
-    name
-        Its name in messages.
-    files
-        The file, with number 0.
     cached
-        Cached tables of the array from earlier openings.
-    lost_is_zero
-        See `ChunkedArray`.
+        Returns cached tables of the array from earlier openings; called if it has many chunks.
     """
     filters = _known(dataset)
     if isinstance(filters, SlowRead):
         return None
-    locations: ChunkLocations
+    described = {
+        "dtype": dataset.dtype.str,
+        "codec": filters.codec,
+        "shuffled": filters.shuffle is not None,
+    }
     if dataset.chunks is None:
-        shape: tuple[int, ...] = (int(dataset.size),)
-        chunk_shape: tuple[int, ...] = (CHUNK_ELEMENTS,)
-        locations = Pieces.one(dataset.id.get_offset(), shape[0], dataset.dtype.itemsize)
+        n, offset = int(dataset.size), int(dataset.id.get_offset())
+        return pack(described | {"shape": [n], "chunk_shape": [CHUNK_ELEMENTS], "offset": offset})
+    described["shape"] = in_two_dimensions(dataset.shape)
+    described["chunk_shape"] = in_two_dimensions(dataset.chunks)
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    if not are_many(n_chunks):
+        return {**pack(described), **_table(dataset, filters)}
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
+    found = cached().get(depends_on, n_chunks, lambda: _table(dataset, filters))
+    return {**pack(described), **found}
+
+
+def hdf5_array(tables: Tables, name: str, files: ByteStore, *, lost_is_zero: bool) -> ChunkedArray:
+    """Return a dataset as a chunked array, without opening it.
+
+    Parameters
+    ----------
+    tables
+        `hdf5_tables` of the dataset.
+    name
+        Its name in messages.
+    files
+        The file, with number 0.
+    lost_is_zero
+        See `ChunkedArray`.
+    """
+    described = unpack(tables)
+    dtype, shape = np.dtype(described["dtype"]), tuple(described["shape"])
+    locations: ChunkLocations
+    if "offset" in described:
+        locations = Pieces.one(described["offset"], shape[0], dtype.itemsize)
     else:
-        shape, chunk_shape = in_two_dimensions(dataset.shape), in_two_dimensions(dataset.chunks)
-        locations = _cached_table(dataset, cached, filters)
+        locations = ChunkTable(tables["offsets"], tables["sizes"], tables["flags"])
     return ChunkedArray(
         name=name,
         shape=shape,
-        dtype=dataset.dtype,
-        chunk_shape=chunk_shape,
-        codec=filters.codec,
-        shuffled=filters.shuffle is not None,
+        dtype=dtype,
+        chunk_shape=tuple(described["chunk_shape"]),
+        codec=described["codec"],
+        shuffled=described["shuffled"],
         locations=locations,
         files=files,
         lost_is_zero=lost_is_zero,
@@ -164,7 +182,7 @@ def hdf5_array(
 
 
 def hdf5_slow_read(dataset: h5py.Dataset) -> SlowRead | None:
-    """Return why `hdf5_array` returns None, from metadata alone; None if it does not.
+    """Return why `hdf5_tables` returns None, from metadata alone; None if it does not.
 
     Parameters
     ----------
@@ -290,12 +308,6 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
     """Return number, flags, parameters and name of each filter."""
     created = dataset.id.get_create_plist()
     return [created.get_filter(i) for i in range(created.get_nfilters())]
-
-
-def _cached_table(dataset: h5py.Dataset, cached: CachedTables, filters: _Filters) -> ChunkTable:
-    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
-    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
-    return ChunkTable(**cached.get(depends_on, n_chunks, lambda: _table(dataset, filters)))
 
 
 def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from cellfeed._bytes import threads_until_left, until_left
 from cellfeed._bytes._buffers import BufferPool, SharedPool
 from cellfeed._bytes._remote import outside_lock
+from cellfeed._bytes._tables import save_records
 from cellfeed._progress import ProgressLine
 from cellfeed._storages import StoredElement
 from cellfeed.machine import usable_cpu_count
@@ -323,3 +324,4 @@ def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) 
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
+    save_records()

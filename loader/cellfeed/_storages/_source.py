@@ -183,9 +183,14 @@ class OpenedPerProcess(ABC):
 
     def __call__(self) -> Any:
         """Return what `_open` returned in this process."""
-        if self._process != os.getpid():
+        if not self.is_open:
             self._opened, self._process = self._open(), os.getpid()
         return self._opened
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has opened it."""
+        return self._process == os.getpid()
 
     @abstractmethod
     def _open(self) -> Any:

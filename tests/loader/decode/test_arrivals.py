@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cellfeed import FormatError
 from cellfeed._bytes._tables import CachedTables
-from cellfeed._decode import Decoder, hdf5_array
+from cellfeed._decode import Decoder, hdf5_array, hdf5_tables
 from cellfeed.sources import Arrival, ByteStore, Location
 
 VALUES = np.random.default_rng(0).poisson(2, 3000).astype(np.int32)
@@ -63,7 +63,9 @@ def reads_of(content, piece_of):
     store = Arriving(bytes_of_file, piece_of)
     with h5py.File(path) as file:
         tables = CachedTables(str(path), "x", lambda: None)
-        array: Any = hdf5_array(file["x"], "x", store, tables, lost_is_zero=False)
+        found = hdf5_tables(file["x"], lambda: tables)
+        assert found is not None
+        array: Any = hdf5_array(found, "x", store, lost_is_zero=False)
     out = np.full(2 * N_CHUNKS, -1, np.int32)
     starts = np.arange(N_CHUNKS, dtype=np.int64) * 300
     counts, places = np.full(N_CHUNKS, 2), np.arange(N_CHUNKS, dtype=np.int64) * 8

@@ -14,7 +14,15 @@ from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
 from cellfeed._bytes._tables import CachedTables
-from cellfeed._decode import ChunkReads, Decoder, ZarrFiles, hdf5_array, zarr_array, zarr_layout
+from cellfeed._decode import (
+    ChunkReads,
+    Decoder,
+    ZarrFiles,
+    hdf5_array,
+    hdf5_tables,
+    zarr_array,
+    zarr_layout,
+)
 from cellfeed.sources import ByteStore, Location
 
 VALUES = np.random.default_rng(0).poisson(2, 5000).astype(np.int32)
@@ -68,7 +76,9 @@ def hdf5(path, options, chunks=(300,)):
         file.create_dataset("x", data=VALUES, chunks=chunks, **options)
     store = Objects({0: path.read_bytes()})
     with h5py.File(path) as file:
-        array = hdf5_array(file["x"], "x", store, no_tables(path), lost_is_zero=False)
+        tables = hdf5_tables(file["x"], lambda: no_tables(path))
+        assert tables is not None
+        array = hdf5_array(tables, "x", store, lost_is_zero=False)
     path.unlink()
     return array, store
 

@@ -7,7 +7,9 @@ categories stored apart from the codes), since it supports all earlier formats.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -34,50 +36,76 @@ from cellfeed._storages._anndata._file import (
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
-_FEWEST = 10_000  # names that are cached between openings; fewer are read in 4 ms
+_FEWEST = 10_000  # names of zarr that are cached between openings; fewer are read in 4 ms
 _END = b"\0"
 _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files that are open
 
 
-def read_names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return the names in an array or another element, str, shape (n,), read-only if it is large.
+def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArray[np.object_]:
+    """Return the names in an array, or in the index of a table; str, shape (n,), read-only.
 
     Numbers become text, as in anndata, and missing names None.
     Names that files share are in memory once, and in the cache folder once.
     """
-    stored = file.stored(_text(file, path))
-    if is_group(stored) or stored.ndim != 1 or stored.shape[0] < _FEWEST:
-        return _read(file, path)
-    n, content = stored.shape[0], list[bytes]()
+    content = list[bytes]()  # if they have been read
 
-    def contents() -> Tables | None:
-        joined = _joined(file, path)
-        if joined is None or joined.count(_END) != n - 1:
-            return None  # they are no text, or what ends a name is part of one
-        content[:] = [joined]
-        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+    def where() -> str | None:
+        return _index_path(file, path) if is_table else path
 
-    found = file.table_cache(path).get("digest of names", n, contents, fewest=_FEWEST)
-    if found is None:
-        return _read(file, path)
-    digest = found["digest"].tobytes().hex()
-    known = _SAME.get(digest)
+    found = file.recorded(f"names of {path}", lambda: _identified(file, where(), content))
+    digest = b"" if found is None else found["digest"].tobytes()
+    known = _SAME.get(digest.hex())
     if known is not None:
         return known
+    if found is not None:
+        of_content = LastingIdentity(digest.hex(), is_settled=True)
+        shared = CachedTables("gene names", digest.hex(), lambda: of_content)
 
-    def names() -> Tables | None:
-        joined = content[0] if content else _joined(file, path)
-        if joined is None or _digest(joined).hex() != digest:
+        def names() -> Tables | None:
+            if content or _identified(file, where(), content):
+                joined = np.frombuffer(content[-1], np.uint8)
+                return {"names": joined} if _digest(content[-1]) == digest else None
             return None  # the file was replaced meanwhile
-        return {"names": np.frombuffer(joined, np.uint8)}
 
-    shared = CachedTables("gene names", digest, lambda: LastingIdentity(digest, is_settled=True))
-    cached = shared.get("names", n, names, fewest=_FEWEST)
-    if cached is None:
-        return _read(file, path)
-    own = np.array(cached["names"].tobytes().decode().split("\0"), dtype=object)
+        found = shared.get("names", 0, names, fewest=0)
+    if found is None:
+        return read_row_names(file, path, are_shared=False) if is_table else _read(file, path)
+    own = np.array(found["names"].tobytes().decode().split("\0"), dtype=object)
     own.flags.writeable = False
-    return _SAME.setdefault(digest, own)
+    return _SAME.setdefault(digest.hex(), own)
+
+
+def _identified(file: AnnDataFile, path: str | None, content: list[bytes]) -> Tables | None:
+    """Return the digest of names; None if they are no text, or few that are cheaper to read.
+
+    What was read is appended to ``content``.
+    """
+    if path is None:
+        return None
+    text_path = _text(file, path)
+    stored = file.stored(text_path)
+    if is_group(stored) or stored.ndim != 1:
+        return None
+    n = stored.shape[0]
+
+    def digest() -> Tables | None:
+        joined = _joined(file, path, text_path)
+        if joined is None or joined.count(_END) != n - 1:
+            return None  # what ends a name is part of one
+        content.append(joined)
+        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+
+    if isinstance(stored, h5py.Dataset):  # of a file with a record
+        return digest()
+    if n < _FEWEST:
+        return None
+    return file.table_cache(path).get("digest of names", n, digest, fewest=_FEWEST)
+
+
+def _index_path(file: AnnDataFile, name: str) -> str | None:
+    """Return the path of the index of a table; None in an old format."""
+    table = file.stored(name)
+    return f"{name}/{index_of(table)}" if is_current(table) else None
 
 
 def _text(file: AnnDataFile, path: str) -> str:
@@ -122,13 +150,12 @@ def _digest(joined: bytes) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _joined(file: AnnDataFile, path: str) -> bytes | None:
+def _joined(file: AnnDataFile, path: str, text_path: str) -> bytes | None:
     """Return concatenated names in UTF-8; None if one is missing or not text.
 
     Names in HDF5 are used in their stored form, which is faster.
     """
     file.prefetch([path])
-    text_path = _text(file, path)
     if text_path != path and file.stored(f"{path}/mask")[:].any():
         return None
     stored = file.stored(text_path)
@@ -147,8 +174,9 @@ _LARGEST_NUMBER = 8  # bytes; torch has none above
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
     obs = file.stored(table)
-    if "column-order" in obs.attrs:
-        return texts(obs, "column-order")
+    names = texts(obs, "column-order")
+    if names or "column-order" in obs.attrs:
+        return names
     return tuple(str(name) for name in file.read_old_frame(table).columns)
 
 
@@ -176,12 +204,36 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
 
     What is unusual about others, anndata and pandas know, or refuse.
     """
-    obs = file.stored("obs")
-    if not isinstance(obs, h5py.Group) or not is_current(obs):
-        return {}
-    file.prefetch([f"obs/{column}" for column in columns])
-    found = {column: _plain_column(file, f"obs/{column}") for column in columns}
-    return {name: column for name, column in found.items() if column is not None}
+
+    @cache
+    def are_plain() -> bool:
+        obs = file.stored("obs")
+        is_plain = isinstance(obs, h5py.Group) and is_current(obs)
+        if is_plain:
+            file.prefetch([f"obs/{column}" for column in columns])
+        return is_plain
+
+    def read(column: str) -> Tables | None:
+        return _column_tables(_plain_column(file, f"obs/{column}")) if are_plain() else None
+
+    found = {name: file.recorded(f"obs/{name}", partial(read, name)) for name in columns}
+    return {name: _column_of(tables) for name, tables in found.items() if tables is not None}
+
+
+def _column_tables(column: ObsColumn | None) -> Tables | None:
+    if not isinstance(column, CategoricalColumn):
+        return None if column is None else {"values": column.values}
+    n_bytes = np.array([len(name.encode()) for name in column.categories], np.int64)
+    joined = "".join(column.categories).encode()
+    return {"codes": column.codes, "text": np.frombuffer(joined, np.uint8), "n_bytes": n_bytes}
+
+
+def _column_of(tables: Tables) -> ObsColumn:
+    if "values" in tables:
+        return NumericColumn(tables["values"])
+    joined, ends = tables["text"].tobytes(), np.cumsum(tables["n_bytes"]).tolist()
+    names = [joined[start:end].decode() for start, end in pairwise([0, *ends])]
+    return CategoricalColumn(tables["codes"], np.array(names, object))
 
 
 def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
@@ -225,11 +277,10 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
     are_shared
         Whether other files have the same names, which are cached; see `read_names`.
     """
-    table = file.stored(name)
-    if is_current(table):
-        index = f"{name}/{index_of(table)}"
-        return read_names(file, index) if are_shared else as_names(pd.Index(file.read(index)))
-    return as_names(file.read_old_frame(name).index)
+    if are_shared:
+        return read_names(file, name, is_table=True)
+    index = _index_path(file, name)
+    return as_names(file.read_old_frame(name).index) if index is None else _read(file, index)
 
 
 def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:

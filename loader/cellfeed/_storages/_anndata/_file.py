@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from cellfeed._bytes import LastingIdentity, Location, digest_of, lasting_identity
-from cellfeed._bytes._tables import CachedTables
+from cellfeed._bytes._tables import CachedTables, Tables
 from cellfeed._decode import ChunkedArray, SlowRead
 from cellfeed._lazy import ad, pd
 from cellfeed._storages._source import OpenedPerProcess, Source
@@ -236,6 +236,16 @@ class AnnDataFile(OpenedPerProcess):
     def are_same(self, name: str, other: str) -> bool:  # noqa: ARG002 - unless it is known to be
         """Return whether two arrays are one, by links; False if it is unknown."""
         return False
+
+    def recorded(self, what: str, compute: Callable[[], Tables | None]) -> Tables | None:  # noqa: ARG002 - for subclasses
+        """Return what was computed from a single file when it was first opened, or compute it.
+
+        Parameters
+        ----------
+        what, compute
+            See `FileRecord.get`; other files that it reads must be watched.
+        """
+        return compute()
 
     @abstractmethod
     def table_cache(self, name: str) -> CachedTables:

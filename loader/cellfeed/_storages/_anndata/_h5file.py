@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
 
 from cellfeed import _decode as decode
-from cellfeed._bytes import ByteStore, Location
-from cellfeed._bytes._tables import CachedTables
+from cellfeed._bytes import ByteStore, LastingIdentity, Location
+from cellfeed._bytes._tables import CachedTables, FileRecord, Tables
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._storages._anndata._file import AnnDataFile
@@ -37,6 +37,10 @@ class H5File(AnnDataFile):
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self._examined = set[str]()  # elements whose other files are watched by this process
+        self._record = FileRecord(self.lasting_name)
+        # Elements that one computation asks for several times. Later, they are closed: HDF5 keeps
+        # the last chunks of those that are open.
+        self._held: dict[str, Any] | None = None
 
     def _open(self) -> h5py.File:
         self._examined.clear()
@@ -62,6 +66,9 @@ class H5File(AnnDataFile):
 
     def stored(self, name: str) -> Any:
         """See `AnnDataFile`; it may lie in another file."""
+        held = self._held
+        if held is not None and name in held:
+            return held[name]
         try:
             found = self()[name]
         except (KeyError, *_UNOPENED):
@@ -74,6 +81,8 @@ class H5File(AnnDataFile):
         if name not in self._examined:
             self._examine(found, name)
             self._examined.add(name)
+        if held is not None:
+            held[name] = found
         return found
 
     def are_same(self, name: str, other: str) -> bool:
@@ -123,10 +132,28 @@ class H5File(AnnDataFile):
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> decode.ChunkedArray | None:
         """Return a chunked array; None if `slow_read` gives a reason."""
-        dataset, (file, _) = self.stored(name), self._where(name)
-        return decode.hdf5_array(
-            dataset, name, file.byte_store, self.table_cache(name), lost_is_zero=lost_is_zero
-        )
+        tables = self.recorded(f"chunks of {name}", lambda: self._tables_of(name))
+        if tables is None:
+            return None
+        file = self._where(name)[0] if self.linked_files else self
+        return decode.hdf5_array(tables, name, file.byte_store, lost_is_zero=lost_is_zero)
+
+    def _tables_of(self, name: str) -> Tables | None:
+        return decode.hdf5_tables(self.stored(name), lambda: self.table_cache(name))
+
+    def recorded(self, what: str, compute: Callable[[], Tables | None]) -> Tables | None:
+        """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`.
+
+        Nothing is recorded of files with links into others, which have identities of their own.
+        """
+        self._held = {}
+        try:
+            return self._record.get(what, compute, self._own_identity)
+        finally:
+            self._held = None
+
+    def _own_identity(self) -> LastingIdentity | None:
+        return None if self.linked_files else self.identity()
 
     def table_cache(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings.

@@ -49,9 +49,9 @@ class LocalH5File(H5File, ByteStore):
     """
 
     def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
-        super().__init__(Location.of(path).with_options(options))
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._watched = WatchedFiles()  # this file, and all that it refers to
+        super().__init__(Location.of(path).with_options(options))
         self._opened_as: LastingIdentity | None = None  # the file as this process opened it
         # Files into which links lead, by inode: HDF5 calls one by any path that leads to it.
         self._linked: dict[tuple[int, int], LocalH5File] = {}
@@ -75,10 +75,17 @@ class LocalH5File(H5File, ByteStore):
         return str(self._absolute)
 
     def identity(self) -> LastingIdentity | None:
-        """Return the identity of the open file; None if it was written to since it was opened.
+        """Return the identity of the file; None if it was written to since HDF5 opened it.
 
         HDF5 may still have earlier contents in memory.
         """
+        if not self.is_open:
+            try:
+                at_path = self._absolute.stat()
+            except OSError:
+                return None  # which opening will report
+            self._watched.see(self._absolute, at_path, self.location)
+            return lasting_identity([("", at_path)])
         found = lasting_identity([("", _state_of(self()))])
         is_same = self._opened_as is not None and self._opened_as.digest == found.digest
         return self._opened_as if is_same else None

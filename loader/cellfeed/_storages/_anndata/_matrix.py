@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import threads_until_left
-from cellfeed._bytes._tables import Tables
+from cellfeed._bytes._tables import Tables, are_many
 from cellfeed._decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
@@ -53,6 +53,37 @@ class StoredMatrix(StoredElement):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_chunked_arrays": {}}
+
+    def described(self) -> dict[str, Any] | None:
+        """Return what is known of the element, as JSON; None if it has a twin or is read slowly.
+
+        Why it is read slowly may depend on what is installed. These are all attributes: if others
+        are added, `_tables._FORMAT` must change.
+        """
+        own = {
+            key: value.str if isinstance(value, np.dtype) else value
+            for key, value in self.__getstate__().items()
+            if key not in ("_file", "location", "_twin")
+        }
+        is_alone = self.__dict__.get("_twin") is None
+        return own if is_alone and self._slow_read is None else None
+
+    @classmethod
+    def of_described(cls, file: AnnDataFile, described: Mapping[str, Any]) -> Self:
+        """Return the element of `described`, without opening the file."""
+        own = object.__new__(cls)
+        own.__dict__.update(
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in described.items()
+            },
+            _file=file,
+            location=file.location,
+            dtype=np.dtype(described["dtype"]),
+        )
+        if own._stored_dtype is not None:
+            own._stored_dtype = np.dtype(own._stored_dtype)
+        return own
 
     def _check_tables(self, shape: tuple[int, ...]) -> None:
         """Check the numbers of cells and genes against the tables, before allocating memory."""
@@ -164,6 +195,9 @@ class StoredCsr(StoredMatrix):
     """
 
     layout: Layout = "csr"
+    _row_pointer: NDArray[np.int64] | None = None
+    _unchecked_pointer: NDArray[Any] | None = None  # until they are checked
+    _twin: StoredCsr | None = None
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
@@ -183,7 +217,13 @@ class StoredCsr(StoredMatrix):
             self.dtype = summable(native(data.dtype))
             if indptr.size != self.shape[0] + 1:
                 raise self._inconsistent(f"{self.shape[0]} rows but {indptr.size} row pointers")
-            last = int(indptr[-1])
+            is_in_one_chunk = indptr.chunks is not None and indptr.size <= indptr.chunks[0]
+            is_in_one_chunk = is_in_one_chunk and not are_many(indptr.size)
+            if is_in_one_chunk:  # all of which is decompressed anyway
+                self._unchecked_pointer = indptr[:]
+                last = int(self._unchecked_pointer[-1])
+            else:
+                last = int(indptr[-1])
             if last != data.size or indices.size != data.size:
                 raise self._inconsistent(
                     f"the row pointers end at {last}, but there are {data.size} values "
@@ -196,8 +236,6 @@ class StoredCsr(StoredMatrix):
             if self._slow_read is None and data.size and indices.dtype.kind == "f":
                 reason = f"its column indices are {indices.dtype}"
                 self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
-        self._row_pointer: NDArray[np.int64] | None = None
-        self._twin: StoredCsr | None = None
 
     def share_indices(self, other: StoredCsr) -> None:
         """Use column indices and row pointers of another element, if links make them the same.
@@ -210,7 +248,7 @@ class StoredCsr(StoredMatrix):
             self._twin = other
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_row_pointer": None}
+        return super().__getstate__() | {"_row_pointer": None, "_unchecked_pointer": None}
 
     def load_tables(self) -> None:
         """Read the row pointers and the locations of chunks."""
@@ -278,7 +316,8 @@ class StoredCsr(StoredMatrix):
         )
 
     def _shape_of(self, group: Any) -> tuple[int, int]:
-        stored = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+        stored = group.attrs.get("shape")
+        stored = group.attrs.get("h5sparse_shape") if stored is None else stored
         sizes = np.asarray(() if stored is None else stored).ravel()
         if sizes.size != 2 or sizes.dtype.kind not in "iuf":  # noqa: PLR2004 - rows and columns
             raise self._inconsistent(f"its attribute `shape` is not two numbers, but {stored!r}")
@@ -297,12 +336,17 @@ class StoredCsr(StoredMatrix):
         if self._twin is not None:
             return self._twin._pointer()  # noqa: SLF001 - of the same class
         if self._row_pointer is None:
-            tables = self._file.table_cache(f"{self._element}/indptr").get(
-                f"row pointer of {self.shape[0]} rows to {self._n_elements}",
-                self.shape[0],
-                self._checked_pointer,
-            )
-            self._row_pointer = tables["pointer"]
+            name = f"{self._element}/indptr"
+            what = f"row pointer of {self.shape[0]} rows to {self._n_elements}"
+
+            def cached() -> Tables:
+                if not are_many(self.shape[0]):
+                    return self._checked_pointer()
+                tables = self._file.table_cache(name)
+                return tables.get(what, self.shape[0], self._checked_pointer)
+
+            self._row_pointer = (self._file.recorded(f"{name}: {what}", cached) or {})["pointer"]
+            self._unchecked_pointer = None
         return self._row_pointer
 
     def _checked_pointer(self) -> Tables:
@@ -316,6 +360,8 @@ class StoredCsr(StoredMatrix):
         return {"pointer": pointer}
 
     def _read_pointer(self) -> NDArray[np.int64]:
+        if self._unchecked_pointer is not None:
+            return self._integers("indptr", self._unchecked_pointer)
         stored = self._chunked("indptr")
         with self._damage_named(f"{self._element}/indptr"):
             if stored is None or not _are_integers(stored):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._bytes import SCHEMES, Location
+from cellfeed._bytes._tables import Tables, pack, unpack
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._rows import ObsColumn
@@ -66,8 +67,12 @@ class AnnDataSource(FileSource):
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
-        with damage_named(self._file.location, "obs"):
-            return frames.obs_names(self._file)
+
+        def names() -> Tables:
+            with damage_named(self._file.location, "obs"):
+                return pack(frames.obs_names(self._file))
+
+        return tuple(unpack(self._file.recorded("obs", names) or names()))
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
@@ -345,8 +350,35 @@ ANNDATA = Storage(
 )
 
 
+_RECORDED: dict[str, type[StoredMatrix]] = {"csr": StoredCsr, "dense": StoredDense}
+
+
 def _open_source(
     file: AnnDataFile, elements: Sequence[str], *, by_gene: bool = False
+) -> AnnDataSource | TenxSource:
+    opened = list[AnnDataSource | TenxSource]()
+
+    def described() -> Tables | None:
+        opened[:] = [_examine_source(file, elements, by_gene=by_gene)]
+        found = {
+            name: (each.layout, each.described())
+            for name, each in opened[0].elements.items()
+            if type(each) in _RECORDED.values() and isinstance(each, StoredMatrix)
+        }
+        is_plain = type(opened[0]) is AnnDataSource and len(found) == len(elements)
+        return pack(found) if is_plain and all(own for _, own in found.values()) else None
+
+    found = file.recorded(f"elements {list(elements)}{' by gene' if by_gene else ''}", described)
+    if opened or found is None:
+        return opened[0]
+    recorded = unpack(found).items()
+    return AnnDataSource(
+        file, {name: _RECORDED[layout].of_described(file, own) for name, (layout, own) in recorded}
+    )
+
+
+def _examine_source(
+    file: AnnDataFile, elements: Sequence[str], *, by_gene: bool
 ) -> AnnDataSource | TenxSource:
     path, root = file.location, file()
     with damage_named(path, next(iter(elements), "X")):
@@ -493,6 +525,6 @@ def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
 
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
-    legacy = text(group, "h5sparse_format")  # anndata before 0.7
-    encoding = legacy or text(group, "encoding-type", "unknown")
+    encoding = text(group, "encoding-type")
+    encoding = encoding or text(group, "h5sparse_format", "unknown")  # anndata before 0.7
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)

@@ -14,7 +14,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: pages come un
 
 from cellfeed._bytes import LastingIdentity, Location, replaced
 from cellfeed._bytes._remote import PagedFile, RemoteObjects, Version, paged_file
-from cellfeed._decode import ChunkedArray
+from cellfeed._bytes._tables import Tables
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._lazy import pd
 from cellfeed._storages._anndata._h5file import H5File, external_link
@@ -124,10 +124,10 @@ class RemoteH5File(H5File):
         )
         return FormatError(msg)
 
-    def chunked_array(self, name: str, *, lost_is_zero: bool) -> ChunkedArray | None:
-        """Return a chunked array; the index of its chunks is fetched level by level."""
+    def _tables_of(self, name: str) -> Tables | None:
+        # The index of chunks is fetched level by level.
         with self._listing(self.stored(name).ndim):
-            return super().chunked_array(name, lost_is_zero=lost_is_zero)
+            return super()._tables_of(name)
 
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written."""
