@@ -23,7 +23,7 @@ from cellfeed._decode._byte_requests import (
 )
 from cellfeed._decode._decoder import Counter, Decoder, Verify
 from cellfeed._decode._kernels import _fields as fields
-from cellfeed._decode._kernels._codecs import STORED, function_addresses
+from cellfeed._decode._kernels._codecs import BLOSC, STORED, function_addresses
 from cellfeed._decode._placing import SelectedElements, gathered, scratch_bytes
 from cellfeed._errors import FormatError
 
@@ -352,7 +352,8 @@ class ChunkReads:
         functions = function_addresses()
         raw = max(int(chunks[:, fields.SIZE].max(initial=0)), fields.LARGEST_READ)
         decoded = int(arrays[:, fields.DECODED_BYTES].max(initial=0))
-        unshuffled = decoded if arrays[:, fields.SHUFFLED].any() else 0
+        are_shuffled = arrays[:, fields.SHUFFLED] | (arrays[:, fields.CODEC] == BLOSC)
+        unshuffled = decoded if are_shuffled.any() else 0
         scratch = scratch_bytes(arrays)
 
         def work() -> int:

@@ -63,15 +63,24 @@ def array_of(stored: bytes, n: int, codec: int, dtype: Any = np.float32) -> Chun
 
 def head(array: ChunkedArray, n: int, verify: Any = "never") -> tuple[np.ndarray, int]:
     """Read the first elements, and return how many bytes were decompressed for them."""
-    pool = GuardedPool()
-    buffer = pool.acquire(n * array.dtype.itemsize)
+    return of_ranges(array, [(0, n)], verify)
+
+
+def of_ranges(
+    array: ChunkedArray, bounds: list[tuple[int, int]], verify: Any = "never"
+) -> tuple[np.ndarray, int]:
+    """Read ranges of elements, and return how many bytes were decompressed for them."""
+    pool, itemsize = GuardedPool(), array.dtype.itemsize
+    starts = np.array([start for start, _ in bounds], np.int64)
+    counts = np.array([stop for _, stop in bounds], np.int64) - starts
+    buffer = pool.acquire(int(counts.sum()) * itemsize)
     where = np.array([buffer.address], np.int64)
-    reads = array.reads_of_ranges(
-        np.zeros(1, np.int64), np.array([n]), np.zeros(1, np.int64), array.dtype
+    places = (np.cumsum(counts) - counts) * itemsize
+    done = array.reads_of_ranges(starts, counts, places, array.dtype).run(
+        where, Decoder(verify=verify)
     )
-    done = reads.run(where, Decoder(verify=verify))
     pool.check()
-    return buffer.array(array.dtype, n).copy(), done.n_decompressed
+    return buffer.array(array.dtype, int(counts.sum())).copy(), done.n_decompressed
 
 
 BLOCKS = {"stored": (0, zlib.Z_DEFAULT_STRATEGY), "fixed": (6, zlib.Z_FIXED)}
@@ -152,6 +161,67 @@ class TestOtherCodecs:
             assert n * 4 <= n_bytes <= LARGE.nbytes
         assert head(array, 4096)[1] < LARGE.nbytes / 4
         assert head(array, 4096, "always")[1] == LARGE.nbytes
+
+
+def blosc_chunk(data: Any, values: np.ndarray, codecs: list[str]) -> bytes:
+    """Return values as a chunk of any blosc."""
+    options = data.draw(
+        st.fixed_dictionaries(
+            {
+                "cname": st.sampled_from(codecs),
+                "shuffle": st.integers(0, 2),
+                "clevel": st.integers(0, 9),
+                "blocksize": st.sampled_from([0, 128, 1000, 4096, 1 << 15]),
+            }
+        )
+    )
+    return bytes(numcodecs.Blosc(**options).encode(values))
+
+
+class TestBlosc:
+    @given(
+        st.sampled_from([np.uint8, np.uint16, np.float32, np.int64]),
+        st.integers(1, 30_000),
+        st.data(),
+    )
+    def test_ranges_within_chunks(self, dtype, n, data):
+        values = counts(n).astype(dtype)
+        codecs = ["lz4", "lz4hc", "zstd", "blosclz"]
+        array = array_of(blosc_chunk(data, values, codecs), n, BLOSC, dtype)
+        cuts = sorted(data.draw(st.sets(st.integers(0, n), min_size=2, max_size=7)))
+        bounds = list(zip(cuts[:-1:2], cuts[1::2], strict=False))
+        expected = np.concatenate([values[start:stop] for start, stop in bounds])
+        for verify in ("never", "first", "first", "always"):
+            found, n_bytes = of_ranges(array, bounds, verify)
+            assert np.array_equal(found, expected)
+            assert n_bytes <= values.nbytes
+        assert n_bytes == values.nbytes  # always
+
+    def test_blocks_before_a_range_are_not_decompressed(self):
+        array = array_of(bytes(numcodecs.Blosc("lz4").encode(LARGE)), len(LARGE), BLOSC)
+        found, n_bytes = of_ranges(array, [(len(LARGE) - 10, len(LARGE))])
+        assert np.array_equal(found, LARGE[-10:])
+        assert n_bytes < LARGE.nbytes
+
+    @given(st.sampled_from([np.uint8, np.uint16, np.float32]), st.integers(1, 9000), st.data())
+    def test_damage_is_told_where_blosc_itself_tells_it(self, dtype, n, data):
+        values = counts(n).astype(dtype)
+        stored = bytearray(blosc_chunk(data, values, ["lz4", "lz4hc"]))
+        for _ in range(data.draw(st.integers(1, 3))):
+            where = data.draw(st.integers(16, len(stored) - 1))  # behind the header
+            stored[where] ^= 1 << data.draw(st.integers(0, 7))
+        array = array_of(bytes(stored), n, BLOSC, dtype)
+        try:
+            expected = np.frombuffer(numcodecs.Blosc().decode(bytes(stored)), dtype)
+        except RuntimeError:
+            expected = None
+        for verify in ("always", "first"):
+            if expected is None:
+                with pytest.raises(FormatError, match="decompress"):
+                    of_ranges(array, [(n // 2, n)], verify)
+            else:
+                found, _ = of_ranges(array, [(n // 2, n)], verify)
+                assert found.tobytes() == expected[n // 2 :].tobytes()
 
 
 class TestModes:

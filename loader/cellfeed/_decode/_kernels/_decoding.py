@@ -220,18 +220,22 @@ def _mark_checked(array: Ints, chunk: Ints) -> None:
     bits[0] |= np.uint8(1 << (chunk[fields.NUMBER] & 7))
 
 
-@compiled("int64(int64[::1], int64[::1], int64[:,::1])", inner=True)
-def _wanted_bytes(array: Ints, chunk: Ints, segments: Ints) -> int:
-    """Return how many bytes of a chunk, from its first, have to be decompressed."""
-    whole = array[fields.DECODED_BYTES]
+@compiled("Tuple((int64, int64))(int64[::1], int64[::1], int64[:,::1])", inner=True)
+def _wanted_bytes(array: Ints, chunk: Ints, segments: Ints) -> Any:
+    """Return the first byte of a chunk that has to be decompressed, and the one after the last.
+
+    The first is not 0 for Blosc only, and not if elements are stored as differences.
+    """
+    whole, itemsize = array[fields.DECODED_BYTES], array[fields.ITEMSIZE]
     is_shuffled = array[fields.SHUFFLED] and not chunk[fields.FLAGS] & fields.UNSHUFFLED
     if is_shuffled or not _is_compressed(array, chunk) or not _is_checked(array, chunk):
-        return int(whole)
-    n_elements = 0
+        return 0, whole
+    lowest, highest = whole, np.int64(0)
     for k in range(len(segments)):
-        _, stop = extent(segments[k], array[fields.PLACING])
-        n_elements = max(n_elements, stop)
-    return int(min(whole, n_elements * array[fields.ITEMSIZE]))
+        first, stop = extent(segments[k], array[fields.PLACING])
+        lowest, highest = min(lowest, first * itemsize), max(highest, stop * itemsize)
+    is_random = array[fields.CODEC] == codecs.BLOSC and not array[fields.DELTA]
+    return min(lowest, highest) if is_random else 0, min(whole, highest)
 
 
 @compiled("int64[::1](int64[:,::1], int64[:,::1], int64[:,::1])")
@@ -240,7 +244,8 @@ def head_sizes(arrays: Ints, chunks: Ints, segments: Ints) -> Any:
     sizes = np.empty(len(chunks), np.int64)
     for c in range(len(chunks)):
         own = segments[chunks[c, fields.FIRST_SEGMENT] : chunks[c, fields.END_SEGMENT]]
-        sizes[c] = _wanted_bytes(arrays[chunks[c, fields.ARRAY]], chunks[c], own)
+        first, stop = _wanted_bytes(arrays[chunks[c, fields.ARRAY]], chunks[c], own)
+        sizes[c] = stop - first
     return sizes
 
 
@@ -322,9 +327,9 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
             elif failure == 0:
                 is_filtered = array[fields.SHUFFLED] or array[fields.DELTA]
                 if _is_compressed(array, chunk):
-                    wanted = _wanted_bytes(array, chunk, own)
-                    stored = chunk[fields.SIZE]
-                    compressed = (here, stored, decoded, size, wanted, of_functions, zlib, zstd)
+                    wanted, until = _wanted_bytes(array, chunk, own)
+                    source, others = (here, chunk[fields.SIZE]), (of_functions, zlib, zstd)
+                    compressed = (*source, decoded, size, wanted, until, *others, unshuffled)
                     n = call(array[fields.DECOMPRESS], compressed)
                     if n < 0:
                         failure, n = -n, size

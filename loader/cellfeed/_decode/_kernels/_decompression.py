@@ -28,11 +28,12 @@ from cellfeed._decode._kernels._native import (
 from cellfeed._decode._kernels._planning import extent
 
 # Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
-# size after decompression; how many bytes are wanted; and addresses of `function_addresses` and of
-# the decompressors with a state, of deflate and of Zstandard. It returns how many bytes it has
-# decompressed, at least as many as are wanted, or minus a failure. A damaged head is decompressed
-# to its end, which shows the damage.
-_SIGNATURE = types.int64(*[types.int64] * 8)
+# size after decompression; the first byte that is wanted and the one after the last; and addresses
+# of `function_addresses`, of the decompressors with a state, of deflate and of Zstandard, and of
+# memory of the size of the output. It returns how many bytes it has decompressed, including those
+# that are wanted, or minus a failure. A chunk whose wanted bytes are damaged is decompressed to its
+# end, which shows the damage.
+_SIGNATURE = types.int64(*[types.int64] * 10)
 
 # libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so all
 # bytes before it are right; up to 39 wrong bytes may follow them. If a stored block of up to 64 KiB
@@ -42,9 +43,13 @@ _MARK = np.uint64(0x9E3779B97F4A7C15)
 _INSUFFICIENT_SPACE = 3
 
 _LZ4_HEADER = 4  # of numcodecs' header, which contains the size
+_LZ4_HEAD = 4  # stopping early takes up to three times as long per byte
 _ZSTD_BLOCK = 1 << 17
 _ZSTD_ERRORS = -256  # results from here to -1 are errors
-_BLOSC_TYPESIZE, _BLOSC_BLOCK_SIZE, _BLOSC_HEADER = 3, 8, 16  # positions in the header; its size
+_BLOSC_FLAGS, _BLOSC_TYPESIZE, _BLOSC_BLOCK_SIZE, _BLOSC_HEADER = 2, 3, 8, 16  # its size
+_BLOSC_SHUFFLED, _BLOSC_AS_IT_IS, _BLOSC_BITS, _BLOSC_UNSPLIT, _BLOSC_FORMAT = 1, 2, 4, 16, 5
+_BLOSC_LZ4 = 1  # the format of LZ4 and LZ4HC
+_BLOSC_LEAST_SPLIT = 128  # elements of a block; the bytes of smaller ones are compressed together
 
 _decompressors = dict[int, Any]()
 
@@ -66,7 +71,7 @@ def _inflates(codec: int, function: int) -> None:
     """Define the function of a codec that libdeflate decompresses."""
 
     @_decompresses(codec)
-    def inflate(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    def inflate(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
         decompress = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)[function]
         n = wanted + _HEAD_MARGIN
         if n < expected:
@@ -107,7 +112,7 @@ def _zstd_head(
 
 
 @_decompresses(codecs.ZSTD)
-def _zstd(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _zstd(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
     if wanted < expected:
         n = _zstd_head(source, size, target, expected, wanted, table, zstd)
@@ -120,50 +125,10 @@ def _zstd(source, size, target, expected, wanted, functions, zlib, zstd):  # typ
 
 
 @compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
-def _blosc_head(
-    source: int, size: int, target: int, expected: int, wanted: int, functions: Ints
-) -> int:
-    """Decompress whole blocks; return the bytes decompressed, 0 if that fails."""
-    if size < _BLOSC_HEADER or not functions[codecs.BLOSC_GETITEM]:
-        return 0
-    stated = np.zeros(1, np.int64)
-    address = stated.ctypes.data
-    if np.int32(call(functions[codecs.BLOSC_VALIDATE], (source, size, address))) != 0:
-        return 0
-    typesize = np.int64(carray(pointer(source + _BLOSC_TYPESIZE), (1,), np.uint8)[0])
-    block = np.int64(carray(pointer(source + _BLOSC_BLOCK_SIZE), (1,), np.int32)[0])
-    if stated[0] != expected or typesize == 0 or block <= 0 or block % typesize:
-        return 0
-    n = -(-wanted // block) * block
-    if n >= stated[0]:
-        return 0
-    n_items = -(-wanted // typesize)
-    result = np.int32(call(functions[codecs.BLOSC_GETITEM], (source, 0, n_items, target)))
-    return int(n) if result == n_items * typesize else 0
-
-
-@_decompresses(codecs.BLOSC)
-def _blosc(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
-    if wanted < expected:
-        n = _blosc_head(source, size, target, expected, wanted, table)
-        if n:
-            return n
-    stated = np.zeros(1, np.int64)
-    address = stated.ctypes.data
-    if np.int32(call(table[codecs.BLOSC_VALIDATE], (source, size, address))) != 0:
-        return -fields.UNDECODABLE
-    if stated[0] != expected:
-        return -fields.WRONG_SIZE
-    n = np.int64(np.int32(call(table[codecs.BLOSC_DECOMPRESS], (source, target, expected, 1))))
-    return expected if n == expected else -fields.UNDECODABLE
-
-
-@compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
 def _lz4_block(
     source: int, size: int, target: int, expected: int, wanted: int, functions: Ints
 ) -> int:
-    if wanted < expected and functions[codecs.LZ4_DECOMPRESS_HEAD]:
+    if wanted < expected // _LZ4_HEAD and functions[codecs.LZ4_DECOMPRESS_HEAD]:
         arguments = (source, target, size, wanted, expected)
         n = np.int64(np.int32(call(functions[codecs.LZ4_DECOMPRESS_HEAD], arguments)))
         if n >= wanted:
@@ -174,8 +139,162 @@ def _lz4_block(
     return expected if n == expected else -fields.WRONG_SIZE
 
 
+@compiled("int64(int64)", inner=True)
+def _byte_at(address: int) -> int:
+    return int(carray(pointer(address), (1,), np.uint8)[0])
+
+
+@compiled("int64(int64)", inner=True)
+def _int32_at(address: int) -> int:
+    """Return the little-endian int32 at an address, which need not be aligned."""
+    number = _byte_at(address) | _byte_at(address + 1) << 8
+    number |= _byte_at(address + 2) << 16 | _byte_at(address + 3) << 24
+    return int(np.int32(number))
+
+
+@compiled("int64(int64, int64, int64, int64, int64[::1])", inner=True)
+def _blosc_head(source: int, target: int, expected: int, wanted: int, functions: Ints) -> int:
+    """Decompress whole blocks of a valid chunk; the bytes decompressed, 0 if that fails."""
+    if not functions[codecs.BLOSC_GETITEM]:
+        return 0
+    typesize = _byte_at(source + _BLOSC_TYPESIZE)
+    block = _int32_at(source + _BLOSC_BLOCK_SIZE)
+    if typesize == 0 or block <= 0 or block % typesize:
+        return 0
+    n = -(-wanted // block) * block
+    if n >= expected:
+        return 0
+    n_items = -(-wanted // typesize)
+    result = np.int32(call(functions[codecs.BLOSC_GETITEM], (source, 0, n_items, target)))
+    return int(n) if result == n_items * typesize else 0
+
+
+@compiled("void(int64[::1], int64, int64, int64, int64)", inner=True)
+def _join_planes(planes: Ints, first: int, stop: int, target: int, itemsize: int) -> None:
+    """Write elements ``[first, stop)`` of 2 or 4 bytes, whose bytes are in planes by position."""
+    n = stop - first
+    a = carray(pointer(planes[0] + first), (n,), np.uint8)
+    b = carray(pointer(planes[1] + first), (n,), np.uint8)
+    if itemsize == 2:
+        out2 = carray(pointer(target + 2 * first), (n,), np.uint16)
+        for i in range(n):
+            out2[i] = np.uint16(a[i]) | np.uint16(b[i]) << np.uint16(8)
+        return
+    c = carray(pointer(planes[2] + first), (n,), np.uint8)
+    d = carray(pointer(planes[3] + first), (n,), np.uint8)
+    out4 = carray(pointer(target + 4 * first), (n,), np.uint32)
+    for i in range(n):
+        out4[i] = (
+            np.uint32(a[i])
+            | np.uint32(b[i]) << np.uint32(8)
+            | np.uint32(c[i]) << np.uint32(16)
+            | np.uint32(d[i]) << np.uint32(24)
+        )
+
+
+@compiled("int64(int64, int64, int64, int64, int64, int64, int64[::1], int64)", inner=True)
+def _blosc_lz4(  # noqa: PLR0912 - one loop over blocks and their streams
+    source: int,
+    size: int,
+    target: int,
+    expected: int,
+    first: int,
+    stop: int,
+    functions: Ints,
+    work: int,
+) -> int:
+    """Decompress bytes ``[first, stop)`` of a valid chunk to their places in the output.
+
+    Blosc's own functions decompress whole blocks, and allocate memory at each call.
+
+    Parameters
+    ----------
+    source, size
+        The chunk.
+    target, expected
+        The output, and its size.
+    first, stop
+        The bytes that are wanted.
+    functions
+        Addresses of the C functions.
+    work
+        Memory of the size of the output.
+
+    Returns
+    -------
+    Number of bytes decompressed; 0 if another codec was used, or if the chunk is damaged.
+    """
+    flags = _byte_at(source + _BLOSC_FLAGS)
+    itemsize = _byte_at(source + _BLOSC_TYPESIZE)
+    block = _int32_at(source + _BLOSC_BLOCK_SIZE)
+    is_other = flags >> _BLOSC_FORMAT != _BLOSC_LZ4 or flags & (_BLOSC_AS_IT_IS | _BLOSC_BITS)
+    if is_other or itemsize not in (1, 2, 4) or block <= 0:
+        return 0
+    n_blocks = -(-expected // block)
+    if block % itemsize or expected % itemsize or _BLOSC_HEADER + 4 * n_blocks > size:
+        return 0
+    is_shuffled = flags & _BLOSC_SHUFFLED and itemsize > 1
+    planes = np.empty(4, np.int64)
+    n_decompressed = np.int64(0)
+    for k in range(first // block, -(-stop // block)):
+        out, n = target + k * block, min(block, expected - k * block)
+        begin = max(0, first - k * block) // itemsize
+        end = -(-min(n, stop - k * block) // itemsize)
+        is_split = not flags & _BLOSC_UNSPLIT and n == block
+        is_split = is_split and block // itemsize >= _BLOSC_LEAST_SPLIT
+        n_streams = itemsize if is_split else 1
+        n_stream, at = n // n_streams, _int32_at(source + _BLOSC_HEADER + 4 * k)
+        for s in range(n_streams):
+            if at < _BLOSC_HEADER or at > size - 4:
+                return 0
+            n_stored = _int32_at(source + at)
+            at += 4
+            if n_stored < 0 or n_stored > size - at:
+                return 0
+            to = (work if is_shuffled else out) + s * n_stream
+            if not is_shuffled:
+                n_wanted = min(n_stream, max(0, end * itemsize - s * n_stream))
+            else:
+                n_wanted = end if is_split else n - n // itemsize + end
+            planes[s] = to
+            if n_stored == n_stream and is_shuffled:
+                planes[s] = source + at
+            elif n_stored == n_stream:
+                copy_bytes(to, source + at, n_wanted)
+            elif n_wanted > 0:
+                stream = source + at, n_stored, to, n_stream, n_wanted
+                if _lz4_block(*stream, functions) < n_wanted:
+                    return 0
+            n_decompressed += n_wanted
+            at += n_stored
+        if is_shuffled:
+            if not is_split:
+                for s in range(1, itemsize):
+                    planes[s] = planes[0] + s * (n // itemsize)
+            _join_planes(planes, begin, end, out, itemsize)
+    return int(n_decompressed)
+
+
+@_decompresses(codecs.BLOSC)
+def _blosc(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
+    stated = np.zeros(1, np.int64)
+    address = stated.ctypes.data
+    if np.int32(call(table[codecs.BLOSC_VALIDATE], (source, size, address))) != 0:
+        return -fields.UNDECODABLE
+    if stated[0] != expected:
+        return -fields.WRONG_SIZE
+    n = _blosc_lz4(source, size, target, expected, first, wanted, table, work)
+    if n == 0 and wanted < expected:
+        n = _blosc_head(source, target, expected, wanted, table)
+    if n:
+        return n
+    n = np.int64(np.int32(call(table[codecs.BLOSC_DECOMPRESS], (source, target, expected, 1))))
+    return expected if n == expected else -fields.UNDECODABLE
+
+
 @_decompresses(codecs.LZ4)
-def _lz4(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _lz4(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Decompress LZ4 as numcodecs writes it."""
     if size <= _LZ4_HEADER:
         return -fields.UNDECODABLE
@@ -184,7 +303,7 @@ def _lz4(source, size, target, expected, wanted, functions, zlib, zstd):  # type
 
 
 @_decompresses(codecs.LZ4_RAW)
-def _lz4_raw(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _lz4_raw(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
     return _lz4_block(source, size, target, expected, wanted, table)
 
@@ -230,7 +349,7 @@ def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
 
 
 @_decompresses(codecs.LZF)
-def _lzf(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _lzf(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     if wanted < expected:
         n = lzf(source, size, target, expected, wanted)
         if n >= wanted:
@@ -314,7 +433,7 @@ def snappy(  # noqa: PLR0912 - one for each tag
 
 
 @_decompresses(codecs.SNAPPY)
-def _snappy(source, size, target, expected, wanted, functions, zlib, zstd):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _snappy(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     if wanted < expected:
         n = snappy(source, size, target, expected, wanted)
         if n >= wanted:

@@ -552,10 +552,12 @@ def _decompressed(
         stored,
         np.int64(buffer.ctypes.data),
         size,
+        0,
         wanted,
         states[0],
         states[1],
         states[2],
+        0,
     )
     n = call(column[fields.LIST_DECOMPRESS], arguments)
     return int(min(n, wanted))  # what follows them may be wrong
