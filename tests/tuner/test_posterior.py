@@ -153,12 +153,12 @@ def test_how_much_looks_differ_is_found_from_few_even_where_none_was_repeated(no
     rng = np.random.default_rng(0)
     model = posterior_of()._model
     found = [
-        model.spread(
+        model.fit(
             {
                 each: [seconds_per_cell(each) * np.exp(noise * rng.standard_normal()) for _ in "ab"]
                 for each in GRID[-30::3]
             }
-        )
+        ).spread
         for _ in range(20)
     ]
     assert noise / 2 < np.median(found) < 2 * noise

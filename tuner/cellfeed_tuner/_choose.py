@@ -107,7 +107,7 @@ def _share(result: ConfigurationResult) -> str:
 class Choice(NamedTuple):
     """A configuration, what its choice rests on, the reason for it, and what it was compared with.
 
-    ``speed`` is None if nothing was measured.
+    ``speed`` is None if nothing was measured. The last two are as in `Recommended`.
     """
 
     result: ConfigurationResult
@@ -115,6 +115,8 @@ class Choice(NamedTuple):
     reason: str
     basis: Basis
     rivals: tuple[Rival, ...] = ()
+    chance_of_faster: float | None = None
+    contradicts_model: bool = False
 
     @property
     def configuration(self) -> Configuration:
