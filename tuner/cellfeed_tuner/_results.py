@@ -564,6 +564,9 @@ Basis = Literal["compared", "measured", "predicted"]
 that were not compared with others in turns, or on a prediction."""
 
 
+EQUALLY_FAST = "equally fast within sampling noise"
+"""What `is_as_fast` and `are_equally_fast` mean, in words."""
+
 MUCH_CHANCE = 1 / 3
 """Probability that another is clearly faster from which on a choice is undecided."""
 
@@ -577,6 +580,11 @@ def is_undecided(ratio: Estimate) -> bool:
 def is_as_fast(ratio: Estimate) -> bool:
     """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
     return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+
+
+def are_equally_fast(ratio: Estimate) -> bool:
+    """Return whether each of two throughputs is at most 2 % and not clearly lower."""
+    return is_as_fast(ratio) and ratio.low <= 1 and ratio.value * (1 - SAME_SPEED_SHARE) <= 1
 
 
 def least_share(entropy_floor: float) -> float:
