@@ -34,8 +34,9 @@ OPTIMISM = 0.84
 # Expected gain over the best that earns a second replicate for a configuration that leaves the
 # race after one. Chosen: a configuration that close is as good.
 DOUBTED_GAIN = 0.05
-# What counts as faster than the recommended configuration. Chosen: as the last.
-CLEARLY_FASTER = 0.05
+# What counts as faster than the recommended configuration, and the probability below which an
+# assumption does not count. Chosen: as the last; as exact as the draws.
+CLEARLY_FASTER, NO_CHANCE = 0.05, 0.01
 # Logarithm of the odds of each of the following variances against the next larger one, before
 # anything is measured. Chosen: about two to one, since most machines do little else.
 TURN_ODDS = 0.7
@@ -416,6 +417,8 @@ class Posterior:
         _, _, chances, spreads = self._known()
         total = 0.0
         for assumption, chance, spread in zip(ASSUMPTIONS, chances, spreads, strict=True):
+            if chance < NO_CHANCE:
+                continue
             observations = self._observations(self._replicates, spread)
             mean, covariance = self._model.posterior(observations, assumption)
             errors = np.sqrt(np.maximum(0.0, covariance.diagonal()))
