@@ -14,7 +14,7 @@ from cellfeed import ParameterError
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
-from cellfeed_tuner._results import Constraints, EntropyBits
+from cellfeed_tuner._results import MUCH_CHANCE, Constraints, EntropyBits
 from cellfeed_tuner._searching._cost_model import CostModel, Geometry
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
@@ -47,8 +47,8 @@ class Replay:
     regrets
         By which share of the best the choice is slower, with each seed; 1 if there is none.
     undecided
-        Whether it reported being undecided between its choice and a configuration that is at most
-        5 % slower than the best, with each seed.
+        Whether it reported, with each seed, being undecided between its choice and a configuration
+        that is at most 5 % slower than the best, or any that was not measured.
     shares_measured
         Share of the grid that was measured, with each seed.
     n_replicates
@@ -165,6 +165,7 @@ class _Found:
 
     chosen: Configuration | None
     undecided_between: tuple[Configuration, ...]
+    may_be_surpassed: bool
     n_measured: int
     n_replicates: int
 
@@ -207,7 +208,9 @@ def _replay_at(
         chosen=tuple(each.chosen for each in found),
         regrets=tuple(regret(each.chosen) for each in found),
         undecided=tuple(
-            any(regret(other) <= GOOD_REGRET for other in each.undecided_between) for each in found
+            each.may_be_surpassed
+            or any(regret(other) <= GOOD_REGRET for other in each.undecided_between)
+            for each in found
         ),
         shares_measured=tuple(each.n_measured / len(grid) for each in found),
         n_replicates=tuple(each.n_replicates for each in found),
@@ -250,6 +253,7 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **chan
     return _Found(
         chosen=None if choice is None else choice.result.configuration,
         undecided_between=tuple(each.configuration for each in rivals if each.is_undecided),
+        may_be_surpassed=choice is not None and (choice.chance_of_faster or 0.0) >= MUCH_CHANCE,
         n_measured=len(measurements),
         n_replicates=measurements.n_replicates,
     )

@@ -159,6 +159,27 @@ def test_in_worlds_of_any_character_the_choice_is_within_5_percent(character, re
     assert len(missed(found)) <= (2 if character == "not monotone" else 1), found
 
 
+def exchanged(grid, seed):
+    """The same throughputs, each of another configuration: a surface without structure."""
+    places = np.random.default_rng(seed).permutation(len(grid))
+    return replace(grid, runs=tuple(grid.runs[place] for place in places))
+
+
+def test_without_structure_a_wrong_choice_is_said_to_be_undecided(recorded):
+    found = [
+        each
+        for seed in range(3)
+        for each in replay(
+            exchanged(recorded(world("disk-bound", seed), distribution=[1] * PLATES), seed),
+            floors=[0],
+            n_seeds=1,
+            spread=0.15,
+        )
+    ]
+    assert missed(found) == []
+    assert any(each.undecided[0] for each in found)
+
+
 def test_a_search_repeats_itself(recorded):
     grid = recorded(world("plateau", 0), distribution=[1] * PLATES)
     assert replay(grid, floors=[0.95], n_seeds=2) == replay(grid, floors=[0.95], n_seeds=2)

@@ -100,8 +100,11 @@ def test_the_cost_of_the_floor_in_words(result_of, ratio, is_measured, said):
     ("ratio", "said"),
     [
         (Estimate(1.12, 1.05, 1.2), "slower"),
-        (Estimate(1.1, 0.95, 1.3), "slower, but within sampling noise"),
-        (Estimate(1.0, 0.95, 1.05), "as fast, but takes 1 worker process"),
+        (Estimate(1.1, 0.95, 1.3), "undecided whether it is slower"),
+        (
+            Estimate(1.0, 0.95, 1.05),
+            "equally fast within sampling noise, but takes 1 worker process",
+        ),
     ],
 )
 def test_why_a_rival_was_not_chosen(result_of, ratio, said):
@@ -110,9 +113,40 @@ def test_why_a_rival_was_not_chosen(result_of, ratio, said):
     (each,) = (each for each in result.configurations if each.configuration == rival)
     each = replace(each, relative=Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low))
     assert in_words("why_not", result, each) == [said]
-    sentences = {
-        "slower": "It is slower: 8,000",
-        "slower, but within sampling noise": "It was slower, but within sampling noise: 8,000",
-        "as fast, but takes 1 worker process": "It is as fast, but it takes 1 worker process",
-    }
-    assert in_words("against", result, each)[0].startswith(sentences[said])
+    sentence = "It is " + said.replace("but takes", "but it takes") + ": 8,000"
+    assert in_words("against", result, each)[0].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (Estimate(1.01, 0.95, 1.07), "is equally fast within sampling noise: it has 0.99x"),
+        (Estimate(1.06, 0.97, 1.16), "Undecided: block size"),
+        (Estimate(1.06, 1.02, 1.1), "has 0.94x"),
+    ],
+)
+def test_a_rival_is_equally_fast_undecided_or_slower(result_of, ratio, said):
+    result = result_of("recommended")
+    rival = replace(result.recommended.rivals[0], ratio=ratio)
+    result = replace(result, recommended=replace(result.recommended, rivals=(rival,)))
+    (sentence,) = in_words("rivals", result)
+    assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("chance", "contradicts_model", "said"),
+    [
+        (None, False, []),
+        (0.3, True, []),
+        (0.4, False, ["Undecided: with a probability of 40%, a configuration that was not"]),
+        (0.9, True, ["Undecided: throughputs do not follow the cost model, and with a"]),
+    ],
+)
+def test_what_may_well_be_faster_is_said(result_of, chance, contradicts_model, said):
+    result = result_of("not measured in turns")
+    recommended = replace(
+        result.recommended, chance_of_faster=chance, contradicts_model=contradicts_model
+    )
+    found = in_words("rivals", replace(result, recommended=recommended))
+    assert [each[: len(start)] for each, start in zip(found, said, strict=True)] == said
+    assert all("a larger --budget" in each for each in found)

@@ -90,9 +90,21 @@ def test_every_section_is_there_for_results_of_every_kind(any_kind, any_result, 
     assert all(page.texts[name].strip() for name in wanted)
     stages = any_result.bottleneck.stages if any_result.bottleneck else ()
     assert page.tags["svg"] == (n_timed > 0) + 3 * is_grid
-    assert page.tags["tr"] == (
-        1 + len(any_result.configurations) + len(stages) + (n_timed and 1 + n_timed)
+    n_remarks = sum(bool(each.note or each.verdict) for each in any_result.configurations)
+    n_rows = len(any_result.configurations) + n_remarks + len(stages)
+    assert page.tags["tr"] == 1 + n_rows + (n_timed and 1 + n_timed)
+
+
+def test_a_command_in_advice_is_code(result_of):
+    result = result_of("explained")
+    (advice,) = result.storage_advice
+    command = "cellfeed preshuffle 'a&b' shuffled"
+    html = html_report(
+        replace(result, storage_advice=(replace(advice, command=command),)), code=CODE
     )
+    page = Page(html)
+    assert command in page.texts["<code>"]
+    assert "`" not in page.texts["bottleneck"]
 
 
 def test_the_recommendation_has_reason_figure_and_proof(html_of):

@@ -153,15 +153,43 @@ def test_how_much_looks_differ_is_found_from_few_even_where_none_was_repeated(no
     rng = np.random.default_rng(0)
     model = posterior_of()._model
     found = [
-        model.spread(
+        model.fit(
             {
                 each: [seconds_per_cell(each) * np.exp(noise * rng.standard_normal()) for _ in "ab"]
                 for each in GRID[-30::3]
             }
-        )
+        ).spread
         for _ in range(20)
     ]
     assert noise / 2 < np.median(found) < 2 * noise
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_costs_that_have_nothing_in_common_contradict_the_model(seed):
+    """Costs of six configurations; and the same costs, each of another of all configurations."""
+    rng = np.random.default_rng(seed)
+    costs = {each: seconds_per_cell(each) for each in GRID}
+    exchanged = dict(zip(GRID, rng.permutation(list(costs.values())), strict=True))
+    chances = []
+    for truth, is_contradicted in ((costs, False), (exchanged, True)):
+        posterior = posterior_of()
+        assert not posterior.is_contradicted
+        expected = posterior.most_promising(GRID)
+        seen = [expected, *(GRID[place] for place in rng.choice(len(GRID), 5, replace=False))]
+        for each in seen:
+            posterior.tell(each, replicates(*truth[each] * np.exp(0.02 * rng.standard_normal(2))))
+        assert posterior.is_contradicted == is_contradicted
+        fastest_seen = min(seen, key=truth.__getitem__)
+        chances.append(posterior.chance_of_faster(fastest_seen))
+    assert 0 <= chances[0] < 1 / 3 < chances[1] <= 1
+
+
+def test_nothing_unmeasured_is_faster_where_all_is_measured():
+    posterior = posterior_of()
+    assert posterior.chance_of_faster(GRID[0]) == 0.0  # before any measurement
+    for each in GRID:
+        posterior.tell(each, replicates(seconds_per_cell(each)))
+    assert posterior.chance_of_faster(GRID[0]) == 0.0
 
 
 def test_what_a_turn_does_to_all_alike_changes_no_ratio():

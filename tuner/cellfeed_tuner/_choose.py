@@ -16,6 +16,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, quotient
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
+    EQUALLY_FAST,
     SAME_ENTROPY_SHARE,
     Basis,
     ConfigurationResult,
@@ -107,7 +108,7 @@ def _share(result: ConfigurationResult) -> str:
 class Choice(NamedTuple):
     """A configuration, what its choice rests on, the reason for it, and what it was compared with.
 
-    ``speed`` is None if nothing was measured.
+    ``speed`` is None if nothing was measured. The last two are as in `Recommended`.
     """
 
     result: ConfigurationResult
@@ -115,6 +116,8 @@ class Choice(NamedTuple):
     reason: str
     basis: Basis
     rivals: tuple[Rival, ...] = ()
+    chance_of_faster: float | None = None
+    contradicts_model: bool = False
 
     @property
     def configuration(self) -> Configuration:
@@ -235,7 +238,7 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> 
     elif alike:
         best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those as cheap"
         reason = (
-            f"{len(alike) + 1} of {those} are equally fast within sampling noise. It is the "
+            f"{len(alike) + 1} of {those} are {EQUALLY_FAST}. It is the "
             f"cheapest of these in memory and workers{best_mixed}, with {_share(chosen.result)}."
         )
     elif undecided:

@@ -564,6 +564,13 @@ Basis = Literal["compared", "measured", "predicted"]
 that were not compared with others in turns, or on a prediction."""
 
 
+EQUALLY_FAST = "equally fast within sampling noise"
+"""What `is_as_fast` and `are_equally_fast` mean, in words."""
+
+MUCH_CHANCE = 1 / 3
+"""Probability that another is clearly faster from which on a choice is undecided."""
+
+
 def is_undecided(ratio: Estimate) -> bool:
     """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
     same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
@@ -573,6 +580,11 @@ def is_undecided(ratio: Estimate) -> bool:
 def is_as_fast(ratio: Estimate) -> bool:
     """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
     return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+
+
+def are_equally_fast(ratio: Estimate) -> bool:
+    """Return whether each of two throughputs is at most 2 % and not clearly lower."""
+    return is_as_fast(ratio) and ratio.low <= 1 and ratio.value * (1 - SAME_SPEED_SHARE) <= 1
 
 
 def least_share(entropy_floor: float) -> float:
@@ -676,6 +688,13 @@ class Recommended:
         How long training waits for it; None unless a training step was given.
     rivals
         Configurations that it was compared with, the fastest first.
+    chance_of_faster
+        Probability that any configuration that was not measured, but mixes well enough, is more
+        than 5 % faster. None if that was not asked: a throughput is needed, or entropies are known
+        only by measuring.
+    contradicts_model
+        Whether throughputs that have nothing in common explain the measurements better than the
+        cost model, so that its predictions are worth nothing.
     start_seconds
         Seconds that its throughput leaves out: at the start of each epoch with worker processes;
         otherwise once in a process, whose memory is new then.
@@ -694,9 +713,16 @@ class Recommended:
     reason: str
     waiting: Waiting | None = None
     rivals: tuple[Rival, ...] = ()
+    chance_of_faster: float | None = None
+    contradicts_model: bool = False
     prefetch: int | None = None
     start_seconds: float = 0.0
     longest_seconds: float = 0.0
+
+    @property
+    def may_be_surpassed(self) -> bool:
+        """Whether one that was not measured may well be more than 5 % faster."""
+        return (self.chance_of_faster or 0.0) >= MUCH_CHANCE
 
     @property
     def settings(self) -> str:

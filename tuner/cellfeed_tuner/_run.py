@@ -377,6 +377,8 @@ class Run:
             reason=reason,
             waiting=self._waiting(choice, stepped),
             rivals=choice.rivals,
+            chance_of_faster=choice.chance_of_faster,
+            contradicts_model=choice.contradicts_model,
             longest_seconds=measurements.longest_seconds(configuration),
             start_seconds=measurements.start_seconds(configuration),
         )

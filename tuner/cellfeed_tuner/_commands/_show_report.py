@@ -14,6 +14,7 @@ from cellfeed.console import format_bytes
 from cellfeed_tuner._history import EarlierRun, cache_folder, read_runs
 from cellfeed_tuner._interval import Estimate, interval, quotient, times
 from cellfeed_tuner._reports import report_console
+from cellfeed_tuner._results import are_equally_fast
 
 
 def show(*, as_json: bool) -> None:
@@ -72,7 +73,8 @@ def _compared(run: EarlierRun, before: EarlierRun | None) -> str:
     if before is None:
         return ""
     ratio = _ratio(run, before)
-    found = "slower" if ratio.high < 1 else "faster" if ratio.low > 1 else "as fast"
+    alike = "equally fast" if are_equally_fast(ratio) else "undecided"
+    found = "slower" if ratio.high < 1 else "faster" if ratio.low > 1 else alike
     differs = [
         *(["another configuration"] if run.choice != before.choice else []),
         *(["other versions"] if run.key.versions != before.key.versions else []),

@@ -39,7 +39,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
     labels, chosen, cost = " and ".join(result.dataset.labels), result.chosen, floor_cost(result)
     configurations = sorted(result.configurations, key=_speed, reverse=True)
     rows = [
-        (_kind(each, chosen), _cells(each, result))
+        (_kind(each, chosen), _cells(each, result), _remark(each))
         for each in sorted(configurations, key=lambda each: each is not chosen)
     ]
     return rendered(
@@ -144,8 +144,12 @@ def _cells(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell
     within = each.conditional_entropy_bits
     if within is not None:
         cells |= _bits_of(within, f"{result.dataset.label} within {within.given}: ")
+    return cells
+
+
+def _remark(each: ConfigurationResult) -> str:
     proof = each.verdict.sentence if each.verdict else ""
-    return cells | {"remark": _Cell("; ".join(filter(None, [each.note, proof])))}
+    return "; ".join(filter(None, [each.note, proof]))
 
 
 def _throughput(each: ConfigurationResult) -> _Cell:

@@ -24,7 +24,13 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._interval import Estimate, interval, quotient, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult, is_as_fast
+from cellfeed_tuner._results import (
+    EQUALLY_FAST,
+    STATUS_WORDS,
+    ConfigurationResult,
+    are_equally_fast,
+    is_as_fast,
+)
 
 
 def in_words(what: str, *about: object) -> list[str]:
@@ -79,6 +85,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 _TEMPLATES.globals.update(
+    EQUALLY_FAST=EQUALLY_FAST,
     FEWEST_ROUNDS=FEWEST_ROUNDS,
     LEAST_ROUNDS=LEAST_ROUNDS,
     LEAST_SUSTAINED_SECONDS=LEAST_SUSTAINED_SECONDS,
@@ -86,6 +93,7 @@ _TEMPLATES.globals.update(
     MUCH_START=MUCH_START,
     REMOTE_PREFETCH=REMOTE_PREFETCH,
     STATUS_WORDS=STATUS_WORDS,
+    are_equally_fast=are_equally_fast,
     bytes=format_bytes,
     is_as_fast=is_as_fast,
     in_words=in_words,

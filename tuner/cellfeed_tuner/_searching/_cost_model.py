@@ -1,11 +1,11 @@
 """The cost of a configuration: a sum of terms with unknown prices, which measurements weight."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,9 @@ NOT_PREFETCHED = 0.5
 # Standard deviation of a cost from the sum for each doubling of the fetch. Chosen: buffers outgrow
 # caches, and allocating memory is slow.
 BY_SIZE = 0.1
-# Standard deviation of a cost from the sum otherwise; shares of its variance that neighbours do
-# not share, and that do not depend on workers; and doublings over which the rest, and the unshared
-# part, decay. Chosen.
-DEVIATION, ALONE, OF_SIZES, REACH, CLOSE = 0.15, 0.25, 0.5, 3.0, 0.5
+# Shares of the variance of other deviations from the sum that neighbours do not share, and that do
+# not depend on workers; and doublings over which the rest, and the unshared part, decay. Chosen.
+ALONE, OF_SIZES, REACH, CLOSE = 0.25, 0.5, 3.0, 0.5
 # Standard deviation of a cost for each combination of other settings. Chosen: the sum does not
 # model them.
 BY_OTHERS = 0.5
@@ -319,6 +318,51 @@ class Observations:
         return cls((), np.empty(0), np.empty((0, 0)))
 
 
+class Assumption(NamedTuple):
+    """What is assumed of costs.
+
+    Attributes
+    ----------
+    has_terms
+        Whether they are about a sum of terms; otherwise they have nothing in common.
+    deviation
+        Standard deviation of their logarithms from that.
+    prior
+        Probability before anything is measured.
+    """
+
+    has_terms: bool
+    deviation: float
+    prior: float
+
+
+# The sum; the sum roughly; nothing in common. Chosen: on recorded grids, the last are hardly ever
+# the likeliest, and on the same grids with configurations exchanged at random, nearly always.
+ASSUMPTIONS = (
+    Assumption(has_terms=True, deviation=0.15, prior=0.8),
+    Assumption(has_terms=True, deviation=0.4, prior=0.1),
+    *(Assumption(has_terms=False, deviation=each, prior=0.1 / 3) for each in (0.3, 0.5, 0.8)),
+)
+
+
+class Fit(NamedTuple):
+    """How well a model fits what was measured.
+
+    Attributes
+    ----------
+    spread
+        Relative standard deviation of replicates, in seconds per cell. It is inferred from the
+        differences between replicates of one configuration, and from the deviations of the means
+        from the model.
+    log_evidence
+        Logarithm of the probability density of all replicates, up to a constant that all models
+        share.
+    """
+
+    spread: float
+    log_evidence: float
+
+
 def distinct(
     pieces: float, blocks: NDArray[np.float64], touched: NDArray[np.float64] | float = 1.0
 ) -> NDArray[np.float64]:
@@ -332,6 +376,9 @@ def distinct(
     [1.0, 1.5]
     """
     return pieces * -np.expm1(blocks * np.log1p(-np.minimum(touched / pieces, 1 - JITTER)))
+
+
+_Places = NDArray[np.int64]
 
 
 class CostModel:
@@ -363,7 +410,7 @@ class CostModel:
     ) -> None:
         self._place = {each: number for number, each in enumerate(configurations)}
         self._samples = self.samples(configurations, batch_size, geometry)
-        self._deviations = _deviations(configurations) + ANY_SCALE**2
+        self._alike, self._others = _alike(configurations), _numbers_of_others(configurations)
 
     @staticmethod
     def samples(
@@ -403,7 +450,7 @@ class CostModel:
         return mean
 
     def posterior(
-        self, observations: Observations
+        self, observations: Observations, assumption: Assumption = ASSUMPTIONS[0]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return mean and covariance of the logarithms of seconds per cell.
 
@@ -416,17 +463,18 @@ class CostModel:
         -------
         Shapes (n_configurations,) and (n_configurations, n_configurations).
         """
-        found = observations.configurations
+        found, every = observations.configurations, np.arange(len(self._place))
         rows = np.array([self._place[each] for each in found], dtype=np.int64)
-        seen, apart = observations.logs, self._deviations[:, rows]
+        samples, deviations = self._under(assumption)
+        seen, apart = observations.logs, deviations(every, rows)
         known = apart[rows] + observations.covariance + JITTER * np.eye(len(rows))
         # Squared Mahalanobis distances of the samples from what was measured.
-        apart_from_seen = (seen - self._samples[:, rows]).T
+        apart_from_seen = (seen - samples[:, rows]).T
         misfit = (np.linalg.solve(np.linalg.cholesky(known), apart_from_seen) ** 2).sum(axis=0)
         share, weights = _weights(misfit)
         weighty = weights > NO_WEIGHT * weights.max()
-        mean = weights[weighty] @ self._samples[weighty]
-        roots = np.sqrt(weights[weighty])[:, None] * (self._samples[weighty] - mean)
+        mean = weights[weighty] @ samples[weighty]
+        roots = np.sqrt(weights[weighty])[:, None] * (samples[weighty] - mean)
         covariance: NDArray[np.float64] = roots.T @ roots
         if share < 1:
             remaining = covariance[np.ix_(rows, rows)] + known / (1 - share)
@@ -436,21 +484,23 @@ class CostModel:
         gain = np.linalg.solve(known, apart.T).T
         known_part = gain @ covariance[rows]
         covariance = covariance - known_part - known_part.T + known_part[:, rows] @ gain.T
-        return mean + gain @ (seen - mean[rows]), covariance + self._deviations - gain @ apart.T
+        covariance = covariance + deviations(every, every) - gain @ apart.T
+        return mean + gain @ (seen - mean[rows]), covariance
 
-    def spread(self, replicates: Mapping[Configuration, Sequence[float]]) -> float:
-        """Return the relative standard deviation of replicates, in seconds per cell.
-
-        It is inferred from the differences between replicates of one configuration, and from the
-        deviations of the means from the model.
-        """
+    def fit(
+        self,
+        replicates: Mapping[Configuration, Sequence[float]],
+        assumption: Assumption = ASSUMPTIONS[0],
+    ) -> Fit:
+        """Return how well the model fits replicates, in seconds per cell."""
+        samples, deviations = self._under(assumption)
         logs = [np.log(each) for each in replicates.values()]
         rows = np.array([self._place[each] for each in replicates], dtype=np.int64)
         numbers = np.array([each.size for each in logs])
         within = float(sum(((each - each.mean()) ** 2).sum() for each in logs))
         freedom = int((numbers - 1).sum())
-        apart = np.array([each.mean() for each in logs]) - self._samples[:, rows]
-        near = self._deviations[np.ix_(rows, rows)]
+        apart = np.array([each.mean() for each in logs]) - samples[:, rows]
+        near = deviations(rows, rows)
         noises = np.geomspace(*NOISES)
         # Weighted by the number of replicates, one basis makes every noise's covariance diagonal.
         scales = np.sqrt(numbers)
@@ -458,7 +508,7 @@ class CostModel:
         variances = np.maximum(values, 0.0) + noises[:, None] ** 2
         misfits = (1 / variances) @ ((apart * scales) @ basis).T ** 2
         best = misfits.min(axis=1)
-        likelihoods = np.exp(-0.5 * (misfits - best[:, None])).sum(axis=1)
+        likelihoods = np.exp(-0.5 * (misfits - best[:, None])).mean(axis=1)
         scores = np.log(likelihoods) - 0.5 * (
             best
             + np.log(variances).sum(axis=1)
@@ -467,7 +517,30 @@ class CostModel:
             + (np.log(noises / USUAL_NOISE) / NOISE_WIDTH) ** 2
         )
         weights = np.exp(scores - scores.max())
-        return float(np.sqrt(weights @ noises**2 / weights.sum()))
+        return Fit(
+            spread=float(np.sqrt(weights @ noises**2 / weights.sum())),
+            log_evidence=float(scores.max() + np.log(weights.sum())),
+        )
+
+    def _under(
+        self, assumption: Assumption
+    ) -> tuple[NDArray[np.float64], Callable[[_Places, _Places], NDArray[np.float64]]]:
+        """Return samples, and the covariance of deviations from them, of rows and columns.
+
+        The latter includes what is unknown of all costs together.
+        """
+        has_terms, deviation, _ = assumption
+
+        def deviations(rows: _Places, columns: _Places) -> NDArray[np.float64]:
+            found = deviation**2 * (
+                self._alike[np.ix_(rows, columns)] if has_terms else rows[:, None] == columns
+            )
+            if has_terms:  # up to a constant
+                found -= BY_OTHERS**2 * (self._others[rows][:, None] != self._others[columns])
+            together: NDArray[np.float64] = found + ANY_SCALE**2
+            return together
+
+        return self._samples if has_terms else np.zeros((1, len(self._place))), deviations
 
 
 def _weights(misfit: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -506,21 +579,25 @@ def _decades(rng: np.random.Generator, ends: tuple[float, float]) -> NDArray[np.
     return draws
 
 
-def _deviations(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
-    """Return the covariance of deviations from the sum."""
+def _alike(configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+    """Return the correlation of deviations from the sum."""
     sizes = np.log2([(each.block_size, each.fetch_factor) for each in configurations])
     workers = 2 * np.log2([1 + each.num_workers for each in configurations])
     by_sizes = np.linalg.norm((sizes[:, None] - sizes[None]).reshape(*2 * workers.shape, 2), axis=2)
     by_all = np.hypot(by_sizes, workers[:, None] - workers[None])
     shares = (1 - ALONE - OF_SIZES, OF_SIZES, ALONE)
     parts = (_fading(by_all), _fading(by_sizes), np.exp(-((by_all / CLOSE) ** 2)))
-    deviations = sum(share * part for share, part in zip(shares, parts, strict=True))
+    alike: NDArray[np.float64] = np.sum(
+        [share * part for share, part in zip(shares, parts, strict=True)], axis=0
+    )
+    return alike
+
+
+def _numbers_of_others(configurations: Sequence[Configuration]) -> _Places:
+    """Return the number of each configuration's combination of other settings, shape (n,)."""
     others = [tuple(each.others.items()) for each in configurations]
     number_of = {each: number for number, each in enumerate(dict.fromkeys(others))}
-    numbers = np.array([number_of[each] for each in others])
-    by_others = -(numbers[:, None] != numbers).astype(np.float64)  # up to a constant
-    covariance: NDArray[np.float64] = DEVIATION**2 * deviations + BY_OTHERS**2 * by_others
-    return covariance
+    return np.array([number_of[each] for each in others], dtype=np.int64)
 
 
 def _fading(distances: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ It says which candidate may be the best: the fastest, or the best mixed that is 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log, sqrt
+from math import exp, inf, log, log1p, sqrt
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +17,13 @@ from cellfeed_tuner._choose import Goal
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_CHANCE
 from cellfeed_tuner._interval import CONFIDENCE, USUAL_FREEDOM, Estimate, positive_estimate
-from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations, draws_of
+from cellfeed_tuner._searching._cost_model import (
+    ASSUMPTIONS,
+    CostModel,
+    Geometry,
+    Observations,
+    draws_of,
+)
 
 # Draws of all costs for computing probabilities, and the number of most promising configurations
 # for which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
@@ -28,6 +34,9 @@ OPTIMISM = 0.84
 # Expected gain over the best that earns a second replicate for a configuration that leaves the
 # race after one. Chosen: a configuration that close is as good.
 DOUBTED_GAIN = 0.05
+# What counts as faster than the recommended configuration, and the probability below which an
+# assumption does not count. Chosen: as the last; as exact as the draws.
+CLEARLY_FASTER, NO_CHANCE = 0.05, 0.01
 # Logarithm of the odds of each of the following variances against the next larger one, before
 # anything is measured. Chosen: about two to one, since most machines do little else.
 TURN_ODDS = 0.7
@@ -228,6 +237,19 @@ class Replicate(NamedTuple):
     number: int = 0
 
 
+class _Known(NamedTuple):
+    """Mean and covariance of the logarithms of costs.
+
+    ``chances`` are the probabilities of the `ASSUMPTIONS`, and ``spreads`` those of replicates
+    under each.
+    """
+
+    mean: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    chances: tuple[float, ...]
+    spreads: tuple[float, ...]
+
+
 class Posterior:
     """The costs of configurations, as far as they are known.
 
@@ -262,7 +284,7 @@ class Posterior:
         self._trusted: set[Configuration] = set()
         self._candidates = dict.fromkeys(candidates)
         # Derived from them, until there are more.
-        self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._moments: _Known | None = None
         self._values: NDArray[np.float64] | None = None
         self._costs: dict[Configuration, float] = {}
         self._set(configurations)
@@ -304,20 +326,20 @@ class Posterior:
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; empty before any measurement."""
         if not self._costs and self._replicates:
-            mean = np.exp(self._known()[0])
+            mean = np.exp(self._known().mean)
             self._costs = dict(zip(self._place, mean.tolist(), strict=True))
         return self._costs
 
     def error(self, configuration: Configuration) -> float:
         """Return the standard deviation of the logarithm of a cost."""
         place = self._place[configuration]
-        return sqrt(max(0.0, self._known()[1][place, place]))
+        return sqrt(max(0.0, self._known().covariance[place, place]))
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second, with their 95 % interval; None before any measurement."""
         if not self._replicates or configuration not in self._place:
             return None
-        mean = self._known()[0][self._place[configuration]]
+        mean = self._known().mean[self._place[configuration]]
         return positive_estimate(exp(-mean), self.error(configuration), self._freedom)
 
     def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
@@ -329,7 +351,7 @@ class Posterior:
         if not self._replicates or not {one, other} <= self._place.keys():
             return None
         first, second = self._place[one], self._place[other]
-        mean, covariance = self._known()
+        mean, covariance, *_ = self._known()
         variance = covariance[first, first] + covariance[second, second]
         variance = max(0.0, float(variance - 2 * covariance[first, second]))
         return positive_estimate(exp(mean[second] - mean[first]), sqrt(variance), self._freedom)
@@ -377,6 +399,37 @@ class Posterior:
         names = list(self._candidates)
         return {names[place]: float(wins[place]) for place in order}
 
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether costs that have nothing in common explain what was measured better."""
+        pairs = zip(ASSUMPTIONS, self._known().chances, strict=False)  # none before it
+        return sum(chance for each, chance in pairs if not each.has_terms) > 1 / 2
+
+    def chance_of_faster(self, configuration: Configuration) -> float:
+        """Return the probability that any candidate that was not measured is clearly faster.
+
+        By more than `CLEARLY_FASTER`, on average over all assumptions about costs.
+        """
+        others = self._candidates.keys() - self._replicates.keys() - {configuration}
+        if not others or not self._replicates or configuration not in self._place:
+            return 0.0
+        new = np.sort([self._place[each] for each in others])
+        _, _, chances, spreads = self._known()
+        total = 0.0
+        for assumption, chance, spread in zip(ASSUMPTIONS, chances, spreads, strict=True):
+            if chance < NO_CHANCE:
+                continue
+            observations = self._observations(self._replicates, spread)
+            mean, covariance = self._model.posterior(observations, assumption)
+            errors = np.sqrt(np.maximum(0.0, covariance.diagonal()))
+            promising = np.argsort((mean - 2 * errors)[new], kind="stable")[:MOST_DRAWN]
+            places = np.array([self._place[configuration], *new[promising]])
+            rng = np.random.default_rng((self._seed, self._n_updates))
+            logs = draws_of(mean[places], covariance[np.ix_(places, places)], N_DRAWS, rng)
+            is_faster = logs[:, :1] - logs[:, 1:] > log1p(CLEARLY_FASTER)
+            total += chance * float(is_faster.any(axis=1).mean())
+        return total
+
     def doubted(self) -> Configuration | None:
         """Return a promising configuration that a single replicate put out of the race, if any.
 
@@ -397,7 +450,7 @@ class Posterior:
         self, others: Mapping[Configuration, Sequence[Replicate]], configuration: Configuration
     ) -> float:
         """Return the gain over the best of others that is expected without measuring it."""
-        mean, covariance = self._model.posterior(self._observations(others))
+        mean, covariance, *_ = self._posterior_of(others)
         places = [self._place[each] for each in [*others, configuration]]
         rng = np.random.default_rng((self._seed, self._n_updates))
         logs = np.tile(mean, (N_DRAWS, 1))
@@ -419,9 +472,9 @@ class Posterior:
     def _forget(self) -> None:
         self._values, self._costs, self._moments = None, {}, None
 
-    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _known(self) -> "_Known":
         if self._moments is None:
-            self._moments = self._model.posterior(self._observations(self._replicates))
+            self._moments = self._posterior_of(self._replicates)
         return self._moments
 
     def _drawn(self) -> NDArray[np.float64]:
@@ -430,7 +483,7 @@ class Posterior:
         Unpromising configurations have their mean in all draws.
         """
         if self._values is None:
-            mean, covariance = self._known()
+            mean, covariance, *_ = self._known()
             rng = np.random.default_rng((self._seed, self._n_updates))
             promising = self._goal(-mean + 2 * np.sqrt(np.maximum(0.0, covariance.diagonal())))
             drawn = np.argsort(-promising, kind="stable")[:MOST_DRAWN]
@@ -439,15 +492,24 @@ class Posterior:
             self._values = self._goal(-logs)
         return self._values
 
+    def _posterior_of(self, replicates: Mapping[Configuration, Sequence[Replicate]]) -> "_Known":
+        """Return what is known of costs under the first assumption, and the chances of all."""
+        if not replicates:
+            return _Known(*self._model.posterior(Observations.none()), (), ())
+        seconds = {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}
+        fits = [self._model.fit(seconds, each) for each in ASSUMPTIONS]
+        logs = np.array([each.log_evidence for each in fits])
+        chances = np.exp(logs - logs.max()) * [each.prior for each in ASSUMPTIONS]
+        chances /= chances.sum()
+        spreads = tuple(each.spread for each in fits)
+        moments = self._model.posterior(self._observations(replicates, spreads[0]))
+        return _Known(*moments, tuple(chances.tolist()), spreads)
+
+    @staticmethod
     def _observations(
-        self, replicates: Mapping[Configuration, Sequence[Replicate]]
+        replicates: Mapping[Configuration, Sequence[Replicate]], spread: float
     ) -> Observations:
         """Return the mean of each configuration, free of the turns that it was measured in."""
-        if not replicates:
-            return Observations.none()
-        spread = self._model.spread(
-            {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}
-        )
         means, covariance = effects(
             [[(one.turn, log(one.seconds_per_cell)) for one in own] for own in replicates.values()]
         )

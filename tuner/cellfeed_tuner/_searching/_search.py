@@ -210,6 +210,16 @@ class Search:
         The fastest of those that were measured, unless there was no time to measure one that is
         expected to be faster.
         """
+        choice = self._chosen(results)
+        is_asked = self.requirements.constraints.need_cells_per_second is None
+        if choice is None or not is_asked or not self.requirements.is_planned:
+            return choice
+        return choice._replace(
+            chance_of_faster=self._posterior.chance_of_faster(choice.configuration),
+            contradicts_model=self._posterior.is_contradicted,
+        )
+
+    def _chosen(self, results: Sequence[ConfigurationResult]) -> Choice | None:
         timed, constraints = results, self.requirements.constraints
         if not self.requirements.is_planned:  # a stopped measurement has no entropy
             timed = [each for each in results if each.entropy_bits.measured is not None]
