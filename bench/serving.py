@@ -94,8 +94,7 @@ class Served(Stored, Sampled):
         """Return an epoch's requests and their bytes, joining ranges up to this far apart."""
         from cellfeed._bytes._remote import _scheduler  # noqa: PLC0415 - where obstore is
 
-        newest = list(_scheduler._schedulers.values())[-1]  # noqa: SLF001 - no public way
-        newest.link = _FixedGap(gap)
+        _scheduler.scheduler_of(self.dataset.collection.locations[0]).link = _FixedGap(gap)
         self.dataset.set_epoch(0)
         n_before = len(self.server.requests)
         self.time_epoch()
