@@ -3,7 +3,7 @@
 sphinx.ext.intersphinx would fetch an inventory of each project at every build.
 """
 
-import re
+import builtins
 
 _PYTHON = "https://docs.python.org/3/library"
 _TORCH = "https://docs.pytorch.org/docs/stable"
@@ -37,12 +37,12 @@ _PAGES = {
     "collections.abc.": f"{_PYTHON}/collections.abc.html",
     "typing.": f"{_PYTHON}/typing.html",
 }  # fmt: skip
-_ERROR = re.compile(r"\w+(?:Error|Exception|Warning|Interrupt)")
 
 
 def url_of(name):
     """Return where a name of another project is documented, or None."""
     page = _PAGES.get(name) or _PAGES.get(name[: name.rfind(".") + 1] or None)
-    if page is None and _ERROR.fullmatch(name):
+    own = getattr(builtins, name, None)
+    if page is None and isinstance(own, type) and issubclass(own, BaseException):
         page = f"{_PYTHON}/exceptions.html"
     return page and f"{page.format(name)}#{name}"
