@@ -250,7 +250,7 @@ def test_is_in_the_report(result_of):
 
 def test_other_loaders_are_asked_too():
     found = autotune(
-        ranked_loaders.Numbers(), ranks=[1, 2, 4], step_seconds=0.01, budget=600.0,
+        ranked_loaders.Numbers(), ranks=[1, 2, 4], step_seconds=0.01, budget=60.0,
         entropy_floor=0.0,
     )  # fmt: skip
     assert found.scaling is not None

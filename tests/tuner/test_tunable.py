@@ -29,12 +29,12 @@ def true_bits(configuration: Configuration) -> float:
 @pytest.fixture(scope="module")
 def delivered():
     """A result of a loader whose entropies are not known before it is measured."""
-    return autotune(Plates(), budget=600.0, entropy_floor=0.9)
+    return autotune(Plates(), budget=30.0, entropy_floor=0.9)
 
 
 @pytest.fixture(scope="module")
 def planned():
-    return autotune(PlannedPlates(), budget=600.0, entropy_floor=0.9)
+    return autotune(PlannedPlates(), budget=30.0, entropy_floor=0.9)
 
 
 class TestMeasured:
@@ -105,7 +105,7 @@ class TestReports:
 
 
 def test_a_setting_of_its_own_is_chosen():
-    result = autotune(other_loaders.WithThreads(), budget=600.0, entropy_floor=0.0)
+    result = autotune(other_loaders.WithThreads(), budget=30.0, entropy_floor=0.0)
     assert result.recommended is not None
     assert result.recommended.configuration["mode"] == "fast"
     assert "mode fast" in result.recommended.settings
@@ -113,13 +113,13 @@ def test_a_setting_of_its_own_is_chosen():
 
 
 def test_workers_are_measured_too():
-    result = autotune(other_loaders.RowNumbers(), budget=600.0, entropy_floor=0.5)
+    result = autotune(other_loaders.RowNumbers(), budget=30.0, entropy_floor=0.5)
     assert {each.configuration.num_workers for each in result.configurations} == {0, 1}
     assert result.recommended is not None
 
 
 def test_what_has_too_short_epochs_is_infeasible_and_nothing_else():
-    result = autotune(other_loaders.ShortWithLargeFetches(), budget=600.0, entropy_floor=0.0)
+    result = autotune(other_loaders.ShortWithLargeFetches(), budget=30.0, entropy_floor=0.0)
     looked_at = [each for each in result.configurations if each.status == "too few cells"]
     assert looked_at
     for each in looked_at:
@@ -145,7 +145,7 @@ class TestStep:
     def test_what_keeps_training_from_waiting_is_chosen(self):
         """A step of 20 ms: 1,600 rows/s are needed, which all but single rows give."""
         result = autotune(
-            PlannedPlates(), budget=600.0, entropy_floor=0.5, step=other_loaders.slow_step
+            PlannedPlates(), budget=30.0, entropy_floor=0.5, step=other_loaders.slow_step
         )
         step_seconds = result.constraints.step_seconds
         assert step_seconds is not None
@@ -157,7 +157,7 @@ class TestStep:
 
     def test_a_step_that_fails_is_one_line(self):
         with pytest.raises(ParameterError, match="no training step ended: no such layer"):
-            autotune(PlannedPlates(), budget=600.0, step=other_loaders.failing_step)
+            autotune(PlannedPlates(), budget=30.0, step=other_loaders.failing_step)
 
     def test_one_of_three(self):
         with pytest.raises(ParameterError, match="give one of"):
@@ -173,7 +173,7 @@ class TestMistakes:
         ],
     )
     def test_what_it_delivers_contradicts_its_plan_or_its_labels(self, name, said):
-        result = autotune(getattr(other_loaders, name)(), budget=600.0, entropy_floor=0.5)
+        result = autotune(getattr(other_loaders, name)(), budget=30.0, entropy_floor=0.5)
         assert result.recommended is None
         assert result.loader_fault is not None
         assert said in result.loader_fault
@@ -188,7 +188,7 @@ class TestMistakes:
     )
     def test_a_mistake_in_it_is_one_line(self, name, said):
         with pytest.raises(ParameterError, match=said) as caught:
-            autotune(getattr(other_loaders, name)(), budget=600.0, entropy_floor=0.5)
+            autotune(getattr(other_loaders, name)(), budget=30.0, entropy_floor=0.5)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ class TestMistakes:
     )
     def test_what_it_delivers_is_not_what_it_says(self, name, said):
         with pytest.raises(ParameterError, match=said):
-            autotune(getattr(other_loaders, name)(), budget=600.0)
+            autotune(getattr(other_loaders, name)(), budget=30.0)
 
     @pytest.mark.parametrize(
         ("changes", "said"),

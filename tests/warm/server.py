@@ -30,6 +30,7 @@ import warnings
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 
@@ -43,11 +44,9 @@ IMPORTED = (
     "cellfeed_tuner._run",
     "cellfeed_tuner._history",
     "cellfeed_tuner.plots",
-    "ipykernel.kernelapp",
     "pandas",
     "scipy.optimize",
     "scipy.sparse",
-    "torch._dynamo",  # which the first optimizer imports
     "torch.distributed.checkpoint",
     "torch.utils.data",
     "zarr",
@@ -67,6 +66,9 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # then the scripts say so
             importlib.import_module(name)
+    # The first optimizer imports it. Called at exit, it would hide that Ctrl-C ended the process.
+    with contextlib.suppress(ImportError), mock.patch.object(atexit, "register"):
+        importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
     reading, writing = os.pipe()

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate, quotient
+from cellfeed_tuner._interval import EQUALLY_FAST, Estimate, is_as_fast, quotient
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
-    EQUALLY_FAST,
     SAME_ENTROPY_SHARE,
     Basis,
     ConfigurationResult,
@@ -25,7 +24,6 @@ from cellfeed_tuner._results import (
     Nearest,
     Rival,
     Status,
-    is_as_fast,
     is_undecided,
     least_share,
 )

@@ -189,3 +189,20 @@ def times(ratio: Estimate) -> str:
     '1.10x [1.01x, 1.21x]'
     """
     return f"{ratio.value:.2f}x [{ratio.low:.2f}x, {ratio.high:.2f}x]"
+
+
+SAME_SPEED_SHARE = 0.02
+"""A throughput more than this share below the highest is slower, however wide the intervals."""
+
+EQUALLY_FAST = "equally fast within sampling noise"
+"""What `is_as_fast` and `are_equally_fast` mean, in words."""
+
+
+def is_as_fast(ratio: Estimate) -> bool:
+    """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
+    return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
+
+
+def are_equally_fast(ratio: Estimate) -> bool:
+    """Return whether each of two throughputs is at most 2 % and not clearly lower."""
+    return is_as_fast(ratio) and ratio.low <= 1 and ratio.value * (1 - SAME_SPEED_SHARE) <= 1

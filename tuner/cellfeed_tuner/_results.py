@@ -8,7 +8,7 @@ from cellfeed import SamplingStrategy, sampling
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import LabelCounts
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import SAME_SPEED_SHARE, Estimate
 from cellfeed_tuner._machine import BytesRead
 from cellfeed_tuner._measuring._page_cache import bytes_on_disk
 from cellfeed_tuner._subject import Selected, Tunable
@@ -555,17 +555,11 @@ SAME_ENTROPY_SHARE = 0.001
 """Shares of random sampling's entropy that differ by less than this count as equal: a replay of
 the plan is no more exact."""
 
-SAME_SPEED_SHARE = 0.02
-"""A throughput more than this share below the highest is slower, however wide the intervals."""
-
 
 Basis = Literal["compared", "measured", "predicted"]
 """What a recommendation rests on: on a comparison in turns, on measurements of the configuration
 that were not compared with others in turns, or on a prediction."""
 
-
-EQUALLY_FAST = "equally fast within sampling noise"
-"""What `is_as_fast` and `are_equally_fast` mean, in words."""
 
 MUCH_CHANCE = 1 / 3
 """Probability that another is clearly faster from which on a choice is undecided."""
@@ -575,16 +569,6 @@ def is_undecided(ratio: Estimate) -> bool:
     """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
     same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
     return ratio.low <= 1 <= ratio.high and not same
-
-
-def is_as_fast(ratio: Estimate) -> bool:
-    """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
-    return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1
-
-
-def are_equally_fast(ratio: Estimate) -> bool:
-    """Return whether each of two throughputs is at most 2 % and not clearly lower."""
-    return is_as_fast(ratio) and ratio.low <= 1 and ratio.value * (1 - SAME_SPEED_SHARE) <= 1
 
 
 def least_share(entropy_floor: float) -> float:

@@ -142,7 +142,7 @@ class TestInstalled:
         check_rows(load([whole, slow], method="spawn"))
 
     def test_the_commands_read_them(self, whole, tmp_path):
-        arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "600"]
+        arguments = [whole, "--label", "plate", "--output", tmp_path, "--budget", "30"]
         arguments += ["--block-sizes", "4", "--fetch-factors", "1", "--workers", "0"]
         arguments += ["--batch-size", "8", "--entropy-floor", "0"]
         for tool, *given in (
@@ -169,8 +169,9 @@ class TestNotInstalled:
             assert isinstance(message, str), path
             assert message.startswith(f"{path}: `")
             assert message.endswith(REMEDY)
-        named = f"{whole}: `X` is compressed with HDF5 zstd filter (32015), {REMEDY}"
-        assert said_without[0][whole] == named
+        # Where the file has been recorded, X is not read.
+        said = f"{whole}: `{{}}` is compressed with HDF5 zstd filter (32015), {REMEDY}"
+        assert said_without[0][whole] in {said.format("X"), said.format("obs")}
 
     def test_values_that_are_decoded_here_do_not_need_it(self, said_without):
         assert len(said_without[1]) == 2

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from cellfeed.console import format_bytes
 from cellfeed_tuner._history import EarlierRun, cache_folder, read_runs
-from cellfeed_tuner._interval import Estimate, interval, quotient, times
+from cellfeed_tuner._interval import Estimate, are_equally_fast, interval, quotient, times
 from cellfeed_tuner._reports import report_console
-from cellfeed_tuner._results import are_equally_fast
 
 
 def show(*, as_json: bool) -> None:

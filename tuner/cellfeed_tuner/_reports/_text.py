@@ -21,16 +21,18 @@ from cellfeed_tuner._constants import (
     MUCH_START,
     REMOTE_PREFETCH,
 )
-from cellfeed_tuner._interval import Estimate, interval, quotient, times
+from cellfeed_tuner._interval import (
+    EQUALLY_FAST,
+    Estimate,
+    are_equally_fast,
+    interval,
+    is_as_fast,
+    quotient,
+    times,
+)
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results import (
-    EQUALLY_FAST,
-    STATUS_WORDS,
-    ConfigurationResult,
-    are_equally_fast,
-    is_as_fast,
-)
+from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
 
 
 def in_words(what: str, *about: object) -> list[str]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_LIMIT_LEFT, LEAST_TURNS
+from cellfeed_tuner._interval import SAME_SPEED_SHARE, is_as_fast
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
-from cellfeed_tuner._results import SAME_SPEED_SHARE, PrefetchResult, is_as_fast
+from cellfeed_tuner._results import PrefetchResult
 from cellfeed_tuner._searching._posterior import TurnsOf
 from cellfeed_tuner._searching._replicates import Measurements
 
