@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import EQUALLY_FAST, Estimate, is_as_fast, quotient
+from cellfeed_tuner._interval import (
+    EQUALLY_FAST,
+    Estimate,
+    is_as_fast,
+    is_undecided,
+    quotient,
+)
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
     SAME_ENTROPY_SHARE,
@@ -24,7 +30,6 @@ from cellfeed_tuner._results import (
     Nearest,
     Rival,
     Status,
-    is_undecided,
     least_share,
 )
 

@@ -198,6 +198,12 @@ EQUALLY_FAST = "equally fast within sampling noise"
 """What `is_as_fast` and `are_equally_fast` mean, in words."""
 
 
+def is_undecided(ratio: Estimate) -> bool:
+    """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
+    same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
+    return ratio.low <= 1 <= ratio.high and not same
+
+
 def is_as_fast(ratio: Estimate) -> bool:
     """Return whether the first throughput of a ratio is at most 2 % and not clearly lower."""
     return ratio.value >= 1 - SAME_SPEED_SHARE and ratio.high >= 1

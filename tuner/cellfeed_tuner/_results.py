@@ -8,7 +8,7 @@ from cellfeed import SamplingStrategy, sampling
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import LabelCounts
-from cellfeed_tuner._interval import SAME_SPEED_SHARE, Estimate
+from cellfeed_tuner._interval import Estimate, is_undecided
 from cellfeed_tuner._machine import BytesRead
 from cellfeed_tuner._measuring._page_cache import bytes_on_disk
 from cellfeed_tuner._subject import Selected, Tunable
@@ -563,12 +563,6 @@ that were not compared with others in turns, or on a prediction."""
 
 MUCH_CHANCE = 1 / 3
 """Probability that another is clearly faster from which on a choice is undecided."""
-
-
-def is_undecided(ratio: Estimate) -> bool:
-    """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
-    same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
-    return ratio.low <= 1 <= ratio.high and not same
 
 
 def least_share(entropy_floor: float) -> float:

@@ -172,14 +172,15 @@ class CachedTables:
         if before is None or not before.is_settled:
             return compute()
         key = _key(self._name, self._array, before, depends_on)
-        cached = _cached(key)
+        cached = _read(key)
         if cached is not None:
             return cached
         computed = compute()
         # A change while computing may have mixed old and new content.
         if self._identity() != before or computed is None:
             return computed
-        cached = _cached(key, computed)
+        _keep(key, computed)
+        cached = _read(key)
         return computed if cached is None else cached
 
 
@@ -206,9 +207,9 @@ class FileRecord:
     def get(
         self,
         what: str,
-        compute: Callable[[], Tables | None],
+        compute: Callable[[], Computed],
         identity: Callable[[], LastingIdentity | None],
-    ) -> Tables | None:
+    ) -> Computed | Tables:
         """Return tables: recorded ones, or computed ones, which are added unless they are large.
 
         Parameters
@@ -223,22 +224,23 @@ class FileRecord:
             return compute()
         if self._read_for != before:
             self._tables, self._read_for = self._read(before), before
-        found: Tables | None = self._tables.get(what)
-        if found is None:
-            found = compute()
-            if found is None or identity() != before:
-                return found
-            if sum(table.nbytes for table in found.values()) <= _LARGEST_RECORDED:
-                for table in found.values():
-                    table.flags.writeable = False
-                self._tables[what] = dict(found)
-                _unsaved.add(self)
+        recorded = self._tables.get(what)
+        if recorded is not None:
+            return recorded
+        found = compute()
+        if identity() != before or found is None:
+            return found
+        if sum(table.nbytes for table in found.values()) <= _LARGEST_RECORDED:
+            for table in found.values():
+                table.flags.writeable = False
+            self._tables[what] = dict(found)
+            _unsaved.add(self)
         return found
 
     def _read(self, identity: LastingIdentity) -> dict[str, dict[str, NDArray[Any]]]:
         tables = dict[str, dict[str, NDArray[Any]]]()
         key = _key(self._name, "", identity, "record")
-        for name, table in (_cached(key, is_mapped=False) or {}).items():
+        for name, table in (_read(key, is_mapped=False) or {}).items():
             what, _, own_name = name.rpartition(_END)
             tables.setdefault(what, {})[own_name] = table
         return tables
@@ -251,7 +253,7 @@ class FileRecord:
                 for what, own in self._tables.copy().items()
                 for name, table in own.items()
             }
-            _cached(_key(self._name, "", self._read_for, "record"), tables, is_mapped=None)
+            _keep(_key(self._name, "", self._read_for, "record"), tables)
 
 
 _LARGEST_RECORDED = 1 << 20  # bytes; larger tables have a file of their own, which is mapped
@@ -294,19 +296,17 @@ def _key(name: str, array: str, identity: LastingIdentity, depends_on: str) -> b
     return json.dumps(facts, sort_keys=True).encode()
 
 
-def _cached(
-    key: bytes, tables: Tables | None = None, *, is_mapped: bool | None = True
-) -> Tables | None:
-    """Return the tables of a key, which are written first if given; None if that is impossible.
+_UNCACHED = (OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError)
 
-    If ``is_mapped`` is None, they are only written.
-    """
+
+def _path_of(key: bytes) -> Path:
+    return cache_folder("tables") / f"{blake2b(key, digest_size=16).hexdigest()}{_SUFFIX}"
+
+
+def _read(key: bytes, *, is_mapped: bool = True) -> Tables | None:
+    """Return the cached tables of a key; None if there are none, or they cannot be read."""
     try:
-        path = cache_folder("tables") / f"{blake2b(key, digest_size=16).hexdigest()}{_SUFFIX}"
-        if tables is not None:
-            _write_file(path, key, tables)
-        if is_mapped is None:
-            return None
+        path = _path_of(key)
         with suppress(FileNotFoundError):
             content = map_or_read(path) if is_mapped else np.fromfile(path, np.uint8)
             content.flags.writeable = False
@@ -314,9 +314,21 @@ def _cached(
             with suppress(OSError):
                 os.utime(path)  # time of the last use
             return found
-    except (OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError) as error:
-        _logger.info("tables cannot be cached for later openings: %s", error)
+    except _UNCACHED as error:
+        _tell(error)
     return None
+
+
+def _keep(key: bytes, tables: Tables) -> None:
+    """Cache the tables of a key, if that is possible."""
+    try:
+        _write_file(_path_of(key), key, tables)
+    except _UNCACHED as error:
+        _tell(error)
+
+
+def _tell(error: Exception) -> None:
+    _logger.info("tables cannot be cached for later openings: %s", error)
 
 
 def _write_file(path: Path, key: bytes, tables: Tables) -> None:

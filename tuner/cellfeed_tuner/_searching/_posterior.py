@@ -19,6 +19,7 @@ from cellfeed_tuner._constants import LEAST_CHANCE
 from cellfeed_tuner._interval import CONFIDENCE, USUAL_FREEDOM, Estimate, positive_estimate
 from cellfeed_tuner._searching._cost_model import (
     ASSUMPTIONS,
+    Assumption,
     CostModel,
     Geometry,
     Observations,
@@ -237,19 +238,6 @@ class Replicate(NamedTuple):
     number: int = 0
 
 
-class _Known(NamedTuple):
-    """Mean and covariance of the logarithms of costs.
-
-    ``chances`` are the probabilities of the `ASSUMPTIONS`, and ``spreads`` those of replicates
-    under each.
-    """
-
-    mean: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-    chances: tuple[float, ...]
-    spreads: tuple[float, ...]
-
-
 class Posterior:
     """The costs of configurations, as far as they are known.
 
@@ -284,7 +272,7 @@ class Posterior:
         self._trusted: set[Configuration] = set()
         self._candidates = dict.fromkeys(candidates)
         # Derived from them, until there are more.
-        self._moments: _Known | None = None
+        self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         self._values: NDArray[np.float64] | None = None
         self._costs: dict[Configuration, float] = {}
         self._set(configurations)
@@ -326,20 +314,20 @@ class Posterior:
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; empty before any measurement."""
         if not self._costs and self._replicates:
-            mean = np.exp(self._known().mean)
+            mean = np.exp(self._known()[0])
             self._costs = dict(zip(self._place, mean.tolist(), strict=True))
         return self._costs
 
     def error(self, configuration: Configuration) -> float:
         """Return the standard deviation of the logarithm of a cost."""
         place = self._place[configuration]
-        return sqrt(max(0.0, self._known().covariance[place, place]))
+        return sqrt(max(0.0, self._known()[1][place, place]))
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second, with their 95 % interval; None before any measurement."""
         if not self._replicates or configuration not in self._place:
             return None
-        mean = self._known().mean[self._place[configuration]]
+        mean = self._known()[0][self._place[configuration]]
         return positive_estimate(exp(-mean), self.error(configuration), self._freedom)
 
     def ratio(self, one: Configuration, other: Configuration) -> Estimate | None:
@@ -351,7 +339,7 @@ class Posterior:
         if not self._replicates or not {one, other} <= self._place.keys():
             return None
         first, second = self._place[one], self._place[other]
-        mean, covariance, *_ = self._known()
+        mean, covariance = self._known()
         variance = covariance[first, first] + covariance[second, second]
         variance = max(0.0, float(variance - 2 * covariance[first, second]))
         return positive_estimate(exp(mean[second] - mean[first]), sqrt(variance), self._freedom)
@@ -402,8 +390,7 @@ class Posterior:
     @property
     def is_contradicted(self) -> bool:
         """Whether costs that have nothing in common explain what was measured better."""
-        pairs = zip(ASSUMPTIONS, self._known().chances, strict=False)  # none before it
-        return sum(chance for each, chance in pairs if not each.has_terms) > 1 / 2
+        return sum(chance for each, chance, _ in self._weighed() if not each.has_terms) > 1 / 2
 
     def chance_of_faster(self, configuration: Configuration) -> float:
         """Return the probability that any candidate that was not measured is clearly faster.
@@ -414,9 +401,8 @@ class Posterior:
         if not others or not self._replicates or configuration not in self._place:
             return 0.0
         new = np.sort([self._place[each] for each in others])
-        _, _, chances, spreads = self._known()
         total = 0.0
-        for assumption, chance, spread in zip(ASSUMPTIONS, chances, spreads, strict=True):
+        for assumption, chance, spread in self._weighed():
             if chance < NO_CHANCE:
                 continue
             observations = self._observations(self._replicates, spread)
@@ -450,7 +436,7 @@ class Posterior:
         self, others: Mapping[Configuration, Sequence[Replicate]], configuration: Configuration
     ) -> float:
         """Return the gain over the best of others that is expected without measuring it."""
-        mean, covariance, *_ = self._posterior_of(others)
+        mean, covariance = self._posterior_of(others)
         places = [self._place[each] for each in [*others, configuration]]
         rng = np.random.default_rng((self._seed, self._n_updates))
         logs = np.tile(mean, (N_DRAWS, 1))
@@ -472,7 +458,7 @@ class Posterior:
     def _forget(self) -> None:
         self._values, self._costs, self._moments = None, {}, None
 
-    def _known(self) -> "_Known":
+    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if self._moments is None:
             self._moments = self._posterior_of(self._replicates)
         return self._moments
@@ -483,7 +469,7 @@ class Posterior:
         Unpromising configurations have their mean in all draws.
         """
         if self._values is None:
-            mean, covariance, *_ = self._known()
+            mean, covariance = self._known()
             rng = np.random.default_rng((self._seed, self._n_updates))
             promising = self._goal(-mean + 2 * np.sqrt(np.maximum(0.0, covariance.diagonal())))
             drawn = np.argsort(-promising, kind="stable")[:MOST_DRAWN]
@@ -492,18 +478,26 @@ class Posterior:
             self._values = self._goal(-logs)
         return self._values
 
-    def _posterior_of(self, replicates: Mapping[Configuration, Sequence[Replicate]]) -> "_Known":
-        """Return what is known of costs under the first assumption, and the chances of all."""
+    def _posterior_of(
+        self, replicates: Mapping[Configuration, Sequence[Replicate]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and covariance of the logarithms of costs, under the first assumption."""
         if not replicates:
-            return _Known(*self._model.posterior(Observations.none()), (), ())
-        seconds = {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}
+            return self._model.posterior(Observations.none())
+        spread = self._model.fit(_seconds(replicates)).spread
+        return self._model.posterior(self._observations(replicates, spread))
+
+    def _weighed(self) -> list[tuple[Assumption, float, float]]:
+        """Return each assumption, its probability, and the spread of replicates under it."""
+        if not self._replicates:
+            return []
+        seconds = _seconds(self._replicates)
         fits = [self._model.fit(seconds, each) for each in ASSUMPTIONS]
         logs = np.array([each.log_evidence for each in fits])
         chances = np.exp(logs - logs.max()) * [each.prior for each in ASSUMPTIONS]
         chances /= chances.sum()
-        spreads = tuple(each.spread for each in fits)
-        moments = self._model.posterior(self._observations(replicates, spreads[0]))
-        return _Known(*moments, tuple(chances.tolist()), spreads)
+        spreads = [each.spread for each in fits]
+        return list(zip(ASSUMPTIONS, chances.tolist(), spreads, strict=True))
 
     @staticmethod
     def _observations(
@@ -514,3 +508,9 @@ class Posterior:
             [[(one.turn, log(one.seconds_per_cell)) for one in own] for own in replicates.values()]
         )
         return Observations(list(replicates), means, spread**2 * covariance)
+
+
+def _seconds(
+    replicates: Mapping[Configuration, Sequence[Replicate]],
+) -> dict[Configuration, list[float]]:
+    return {each: [one.seconds_per_cell for one in own] for each, own in replicates.items()}

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from cellfeed._bytes import LastingIdentity, Location, digest_of, lasting_identity
-from cellfeed._bytes._tables import CachedTables, Tables
+from cellfeed._bytes._tables import CachedTables, Computed, Tables
 from cellfeed._decode import ChunkedArray, SlowRead
 from cellfeed._lazy import ad, pd
 from cellfeed._storages._source import OpenedPerProcess, Source
@@ -237,7 +237,7 @@ class AnnDataFile(OpenedPerProcess):
         """Return whether two arrays are one, by links; False if it is unknown."""
         return False
 
-    def recorded(self, what: str, compute: Callable[[], Tables | None]) -> Tables | None:  # noqa: ARG002 - for subclasses
+    def recorded(self, what: str, compute: Callable[[], Computed]) -> Computed | Tables:  # noqa: ARG002 - for subclasses
         """Return what was computed from a single file when it was first opened, or compute it.
 
         Parameters

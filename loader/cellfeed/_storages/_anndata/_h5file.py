@@ -11,7 +11,7 @@ import h5py
 
 from cellfeed import _decode as decode
 from cellfeed._bytes import ByteStore, LastingIdentity, Location
-from cellfeed._bytes._tables import CachedTables, FileRecord, Tables
+from cellfeed._bytes._tables import CachedTables, Computed, FileRecord, Tables
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._storages._anndata._file import AnnDataFile
@@ -141,7 +141,7 @@ class H5File(AnnDataFile):
     def _tables_of(self, name: str) -> Tables | None:
         return decode.hdf5_tables(self.stored(name), lambda: self.table_cache(name))
 
-    def recorded(self, what: str, compute: Callable[[], Tables | None]) -> Tables | None:
+    def recorded(self, what: str, compute: Callable[[], Computed]) -> Computed | Tables:
         """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`.
 
         Nothing is recorded of files with links into others, which have identities of their own.

@@ -345,7 +345,7 @@ class StoredCsr(StoredMatrix):
                 tables = self._file.table_cache(name)
                 return tables.get(what, self.shape[0], self._checked_pointer)
 
-            self._row_pointer = (self._file.recorded(f"{name}: {what}", cached) or {})["pointer"]
+            self._row_pointer = self._file.recorded(f"{name}: {what}", cached)["pointer"]
             self._unchecked_pointer = None
         return self._row_pointer
 

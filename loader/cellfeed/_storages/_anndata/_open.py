@@ -72,7 +72,7 @@ class AnnDataSource(FileSource):
             with damage_named(self._file.location, "obs"):
                 return pack(frames.obs_names(self._file))
 
-        return tuple(unpack(self._file.recorded("obs", names) or names()))
+        return tuple(unpack(self._file.recorded("obs", names)))
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
