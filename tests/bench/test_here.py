@@ -39,7 +39,7 @@ def measure():
     with pytest.MonkeyPatch.context() as patch:
         module: Any = importlib.import_module("bench.here.measure")
         short = module.Profile(
-            cells=N_CELLS, rounds=2, seconds=0.1, timeout=60.0,
+            cells=N_CELLS, rounds=2, seconds=0.1, timeout=600.0,
             names=(SLICES, LIMIT, DISK, NOT_TO_BE_HAD),
         )  # fmt: skip
         patch.setitem(module.PROFILES, "short", short)

@@ -88,7 +88,29 @@ def test_shares_and_ratios_are_of_the_same_work(rows):
     ours = rows["cellfeed on .h5ad plates, block 16, fetch 256, CSR"]
     speeds = float(ours["cells_per_s"]) / float(slices["cells_per_s"])
     assert float(slices["cellfeed_is_times_as_fast"]) == pytest.approx(speeds)
-    assert ours["limit"] == "decompress gzip of the plates, block 16, fetch 256"
+    assert ours["limit"] == "decompress gzip of the plates, block 16, fetch 256"  # the only one
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"limit": "disk", "storage": "h5ad"},
+        {"limit": "decompression", "storage": "h5ad", "block_size": 16, "fetch_factor": 256},
+        {"limit": "memory", "copy": False},
+    ],
+    ids=["disk", "decompression", "memory"],
+)
+def test_a_limit_is_measured_also_where_the_time_is_up_at_once(collection, settings):
+    """As where its threads begin late."""
+    job = {
+        "peer": "machine", "plates": sorted(map(str, collection.glob("*.h5ad"))), "store": "",
+        "label": "plate", "batch_size": 64, "seconds": 0.0, "seed": 0, "settings": settings,
+        "fingerprints": None,
+    }  # fmt: skip
+    said = json.loads(warm.output_of(PEERS / "jobs" / "limits.py", json.dumps(job)))
+    assert said["cells"] > 0
+    assert said["bytes"] > 0
+    assert said["seconds"] > 0
 
 
 def test_every_target_is_told(output):

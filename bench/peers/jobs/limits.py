@@ -203,7 +203,7 @@ def decompress_all(raws: list[tuple[Chunks, bytes]]) -> None:
 
 
 def disk(job: Job) -> dict:
-    """Read files from end to end, several at a time, until the time is up."""
+    """Read files from end to end, several at a time, until the time is up; something in any case."""
     n_cells = sum(matrix.n_rows for matrix in matrices_of(job))
     if of_plates(job):
         paths = [Path(plate) for plate in job.plates]
@@ -213,18 +213,21 @@ def disk(job: Job) -> dict:
     order = np.random.default_rng(job.seed).permutation(len(paths))
     start = time.perf_counter()
     with ThreadPoolExecutor(N_THREADS) as pool:
-        ends = [start + job.seconds] * len(paths)
-        n_bytes = sum(pool.map(read_file, [paths[i] for i in order], ends))
+        end, least = start + job.seconds, [1] + [0] * (len(paths) - 1)
+        n_bytes = sum(pool.map(read_file, [paths[i] for i in order], [end] * len(paths), least))
     seconds = time.perf_counter() - start
     return {"cells": n_cells * n_bytes / size, "seconds": seconds, "bytes": n_bytes}
 
 
-def read_file(path: Path, end: float) -> int:
-    """Read a file to its end or until the time is up, and return the number of bytes."""
+def read_file(path: Path, end: float, least: int) -> int:
+    """Read a file to its end, or until the time is up and at least so many bytes are read.
+
+    Returns the number of bytes.
+    """
     buffer = bytearray(READ_BYTES)
     n_bytes = 0
     with path.open("rb", buffering=0) as file:
-        while time.perf_counter() < end and (count := file.readinto(buffer)):
+        while (n_bytes < least or time.perf_counter() < end) and (count := file.readinto(buffer)):
             n_bytes += count
     return n_bytes
 
@@ -242,13 +245,13 @@ def memory(job: Job) -> dict:
 
 
 def fill(job: Job, n_columns: int) -> int:
-    """Write or copy minibatches until the time is up, and return how many."""
+    """Write or copy minibatches until the time is up, at least once each, and return how many."""
     shape = (job.batch_size, n_columns)
     targets = [torch.ones(shape) for _ in range(MINIBATCHES_PER_THREAD)]
     sources = [torch.ones(shape) for _ in targets] if job.settings["copy"] else []
     n_done = 0
     end = time.perf_counter() + job.seconds
-    while time.perf_counter() < end:
+    while n_done == 0 or time.perf_counter() < end:
         for number, target in enumerate(targets):
             if sources:
                 target.copy_(sources[number])
