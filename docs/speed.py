@@ -100,7 +100,7 @@ def draw():
             axes.text(0, place + 0.4, f"{name}: {reads}", va="bottom", fontsize=11)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.set_xlim(0, 132_000)
+        axes.set_xlim(0, 1.15 * max(row["cells_per_s_high"] for pair in pairs for row in pair[2:]))
         axes.set_ylim(-0.35, len(pairs) - 0.15)
         axes.tick_params(labelsize=10)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -123,7 +123,7 @@ def draw_bar(axes, place, row, colour):
         place, speed, height=0.28, color=colour,
         xerr=[[speed - low], [high - speed]], error_kw={"elinewidth": 1, "capsize": 2},
     )  # fmt: skip
-    axes.text(high + 1_500, place, f"{speed:,.0f}", va="center", fontsize=10)
+    axes.text(1.013 * high + 200, place, f"{speed:,.0f}", va="center", fontsize=10)
 
 
 if __name__ == "__main__":

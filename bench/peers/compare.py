@@ -189,11 +189,12 @@ def processor() -> str:
 
 
 def write(output: Path, run: dict, results: dict[str, Result], stores: Stores) -> str:
-    """Write tables and picture, and return the tables as Markdown."""
+    """Write tables, targets and picture, and return the tables as Markdown."""
     rows = table.rows_of(results, stores.all)
     held = verdicts(results, stores.all)
-    text = table.markdown(run=run, rows=rows, stores=stores.all, verdicts=held)
+    text = table.markdown(run=run, rows=rows, stores=stores.all)
     (output / "peers.md").write_text(text)
+    (output / "targets.md").write_text(table.targets_markdown(run, held))
     table.write_csv(output / "peers.csv", rows)
     table.write_json(
         output / "peers.json",

@@ -86,20 +86,18 @@ def write_json(
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def markdown(
-    *, run: dict, rows: Sequence[Row], stores: dict[str, Store], verdicts: Sequence[Verdict]
-) -> str:
+def markdown(*, run: dict, rows: Sequence[Row], stores: dict[str, Store]) -> str:
     """Return the page: the answer first, then how it was measured, then every row."""
     limits = _by_speed(row for row in rows if row["section"] == MACHINE)
     numbers = {row["name"]: f"L{number}" for number, row in enumerate(limits, start=1)}
     parts = [
         "# cellfeed and other loaders",
         _PURPOSE,
-        f"{run['collection']}. {run['machine']}. {run['date']}. (`make peers`)",
+        _circumstances(run),
     ]
     if summary := _summary_table(rows):
-        parts += ["## Summary", _SUMMARY, summary]
-    parts += ["## Targets", _TARGETS, _targets_table(verdicts), *_method(run)]
+        parts += ["## Which is fastest", _SUMMARY, summary]
+    parts += _method(run)
     for section in SECTIONS:
         chosen = _by_speed(row for row in rows if row["section"] == section)
         if chosen and section != MACHINE:
@@ -111,17 +109,27 @@ def markdown(
     return "\n\n".join(parts) + "\n"
 
 
+def targets_markdown(run: dict, verdicts: Sequence[Verdict]) -> str:
+    """Return what cellfeed's developers want, and whether it was reached."""
+    parts = ["# Targets", _TARGETS, _circumstances(run), _targets_table(verdicts)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _circumstances(run: dict) -> str:
+    return f"{run['collection']}. {run['machine']}. {run['date']}. (`make peers`)"
+
+
 _PURPOSE = (
     "How fast cellfeed delivers minibatches, compared with other loaders that do the same work and "
     "with the machine's limits."
 )
 _SUMMARY = (
-    "The fastest row of each loader for each kind of work, and cellfeed's row for the same files "
-    "or store, block size and output."
+    "The fastest row of each loader for each kind of work, beside cellfeed's row for the same "
+    "files or store, block size and output. Memory is the peak, as measured below."
 )
 _TARGETS = (
-    'Our targets, as ratios of throughput. "Within the interval" means that the interval of the '
-    "measured ratio contains the target."
+    'Our targets, as ratios. "Within the interval" means that the interval of the measured ratio '
+    "contains the target."
 )
 
 
@@ -176,17 +184,23 @@ def _summary_table(rows: Sequence[Row]) -> str:
             best = fastest.setdefault((row["section"], row["peer"]), row)
             if row["cells_per_s"] > best["cells_per_s"]:
                 fastest[row["section"], row["peer"]] = row
-    lines = [
-        (
-            row["section"],
-            row["name"],
-            f"{row['cells_per_s']:,.0f}",
-            f"{by_name[versus[row['name']]]['cells_per_s']:,.0f}",
-            _interval(row, "cellfeed_is_times_as_fast", ".3g"),
+    lines = []
+    for row in fastest.values():
+        ours = by_name[versus[row["name"]]]
+        lines.append(
+            (
+                row["section"],
+                row["name"],
+                f"{row['cells_per_s']:,.0f}",
+                _gigabytes(row["peak_bytes"]),
+                f"{ours['cells_per_s']:,.0f}",
+                _gigabytes(ours["peak_bytes"]),
+                _interval(row, "cellfeed_is_times_as_fast", ".3g"),
+            )
         )
-        for row in fastest.values()
-    ]
-    header = ("work", "loader", "its cells/s", "cellfeed's cells/s", "speedup")
+    header = (
+        "work", "loader", "cells/s", "memory", "cellfeed's cells/s", "its memory", "speedup"
+    )  # fmt: skip
     return _table(header, lines, n_text=2) if lines else ""
 
 

@@ -65,7 +65,7 @@ def loaders_figure(rows: pd.DataFrame, *, caption: str) -> Figure:
             axes.set_title(title[0].upper() + title[1:])
         named = loaders["limit"].map(limits)
         _scale(all_axes[-1], pd.concat([loaders["cells_per_s"], named]))
-        _name_marks(figure)
+        _name_marks(figure, set(loaders["peer"]), is_limited=bool(named.notna().any()))
         draw_caption(figure, caption)
     return figure
 
@@ -117,8 +117,14 @@ def _scale(axes: Axes, speeds: pd.Series) -> None:
     axes.set_xlabel("cells per second (logarithmic)")
 
 
-def _name_marks(figure: Figure) -> None:
+def _name_marks(figure: Figure, peers: set[str], *, is_limited: bool) -> None:
     marks = {"cellfeed": _OURS, "other loaders": _OTHERS, "slices by hand": _FLOORS}
-    handles = [Line2D([], [], linestyle="", label=label, **mark) for label, mark in marks.items()]
-    handles.append(Line2D([], [], label="what the machine allows for this work", **_LIMIT))
+    drawn = [_MARKS.get(peer, _OTHERS) for peer in peers]
+    handles = [
+        Line2D([], [], linestyle="", label=label, **mark)
+        for label, mark in marks.items()
+        if mark in drawn
+    ]
+    if is_limited:
+        handles.append(Line2D([], [], label="what the machine allows for this work", **_LIMIT))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))

@@ -116,8 +116,8 @@ def test_a_limit_is_measured_also_where_the_time_is_up_at_once(collection, setti
 def test_every_target_is_told(output):
     targets = json.loads((output / "peers.json").read_text())["targets"]
     assert {each["verdict"] for each in targets} == {"not measured"}
-    table = (output / "peers.md").read_text()
-    assert all(each["text"] in table for each in targets)
+    told = (output / "targets.md").read_text()
+    assert all(each["text"] in told for each in targets)
 
 
 def test_picture_is_there(output):

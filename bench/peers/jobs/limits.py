@@ -203,7 +203,7 @@ def decompress_all(raws: list[tuple[Chunks, bytes]]) -> None:
 
 
 def disk(job: Job) -> dict:
-    """Read files from end to end, several at a time, until the time is up; something in any case."""
+    """Read files from end to end, several at a time, until the time is up."""
     n_cells = sum(matrix.n_rows for matrix in matrices_of(job))
     if of_plates(job):
         paths = [Path(plate) for plate in job.plates]
