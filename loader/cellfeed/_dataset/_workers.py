@@ -8,6 +8,7 @@ import pickle
 import select
 import socket
 import struct
+import sys
 import threading
 import weakref
 from collections import deque
@@ -177,8 +178,9 @@ class Arrivals:
             self.borrowed.return_unused()
             return [self.borrowed.add(self._segment(each), each) for each in lent]
 
-    def __del__(self) -> None:
-        if not self.borrowed.is_own:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When Python ends, the system frees everything, and modules are emptied already.
+        if is_finalizing() or not self.borrowed.is_own:
             return
         # The workers have exited. Only the pieces still in use keep their segments.
         used = self.borrowed.end()

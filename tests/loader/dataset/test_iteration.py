@@ -325,6 +325,24 @@ del iteration
     assert warm.run(command, is_finalized=True).stdout == "closed\n"
 
 
+def test_a_script_may_end_with_workers_that_persist():
+    """Run by Python itself, which then empties the modules in its own order."""
+    pytest.importorskip("torch")
+    script = """
+import numpy as np
+from cellfeed import BlockShuffling, CellDataset
+
+dataset = CellDataset(np.arange(96), BlockShuffling(4), 16, 2, seed=0)
+loader = dataset.loader(1, persistent_workers=True, multiprocessing_context="fork")
+for minibatch in loader:
+    pass
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_closed_loader_leaves_nothing_under_way(path, num_workers):
     wait_for_dropped()  # of other tests

@@ -52,7 +52,7 @@ def run(*targets):
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(600)
     assert [child.exitcode for child in children] == [0] * len(children)
 
 
