@@ -51,7 +51,16 @@ def test_what_it_promises_is_what_is_run_before_a_commit():
     run = {
         word for line in re.findall(r"^make (.*)", script, re.MULTILINE) for word in line.split()
     }
-    assert shown - {"demo"} <= run
+    assert shown - {"demo", "quick"} <= run
+
+
+def test_the_quick_checks_are_some_of_all():
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (quick,) = re.findall(r"^QUICK = (.*)", makefile, re.MULTILINE)
+    assert all((ROOT / each).exists() for each in quick.split())
+    recipe = re.findall(r"^quick:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[0].splitlines()
+    assert "ruff format --check" in recipe[0]
+    assert "$(PYTEST)" in recipe[-1]
 
 
 def test_its_code_trains(tmp_path):
@@ -59,9 +68,10 @@ def test_its_code_trains(tmp_path):
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert code is not None
     in_a_loop = [line for line in code[1].splitlines() if line.startswith("    ")]
-    assert len(in_a_loop) == 3
+    assert len(in_a_loop) == 4
     script = code[1] + "print(minibatch.X.shape[1])"
-    assert warm.output_of("-W", "error", "-c", script, cwd=tmp_path) == "50\n"
+    printed = warm.output_of("-W", "error", "-c", script, cwd=tmp_path)
+    assert re.fullmatch(r"loss of the last minibatch: [0-9.]+\n50\n", printed)
 
 
 @pytest.fixture

@@ -111,7 +111,10 @@ def test_the_recommendation_has_reason_figure_and_proof(html_of):
     said = Page(html_of("recommended")).texts["recommendation"]
     assert "block size 64, fetch factor 64, 0 workers" in said
     assert "It is the fastest of the 4 measured" in said
-    assert "throughput, interleaved with its 2 closest rivals8,800 [8,500, 9,100] cells/s" in said
+    assert (
+        "throughput, measured in turns with its 2 closest rivals8,800 [8,500, 9,100] cells/s"
+        in said
+    )
     assert "3.456 bits, 96.0% of random sampling" in said
     assert "The theory does not apply because there are few blocks." in said
     assert "1 not timed (budget exhausted)" in said

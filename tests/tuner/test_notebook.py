@@ -79,7 +79,10 @@ def test_every_result_shows_itself_shortly(any_result):
 def test_the_figure_and_the_reason_are_there(result_of):
     result = result_of("recommended")
     text = _Text(html_summary(result)).text
-    assert "throughput, interleaved with its 2 closest rivals8,800 [8,500, 9,100] cells/s" in text
+    assert (
+        "throughput, measured in turns with its 2 closest rivals8,800 [8,500, 9,100] cells/s"
+        in text
+    )
     assert "3.456 bits, 96.0% of random sampling" in text
     assert result.recommended.reason in text
     assert repr(result) == (

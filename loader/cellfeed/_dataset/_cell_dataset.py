@@ -200,6 +200,8 @@ class CellDataset(ResumableDataset):
     >>> import numpy as np
     >>> from cellfeed import BlockShuffling
     >>> dataset = CellDataset(np.arange(10), BlockShuffling(block_size=2), batch_size=4, seed=0)
+    >>> dataset  # doctest: +ELLIPSIS
+    CellDataset(ndarray, BlockShuffling(block_size=2, ...), batch_size=4, fetch_factor=16, ...)
     >>> sorted(np.concatenate(list(dataset)).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
@@ -298,6 +300,16 @@ class CellDataset(ResumableDataset):
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
                 _parameters.warn_if_too_large(self._least_bytes)
+
+    def __repr__(self) -> str:
+        of = self.collection
+        shown = repr(of) if isinstance(of, Collection) else type(of).__name__
+        with np.printoptions(threshold=4, edgeitems=1):  # strategies may have weights of all cells
+            parts = [shown, repr(self.strategy)]
+        parts += [
+            f"{name}={getattr(self, name)}" for name in ("batch_size", "fetch_factor", "dense")
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @classmethod
     def from_autotune(

@@ -97,6 +97,11 @@ class InterleavedDatasets(ResumableDataset):
             None if n_minibatches is None else require_positive("n_minibatches", n_minibatches)
         )
 
+    def __repr__(self) -> str:
+        shares = None if self.proportions is None else [float(each) for each in self.proportions]
+        datasets = ", ".join(map(repr, self.datasets))
+        return f"{type(self).__name__}([{datasets}], {shares}, stop={self.stop!r})"
+
     def __len__(self) -> int:
         """Return the number of minibatches that an epoch delivers to this rank."""
         return max(sum(self.minibatches_of_each), self._run.n_of_epoch)
