@@ -63,6 +63,7 @@ class ByElement:
     __slots__ = ()
     elements: Mapping[str, Any]
     obs: Mapping[str, Any]
+    rows: Any
     controls: Any
     neighbors: Any
 
@@ -81,6 +82,17 @@ class ByElement:
         both = {"controls": self.controls, "neighbors": self.neighbors}
         return {name: each for name, each in both.items() if each is not None}
 
+    def __repr__(self) -> str:
+        parts = [
+            f"{len(self.rows):,} cells",
+            *(f"{name} ({_shown(each)})" for name, each in self.items()),
+        ]
+        parts += [
+            f"obs={list(self.obs)}",
+            *(f"{name}={each}" for name, each in self.others.items()),
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     def __contains__(self, name: object) -> bool:
         return name in self.elements
 
@@ -95,6 +107,20 @@ class ByElement:
     def items(self) -> ItemsView[str, Any]:
         """Return pairs of name and element, in order."""
         return self.elements.items()
+
+
+def _shown(element: Any) -> str:
+    """Say what an array or tensor is: its layout, dtype and shape, and on which device."""
+    values, layout = element, "dense"
+    if hasattr(element, "offsets"):
+        values, layout = element.values, "ragged"
+    elif hasattr(element, "indptr"):
+        values, layout = element.data, "csr"
+    elif "csr" in str(getattr(element, "layout", "")):
+        layout = "csr"
+    dtype, device = str(values.dtype).removeprefix("torch."), str(getattr(values, "device", "cpu"))
+    shape = " x ".join(f"{n:,}" for n in element.shape)
+    return f"{layout} {dtype}, {shape}" + (f", {device}" if device != "cpu" else "")
 
 
 # Sparse rows in memory.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cellfeed._rows._minibatch import Minibatch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cells(ByElement):
     """Cells of a collection in NumPy and SciPy, as ``fetch_transform`` gets and may return them.
 

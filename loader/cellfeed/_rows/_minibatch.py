@@ -88,7 +88,7 @@ def _same_bits(dtype: torch.dtype) -> torch.dtype:
     return signed.get(dtype, dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Minibatch(ByElement):
     """The cells of one training step, as torch tensors.
 

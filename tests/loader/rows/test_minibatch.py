@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from cellfeed import (
     CellDataset,
     Minibatch,
     ParameterError,
+    RaggedTensor,
     Streaming,
     open_collection,
 )
@@ -111,6 +113,23 @@ def test_a_pickle_of_a_part_of_a_tensor_is_the_same(n_cells):
     assert copy.X.tolist() == X.tolist()
     assert copy.obs["label"].tolist() == [1, 3, 5, 7][:n_cells]
     assert copy.rows.tolist() == [0, 2, 4, 6][:n_cells]
+
+
+def test_it_says_what_it_has(collection):
+    minibatch = first_minibatch(collection)
+    shown = "(40 cells, X (csr float32, 40 x 11), obs=['plate', 'number'])"
+    assert repr(minibatch) == f"Minibatch{shown}"
+    assert repr(first_minibatch(collection, as_torch=False)) == f"Cells{shown}"
+    assert repr(minibatch.to("cpu", dense=True)) == f"Minibatch{shown.replace('csr', 'dense')}"
+    elsewhere = repr(minibatch.to("meta", dense=True))
+    assert elsewhere == f"Minibatch{shown.replace('csr', 'dense').replace('11', '11, meta')}"
+    offsets, values = torch.tensor([0, 2, 1_500]), torch.zeros(1_500, dtype=torch.int32)
+    of_tokens = Minibatch({"X": RaggedTensor(offsets, values)}, {}, torch.arange(2))
+    both = replace(of_tokens, controls=minibatch)
+    assert repr(of_tokens) == "Minibatch(2 cells, X (ragged int32, 2), obs=[])"
+    assert (
+        repr(both) == f"Minibatch(2 cells, X (ragged int32, 2), obs=[], controls=Minibatch{shown})"
+    )
 
 
 def test_selecting_cells_selects_from_all_parts(collection):
