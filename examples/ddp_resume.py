@@ -60,6 +60,7 @@ def main(plates: str, checkpoint: Path, stop_after: int | None) -> None:
             f"{int((seen > 0).sum()):,} of {len(collection):,} cells seen so far, "
             f"{int((seen > 1).sum())} of them twice to make ranks equal"
         )
+    del model  # first: where it is the last to hold the group, torch can wait for itself
     dist.destroy_process_group()
 
 

@@ -46,6 +46,7 @@ def main(plates: str, seconds: str = "15") -> None:
     if dist.get_rank() == 0:
         print(result)
         print(f"{dist.get_world_size()} ranks trained on {int(n_cells):,} cells")
+    del model  # first: where it is the last to hold the group, torch can wait for itself
     dist.destroy_process_group()
 
 
