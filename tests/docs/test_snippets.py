@@ -295,6 +295,7 @@ def commands():
         for language, block in blocks(name)
         if language in ("sh", "bash")
         for line in block.splitlines()
+        if not line.startswith("#")
     ]
 
 
