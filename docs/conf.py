@@ -6,12 +6,15 @@ import re
 import shutil
 import sys
 from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import NewType
+from urllib.parse import unquote, urlsplit
 
 import numpy.typing as npt
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx.errors import ExtensionError
 from sphinx.ext.napoleon import NumpyDocstring
 
 ROOT = Path(__file__).parents[1]
@@ -181,6 +184,22 @@ def describe_page(_app, _name, _template, context, doctree):
         )
 
 
+def link_sources(_app, page, _template, context, _doctree):
+    """Link source code to the page of its name; of names in two modules, viewcode mixes anchors."""
+    if page.startswith("_modules/"):
+        context["body"] = re.sub(
+            r'/(?P<name>[\w.]+)\.html#(?P<anchor>[\w.]+)"', anchored, context["body"]
+        )
+
+
+def anchored(link):
+    """Return the end of a link to a page of reference/api, with an anchor that the page has."""
+    name = link["name"]
+    _, found, member = f".{link['anchor']}.".partition(f".{name.rpartition('.')[2]}.")
+    anchor = ".".join(filter(None, (name, member.rstrip(".")))) if found else link["anchor"]
+    return f'/{name}.html#{anchor}"'
+
+
 def write_llms_txt(app, error):
     """List the pages, with what each says, as `llms.txt` (llmstxt.org); sources lie beside."""
     if error or app.builder.name != "html":
@@ -198,6 +217,36 @@ def write_llms_txt(app, error):
             )
             lines.append(f"- [{title}]({source_of(app, page)}): {said}".removesuffix(": "))
     Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
+
+
+class Links(HTMLParser):
+    """Collects where a page links to, and the anchors that it has."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.links, self.anchors = set(), {""}
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        """Take what a tag has of either."""
+        attributes = dict(attrs)
+        self.anchors.add(attributes.get("id"))
+        if tag == "a" and "href" in attributes:
+            self.links.add(attributes["href"])
+
+
+def check_links(app, error):
+    """Fail if a page links to a page or an anchor of the site that is not there."""
+    if error or app.builder.name != "html":
+        return
+    pages = {path.resolve(): Links(path) for path in Path(app.outdir).rglob("*.html")}
+    for path, page in pages.items():
+        for link in sorted(page.links):
+            target, _, anchor = link.partition("#")
+            target = (path.parent / unquote(target)).resolve() if target else path
+            is_there = anchor in pages[target].anchors if target in pages else target.exists()
+            if not is_there and not urlsplit(link).scheme:
+                raise ExtensionError(f"{path.name} links to {link}, which is not there")
 
 
 def source_of(app, page):
@@ -224,4 +273,6 @@ def setup(app):
     app.connect("source-read", link_notebooks)
     app.connect("missing-reference", link_elsewhere)
     app.connect("html-page-context", describe_page)
+    app.connect("html-page-context", link_sources)
     app.connect("build-finished", write_llms_txt)
+    app.connect("build-finished", check_links)

@@ -209,7 +209,7 @@ PREDICTED = {"below entropy floor", "too slow", "out of budget"}
 
 
 def with_choice(configurations, own=CHOICE.cells_per_second):
-    """The choice has the figure of its interleaved measurements; others are compared with it."""
+    """The choice has the figure measured in turns; others are compared with it."""
 
     def compared(each):
         if each.configuration == CHOICE.configuration:

@@ -213,7 +213,7 @@ def test_the_measured_are_compared_with_the_chosen(result_of, html_of):
     assert [kind for kind, _ in rows].index("chosen") == 1
     assert [row.count("recommended</td>") for _, row in rows] == [0, 1, 0, 0, 0, 0]
     assert ">below the entropy floor</td>" in rows[0][1]
-    # The figure of the interleaved measurements, as everywhere.
+    # The figure measured in turns, as everywhere.
     assert ">0.89x [0.83x, 0.95x]</td>" in rows[2][1]
     assert ">8,800 [8,500, 9,100]</td>" in rows[1][1]
     assert ">slower</td>" in rows[2][1]

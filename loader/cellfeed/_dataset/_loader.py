@@ -101,6 +101,9 @@ class MinibatchLoader(DataLoader[Any]):
         # A DataLoader takes none for such a dataset.
         object.__setattr__(self, "sampler", _EpochSampler(dataset))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r}, num_workers={self.num_workers})"
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self.num_workers:
             return Iteration(functools.partial(self._announced, super().__iter__()))

@@ -50,7 +50,7 @@ NOTHING, NEXT_TO_NOTHING = 1e-15, 1e-10
 # A configuration with fewer turns than this share of the most has left the race. Chosen.
 FINALIST_SHARE = 0.5
 
-# Interleaved measurements, in turns: how fast configurations are relative to each other.
+# Measurements in turns: how fast configurations are relative to each other.
 
 Setting = TypeVar("Setting")
 
