@@ -116,7 +116,7 @@ class MinibatchLoader(DataLoader[Any]):
         with interrupts_held():
             counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return self._announced(_complete(counted, minibatches))
+        return self._announced(_complete(counted, minibatches, is_kept=self.persistent_workers))
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -234,8 +234,12 @@ def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     yield from minibatches
 
 
-def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-    """Yield minibatches without keeping a reference to the last; check that none is missing."""
+def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator[Any, None, None]:
+    """Yield minibatches without keeping a reference to the last; check that none is missing.
+
+    Workers that are not kept for the next epoch end with it, also after an error: torch would end
+    them when the traceback, which refers to its iterator, is gone, and try so in forked processes.
+    """
     remedy = "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
     try:
         yield from counted.counting(minibatches, remedy=remedy)
@@ -245,6 +249,8 @@ def _complete(counted: Counted, minibatches: Iterator[Any]) -> Generator[Any, No
         raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
     finally:
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
+            if not is_kept:
+                minibatches._shutdown_workers()  # noqa: SLF001 - no public way
             del minibatches
 
 

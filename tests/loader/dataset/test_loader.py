@@ -1,6 +1,7 @@
 """The DataLoader that `CellDataset.loader` makes: what it does not deliver, it tells."""
 
 import itertools
+import multiprocessing
 import re
 import shutil
 import sys
@@ -106,6 +107,18 @@ def test_an_error_that_cannot_be_pickled():
         DeliveryError, match=r"LocalError in a worker, of a class .*: no such cell$"
     ):
         list(dataset.loader(2, prefetch_factor=1, timeout=300))
+
+
+def test_an_error_ends_the_workers():
+    def refuse(batch):
+        msg = "no such cell"
+        raise ParameterError(msg)
+
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ParameterError) as kept:
+        list(in_order(np.arange(64), batch_transform=refuse).loader(2))
+    assert set(multiprocessing.active_children()) <= before
+    del kept  # its traceback refers to torch's iterator
 
 
 def test_an_error_of_a_worker_is_one_line():
