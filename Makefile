@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) 'pip>=25.1' # which knows dependency groups
 	@$(PIP_INSTALL) -e '.[tune]' --group dev --group docs
+	@echo "Compiling for this processor, about a minute ..."
 	@$(BIN)/cellfeed warm-up
 	@touch $@
 

@@ -74,8 +74,8 @@ def table():
     machine, _, _ = run["machine"].partition(", ")
     how = (
         f"Medians of {run['rounds']} rounds in turns, page cache cold. The speedup is the median "
-        "of the ratios within rounds (smallest and largest in brackets), so not exactly the "
-        f"quotient of the two columns. {machine}, {run['date']}."
+        "of the ratios within rounds (smallest and largest in brackets), not the ratio of the "
+        f"medians. {machine}, {run['date']}."
     )
     return "\n".join([*lines, "", how])
 

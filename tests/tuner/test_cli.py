@@ -397,6 +397,26 @@ def test_the_help_of_autotune_names_its_subcommands():
     assert "explain" in printed.stdout
 
 
+def test_that_a_result_of_other_data_is_replaced_is_said(small_collection, tmp_path):
+    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5", *SMALL_GRID]
+    first, *others = sorted(small_collection.iterdir())
+    said = [
+        " ".join(commands.autotune(*paths, *settings).stdout.split())
+        for paths in ([small_collection], [small_collection], [first, others[0]])
+    ]
+    replaced = "this replaced the result of"
+    assert [replaced in each for each in said] == [False, False, True]
+    assert f"{replaced} {first} (--output chooses another folder)" in said[-1]
+
+
+def test_without_a_label_it_says_what_there_is(small_collection):
+    printed = commands.autotune(small_collection)
+    assert printed.exit_code == 2
+    said = " ".join(printed.stderr.split())
+    assert "Missing option '--label': an obs column to mix minibatches by" in said
+    assert said.endswith("obs has: plate, cell_type, constant")
+
+
 def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, monkeypatch):
     (tmp_path / "explain").symlink_to(small_collection)
     monkeypatch.chdir(tmp_path)

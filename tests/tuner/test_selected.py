@@ -136,7 +136,7 @@ class TestSelected:
         selected = Selected.of(collection)
         assert len(selected) == len(collection)
         assert selected.rows_per_chunk == collection.rows_per_chunk
-        assert np.array_equal(selected.codes("plate"), label_codes(collection, "plate"))
+        assert np.array_equal(selected.label("plate").codes, label_codes(collection, "plate"))
 
     def test_other_rows_are_other_data(self, collection, rows):
         codes = label_codes(collection, "plate")

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 from tests import commands
 from tests.tuner.mixing import BlockPlans, Mixing, label_of
+from tests.tuner.reports import in_words
 
 from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
-from cellfeed_tuner import autotune, theory
+from cellfeed_tuner import AutotuneResult, autotune, theory
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
@@ -214,3 +215,58 @@ def test_on_the_command_line_that_is_one_line(file, tmp_path):
     assert printed.exit_code == 2
     assert "`given` must be an obs column beside the labels" in printed.stderr
     assert printed.stderr.count("\n") == 1
+
+
+def tuned_in_large_blocks(collection, label):
+    return autotune(
+        collection, label=label, batch_size=BATCH_SIZE, block_sizes=[32], fetch_factors=[2],
+        workers=[0], budget=600.0, entropy_floor=0.0 if "plate" in label else 0.95,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result(short_replicates, file):
+    """A result for cells whose drugs are in random order, while lines and plates are not."""
+    return tuned_in_large_blocks(open_collection(file, obs=["drug"]), "drug")
+
+
+class TestOtherColumns:
+    """What is trained on may be mixed less than the label that is named."""
+
+    @pytest.mark.parametrize("name", ["line", "plate"])
+    def test_entropy_is_that_of_its_minibatches(self, result, name):
+        random = theory.random_entropy_bits(np.bincount(LABELS[name]), BATCH_SIZE)
+        counted = np.mean(
+            [
+                bits(LABELS[name][rows].tolist())
+                for epoch in range(N_EPOCHS)
+                for rows in minibatches(32, 2, epoch)
+            ]
+        )
+        assert result.mixed_less[name] == pytest.approx(counted / random, abs=0.02)
+
+    def test_the_least_mixed_comes_first(self, result):
+        assert list(result.mixed_less) == ["plate", "line"]
+        assert max(result.mixed_less.values()) < 0.95
+
+    def test_it_is_said_how_to_name_them(self, result, tmp_path):
+        said = " ".join(in_words("mixed_less", result))
+        assert said.startswith("Other obs columns are mixed less")
+        assert said.endswith("name it too: `--label drug --label plate`.")
+        result.save(tmp_path / "autotune.json")
+        assert AutotuneResult.load(tmp_path / "autotune.json") == result
+
+    def test_labels_are_none_of_them(self, file):
+        result = tuned_in_large_blocks(open_collection(file, obs=list(LABELS)), list(LABELS))
+        assert result.mixed_less == {}
+        assert in_words("mixed_less", result) == []
+
+    def test_numbers_count_if_they_were_opened(self, tmp_path):
+        numbers = {"of_plate": LABELS["plate"], "of_cell": np.arange(N_CELLS) / 3}
+        drug = pd.Categorical(LABELS["drug"].astype(str))
+        obs = pd.DataFrame({"drug": drug, **numbers})
+        obs.index = obs.index.astype(str)
+        ad.AnnData(np.ones((N_CELLS, 5), np.float32), obs=obs).write_h5ad(tmp_path / "a.h5ad")
+        for opened, found in ((["of_plate", "of_cell"], ["of_plate"]), ([], [])):
+            collection = open_collection(tmp_path / "a.h5ad", obs=["drug", *opened])
+            assert list(tuned_in_large_blocks(collection, "drug").mixed_less) == found

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -200,6 +200,10 @@ class AutotuneResult:
         are their total.
     scaling
         How many ranks are fed; None unless several numbers of ranks were given.
+    mixed_less
+        Obs columns that are no labels and that the recommended configuration mixes less than labels
+        have to be mixed, with their share of random sampling's entropy, the least mixed first: all
+        that were opened, and of up to 5 million local cells the others of text or categories.
     n_unlisted
         Configurations missing from ``configurations`` because they were not measured, for a loader
         whose entropy is known only by measuring.
@@ -228,6 +232,7 @@ class AutotuneResult:
     strategy: SearchedStrategy | None = None
     prefetch_results: tuple[PrefetchResult, ...] = ()
     n_unlisted: int = 0
+    mixed_less: Mapping[str, float] = field(default_factory=dict)
     ranks: Ranks = field(default_factory=Ranks)
     scaling: Scaling | None = None
 

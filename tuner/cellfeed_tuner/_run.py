@@ -1,13 +1,15 @@
 """One run of ``autotune``: preparation, search, choice, comparison with the files, explanation."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cellfeed import CellDataset, ParameterError, SamplingStrategy
+from cellfeed import CategoricalColumn, CellDataset, CellfeedError, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
@@ -57,6 +59,8 @@ COMPARING_SECONDS = 2.0
 LEAST_SEARCH_SECONDS = 3.0
 # Share of the budget after which entropies are computed over fewer rows. Chosen.
 REPLAY_SHARE = 0.25
+# Most cells of which obs columns that were not opened are read. Chosen: text takes some 50 bytes.
+MOST_CELLS_OF_OTHERS = 5_000_000
 # If the start took more than this share of the budget, the search has all the rest. Chosen.
 SLOW_START_SHARE = 0.4
 
@@ -95,6 +99,7 @@ class Run:
     _scaling: Scaling | None = field(default=None, init=False)
     _n_cells_compared: int = field(default=0, init=False)
     _lost: str = field(default="", init=False)
+    _mixed_less: dict[str, float] = field(default_factory=dict, init=False)
 
     def prepare(self) -> None:
         """Collect what is known without measuring: the machine, entropies, earlier runs."""
@@ -241,6 +246,7 @@ class Run:
             self._ask_how_many()
             self._compare_with_files()
             self._explain()
+            self._look_at_other_columns()
             self._keep()
         except KeyboardInterrupt:
             if not len(self._search.measurements):
@@ -306,6 +312,7 @@ class Run:
             prefetch_results=self._prefetch_results,
             ranks=request.ranks,
             scaling=self._scaling,
+            mixed_less=self._mixed_less,
             n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
         )
 
@@ -495,6 +502,33 @@ class Run:
             seconds=seconds,
             seed=request.seed,
         )
+
+    def _look_at_other_columns(self) -> None:
+        """Find obs columns that are mixed less than labels have to be, while there is time."""
+        request, recommended, selected = self.request, self._recommended, self.request.selected
+        if recommended is None or selected is None:
+            return
+        collection, labels = selected.collection, {each.name for each in request.labels}
+        names = list(collection.obs)
+        if self._found_cache != "remote" and len(collection) <= MOST_CELLS_OF_OTHERS:
+            names += collection.obs_columns
+        found, floor = dict[str, float](), request.constraints.entropy_floor
+        for name in dict.fromkeys(each for each in names if each not in labels):
+            if self._ends <= self.budget.clock():
+                break
+            with suppress(CellfeedError):  # it cannot be read, or there is nothing to mix
+                column = collection.read_obs([name])[name]
+                if name not in collection.obs and not isinstance(column, CategoricalColumn):
+                    continue
+                label = selected.label(name, request.plans.drawn_rows, column)
+                mixing = Mixing([label], None, request.plans, entropy_floor=floor)
+                bits = mixing[recommended.configuration.plan_settings][name]
+                found[name] = bits.share_of_random
+        self._mixed_less = {
+            name: share
+            for name, share in sorted(found.items(), key=itemgetter(1))
+            if not request.constraints.mixes(share)
+        }
 
     def _keep(self) -> None:
         """Keep what was found for later runs."""

@@ -279,11 +279,16 @@ def label_codes(collection: Collection, label: str) -> NDArray[np.integer]:
 
     Each number of a numeric column is a label. Raises `ColumnError` if the column was not opened.
     """
-    if label not in collection.obs:
-        msg = f"the collection was opened without the obs column {label!r}; open it with `obs`"
-        raise ColumnError(msg)
-    column = collection.obs[label]
+    column = opened_column(collection, label)
     return codes_of(column, column.values)
+
+
+def opened_column(collection: Collection, name: str) -> CategoricalColumn | NumericColumn:
+    """Return an obs column, or raise `ColumnError` if it was not opened."""
+    if name not in collection.obs:
+        msg = f"the collection was opened without the obs column {name!r}; open it with `obs`"
+        raise ColumnError(msg)
+    return collection.obs[name]
 
 
 def codes_of(
@@ -434,19 +439,27 @@ class Selected:
         order = self.blocks(block_size).epoch_order(n_rows=len(self.collection), epoch_key=0)
         return order(positions)
 
-    def label(self, name: str, drawn_rows: NDArray[np.int64] | None = None) -> Label:
+    def label(
+        self,
+        name: str,
+        drawn_rows: NDArray[np.int64] | None = None,
+        column: CategoricalColumn | NumericColumn | None = None,
+    ) -> Label:
         """Return an obs column as a label, or raise `ColumnError` if there is nothing to mix.
 
-        With ``drawn_rows``, it has codes of all cells of the collection.
+        With ``drawn_rows``, it has codes of all cells of the collection. A column that was not
+        opened is given.
         """
-        codes, drawn = self.codes(name), None
+        column = opened_column(self.collection, name) if column is None else column
+        of_all, drawn = codes_of(column, column.values), None
+        codes = of_all if self.indices is None else of_all[self.indices]
         counted = count_labels(codes)
         if drawn_rows is not None:
-            codes = label_codes(self.collection, name)
+            codes = of_all
             if self.strategy is not None:
                 found, times = count_labels(codes[drawn_rows]), self.rows_per_drawn
                 drawn = LabelCounts(found.counts * times, found.n_missing * times)
-        values = self.collection.obs[name].values  # noqa: PD011 - of labels
+        values = column.values  # noqa: PD011 - of labels
         known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
         first, *others = self.collection.locations
         label = Label(name, codes, counted, drawn)
@@ -456,11 +469,6 @@ class Selected:
             has_fractions=bool(np.any(known != np.floor(known))),
         )
         return label
-
-    def codes(self, label: str) -> NDArray[np.integer]:
-        """Return the code of each row's label; see `label_codes`."""
-        codes = label_codes(self.collection, label)
-        return codes if self.indices is None else codes[self.indices]
 
     @cached_property
     def rows_per_chunk(self) -> float:

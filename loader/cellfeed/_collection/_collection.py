@@ -267,6 +267,12 @@ class Collection:
         """The obs columns that the collection was opened with; others raise `ColumnError`."""
         return MappingProxyType(self._obs)
 
+    @property
+    def obs_columns(self) -> tuple[str, ...]:
+        """The names of the obs columns that all sources have, in the order of the first."""
+        first, *others = (each.obs_names() for each in self._sources)
+        return tuple(name for name in first if all(name in names for names in others))
+
     def read_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
         """Return obs columns, also columns that the collection was not opened with.
 

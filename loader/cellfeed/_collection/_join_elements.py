@@ -106,7 +106,10 @@ class Genes:
                 )
                 raise ParameterError(msg)
             if isinstance(names, str):
-                msg = f"`genes` must be a list, but got the text {names!r}; write [{names!r}]"
+                msg = (
+                    f"`genes` must be a list of names or booleans, but got the text {names!r}; "
+                    f"write [{names!r}] for one gene, or adata.var[{names!r}] for such a column"
+                )
                 raise ParameterError(msg)
         self.join_vars, self.of_first = join_vars, of_first
         self.mask: NDArray[np.bool_] | None = None

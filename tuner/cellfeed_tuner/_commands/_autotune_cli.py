@@ -102,8 +102,8 @@ class _Commands(OneLineErrorGroup):
 
 @click.group(cls=_Commands, invoke_without_command=True, subcommand_metavar="")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--label", required=True, multiple=True, metavar="COLUMN",
-              help="obs column to mix minibatches by; can be repeated.")  # fmt: skip
+@click.option("--label", multiple=True, metavar="COLUMN",
+              help="obs column to mix minibatches by; required, can be repeated.")  # fmt: skip
 @click.option("--given", metavar="COLUMN",
               help="Also report how well the first label is mixed within each value of this obs "
               "column.")  # fmt: skip
@@ -184,6 +184,10 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
         storage_options=_storage_options(settings.pop("storage_options")),
         uncached=settings.pop("uncached"),
     )
+    if not settings["label"]:
+        there = ", ".join(collection.obs_columns) or "none"
+        msg = f"an obs column to mix minibatches by, such as the plate; obs has: {there}"
+        raise click.UsageError(f"Missing option '--label': {msg}")
     if settings["where"] is not None:
         collection.where(settings["where"])
     _require_writable(settings["output"])

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from cellfeed import ClassBalancedSampling, Collection
+from cellfeed import CellfeedError, ClassBalancedSampling, Collection
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._measuring._page_cache import CacheState
@@ -87,6 +87,7 @@ def run(
     if world is not None and world.rank:  # rank 0 reports for all
         raise SystemExit(0 if result.recommended else 1)
     saved = output / "autotune.json"
+    replaced = _of_other_data(saved, result)
     try:
         written = _write(result, output, elements, is_late=budget.left + budget.overtime < needed)
     except OSError:  # the disk is full: what was found is printed at least
@@ -95,7 +96,7 @@ def run(
     try:
         _print(result, saved, elements, as_json=as_json)
         late = "" if len(written) > 1 else "; there was no time left for a picture and a page"
-        click.echo(f"\nWrote {', '.join(map(str, written))}{late}", err=as_json)
+        click.echo(f"\nWrote {', '.join(map(str, written))}{replaced}{late}", err=as_json)
     except KeyboardInterrupt:
         interrupted(f"Interrupted while printing. {saved} has the result.")
     except BrokenPipeError:  # the reader has seen enough
@@ -104,6 +105,17 @@ def run(
         interrupted(f"Interrupted. {saved} has what was measured so far.")
     if result.recommended is None:
         raise SystemExit(1)
+
+
+def _of_other_data(saved: Path, result: AutotuneResult) -> str:
+    """Return that a result of other data is replaced, if there is one."""
+    try:
+        paths = AutotuneResult.load(saved).dataset.paths
+    except (CellfeedError, OSError):
+        return ""
+    if paths == result.dataset.paths:
+        return ""
+    return f"; this replaced the result of {paths[0]} (--output chooses another folder)"
 
 
 def _print(result: AutotuneResult, saved: Path, elements: Sequence[str], *, as_json: bool) -> None:
