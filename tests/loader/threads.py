@@ -1,10 +1,20 @@
 """The threads that cellfeed has left in this process."""
 
+import gc
 import threading
+
+import pytest
 
 from cellfeed._dataset._epochs import wait_for_dropped
 
-__all__ = ["threads_of_iterations", "wait_for_dropped"]
+__all__ = ["no_iteration_of_other_tests", "threads_of_iterations", "wait_for_dropped"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_iteration_of_other_tests():
+    """Iterations in what tests of other modules have left as garbage end before."""
+    gc.collect()
+    wait_for_dropped()
 
 
 def threads_of_iterations() -> list[str]:

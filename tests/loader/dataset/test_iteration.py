@@ -14,7 +14,11 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
-from tests.loader.threads import threads_of_iterations, wait_for_dropped
+from tests.loader.threads import (
+    no_iteration_of_other_tests,  # noqa: F401 - a fixture
+    threads_of_iterations,
+    wait_for_dropped,
+)
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, DeliveryError, Streaming, open_collection

@@ -1,5 +1,6 @@
 """The DataLoader that `CellDataset.loader` makes: what it does not deliver, it tells."""
 
+import gc
 import itertools
 import multiprocessing
 import re
@@ -14,6 +15,7 @@ import torch
 from tests.warm import python as warm
 from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import cellfeed
@@ -119,6 +121,27 @@ def test_an_error_ends_the_workers():
         list(in_order(np.arange(64), batch_transform=refuse).loader(2))
     assert set(multiprocessing.active_children()) <= before
     del kept  # its traceback refers to torch's iterator
+
+
+def test_workers_that_persist_are_told_to_end_before_their_queues_are_closed(monkeypatch):
+    """Also where the loader is part of a cycle; else each of them is waited for 5 s."""
+    can_tell = list[bool]()
+
+    def observed(self):
+        if not self._shutdown:
+            can_tell.extend(each._close.still_active() for each in self._index_queues)
+        end(self)
+
+    end = _MultiProcessingDataLoaderIter._shutdown_workers
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", observed)
+    before = set(multiprocessing.active_children())
+    loader = in_order(np.arange(64)).loader(2, persistent_workers=True)
+    assert sum(1 for _ in loader) == 16
+    vars(loader)["itself"] = loader
+    del loader
+    gc.collect()
+    assert can_tell == [True, True]
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_an_error_of_a_worker_is_one_line():

@@ -17,7 +17,11 @@ import numpy as np
 import pytest
 from tests.loader.matrices import dense
 from tests.loader.storages.test_faults import COUNTS, chunk_bytes, flip, writer_of_small_chunks
-from tests.loader.threads import threads_of_iterations, wait_for_dropped
+from tests.loader.threads import (
+    no_iteration_of_other_tests,  # noqa: F401 - a fixture
+    threads_of_iterations,
+    wait_for_dropped,
+)
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
