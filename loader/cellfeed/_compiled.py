@@ -38,6 +38,7 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from cellfeed._lazy import garbage_collection_paused
+from cellfeed.interrupts import interrupts_held
 
 Function = Callable[..., Any]
 
@@ -154,7 +155,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
-                with _NOTICE_ON_STDERR.of(self._cache), garbage_collection_paused():
+                with _compiling(self._cache), garbage_collection_paused():
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
@@ -216,7 +217,7 @@ class _Callback(CFunc):
             if self._wrapper_address is None:
                 if self.is_cached:
                     _keep_on_disk(self, self._pyfunc)
-                with _NOTICE_ON_STDERR.of(self._cache):
+                with _compiling(self._cache):
                     self.compile()
 
 
@@ -275,6 +276,14 @@ def _say_on_stderr(said: str) -> None:
 
 
 _NOTICE_ON_STDERR = CompilingNotice(_say_on_stderr)
+
+
+@contextlib.contextmanager
+def _compiling(kept: Any) -> Iterator[None]:
+    """Compile in a block; Ctrl-C waits, since what LLVM calls would print and ignore it."""
+    with interrupts_held(), _NOTICE_ON_STDERR.of(kept):
+        yield
+
 
 # A process that is forked while another thread compiles would wait for that thread forever.
 os.register_at_fork(

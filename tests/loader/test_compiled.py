@@ -234,6 +234,45 @@ def test_signatures_are_compiled_one_by_one_and_forks_wait_for_them(standin):
     ]
 
 
+USE_INTERRUPTED = """
+import signal
+import sys
+
+import numpy as np
+from llvmlite.binding.executionengine import ExecutionEngine
+
+sys.path.insert(0, sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)
+armed, find = [True], ExecutionEngine._find_module_ptr
+
+
+def interrupted(self, pointer):  # in a callback that LLVM calls
+    if armed:
+        armed.clear()
+        signal.raise_signal(signal.SIGINT)
+    return find(self, pointer)
+
+
+ExecutionEngine._find_module_ptr = interrupted
+from standin._tables import fill
+
+row = np.zeros(3, np.int64)
+try:
+    fill(row)
+except KeyboardInterrupt:
+    print("interrupted", armed)
+fill(row)
+print(*row)
+"""
+
+
+def test_an_interrupt_while_it_compiles_is_not_lost(standin):
+    (standin.folder / "use.py").write_text(USE_INTERRUPTED)
+    done = standin.run()
+    assert done.stdout.splitlines() == ["interrupted []", "10 20 30"]
+    assert done.stderr == ""
+
+
 USE_FROM_THREADS = """
 import sys
 import threading

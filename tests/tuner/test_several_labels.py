@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from math import log2
 
 import anndata as ad
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 from tests import commands
 from tests.tuner.mixing import BlockPlans, Mixing, label_of
-from tests.tuner.reports import in_words
+from tests.tuner.reports import in_words, said_of
 
 from cellfeed import BlockShuffling, ColumnError, EpochPlan, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, autotune, theory
@@ -255,6 +256,13 @@ class TestOtherColumns:
         assert said.endswith("name it too: `--label drug --label plate`.")
         result.save(tmp_path / "autotune.json")
         assert AutotuneResult.load(tmp_path / "autotune.json") == result
+
+    def test_names_are_quoted_for_a_shell(self, result):
+        result = replace(result, mixed_less={"cell [red]type": 0.5})
+        (said,) = in_words("mixed_less", result)
+        assert said.startswith("Another obs column is mixed less, with 50% of random sampling's")
+        assert said.endswith("name it too: `--label drug --label 'cell [red]type'`.")
+        assert said in said_of(result)
 
     def test_labels_are_none_of_them(self, file):
         result = tuned_in_large_blocks(open_collection(file, obs=list(LABELS)), list(LABELS))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cellfeed import CategoricalColumn, CellDataset, CellfeedError, ParameterError, SamplingStrategy
+from cellfeed import CategoricalColumn, CellDataset, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
@@ -516,7 +516,7 @@ class Run:
         for name in dict.fromkeys(each for each in names if each not in labels):
             if self._ends <= self.budget.clock():
                 break
-            with suppress(CellfeedError):  # it cannot be read, or there is nothing to mix
+            with suppress(Exception):  # it cannot be read, or there is nothing to mix
                 column = collection.read_obs([name])[name]
                 if name not in collection.obs and not isinstance(column, CategoricalColumn):
                     continue

@@ -95,7 +95,6 @@ class MinibatchLoader(DataLoader[Any]):
     _ticket: Ticket | None = None  # of the latest iteration by the workers that are there
     _n_resumed = 0  # when they were started
     _settings: Sequence[Any] = ()
-    _ending: "weakref.finalize[..., Any] | None" = None  # of workers that persist
     _ranks_of_workers: tuple[int, int] | None = None
 
     def __init__(self, dataset: Any, **options: Any) -> None:
@@ -118,9 +117,7 @@ class MinibatchLoader(DataLoader[Any]):
         with interrupts_held():
             counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return self._announced(
-            _complete(counted, minibatches, self if self.persistent_workers else None)
-        )
+        return self._announced(_complete(counted, minibatches, is_kept=self.persistent_workers))
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -181,11 +178,9 @@ class MinibatchLoader(DataLoader[Any]):
         finally:
             self.worker_init_fn = own
         vars(iterator)["arrivals"] = arrivals  # they go with it
-        if self.persistent_workers:
-            # Garbage collection of a cycle would close the queues first, and then wait 5 s for each
-            # worker to notice; this refers to the iterator until the loader is gone.
-            self._ending = weakref.finalize(self, cast(Any, iterator)._shutdown_workers)  # noqa: SLF001
-            self._ending.atexit = False
+        # Garbage collection of a cycle would close the queues first, so that nothing could tell the
+        # workers to end, and then wait 5 s for each to notice. What is reachable stays open.
+        weakref.finalize(iterator, len, vars(iterator)["_index_queues"]).atexit = False
         return iterator
 
     def _announced(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
@@ -201,8 +196,6 @@ class MinibatchLoader(DataLoader[Any]):
         if n_resumed != self._n_resumed or not are_same:  # workers that persist have an old copy
             self._n_resumed, self._settings, self._ticket = n_resumed, settings, None
             self._iterator = None
-            if self._ending is not None:
-                self._ending()
         if not self.persistent_workers or self._ticket is None:
             self._ticket, self._ranks_of_workers = None, ranks
         elif ranks != self._ranks_of_workers:
@@ -245,12 +238,11 @@ def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     yield from minibatches
 
 
-def _complete(counted: Counted, minibatches: Any, keeper: Any) -> Generator[Any, None, None]:
+def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator[Any, None, None]:
     """Yield minibatches without keeping a reference to the last; check that none is missing.
 
-    Workers that no ``keeper`` has for the next epoch end with this one, also after an error: torch
-    would end them when the traceback, which refers to its iterator, is gone, and try so in forked
-    processes. A keeper lives as long as its workers are needed.
+    Workers that are not kept for the next epoch end with it, also after an error: torch would end
+    them when the traceback, which refers to its iterator, is gone, and try so in forked processes.
     """
     remedy = "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
     try:
@@ -261,7 +253,7 @@ def _complete(counted: Counted, minibatches: Any, keeper: Any) -> Generator[Any,
         raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
     finally:
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
-            if keeper is None:
+            if not is_kept:
                 minibatches._shutdown_workers()  # noqa: SLF001 - no public way
             del minibatches
 

@@ -135,10 +135,16 @@ def test_workers_that_persist_are_told_to_end_before_their_queues_are_closed(mon
     end = _MultiProcessingDataLoaderIter._shutdown_workers
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", observed)
     before = set(multiprocessing.active_children())
-    loader = in_order(np.arange(64)).loader(2, persistent_workers=True)
-    assert sum(1 for _ in loader) == 16
-    vars(loader)["itself"] = loader
-    del loader
+
+    class Trainer:
+        def __init__(self):
+            dataset = in_order(np.arange(64), batch_transform=self.same)
+            self.loader = dataset.loader(2, persistent_workers=True)
+
+        def same(self, batch):
+            return batch
+
+    assert sum(1 for _ in Trainer().loader) == 16
     gc.collect()
     assert can_tell == [True, True]
     assert set(multiprocessing.active_children()) <= before

@@ -1,5 +1,6 @@
 """Sentences and HTML about a result, from the templates beside this module."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ _TEMPLATES.filters.update(
     ).most_common(),
     ended=lambda text: text if text.endswith((".", "!", "?")) else f"{text}.",
     reason=lambda each: each.note or STATUS_WORDS[each.status].listed,
+    quoted=shlex.quote,
 )
 
 
