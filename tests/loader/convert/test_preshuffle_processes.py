@@ -187,7 +187,7 @@ def cluster(n_workers: int, folder: Path) -> Iterator[tuple[str, list[psutil.Pop
     processes = [psutil.Popen(python(*scheduler, *shared), **quiet)]
     try:
         deadline = time.monotonic() + 600
-        while not contact.exists():
+        while not contact.exists() or not contact.read_text().endswith("}"):  # it is being written
             assert time.monotonic() < deadline, "the scheduler did not start"
             time.sleep(0.02)
         processes += [psutil.Popen(python(*worker, *shared), **quiet) for _ in range(n_workers)]
