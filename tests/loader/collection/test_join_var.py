@@ -263,7 +263,13 @@ class TestRefused:
         ("options", "words"),
         [
             ({"join_vars": "left"}, "`join_vars` must be 'same', 'inner' or 'outer', but got 'le"),
-            ({"genes": "ab"}, r"`genes` must be a list .*, but got the text 'ab'; write \['ab'\]"),
+            (
+                {"genes": "ab"},
+                (
+                    r"`genes` must be a list of names or booleans, but got the text 'ab'; "
+                    r"write \['ab'\] for one gene, or adata\.var\['ab'\] for such a column"
+                ),
+            ),
             ({"genes": []}, "`genes` is empty; give"),
             ({"genes": ["a", "b", "a"]}, "`genes` names 'a' twice; give each gene once"),
             (
