@@ -37,7 +37,6 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-from cellfeed._lazy import garbage_collection_paused
 from cellfeed.interrupts import interrupts_held
 
 Function = Callable[..., Any]
@@ -155,7 +154,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
-                with _compiling(self._cache), garbage_collection_paused():
+                with _compiling(self._cache):
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused

@@ -4,6 +4,7 @@ import importlib
 import json
 import resource
 import runpy
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,21 @@ def test_what_is_saved_is_as_its_schema_says(any_result):
     assert plain.keys() == schema["$defs"]["AutotuneResult"]["properties"].keys()
 
 
-@pytest.fixture
-def full_disk():
-    """Make files end after so many bytes; they are back to normal after the test."""
+@contextmanager
+def files_end_after(n_bytes):
+    """As on a full disk; only for a while, since pytest may write its own report to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda n_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_cannot_be_saved_leaves_what_was_there(result_of, tmp_path, full_disk):
+def test_what_cannot_be_saved_leaves_what_was_there(result_of, tmp_path):
     path = tmp_path / "autotune.json"
     result_of("warm").save(path)
-    full_disk(1000)
-    with pytest.raises(OSError, match="autotune") as caught:
+    with files_end_after(1000), pytest.raises(OSError, match="autotune") as caught:
         result_of("recommended").save(path)
     assert caught.value.filename == str(path)
     assert AutotuneResult.load(path) == result_of("warm")
@@ -70,7 +73,7 @@ def test_a_link_stays_one_and_permissions_are_as_usual(result_of, tmp_path):
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_command_names_the_first_file_that_does_not_fit(
-    number, result_of, small_collection, tmp_path, monkeypatch, full_disk
+    number, result_of, small_collection, tmp_path, monkeypatch
 ):
     result = result_of("recommended")
     _write_all(result, small_collection, tmp_path / "whole", monkeypatch)
@@ -78,8 +81,8 @@ def test_the_command_names_the_first_file_that_does_not_fit(
     sizes = [path.stat().st_size for path in paths]
     fitting = sorted(sizes)[number] - 1
     first = next(path for path, size in zip(paths, sizes, strict=True) if size > fitting)
-    full_disk(fitting)
-    printed = _write_all(result, small_collection, tmp_path / "full", monkeypatch)
+    with files_end_after(fitting):
+        printed = _write_all(result, small_collection, tmp_path / "full", monkeypatch)
     assert printed.exit_code == 2
     assert f"{tmp_path / 'full' / first.name}`" in printed.stderr.splitlines()[-1]
     assert "Recommended" in printed.stdout
