@@ -193,7 +193,10 @@ class MinibatchLoader(DataLoader[Any]):
         ranks = self.dataset.rank, self.dataset.world_size
         n_resumed, settings = self.dataset.n_resumed, self.dataset.settings
         are_same = len(settings) == len(self._settings) and all(map(is_, settings, self._settings))
-        if n_resumed != self._n_resumed or not are_same:  # workers that persist have an old copy
+        # Workers that persist may have an old copy, or may have died in the epoch before.
+        workers = [] if self._iterator is None else vars(self._iterator)["_workers"]
+        have_died = any(each.exitcode is not None for each in workers)
+        if n_resumed != self._n_resumed or not are_same or have_died:
             self._n_resumed, self._settings, self._ticket = n_resumed, settings, None
             self._iterator = None
         if not self.persistent_workers or self._ticket is None:

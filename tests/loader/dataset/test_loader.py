@@ -3,8 +3,10 @@
 import gc
 import itertools
 import multiprocessing
+import os
 import re
 import shutil
+import signal
 import sys
 import warnings
 from typing import Any
@@ -148,6 +150,21 @@ def test_workers_that_persist_are_told_to_end_before_their_queues_are_closed(mon
     gc.collect()
     assert can_tell == [True, True]
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_an_epoch_after_one_in_which_a_worker_died_has_new_workers(tmp_path):
+    def die_once(batch):
+        if 17 in batch and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    died = tmp_path / "died"
+    loader = in_order(np.arange(64), batch_transform=die_once).loader(2, persistent_workers=True)
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+        list(loader)
+    for _ in range(2):
+        assert sorted(np.concatenate(list(loader)).tolist()) == list(range(64))
 
 
 def test_an_error_of_a_worker_is_one_line():
