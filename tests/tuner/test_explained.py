@@ -130,3 +130,4 @@ def test_autotune_explains_its_choice(small_collection):
     )
     assert {each.name for each in result.bottleneck.stages} >= {"planning", "decompressing"}
     assert result.dataset.label_counts == (1500, 1500, 1500)
+    assert result.dataset.elements == ("X",)

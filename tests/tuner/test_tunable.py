@@ -91,7 +91,7 @@ class TestReports:
         assert plain["dataset"]["loader"] == "Plates"
 
     def test_page_and_terminal_name_the_loader(self, delivered, tmp_path):
-        code = code_to_paste(delivered, tmp_path / "autotune.json", elements=["X"])
+        code = code_to_paste(delivered, tmp_path / "autotune.json")
         assert "Plates(...).open(Configuration(block_size=8, fetch_factor=8" in code
         page = html_report(delivered, code=code)
         assert "Plates" in page

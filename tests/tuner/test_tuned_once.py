@@ -110,7 +110,7 @@ def test_it_says_for_how_many_ranks_it_is(result, tmp_path):
     assert "cells/s of 2 ranks together" in repr(result)
     printed = said_of(result, tmp_path / "autotune.json")
     assert "cells/s of 2 ranks together" in printed
-    code = code_to_paste(result, tmp_path / "autotune.json", elements=["X"])
+    code = code_to_paste(result, tmp_path / "autotune.json")
     assert code.startswith("# torchrun --nproc-per-node 2 ")
     assert "2 ranks, side by side" in html_report(result, code=code)
 

@@ -51,6 +51,8 @@ def test_is_not_taken_for_what_was_measured_with_buffered_reads(folder):
 
 def test_is_said_and_opened_so_again():
     result = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, uncached=True))
-    assert ", uncached=True)" in code_to_paste(result, Path("autotune.json"), elements=["X"])
+    assert ", uncached=True)" in code_to_paste(result, Path("autotune.json"))
+    layer = replace(RECOMMENDED, dataset=replace(RECOMMENDED.dataset, elements=("layers/counts",)))
+    assert ", elements=['layers/counts'])" in code_to_paste(layer, Path("autotune.json"))
     said = in_words("cache", replace(result, cache="cold"))
     assert said == ["uncached: pages are dropped as they are read"]

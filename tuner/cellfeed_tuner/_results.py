@@ -350,6 +350,8 @@ class Dataset:
         given as 0 or empty.
     uncached
         Whether pages of files were dropped from the page cache after each fetch.
+    elements
+        What was read, such as "X" or "layers/counts"; empty if unknown.
     """
 
     paths: tuple[str, ...]
@@ -373,6 +375,7 @@ class Dataset:
     cache_bytes: int = 0
     loader: str = ""
     uncached: bool = False
+    elements: tuple[str, ...] = ()
 
     @property
     def n_visited(self) -> int:
@@ -416,6 +419,7 @@ def describe_dataset(
         uncached=collection.uncached,
         slow_reading=collection.slow_reading() or "",
         selection=selection,
+        elements=tuple(collection.elements),
         **_labels(counted),
     )
 

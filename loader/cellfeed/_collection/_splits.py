@@ -17,6 +17,7 @@ from cellfeed._collection._rounding import as_weights, controlled_rounding, size
 from cellfeed._errors import ColumnError, ParameterError, require_integer, require_positive
 from cellfeed._lazy import pd
 from cellfeed.sampling import derive_key, random_words
+from cellfeed.sampling._base import require_row_numbers
 from cellfeed.sampling._labels import factorized
 
 # Labels for splits: obs columns by name, or arrays.
@@ -695,14 +696,7 @@ def _parts(
 
 
 def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
-    given = np.asarray(indices)
-    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
-        msg = (
-            "`indices` must be one-dimensional integers, at least one, "
-            f"but got shape {given.shape} and dtype {given.dtype}"
-        )
-        raise ParameterError(msg)
-    rows = np.sort(given)
+    rows = np.sort(require_row_numbers(indices))
     if rows[0] < 0 or rows[-1] >= n_rows:
         msg = f"`0 <= indices < {n_rows}` must hold, but got indices from {rows[0]} to {rows[-1]}"
         raise ParameterError(msg)

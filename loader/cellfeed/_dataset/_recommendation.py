@@ -167,9 +167,10 @@ class Recommendation:
         }
         if here["layout"] is not None:
             here["dtype"] = str(collection.dtype)
+            here["elements"] = list(collection.elements)
         for name, value in here.items():
             measured = self.dataset.get(name)
-            if None not in (measured, value) and measured != value:
+            if measured not in (None, []) and value is not None and measured != value:
                 yield f"{name}={measured}, but it is {value} here"
 
     def _of_machine(self) -> Iterator[str]:

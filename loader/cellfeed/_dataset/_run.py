@@ -135,7 +135,7 @@ class Counted:
                 before, now = now, time.perf_counter_ns()
                 self.counters.add(Counter.WAITING, now - before)
                 self.counters.add(Counter.MINIBATCHES, 1)
-                _warn_of_undefined(self.counters)
+                _warn_of_doubts(self.counters)
                 self.n_delivered += 1
                 self._record()
                 if self.history is not None:
@@ -164,15 +164,22 @@ class Counted:
             run.record(self)
 
 
-def _warn_of_undefined(counters: Counters) -> None:
-    n = counters.n_undefined
-    if n and not counters.has_warned:
-        counters.has_warned = True
-        msg = (
-            f"{n:,} values so far are -1 or less, of which `Log1p` is NaN or -infinity; if they "
-            "are scaled already, leave it out, or read counts, such as `layers/counts`"
-        )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+_DOUBTS = (
+    "{:,} values so far are -1 or less, of which `Log1p` is NaN or -infinity; if they are scaled",
+    (
+        "in {:,} of the cells so far, the values do not add up to an integer, as counts do; if "
+        "`NormalizeTotal` gets values that are normalized or log-transformed"
+    ),
+)
+_REMEDY = " already, leave it out, or read counts, such as `layers/counts`"
+
+
+def _warn_of_doubts(counters: Counters) -> None:
+    """Warn once of each kind of values that may not be counts."""
+    for kind, n in enumerate(counters.doubts):
+        if n and kind not in counters.has_warned_of:
+            counters.has_warned_of.add(kind)
+            warnings.warn(_DOUBTS[kind].format(n) + _REMEDY, UserWarning, stacklevel=3)
 
 
 class Run:

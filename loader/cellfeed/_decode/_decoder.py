@@ -63,23 +63,23 @@ class Counters:
         "_addresses",
         "_all",
         "_counts",
+        "_doubts",
         "_setting",
         "_spawned",
-        "_undefined",
-        "has_warned",
+        "has_warned_of",
         "ranges",
     )
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
         n = len(Counter)
-        self._all = np.frombuffer(memory, np.int64, n + 3)
-        self._counts, self._undefined = self._all[:n], self._all[n : n + 1]
-        self._setting = self._all[n + 1 :]
+        self._all = np.frombuffer(memory, np.int64, n + 4)
+        self._counts, self._doubts = self._all[:n], self._all[n : n + 2]
+        self._setting = self._all[n + 2 :]
         first = self._counts.ctypes.data
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
-        self.has_warned = False  # of values of which `Log1p` is undefined
+        self.has_warned_of = set[int]()  # by number of the doubt
         self.ranges: Callable[[str], AbstractContextManager[Any]] | None = None
 
     def add(self, counter: Counter, n: int) -> None:
@@ -105,15 +105,22 @@ class Counters:
         return own if self._spawned is None else own + self._spawned.counters.values
 
     @property
-    def address_of_undefined(self) -> int:
-        """Address of the int64 that counts values of which `Log1p` is NaN or -infinity."""
-        return int(self._undefined.ctypes.data)
+    def address_of_doubts(self) -> int:
+        """Address of what `doubts` returns, two int64."""
+        return int(self._doubts.ctypes.data)
 
     @property
-    def n_undefined(self) -> int:
-        """Number of values so far of which `Log1p` is NaN or -infinity."""
-        own = int(self._undefined[0])
-        return own if self._spawned is None else own + self._spawned.counters.n_undefined
+    def doubts(self) -> tuple[int, int]:
+        """How often so far what was transformed may not have been counts.
+
+        Values of which `Log1p` is NaN or -infinity, and rows that the first step, `NormalizeTotal`,
+        found to have a total that is no integer.
+        """
+        n_undefined, n_fractional = self._doubts.tolist()
+        if self._spawned is not None:
+            spawned = self._spawned.counters.doubts
+            n_undefined, n_fractional = n_undefined + spawned[0], n_fractional + spawned[1]
+        return n_undefined, n_fractional
 
     @property
     def setting(self) -> tuple[int, int]:

@@ -202,6 +202,30 @@ class BlockSizes:
 # The rows that a strategy may visit: all rows, or the given indices.
 
 
+def require_row_numbers(indices: ArrayLike) -> NDArray[Any]:
+    """Return the numbers of rows, one-dimensional integers, at least one.
+
+    Raises
+    ------
+    ParameterError
+        They are none.
+    """
+    given = np.asarray(indices)
+    if given.ndim == 1 and given.size and given.dtype.kind in "iu":
+        return given
+    msg = (
+        "`indices` must be one-dimensional integers, at least one, "
+        f"but got shape {given.shape} and dtype {given.dtype}"
+    )
+    if given.dtype.kind == "U" and not given.ndim:
+        msg += "; write `collection.where(query)`"
+    elif given.dtype.kind == "b":
+        msg += "; write `np.flatnonzero(mask)`"
+    elif given.size == 0:
+        msg += "; if they are of `collection.where(query)`, no cell matches the query"
+    raise ParameterError(msg)
+
+
 def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
     """Return the rows to visit, checked and in storage order; None for all rows.
 
@@ -219,18 +243,7 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
     """
     if indices is None:
         return None
-    given = np.asarray(indices)
-    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
-        msg = (
-            "`indices` must be one-dimensional integers, at least one, "
-            f"but got shape {given.shape} and dtype {given.dtype}"
-        )
-        if given.dtype.kind == "U" and not given.ndim:
-            msg += "; write `collection.where(query)`"
-        elif given.dtype.kind == "b":
-            msg += "; write `np.flatnonzero(mask)`"
-        raise ParameterError(msg)
-    rows = given.astype(np.int64)
+    rows = require_row_numbers(indices).astype(np.int64)
     if np.any(rows[1:] < rows[:-1]):
         warnings.warn(
             (

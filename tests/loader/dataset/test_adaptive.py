@@ -28,7 +28,7 @@ from cellfeed.transforms import Log1p, NormalizeTotal
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
-MATRIX = matrix_of(240)
+MATRIX = matrix_of(240).ceil()
 SETTING = st.tuples(st.integers(0, 5), st.integers(0, 16))
 WAYS: dict[str, dict[str, Any]] = {
     "sparse": {},

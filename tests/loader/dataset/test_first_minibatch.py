@@ -17,7 +17,9 @@ CHUNK = 64
 
 @pytest.fixture(scope="module")
 def matrix():
-    return random_csr((N_CELLS, 200), 0.3, np.random.default_rng(0), np.float32)
+    counts = random_csr((N_CELLS, 200), 0.3, np.random.default_rng(0), np.float32)
+    counts.data = np.ceil(9 * np.abs(counts.data))
+    return counts
 
 
 @pytest.fixture

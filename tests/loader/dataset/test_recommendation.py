@@ -134,6 +134,12 @@ class TestWhatWasMeasured:
             "settings may be far from the best, so run autotune again"
         )
 
+    def test_of_another_element(self, make):
+        assert make({"elements": ["X"]}) == []
+        assert make({"elements": []}) == []
+        (said,) = make({"elements": ["layers/counts"]})
+        assert "was measured with elements=['layers/counts'], but it is ['X'] here; " in said
+
     def test_of_another_batch_size(self, make):
         (said,) = make(batch_size=8)
         assert "was measured with batch_size=4, but it is 8 here; " in said

@@ -165,8 +165,8 @@ def checked(write) -> Callable[..., None]:
     return check
 
 
-class TestScaledValues:
-    """Whose logarithm is NaN."""
+class TestWhatMayNotBeCounts:
+    """Values whose logarithm is NaN, and rows whose total is no integer."""
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
@@ -195,6 +195,44 @@ class TestScaledValues:
         assert n_undefined == np.count_nonzero(~np.isfinite(np.asarray(values)))
         list(loader)  # is told once
 
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize(
+        "then", [(), (Log1p(),), (Scale([0.0] * 7, [1.0] * 7, zero_center=False),)]
+    )
+    def test_what_is_log_transformed_already(self, write, dtype, is_sparse, num_workers, then):
+        X = np.log1p(np.random.default_rng(0).poisson(0.7, (20, N_GENES))).astype(np.float32)
+        X[3] = 0
+        totals = X.astype(dtype).sum(axis=1, dtype=np.float64)
+        dataset = CellDataset(
+            open_collection(write(X, is_sparse=is_sparse)),
+            BlockShuffling(2),
+            batch_size=20,
+            fetch_factor=1,
+            dtype=dtype,
+            transform=[NormalizeTotal(1e4), *then],
+        )
+        loader = dataset.loader(num_workers=num_workers)
+        n = np.count_nonzero(totals % 1)
+        with pytest.warns(
+            UserWarning, match=rf"^in {n} of the cells so far, the values do"
+        ) as all_:
+            list(loader)
+        assert len(all_) == 1
+        list(loader)  # is told once
+
+    def test_totals_of_what_another_step_has_made_are_silent(self, write):
+        X = np.random.default_rng(0).poisson(0.7, (20, N_GENES)).astype(np.float32)
+        dataset = CellDataset(
+            open_collection(write(X, is_sparse=True)),
+            BlockShuffling(2),
+            batch_size=20,
+            fetch_factor=1,
+            transform=[Log1p(), NormalizeTotal(1.0)],
+        )
+        list(dataset.loader())
+
     def test_counts_are_silent(self, write):
         X = np.random.default_rng(0).poisson(0.7, (20, N_GENES))
         X[0], X[1, 0] = 0, 5
@@ -209,6 +247,7 @@ class TestScaledValues:
 
 
 @pytest.mark.filterwarnings("ignore:.* values so far are -1 or less:UserWarning")
+@pytest.mark.filterwarnings("ignore:.* do not add up to an integer, as counts do:UserWarning")
 class TestFormulas:
     @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
     def test_one_transform(self, checked, is_sparse):

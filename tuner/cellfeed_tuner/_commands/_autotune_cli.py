@@ -180,7 +180,7 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     collection = open_collection(
         paths,
         obs=list(dict.fromkeys(filter(None, given))),
-        elements=settings["elements"],
+        elements=settings.pop("elements"),
         storage_options=_storage_options(settings.pop("storage_options")),
         uncached=settings.pop("uncached"),
     )

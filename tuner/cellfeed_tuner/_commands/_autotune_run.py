@@ -51,7 +51,6 @@ def run(
     given: str | None,
     where: str | None,
     balance: str | None,
-    elements: tuple[str, ...],
     step_ms: float | None,
     cache: CacheState | None,
     output: Path,
@@ -89,12 +88,12 @@ def run(
     saved = output / "autotune.json"
     replaced = _of_other_data(saved, result)
     try:
-        written = _write(result, output, elements, is_late=budget.left + budget.overtime < needed)
+        written = _write(result, output, is_late=budget.left + budget.overtime < needed)
     except OSError:  # the disk is full: what was found is printed at least
-        _print(result, saved, elements, as_json=as_json)
+        _print(result, saved, as_json=as_json)
         raise
     try:
-        _print(result, saved, elements, as_json=as_json)
+        _print(result, saved, as_json=as_json)
         late = "" if len(written) > 1 else "; there was no time left for a picture and a page"
         click.echo(f"\nWrote {', '.join(map(str, written))}{replaced}{late}", err=as_json)
     except KeyboardInterrupt:
@@ -118,8 +117,8 @@ def _of_other_data(saved: Path, result: AutotuneResult) -> str:
     return f"; this replaced the result of {paths[0]} (--output chooses another folder)"
 
 
-def _print(result: AutotuneResult, saved: Path, elements: Sequence[str], *, as_json: bool) -> None:
-    print_report(result, saved, elements=elements, to_stderr=as_json)
+def _print(result: AutotuneResult, saved: Path, *, as_json: bool) -> None:
+    print_report(result, saved, to_stderr=as_json)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
     sys.stdout.flush()
@@ -139,9 +138,7 @@ def _progress(
         import_module("cellfeed_tuner._reports._page")
 
 
-def _write(
-    result: AutotuneResult, output: Path, elements: Sequence[str], *, is_late: bool = False
-) -> list[Path]:
+def _write(result: AutotuneResult, output: Path, *, is_late: bool = False) -> list[Path]:
     """Write the result as JSON, picture and page, and return the paths; JSON only if it is late."""
     as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
     result.save(as_json)
@@ -152,7 +149,7 @@ def _write(
 
     with replaced_file(picture) as file:
         autotune_figure(result).savefig(file, format="png")
-    text = html_report(result, code=code_to_paste(result, as_json, elements=elements))
+    text = html_report(result, code=code_to_paste(result, as_json))
     with replaced_file(page) as file:
         file.write(text.encode())
     return [as_json, picture, page]

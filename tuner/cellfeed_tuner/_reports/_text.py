@@ -152,13 +152,7 @@ def say_choice(console: Console, result: AutotuneResult) -> None:
         say(console, in_words("why", result))
 
 
-def print_report(
-    result: AutotuneResult,
-    saved_as: Path,
-    *,
-    elements: Sequence[str] = ("X",),
-    to_stderr: bool = False,
-) -> None:
+def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = False) -> None:
     """Print the recommendation and why, what was not measured, and the code to paste."""
     console = report_console(to_stderr=to_stderr, width=100)
     console.print()
@@ -180,12 +174,12 @@ def print_report(
         say(console, [""] * bool(lines) + lines, style)
     if result.recommended is not None:
         say(console, ["", "To train with it:"])
-        code = code_to_paste(result, saved_as, elements=elements)
+        code = code_to_paste(result, saved_as)
         # Wrapping at the width of the terminal would break it.
         console.print(Syntax("", "python").highlight("\n" + indent(code, "    ")), soft_wrap=True)
 
 
-def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[str]) -> str:
+def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
     """Return the lines that train with the recommendation in the file ``saved_as``.
 
     What a result does not contain, such as weights or storage options, is left to be filled in.
@@ -200,8 +194,8 @@ def code_to_paste(result: AutotuneResult, saved_as: Path, *, elements: Sequence[
     labels, selection = dataset.labels, dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
     arguments = f"{_in_python(dataset.paths)}, obs={list(dict.fromkeys(columns))!r}"
-    if list(elements) != ["X"]:
-        arguments += f", elements={list(elements)!r}"
+    if dataset.elements not in ((), ("X",)):
+        arguments += f", elements={list(dataset.elements)!r}"
     if dataset.has_storage_options:
         arguments += ", storage_options=..."
     if dataset.uncached:

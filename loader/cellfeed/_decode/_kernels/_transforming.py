@@ -286,25 +286,40 @@ def _divide(values: NDArray[Any], divisor: float) -> None:
             values[i] = divide(np.float64(values[i]), divisor)
 
 
-@compiled("int64(float32[::1], int64, float64)", "int64(float64[::1], int64, float64)", inner=True)
-def _apply(values: NDArray[Any], kind: int, number: float) -> int:
-    """Apply a step to the values of one row; return how many have no result."""
+@compiled(
+    "UniTuple(int64, 2)(float32[::1], int64, float64)",
+    "UniTuple(int64, 2)(float64[::1], int64, float64)",
+    inner=True,
+)
+def _apply(values: NDArray[Any], kind: int, number: float) -> tuple[int, int]:
+    """Apply a step to the values of one row.
+
+    Returns
+    -------
+    How many values have no result, and whether the row is normalized and its total is no integer.
+    """
     if kind == fields.BINARIZED:
         for i in range(values.size):
             values[i] = 1.0 if values[i] > number else 0.0
-        return 0
+        return 0, 0
     total, highest = _total_and_highest(values)
+    if kind == fields.LOG1P:
+        return int(_log1p(values, 1.0, highest)), 0
+    is_fractional = int(np.floor(total) != total)
     if kind == fields.NORMALIZED:
         _divide(values, _divisor(total, number))
-        return 0
-    return int(_log1p(values, 1.0 if kind == fields.LOG1P else _divisor(total, number), highest))
+        return 0, is_fractional
+    return int(_log1p(values, _divisor(total, number), highest)), is_fractional
 
 
-@compiled("void(int64, int64)")
-def _count_undefined(end_of_numbers: int, n: int) -> None:
-    """Add to the counter whose address follows the numbers of steps."""
-    if n:
-        atomic_add(carray(pointer(end_of_numbers), (1,), np.int64)[0], n)
+@compiled("void(int64, int64, int64)")
+def _count_doubts(end_of_numbers: int, n_undefined: int, n_fractional: int) -> None:
+    """Add to the two counters whose address follows the numbers of steps."""
+    counters = carray(pointer(end_of_numbers), (1,), np.int64)[0]
+    if n_undefined:
+        atomic_add(counters, n_undefined)
+    if n_fractional:
+        atomic_add(counters + 8, n_fractional)
 
 
 @compiled("void(int64, int64, int64, int64, int64, int64)", inner=True)
@@ -314,15 +329,14 @@ def apply_steps(
     """Apply steps that need no columns to one row, given by addresses."""
     kind = carray(pointer(kinds), (n_steps,), np.int64)
     number = carray(pointer(numbers), (n_steps,), np.float64)
-    n_undefined = 0
     for k in range(n_steps):
         if itemsize == 4:
             narrow = carray(pointer(address), (n,), np.float32)
-            n_undefined += _apply(narrow, kind[k], number[k])
+            n_undefined, is_fractional = _apply(narrow, kind[k], number[k])
         else:
             wide = carray(pointer(address), (n,), np.float64)
-            n_undefined += _apply(wide, kind[k], number[k])
-    _count_undefined(numbers + n_steps * 8, n_undefined)
+            n_undefined, is_fractional = _apply(wide, kind[k], number[k])
+        _count_doubts(numbers + n_steps * 8, n_undefined, is_fractional if k == 0 else 0)
 
 
 @compiled(
@@ -344,8 +358,9 @@ def _transform(
     for k in range(len(steps)):
         kind, number = steps[k, 0], numbers[k]
         if kind < fields.CENTRED:
-            n_undefined = _apply(values, kind, number)
-            _count_undefined(numbers.ctypes.data + len(steps) * 8, n_undefined)
+            n_undefined, is_fractional = _apply(values, kind, number)
+            doubts = numbers.ctypes.data + len(steps) * 8
+            _count_doubts(doubts, n_undefined, is_fractional if k == 0 else 0)
         elif index_itemsize == 0:
             mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
             _scale_dense(values, mean, std, -number if kind == fields.CENTRED else -np.inf, number)
@@ -393,7 +408,7 @@ def transform_rows(
     steps, numbers
         The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
         2); and one number for each: a sum, a threshold, or the largest value; then the address of
-        the int64 that counts values without a logarithm.
+        two int64 that count values without a logarithm, and rows whose total is no integer.
     moments
         For each column the number to subtract, from dense rows only, and the divisor, shape
         (n, 2, n_columns).
