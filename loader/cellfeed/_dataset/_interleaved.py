@@ -88,6 +88,7 @@ class InterleavedDatasets(ResumableDataset):
             )
             raise ParameterError(msg)
         super().__init__(RanksCompared(self.datasets[0]._ranks))  # noqa: SLF001
+        self._counters.parts = [each.counters for each in self.datasets]
         if stop not in get_args(Stop):
             msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
             raise ParameterError(msg)
@@ -172,7 +173,7 @@ class InterleavedDatasets(ResumableDataset):
         )
 
     def _all_counters(self) -> list[Counters]:
-        return [self._counters, *(each.counters for each in self.datasets)]
+        return [self._counters, *self._counters.parts]
 
     @property
     def _minibatch_bytes(self) -> int:

@@ -12,7 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
@@ -194,12 +194,15 @@ class MinibatchLoader(DataLoader[Any]):
         n_resumed, settings = self.dataset.n_resumed, self.dataset.settings
         are_same = len(settings) == len(self._settings) and all(map(is_, settings, self._settings))
         # Workers that persist may have an old copy, or may have died in the epoch before.
-        workers = [] if self._iterator is None else vars(self._iterator)["_workers"]
-        have_died = any(each.exitcode is not None for each in workers)
+        kept: Any = self._iterator
+        have_died = kept is not None and any(each.exitcode is not None for each in kept._workers)  # noqa: SLF001
         if n_resumed != self._n_resumed or not are_same or have_died:
-            self._n_resumed, self._settings, self._ticket = n_resumed, settings, None
+            self._n_resumed, self._settings = n_resumed, settings
+            if kept is not None:
+                with suppress(AssertionError):  # a fork of the process that started them
+                    kept._shutdown_workers()  # noqa: SLF001 - an error may refer to it for long
             self._iterator = None
-        if not self.persistent_workers or self._ticket is None:
+        if self._iterator is None:
             self._ticket, self._ranks_of_workers = None, ranks
         elif ranks != self._ranks_of_workers:
             rank, world_size = self._ranks_of_workers or ranks

@@ -67,6 +67,7 @@ class Counters:
         "_setting",
         "_spawned",
         "has_warned_of",
+        "parts",
         "ranges",
     )
 
@@ -80,6 +81,7 @@ class Counters:
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
         self.has_warned_of = set[int]()  # by number of the doubt
+        self.parts: Sequence[Counters] = ()  # those of interleaved datasets
         self.ranges: Callable[[str], AbstractContextManager[Any]] | None = None
 
     def add(self, counter: Counter, n: int) -> None:
@@ -117,9 +119,9 @@ class Counters:
         found to have a total that is no integer.
         """
         n_undefined, n_fractional = self._doubts.tolist()
-        if self._spawned is not None:
-            spawned = self._spawned.counters.doubts
-            n_undefined, n_fractional = n_undefined + spawned[0], n_fractional + spawned[1]
+        spawned = () if self._spawned is None else (self._spawned.counters,)
+        for each in (*spawned, *self.parts):
+            n_undefined, n_fractional = n_undefined + each.doubts[0], n_fractional + each.doubts[1]
         return n_undefined, n_fractional
 
     @property
@@ -135,7 +137,7 @@ class Counters:
             self._spawned.counters.setting = setting
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (None, {"ranges": self.ranges})
+        state = (None, {"ranges": self.ranges, "parts": self.parts})
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
             return Counters, (), state
         if self._spawned is None:

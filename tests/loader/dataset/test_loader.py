@@ -1,5 +1,6 @@
 """The DataLoader that `CellDataset.loader` makes: what it does not deliver, it tells."""
 
+import errno
 import gc
 import itertools
 import multiprocessing
@@ -22,6 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import cellfeed
 from cellfeed import (
+    BlockShuffling,
     CellDataset,
     ColumnError,
     DeliveryError,
@@ -159,12 +161,41 @@ def test_an_epoch_after_one_in_which_a_worker_died_has_new_workers(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return batch
 
-    died = tmp_path / "died"
+    died, before = tmp_path / "died", set(multiprocessing.active_children())
     loader = in_order(np.arange(64), batch_transform=die_once).loader(2, persistent_workers=True)
-    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal") as kept:
         list(loader)
     for _ in range(2):
         assert sorted(np.concatenate(list(loader)).tolist()) == list(range(64))
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    del kept  # its traceback refers to the first two workers
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__")  # torch's own iterator
+def test_no_epoch_is_skipped_after_one_for_which_too_few_workers_could_be_started(monkeypatch):
+    def fork():
+        forks.append(None)
+        if len(forks) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start()
+
+    def delivered():
+        return np.concatenate(list(loader)).tolist()
+
+    forks, start = list[None](), os.fork
+    dataset = CellDataset(np.arange(64), BlockShuffling(2), batch_size=4, fetch_factor=2, seed=0)
+    loader = dataset.loader(2, persistent_workers=True, multiprocessing_context="fork")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", fork)
+        with pytest.raises(BlockingIOError):
+            list(loader)
+    after = [delivered() for _ in range(3)]
+    epochs = list[list[int]]()
+    for number in range(6):
+        dataset.set_epoch(number)
+        epochs.append(delivered())
+    first = epochs.index(after[0])
+    assert after == epochs[first : first + 3]
 
 
 def test_an_error_of_a_worker_is_one_line():

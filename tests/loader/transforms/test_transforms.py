@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cellfeed import (
     BlockShuffling,
     CellDataset,
+    InterleavedDatasets,
     ParameterError,
     SamplingStrategy,
     Streaming,
@@ -221,6 +222,23 @@ class TestWhatMayNotBeCounts:
             list(loader)
         assert len(all_) == 1
         list(loader)  # is told once
+
+    @pytest.mark.parametrize("method", [None, "fork", "spawn"])
+    def test_interleaved_datasets_tell_of_theirs(self, write, method):
+        X = np.log1p(np.random.default_rng(0).poisson(0.7, (20, N_GENES))).astype(np.float32)
+        collection = open_collection(write(X - 2.0, is_sparse=False))
+        datasets = [
+            CellDataset(collection, BlockShuffling(2), 20, 1, transform=NORMALIZED),
+            CellDataset(collection, BlockShuffling(2), 20, 1, transform=[Log1p()]),
+        ]
+        options = {} if method is None else {"multiprocessing_context": method}
+        loader = InterleavedDatasets(datasets).loader(0 if method is None else 1, **options)
+        with pytest.warns(UserWarning, match="so far") as all_:
+            list(loader)
+        assert sorted(str(each.message).partition(" so far")[2][:9] for each in all_) == [
+            " are -1 o",
+            ", the val",
+        ]
 
     def test_totals_of_what_another_step_has_made_are_silent(self, write):
         X = np.random.default_rng(0).poisson(0.7, (20, N_GENES)).astype(np.float32)
