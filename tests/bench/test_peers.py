@@ -1,8 +1,11 @@
 """The comparison with other loaders: rows for all that was asked for, and reasons for failures."""
 
+import contextlib
 import csv
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -16,6 +19,19 @@ from tests.warm import python as warm
 PEERS = Path(__file__).parents[2] / "bench" / "peers"
 
 
+class Held(warm.Popen):
+    """A process that is stopped until it is waited for, and so not before its memory is read."""
+
+    def _execute_child(self, *arguments):
+        super()._execute_child(*arguments)
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def wait(self, timeout=None):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        return super().wait(timeout)
+
+
 @pytest.fixture(scope="module")
 def main():
     """The command, whose jobs find imports done.
@@ -26,7 +42,7 @@ def main():
         patch.syspath_prepend(PEERS)
         processes = importlib.import_module("processes")
         patch.setattr(processes, "DROP_CACHES", Path("/proc/nowhere"))
-        forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen})
+        forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": Held})
         patch.setattr(processes, "subprocess", forking)
         yield importlib.import_module("compare").main
 
@@ -67,8 +83,7 @@ def test_what_runs_has_figures(rows, name):
     row = rows[name]
     assert row["failed"] == ""
     assert float(row["cells_per_s_low"]) <= float(row["cells_per_s"])
-    # A process of a tenth of a second may have ended before its memory is looked at.
-    assert row["peak_bytes"] == "" or int(row["peak_bytes"]) > 0
+    assert row["peer"] == "machine" or int(row["peak_bytes"]) > 0
 
 
 def test_memory_is_that_of_a_process_and_of_what_it_starts(main):

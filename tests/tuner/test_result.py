@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import resource
 import runpy
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +31,10 @@ def test_what_is_saved_is_as_its_schema_says(any_result):
     assert plain.keys() == schema["$defs"]["AutotuneResult"]["properties"].keys()
 
 
-@contextmanager
-def files_end_after(n_bytes):
-    """As on a full disk; only for a while, since pytest may write its own report to a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_what_cannot_be_saved_leaves_what_was_there(result_of, tmp_path):
     path = tmp_path / "autotune.json"
     result_of("warm").save(path)
-    with files_end_after(1000), pytest.raises(OSError, match="autotune") as caught:
+    with commands.files_end_after(1000), pytest.raises(OSError, match="autotune") as caught:
         result_of("recommended").save(path)
     assert caught.value.filename == str(path)
     assert AutotuneResult.load(path) == result_of("warm")
@@ -81,7 +68,7 @@ def test_the_command_names_the_first_file_that_does_not_fit(
     sizes = [path.stat().st_size for path in paths]
     fitting = sorted(sizes)[number] - 1
     first = next(path for path, size in zip(paths, sizes, strict=True) if size > fitting)
-    with files_end_after(fitting):
+    with commands.files_end_after(fitting):
         printed = _write_all(result, small_collection, tmp_path / "full", monkeypatch)
     assert printed.exit_code == 2
     assert f"{tmp_path / 'full' / first.name}`" in printed.stderr.splitlines()[-1]

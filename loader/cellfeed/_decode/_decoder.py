@@ -120,8 +120,9 @@ class Counters:
         """
         n_undefined, n_fractional = self._doubts.tolist()
         spawned = () if self._spawned is None else (self._spawned.counters,)
-        for each in (*spawned, *self.parts):
-            n_undefined, n_fractional = n_undefined + each.doubts[0], n_fractional + each.doubts[1]
+        for of_each in (each.doubts for each in (*spawned, *self.parts)):
+            n_undefined += of_each[0]
+            n_fractional += of_each[1]
         return n_undefined, n_fractional
 
     @property

@@ -1,7 +1,6 @@
 """`preshuffle` that is killed or stopped, and on Dask."""
 
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -143,12 +142,8 @@ def test_ctrl_c_says_how_to_go_on(plates, out):
 
 def test_what_cannot_be_written_is_one_line(plates, out, uninterrupted):
     arguments = ["preshuffle", *map(str, plates), str(out), "--memory", str(MEMORY)]
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, unlimited[1]))
-    try:
+    with commands.files_end_after(20_000):
         result = commands.cellfeed(*arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: File too large: `{out}")
     assert result.stderr.count("\n") == 1
