@@ -5,6 +5,7 @@ from __future__ import annotations  # which name what is not there without torch
 import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias
@@ -22,6 +23,9 @@ from cellfeed._rows._arrays import (
     require_torch_dtype,
 )
 from cellfeed._torch import HAS_TORCH, require_torch, torch
+
+_MANY_BYTES = 8 * 2**20  # of a tensor that several threads copy into pinned memory
+_COPYING_THREADS = 4
 
 # Rows of different lengths as tensors.
 
@@ -183,17 +187,31 @@ def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tenso
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values in pinned memory, copied by this thread.
+    """Return the values in pinned memory, copied by one thread, or a few if they are many.
 
-    torch would divide the copy among its threads, which wait for each other where all processors
-    decode.
+    torch would divide each copy among as many threads as there are processors, which wait for each
+    other where all processors decode.
     """
     if tensor.is_pinned():
         return tensor
     given = tensor.contiguous()
     pinned = torch.empty_like(given, pin_memory=True)
-    ctypes.memmove(pinned.data_ptr(), given.data_ptr(), given.nbytes)
+    _copy(given.data_ptr(), pinned.data_ptr(), given.nbytes)
     return pinned
+
+
+def _copy(source: int, target: int, n_bytes: int) -> None:
+    """Copy bytes from one address to another."""
+    if n_bytes < _MANY_BYTES:
+        ctypes.memmove(target, source, n_bytes)
+        return
+    size = -(-n_bytes // _COPYING_THREADS)
+
+    def copy_part(start: int) -> None:
+        ctypes.memmove(target + start, source + start, min(size, n_bytes - start))
+
+    with ThreadPoolExecutor(_COPYING_THREADS) as threads:
+        list(threads.map(copy_part, range(0, n_bytes, size)))
 
 
 def _made_dense(minibatch: Minibatch) -> Minibatch:

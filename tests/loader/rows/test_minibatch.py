@@ -170,10 +170,13 @@ def test_it_moves_as_a_whole(collection, in_memory, plates, dense):
     assert all(tensor.device.type == "meta" for tensor in tensors)
 
 
+@pytest.mark.parametrize("many_bytes", [None, 1, 161])
 @pytest.mark.parametrize("dense", [False, True])
-def test_each_part_is_pinned(collection, dense, monkeypatch):
+def test_each_part_is_pinned(collection, dense, many_bytes, monkeypatch):
     """What a DataLoader with ``pin_memory`` asks for, also where no device can pin."""
     pinned = []
+    if many_bytes is not None:
+        monkeypatch.setattr("cellfeed._rows._minibatch._MANY_BYTES", many_bytes)
 
     def on_device(tensor, *, pin_memory):
         assert pin_memory
