@@ -141,7 +141,8 @@ class Source(ABC):
         """Read rows of obs columns, and the names of their cells; `preshuffle` uses this.
 
         By default, whole columns are read, and the names of cells are their numbers. Text with
-        missing values has pandas' dtype "string".
+        missing values has pandas' dtype "string". The dtype of a column, and its categories, are
+        the same for any rows.
 
         Parameters
         ----------

@@ -151,6 +151,9 @@ class SourceConformance:
             for name in columns:
                 assert _or_none(some[name]) == _or_none(case.obs[name].iloc[rows])
             assert source.read_obs_rows([], rows).index.tolist() == some.index.tolist()
+            everything = source.obs_names()
+            dtypes = [source.read_obs_rows(everything, own).dtypes for own in (rows, rows[:0])]
+            assert dtypes[0].to_dict() == dtypes[1].to_dict()
             names = Collection([source]).obs_names(rows[::-1])
             assert names.tolist() == some.index.tolist()[::-1]
             if stored.var != stored.stored_as:  # a data frame has names of its own

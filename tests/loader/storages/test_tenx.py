@@ -324,6 +324,9 @@ def test_resumed_and_shuffled(folder, tmp_path):
     shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row", "library"])
     rows = shuffled.obs["source_row"].values  # noqa: PD011
     np.testing.assert_array_equal(shuffled[:].X.toarray(), expected[rows.astype(int)])
+    libraries = shuffled.obs["library"]
+    assert isinstance(libraries, CategoricalColumn)
+    assert libraries.decode(libraries.codes).tolist() == ["1"] * N_CELLS
     var = shuffled.sources[0].read_var()
     assert var["feature_types"].astype(str).tolist() == features(30, 4)["feature_types"].tolist()
 

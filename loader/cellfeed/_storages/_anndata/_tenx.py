@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import h5py
@@ -187,7 +188,7 @@ class TenxSource(FileSource):
         """Return columns, with missing values for cells that the given ``obs`` lacks."""
         table = self._annotations(columns, slice(None))
         if _LIBRARY in columns and _LIBRARY not in table:
-            table[_LIBRARY] = self._libraries(self._read(f"{self._group}/barcodes"))
+            table[_LIBRARY] = self._libraries
         return table[[*columns]]
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
@@ -197,7 +198,7 @@ class TenxSource(FileSource):
             barcodes = frames.read_rows(self._file.stored(path), rows)
         table = self._annotations(columns, rows)
         if _LIBRARY in columns and _LIBRARY not in table:
-            table[_LIBRARY] = self._libraries(barcodes)
+            table[_LIBRARY] = self._libraries[rows]
         return as_text(table[[*columns]].set_axis(pd.Index(barcodes, dtype=object), axis=0))
 
     def read_var(self) -> pd.DataFrame:
@@ -271,8 +272,10 @@ class TenxSource(FileSource):
             raise ParameterError(f"{self.location}: {msg}; index it by barcode")
         return rows
 
-    def _libraries(self, barcodes: NDArray[np.object_]) -> pd.Categorical:
-        """Return the library of cells; a barcode ends in the number of its GEM well, as in -1."""
+    @cached_property
+    def _libraries(self) -> pd.Categorical:
+        """The library of each cell; a barcode ends in the number of its GEM well, as in -1."""
+        barcodes = self._read(f"{self._group}/barcodes")
         with self._damage_named(_MATRIX):
             stored = np.atleast_1d(self._file().attrs.get("library_ids", []))
             ids = [each.decode() if isinstance(each, bytes) else str(each) for each in stored]

@@ -671,13 +671,13 @@ class TokenStream(Source):
         bounds = np.searchsorted(shards, np.arange(len(described) + 1))
         for shard, each in enumerate(described):
             own = slice(bounds[shard], bounds[shard + 1])
+            known = each.categories or []
+            numbers = [categories.setdefault(text, len(categories)) for text in known]
             if own.start == own.stop:
                 continue
             stored = self._shards.table(each.file, "<f8" if is_number else "<i8").of(shard)
             values = stored[self._rows.documents_of(shard, rows[own])]
             if not is_number:
-                known = each.categories or []
-                numbers = [categories.setdefault(text, len(categories)) for text in known]
                 if values.size and not -1 <= values.min() <= values.max() < len(known):
                     raise self._shards.damaged(shard, each.file, "has codes without a category")
                 values = np.array([*numbers, -1], np.int64)[values]
