@@ -10,6 +10,9 @@ import importlib
 import typing
 from collections.abc import Iterator
 
+# Objects: the user has frozen them. Python 3.12 itself freezes some hundred.
+_MANY_FROZEN = 1_000
+
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
@@ -24,7 +27,7 @@ def garbage_collection_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():
+            if gc.get_freeze_count() < _MANY_FROZEN:
                 # Moves all objects to the oldest generation. As young ones they would be looked at
                 # in each of the next collections.
                 gc.freeze()

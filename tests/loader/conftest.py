@@ -61,13 +61,14 @@ def write_h5ad(new_folder) -> Callable[..., Path]:
         genes: Any = None,
         layers: dict[str, Any] | None = None,
         edit: Callable[[h5py.File], None] | None = None,
+        nullable: bool = True,
         **options: Any,
     ) -> Path:
         n_rows, n_vars = X.shape
         table = pd.DataFrame(obs or {}, index=[f"cell{i}" for i in range(n_rows)])
         var = pd.DataFrame(index=[f"gene{i}" for i in range(n_vars)] if genes is None else genes)
         path: Path = folder / f"{next(numbers):05}.h5ad"
-        with ad.settings.override(allow_write_nullable_strings=True):
+        with ad.settings.override(allow_write_nullable_strings=nullable):
             ad.AnnData(X, obs=table, var=var, layers=layers).write_h5ad(path, **options)
         if edit is not None:
             with h5py.File(path, "r+") as file:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests import commands
+from tests.loader.storages.test_mudata import without_pulling
 from tests.tuner.reports import html_report, html_summary
 
 from cellfeed import (
@@ -220,7 +221,7 @@ def stored(kind, folder):
     adata.layers["halves"] = RNG.random((120, 30)).astype(np.float16)
     adata.layers["integers"] = sp.csr_matrix(RNG.poisson(1.0, (120, 30)).astype(np.uint8))
     if kind == "modality":
-        with mu.set_options(pull_on_update=False):
+        with without_pulling():
             rna = ad.AnnData(adata.X[::-1], obs=pd.DataFrame({"half": [0.5, 1, 2] * 40}))
             rna.obs_names = OBS.index[::-1]
             mdata = mu.MuData({"all": ad.AnnData(obs=OBS[[]]), "rna": rna})

@@ -105,7 +105,7 @@ class TestParts:
         table = obs.rename(columns={"gene": "treatment"}).assign(part=parts)
         expected = table.groupby(columns, as_index=False).size()
         report = split.report().sort_values(columns, ignore_index=True)
-        assert report[columns].equals(expected[columns].astype(object))
+        assert report[columns].astype(object).equals(expected[columns].astype(object))
         assert report["n_cells"].tolist() == expected["size"].tolist()
         assert not report.duplicated(["dataset", "cell_type", "treatment"]).any()
         counts = report.groupby(["dataset", "cell_type"], as_index=False)

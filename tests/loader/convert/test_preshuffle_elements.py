@@ -97,6 +97,11 @@ def pair(request, new_folder):
 
 def joined(adatas: list[ad.AnnData], **options: Any) -> ad.AnnData:
     joint: ad.AnnData = ad.concat(adatas, **options)
+    # Where genes are missing, anndata 0.13 makes dense values float64.
+    joint.X = joint.X.astype(np.result_type(*(each.X.dtype for each in adatas)))
+    for name in filter(None, joint.layers):
+        dtypes = [each.layers[name].dtype for each in adatas]
+        joint.layers[name] = joint.layers[name].astype(np.result_type(*dtypes))
     return joint
 
 
@@ -142,7 +147,7 @@ def test_all_elements(pair, out, codec):
     seen = list[str]()
     for part in all_parts(out):
         check_rows(part, truth, names=[*MATRICES, "obsm/frame"])
-        assert sorted(part.layers) == ["counts", "full", "normal"]
+        assert sorted(filter(None, part.layers)) == ["counts", "full", "normal"]
         assert sorted(part.obsm) == ["X_pca", "frame", "images", "sparse"]
         pd.testing.assert_frame_equal(part.var, adatas[0].var)
         pd.testing.assert_frame_equal(part.raw.var, adatas[0].raw.var)

@@ -449,7 +449,7 @@ class TestNames:
         def edit(file):
             del file[f"{table}/_index"]
             with ad.settings.override(allow_write_nullable_strings=True):
-                ad.io.write_elem(file, f"{table}/_index", names)
+                ad.io.write_elem(file[table], "_index", names)
 
         return edit
 
@@ -483,7 +483,7 @@ class TestFramesOfObsm:
         frame = pd.DataFrame({"a": np.arange(40.0), "b": 1}, index=[f"cell{i}" for i in range(40)])
 
         def edit(file):
-            ad.io.write_elem(file, "obsm/frame", frame.set_axis(pd.Index(index)))
+            ad.io.write_elem(file["obsm"], "frame", frame.set_axis(pd.Index(index)))
 
         return write_h5ad(COUNTS, edit=edit)
 

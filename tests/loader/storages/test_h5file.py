@@ -103,7 +103,7 @@ def opened(path, obs=("plate", "n"), **options):
 
 
 def test_a_first_opening_looks_each_element_up_once_in_each_step(write_h5ad, records, counted):
-    paths = [write_h5ad(sp.csr_matrix(COUNTS), OBS) for _ in range(4)]
+    paths = [write_h5ad(sp.csr_matrix(COUNTS), OBS, nullable=False) for _ in range(4)]
     for path in paths:
         age(path)
     counted.clear()

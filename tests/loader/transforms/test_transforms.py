@@ -166,6 +166,11 @@ def checked(write) -> Callable[..., None]:
     return check
 
 
+def n_of_users(warnings):
+    """Return how many are for users; Python 3.12 warns developers of each fork."""
+    return sum(each.category is UserWarning for each in warnings)
+
+
 class TestWhatMayNotBeCounts:
     """Values whose logarithm is NaN, and rows whose total is no integer."""
 
@@ -191,7 +196,7 @@ class TestWhatMayNotBeCounts:
             UserWarning, match=rf"^{n_undefined} values so far are -1 or less"
         ) as all_:
             (minibatch,) = loader
-        assert len(all_) == 1
+        assert n_of_users(all_) == 1
         values = minibatch.X.to_dense() if is_sparse else minibatch.X
         assert n_undefined == np.count_nonzero(~np.isfinite(np.asarray(values)))
         list(loader)  # is told once
@@ -220,7 +225,7 @@ class TestWhatMayNotBeCounts:
             UserWarning, match=rf"^in {n} of the cells so far, the values do"
         ) as all_:
             list(loader)
-        assert len(all_) == 1
+        assert n_of_users(all_) == 1
         list(loader)  # is told once
 
     @pytest.mark.parametrize("method", [None, "fork", "spawn"])
@@ -235,10 +240,11 @@ class TestWhatMayNotBeCounts:
         loader = InterleavedDatasets(datasets).loader(0 if method is None else 1, **options)
         with pytest.warns(UserWarning, match="so far") as all_:
             list(loader)
-        assert sorted(str(each.message).partition(" so far")[2][:9] for each in all_) == [
+        assert n_of_users(all_) == 2
+        assert {str(each.message).partition(" so far")[2][:9] for each in all_} >= {
             " are -1 o",
             ", the val",
-        ]
+        }
 
     def test_totals_of_what_another_step_has_made_are_silent(self, write):
         X = np.random.default_rng(0).poisson(0.7, (20, N_GENES)).astype(np.float32)

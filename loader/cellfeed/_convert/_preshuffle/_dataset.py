@@ -272,7 +272,8 @@ def write_dataset(
         else:
             _write_mudata(root, inputs, obs)
         for name, frame in frames.items():
-            write_elem(root, name, frame.set_axis(obs.index))
+            above, _, own_name = name.rpartition("/")
+            write_elem(root.require_group(above), own_name, frame.set_axis(obs.index))
         written = list[tuple[Matrix, CsrPart]]()
         for k, each in enumerate(job.matrices):
             if each.path.endswith("raw/X"):
