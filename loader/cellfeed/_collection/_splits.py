@@ -17,7 +17,7 @@ from cellfeed._collection._rounding import as_weights, controlled_rounding, size
 from cellfeed._errors import ColumnError, ParameterError, require_integer, require_positive
 from cellfeed._lazy import pd
 from cellfeed.sampling import derive_key, random_words
-from cellfeed.sampling._base import require_row_numbers
+from cellfeed.sampling._base import has_masked, require_row_numbers
 from cellfeed.sampling._labels import factorized
 
 # Labels for splits: obs columns by name, or arrays.
@@ -122,7 +122,8 @@ def _of_array(
     given: ArrayLike, parameter: str, n_rows: int
 ) -> tuple[NDArray[np.integer], Sequence[Any]]:
     values: Any = given
-    if not isinstance(given, pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
+    is_pandas = isinstance(given, pd.Series | pd.Index | pd.api.extensions.ExtensionArray)
+    if not is_pandas and not has_masked(given):
         values = np.asarray(given)
     if values.shape != (n_rows,):
         msg = (

@@ -301,6 +301,9 @@ class RanksCompared:
     # What this rank trained in last, of all datasets, and in which group: dataset and beginning.
     _trained: ClassVar[deque[tuple[int, Beginning]]] = deque(maxlen=_N_BEGINNINGS)
     _group_of_trained: ClassVar[Any] = None
+    # Datasets over which others may not iterate, in which group: when this rank began, by number.
+    _own: ClassVar[dict[int, int]] = {}
+    _group_of_own: ClassVar[Any] = None
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -384,9 +387,16 @@ class RanksCompared:
                 raise ParameterError(_difference(rank, identity, other, json.loads(its)))
 
     def begin(self, beginning: Beginning, *, is_trained: bool = False) -> None:
-        """Publish where an iteration of this rank begins, or again once ranks trained in it."""
+        """Publish where an iteration of this rank begins, or again once ranks trained in it.
+
+        Warns
+        -----
+        UserWarning
+            This rank iterated over a dataset before the last collective, and no other rank has.
+        """
         if self.group is not self._group:
             self._group, self._begun, self._published = self.group, {}, set()
+        self._warn_of_own(beginning.clock)
         interval = self._begun.setdefault(beginning.clock, _Interval())
         if beginning not in interval.begun:
             interval.begun = [*interval.begun, beginning][-_N_BEGINNINGS:]
@@ -396,6 +406,28 @@ class RanksCompared:
         while len(self._begun) > _N_BEGINNINGS:
             del self._begun[next(iter(self._begun))]
         self._publish()
+
+    def _warn_of_own(self, clock: int) -> None:
+        own = self._own
+        if RanksCompared._group_of_own is not self._group:
+            RanksCompared._group_of_own = self._group
+            own.clear()
+        store, rank, n_ranks = _store(), dist.get_rank(), dist.get_world_size()
+        ended = [each for each, before in own.items() if before < clock and each != self._number]
+        for number in ended:
+            del own[number]
+            keys = [f"cellfeed/{number}/begun/{k}" for k in range(n_ranks) if k != rank]
+            with contextlib.suppress(RuntimeError):  # see `compare`
+                if not any(store.check([key]) for key in keys):
+                    warnings.warn(
+                        f"only rank {rank} iterated over a dataset, and got one of {n_ranks} "
+                        "shares of its cells; iterate over it on all ranks, or give rank=0, "
+                        "world_size=1 to one that a rank makes by itself",
+                        UserWarning,
+                        stacklevel=2,
+                    )
+        if self._number is not None and not self._begun:
+            own[self._number] = clock
 
     def require_same(self, beginning: Beginning) -> None:
         """Check that ranks trained in the same as this one, which went through a collective since.

@@ -167,7 +167,7 @@ def is_overfitting() -> bool:
 
 
 def check_lightning(dataset: Any) -> None:
-    """Warn if Lightning resumes within an epoch but has dropped the state of a dataset's loader.
+    """Warn if Lightning resumes within an epoch without the state of a dataset's loader.
 
     Parameters
     ----------
@@ -177,20 +177,26 @@ def check_lightning(dataset: Any) -> None:
     Warns
     -----
     UserWarning
-        It has.
+        It does.
     """
     loop = _loop_of_lightning()
     fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
     dropped = getattr(fit, "_combined_loader_states_to_load", None)
-    if fit is None or not dropped or not fit.epoch_loop.batch_progress.current.completed:
+    if fit is None or not (dropped or fit.epoch_loop.restarting):
         return
+    if not fit.epoch_loop.batch_progress.current.completed:
+        return
+    reason = (
+        "`estimated_stepping_batches` was asked for before the checkpoint was loaded"
+        if dropped
+        else "a DataLoader that is not `dataset.loader()` has no state"
+    )
     loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
     if not any(getattr(each, "dataset", None) is dataset for each in loaders):
         return
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
-        "again from its first minibatch, because `estimated_stepping_batches` was asked for before "
-        "the checkpoint was loaded; hold the loader in a data module: "
+        f"again from its first minibatch, because {reason}; hold the loader in a data module: "
         "`cellfeed.frameworks.lightning.CellDataModule(train=dataset)`",
         UserWarning,
         stacklevel=2,

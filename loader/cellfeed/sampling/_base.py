@@ -202,6 +202,11 @@ class BlockSizes:
 # The rows that a strategy may visit: all rows, or the given indices.
 
 
+def has_masked(values: Any) -> bool:
+    """Return whether values of a NumPy array are masked, which `numpy.asarray` unmasks."""
+    return isinstance(values, np.ma.MaskedArray) and bool(np.ma.is_masked(values))
+
+
 def require_row_numbers(indices: ArrayLike) -> NDArray[Any]:
     """Return the numbers of rows, one-dimensional integers, at least one.
 
@@ -210,6 +215,8 @@ def require_row_numbers(indices: ArrayLike) -> NDArray[Any]:
     ParameterError
         They are none.
     """
+    if has_masked(indices):
+        raise ParameterError("`indices` are masked; give `indices.compressed()`")
     given = np.asarray(indices)
     if given.ndim == 1 and given.size and given.dtype.kind in "iu":
         return given

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ColumnError, ParameterError
-from cellfeed.sampling._base import n_available
+from cellfeed.sampling._base import has_masked, n_available
 
 # Integers below are codes as they are; so are those below a few times the number of cells.
 _FEW = 1 << 16
@@ -23,8 +23,8 @@ def label_codes(labels: Any) -> Codes:
     ----------
     labels
         One label for each cell: numbers, text, categories or anything else that pandas can
-        factorize; or a column of a collection. NaN, None and the number -1 are missing labels,
-        whatever the dtype; other negative numbers are labels.
+        factorize; or a column of a collection. NaN, None, masked values and the number -1 are
+        missing labels, whatever the dtype; other negative numbers are labels.
 
     Raises
     ------
@@ -32,8 +32,10 @@ def label_codes(labels: Any) -> Codes:
         They are not one-dimensional, or all of them are missing.
     """
     categorical = _categorical(labels)
-    if categorical is None:
-        codes = _numbered(getattr(labels, "values", labels))
+    if has_masked(labels):
+        codes = _without_minus_one(*factorized(labels))
+    elif categorical is None:
+        codes = _numbered(_values_of(labels))
     else:
         codes = _without_minus_one(np.asarray(categorical.codes), categorical.categories)
     if codes.size and codes.max() < 0:
@@ -69,9 +71,22 @@ def factorized(labels: Any) -> tuple[Codes, list[Any]]:
         return np.asarray(categorical.codes), categorical.categories.tolist()
     import pandas as pd  # noqa: PLC0415 - it takes long, and few need it
 
+    if has_masked(labels):
+        codes = np.full(labels.shape, -1)
+        codes[~labels.mask], found = factorized(labels.compressed())
+        return codes, found
     is_pandas = isinstance(labels, pd.Series | pd.Index | pd.api.extensions.ExtensionArray)
-    codes, values = pd.factorize(labels if is_pandas else getattr(labels, "values", labels))
+    given = labels if is_pandas else np.asarray(_values_of(labels))
+    if not is_pandas and not given.dtype.isnative:
+        given = given.astype(given.dtype.newbyteorder("="))
+    codes, values = pd.factorize(given)
     return codes, values.tolist()
+
+
+def _values_of(labels: Any) -> Any:
+    """Return the values of a column, or labels that are values: those of a tensor are a method."""
+    values = getattr(labels, "values", labels)
+    return labels if callable(values) else values
 
 
 def _categorical(labels: Any) -> Any:

@@ -13,6 +13,7 @@ from cellfeed.sampling._base import (
     EpochOrder,
     SamplingStrategy,
     among,
+    has_masked,
     n_available,
     sorted_indices,
     sorted_with,
@@ -355,6 +356,8 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
     ParameterError
         They are not one-dimensional numbers, finite and not negative.
     """
+    if has_masked(weights):
+        raise ParameterError("`weights` are masked; give `weights.filled(0)`")
     given = np.asarray(weights)
     if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "biuf":
         msg = (

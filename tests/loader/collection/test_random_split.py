@@ -201,6 +201,16 @@ def rows_by_label(labels: np.ndarray) -> dict[object, np.ndarray]:
     return {each: np.flatnonzero([label == each for label in labels]) for each in set(labels)}
 
 
+@pytest.mark.parametrize("parameter", ["stratify", "group"])
+def test_masked_labels_are_missing(parameter):
+    is_masked = np.arange(60) % 4 == 0
+    labels = np.ma.array([1, 2, 3, 4, 5] * 12, mask=is_masked)
+    missing = pd.Series(labels.data, dtype="Int64").mask(is_masked)
+    given: list[dict[str, Any]] = [{parameter: labels}, {parameter: missing}]
+    found, expected = (random_split(60, [0.5, 0.5], seed=0, **each) for each in given)
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+
+
 class TestStrata:
     @given(strata_and_weights(), seeds, st.sampled_from(ROUNDING))
     def test_each_label_is_divided_as_all_are(self, case, seed, method):

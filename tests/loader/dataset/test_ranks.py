@@ -371,6 +371,7 @@ def test_a_rank_that_reads_something_else_is_reported(tmp_path):
         tmp_path,
         """
         join()
+        warnings.filterwarnings("ignore", message="only rank")  # as the other is refused
         other = CellDataset(np.arange(101 - rank), BlockShuffling(4), 8, 2, seed=0)
         sizes = CellDataset(np.arange(101), BlockShuffling(4 + rank), 8, 2, seed=0)
         for name, dataset in {"other": other, "sizes": sizes, "same": make()}.items():

@@ -148,6 +148,7 @@ def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_
         tmp_path,
         2,
         f"""{_TRAINING}
+        warnings.filterwarnings("ignore", message="only rank")
         dist.init_process_group("gloo")
         for kind in ("plain", "workers", "interleaved"):
             for in_step in (0, 1):
@@ -167,6 +168,35 @@ def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_
             assert "\n" not in said
             assert said.startswith("ranks train on different datasets, so that cells are missing: ")
             assert "make the same datasets in the same order on all ranks" in said
+
+
+def test_a_rank_that_alone_validates_is_told_that_it_gets_a_share(tmp_path):
+    """On a new dataset each time; one that it keeps is refused, as above."""
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        for case in ("whole", "all", "share"):
+            training = new("plain", seed=0)
+            options = dict(rank=0, world_size=1) if case == "whole" else {{}}
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    train(training, in_step=True)
+                    validation = new("plain", seed=0, **options)
+                    if rank == 0 or case == "all":
+                        list(validation)
+            dist.barrier()
+            found[case] = [str(each.message) for each in said]
+        """,
+    )
+    said = (
+        "only rank 0 iterated over a dataset, and got one of 2 shares of its cells; iterate over "
+        "it on all ranks, or give rank=0, world_size=1 to one that a rank makes by itself"
+    )
+    assert found[0] == {"whole": [], "all": [], "share": [said, said]}
+    assert found[1] == {"whole": [], "all": [], "share": []}
 
 
 def test_no_rank_waits_for_one_that_does_not_come(tmp_path):

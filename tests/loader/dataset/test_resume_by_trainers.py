@@ -121,11 +121,15 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
     assert found["after a look"] == found["whole"]
     assert found["overfitting"] == found["whole"][:2] * 3
     assert found["held"] == [found["whole"][5:], []]
-    dropped, said = found["dropped"]
-    assert dropped[0] == found["whole"][0]
-    (warning,) = said
-    assert warning.startswith("Lightning resumes within an epoch but has not restored this loader")
-    assert "hold the loader in a data module" in warning
+    for name, reason in (
+        ("dropped", "`estimated_stepping_batches` was asked for before"),
+        ("plain", "a DataLoader that is not `dataset.loader()` has no state"),
+    ):
+        seen, (warning,) = found[name]
+        assert seen[0] == found["whole"][0]
+        assert warning.startswith("Lightning resumes within an epoch but has not restored this")
+        assert f"because {reason}" in warning
+        assert "hold the loader in a data module" in warning
 
 
 _LIGHTNING_ODDLY = """
@@ -178,6 +182,9 @@ _LIGHTNING_ODDLY = """
     def loader():
         return CellDataset(np.arange(64), BlockShuffling(4), 8, 2, seed=3).loader()
 
+    def plain():
+        return torch.utils.data.DataLoader(loader().dataset, batch_size=None)
+
     def fit(data, stop=None, checkpoint=None, **options):
         model = Model(stop)
         trainer = pl.Trainer(
@@ -197,7 +204,7 @@ _LIGHTNING_ODDLY = """
     next(iter(looked_at))
     found = {"whole": fit(loader())[0], "after a look": fit(looked_at)[0]}
     found["overfitting"] = fit(loader(), overfit_batches=2)[0]
-    for name, data in (("dropped", loader), ("held", Held)):
+    for name, data in (("dropped", loader), ("plain", plain), ("held", Held)):
         fit(data(), stop=5)
         found[name] = fit(data(), checkpoint=path)
     print(json.dumps(found))

@@ -1,5 +1,7 @@
 """Classes that are drawn equally often, by labels of any kind."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 from tests.loader.sampling.epochs import counts_of
 
 from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
     CategoricalColumn,
     CellDataset,
     ClassBalancedSampling,
@@ -158,6 +162,11 @@ class TestObsColumn:
         pd.Series([-1, -2, 7]).astype("category"),
         pd.Series([-1.0, -2.0, 7.0]).astype("category"),
         pd.Series([-1, "a", "b"]).astype("category"),
+        np.ma.array([5, 5, 7], mask=[True, False, False]),
+        np.ma.array(["a", "b", "b"], mask=[True, False, False]),
+        np.ma.array([-1.0, 2.0, 2.5], mask=[False, True, False]),
+        np.array([-1, -2, 7], ">f8"),
+        np.array([-1, -2, 7], ">i4"),
     ],
     ids=str,
 )
@@ -168,8 +177,33 @@ def test_minus_one_is_missing_whatever_the_dtype(labels, kind):
     options = {"set_size": 2} if kind is GroupedSampling else {"total_size": 40}
     dataset = CellDataset(np.repeat(np.arange(3), 10), kind(of_ten, **options), 4, seed=0)
     drawn = set(np.concatenate([*dataset, *dataset]).tolist())
-    is_missing = [each is None or each == -1 for each in np.asarray(labels, object)]
+    values = np.asarray(labels, object)
+    if isinstance(labels, np.ma.MaskedArray):
+        values[labels.mask] = None
+    is_missing = [each is None or each == -1 for each in values]
     assert drawn == {k for k in range(3) if not is_missing[k]}
+
+
+def test_tensors_are_labels():
+    torch = pytest.importorskip("torch")
+    for labels in (torch.tensor([0, 1] * 10), torch.tensor([0.5, -1.0] * 10)):
+        strategy = ClassBalancedSampling(labels)
+        other = ClassBalancedSampling(labels.numpy())
+        drawn, expected = (
+            np.concatenate(list(CellDataset(np.arange(20), each, 20, seed=0)))
+            for each in (strategy, other)
+        )
+        assert np.array_equal(drawn, expected)
+
+
+def test_masked_weights_and_indices_are_refused():
+    masked = np.ma.array(np.arange(20), mask=np.arange(20) < 5)
+    with pytest.raises(ParameterError, match=r"`weights` are masked; give `weights.filled\(0\)`"):
+        BlockWeightedSampling(4, weights=masked)
+    with pytest.raises(ParameterError, match=r"`indices` are masked; give `indices.compressed"):
+        BlockShuffling(4, indices=masked)
+    unmasked: Any = BlockShuffling(4, indices=np.ma.array([3, 4])).indices
+    assert unmasked.tolist() == [3, 4]
 
 
 def test_minus_one_as_text_is_a_class():

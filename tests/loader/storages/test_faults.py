@@ -245,6 +245,19 @@ class TestRowPointers:
         with pytest.raises(FormatError, match=f"^{path}: `X` is inconsistent: the row pointers do"):
             open_collection(path)[[0]]
 
+    def test_of_which_some_were_never_written(self, write):
+        """HDF5 reads them as zeros, as which the row after them has the elements of all."""
+
+        def edit(file):
+            pointers = file["X/indptr"][:]
+            del file["X/indptr"]
+            written = file.create_dataset("X/indptr", pointers.shape, pointers.dtype, chunks=(8,))
+            written[8:] = pointers[8:]
+
+        path = write(filter_="gzip", edit=edit)
+        with pytest.raises(FormatError, match=f"^{path}: `X`: 1 of its chunks or shards are miss"):
+            open_collection(path)[[0]]
+
     @pytest.mark.parametrize("filter_", ["gzip", "fletcher32"])
     @pytest.mark.parametrize("index", [30, -1, 2**31, 2**32 + 1, -(2**40)])
     @pytest.mark.parametrize("dense", [False, True])

@@ -405,16 +405,18 @@ class TestVirtualDatasets:
         with pytest.raises(FormatError, match=r"^.*small.h5ad: `X` is virtual.*'there/big.h5ad'"):
             open_collection(here)
 
-    def test_of_sparse_rows_lack_no_values(self, folder):
+    @pytest.mark.parametrize("n_lost", [1, 9])
+    @pytest.mark.parametrize("name", ["X/data", "X/indices"])
+    def test_of_sparse_rows_lack_no_values(self, folder, name, n_lost):
         """HDF5 reads what is mapped to nothing as zeros."""
         _, here = write_pair(folder, "csr", {})
         with h5py.File(here, "r+") as file:
-            n, dtype = file["X/data"].shape[0], file["X/data"].dtype
+            n, dtype = file[name].shape[0], file[name].dtype
             layout = h5py.VirtualLayout((n,), dtype)
-            layout[: n - 9] = h5py.VirtualSource("there/big.h5ad", "X/data", (n,))[: n - 9]
-            del file["X/data"]
-            file.create_virtual_dataset("X/data", layout)
-        with pytest.raises(FormatError, match=r"`X`: 9 of its .* are missing"):
+            layout[: n - n_lost] = h5py.VirtualSource("there/big.h5ad", name, (n,))[: n - n_lost]
+            del file[name]
+            file.create_virtual_dataset(name, layout)
+        with pytest.raises(FormatError, match=rf"`X`: {n_lost} of its .* are missing"):
             open_collection(here)[:]
 
 

@@ -280,7 +280,7 @@ class StoredCsr(StoredMatrix):
         n_columns = self._n_stored_columns
         if indices.size and not 0 <= indices.min() <= indices.max() < n_columns:
             raise self._inconsistent(f"a column index is outside [0, {n_columns})")
-        self._check_none_is_lost(indices, lengths.size)
+        self._check_none_is_lost(indices)
         self._file.check_unchanged()
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         return CsrRows(indptr, indices, data, n_columns)
@@ -289,12 +289,15 @@ class StoredCsr(StoredMatrix):
     def _n_stored_columns(self) -> int:
         return self.shape[1] if self.stored_columns is None else self.stored_columns.size
 
-    def _check_none_is_lost(self, indices: NDArray[Any], n_rows: int) -> None:
+    def _check_none_is_lost(self, indices: NDArray[Any]) -> None:
         """Check that no chunk is missing, since the format's library would read it as zeros."""
         n_lost = self._file.n_lost(f"{self._element}/data")
-        # Indices may be zero, but only once in a row.
-        if not n_lost and np.count_nonzero(indices == 0) > n_rows:
-            n_lost = self._file.n_lost(f"{self._element}/indices")
+        name = self._array_names[1]
+        if not n_lost and not self._is_zero_where_lost(name) and (indices == 0).any():
+            n_lost = self._file.n_lost(name)
+        self._refuse_lost(n_lost)
+
+    def _refuse_lost(self, n_lost: int) -> None:
         if n_lost:
             msg = (
                 f"{self.location}: `{self._element}`: {n_lost} of its chunks or shards are "
@@ -357,6 +360,9 @@ class StoredCsr(StoredMatrix):
             or np.any(pointer[1:] < pointer[:-1])
         ):
             raise self._inconsistent(f"the row pointers do not ascend from 0 to {self._n_elements}")
+        if np.max(np.diff(pointer), initial=0) > self._n_stored_columns:
+            # The row after pointers that are missing would get the elements of their rows.
+            self._refuse_lost(self._file.n_lost(self._array_names[0]))
         return {"pointer": pointer}
 
     def _read_pointer(self) -> NDArray[np.int64]:
