@@ -112,6 +112,9 @@ def test_bounds_are_the_papers_formulas():
     assert theory.lower_bound_bits(p, 64, 16) == pytest.approx(log2(14) - 16 * per_block)
     assert theory.lower_bound_bits(p, 64, 64) == theory.lower_bound_bits(p, 64, 1000) == 0
     assert theory.lower_bound_bits([1, 1], 1, 1) == 0  # one row has one label
+    for name, sizes in (("batch_size", (0, 1)), ("block_size", (4, -1)), ("block_size", (4, 0))):
+        with pytest.raises(ParameterError, match=rf"^`{name} > 0` must hold, but got {name}="):
+            theory.lower_bound_bits([1, 1], *sizes)
     assert theory.upper_bound_bits(np.ones(1000), 2) == 0  # never below what entropy can be
 
 

@@ -493,6 +493,9 @@ class RanksCompared:
                 "rank=0, world_size=1 to one that a rank makes by itself"
             )
             raise ParameterError(msg)
+        if with_seed:
+            msg = f"ranks have different seeds, so that cells are missing: {began}; give the same"
+            raise ParameterError(f"{msg} `seed` on all ranks")
         msg = (
             f"ranks are in different epochs, so that cells are missing: {began}; load the same "
             "state on all ranks, and call `set_epoch(epoch)` on all ranks before each epoch if "

@@ -121,6 +121,7 @@ def apart(tmp_path_factory) -> list[dict[str, Any]]:
                 if rank == 1:
                     set_by_one.set_epoch(5)
                 found[f"set {{kind}} {{in_step}}"] = train(set_by_one, in_step=in_step)
+        found["seeds"] = train(new("plain", seed=rank), in_step=True)
         """,
     )
 
@@ -139,6 +140,15 @@ def test_ranks_in_different_epochs_say_so(apart, what, epochs, in_step, kind):
             "ranks are in different epochs, so that cells are missing: "
             f"rank {number} began epoch {epochs[number]}, "
             f"rank {1 - number} began epoch {epochs[1 - number]}; load the same state on all ranks"
+        )
+
+
+def test_ranks_with_different_seeds_say_so(apart):
+    for number, rank in enumerate(apart):
+        assert rank["seeds"] == (
+            "ranks have different seeds, so that cells are missing: "
+            f"rank {number} began epoch 0 with seed={number}, rank {1 - number} began epoch 0 with "
+            f"seed={1 - number}; give the same `seed` on all ranks"
         )
 
 

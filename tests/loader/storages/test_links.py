@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -342,6 +343,17 @@ def test_modalities_that_are_links(folder):
         file.create_group("mod")["rna"] = h5py.ExternalLink("there/big.h5ad", "/")
     collection = open_collection(path, elements=["mod/rna/X"], obs=["rna:type"])
     assert np.array_equal(dense(collection[:].X), in_memory(there, "X"))
+    for name in ("obsmap", "mod"):
+        other = folder / f"{name}.h5mu"
+        other.write_bytes(path.read_bytes())
+        with h5py.File(other, "r+") as file:
+            del file[name]
+            file[name] = h5py.ExternalLink("gone.h5", "/all")
+        said = (
+            rf"^{other}: `{name}.*` is a link to `/all` of 'gone.h5', which cannot be opened; put"
+        )
+        with pytest.raises(FormatError, match=said):
+            open_collection(other, elements=["mod/rna/X"])
     there.unlink()
     with pytest.raises(FormatError, match=r"is a link to `/` of 'there/big.h5ad', which cannot"):
         open_collection(path, elements=["mod/rna/X"])
@@ -516,6 +528,14 @@ class TestLinksInZarr:
         there.unlink()
         with pytest.raises(PathError, match=rf"{chunk}: is a link to {there}, which is missing"):
             read()
+
+    @pytest.mark.parametrize("name", ["obs", "var"])
+    def test_of_whole_tables_are_named(self, folder, name):
+        path = self.write(folder, 3, "files")
+        shutil.rmtree(path / name)
+        (path / name).symlink_to(folder / "gone")
+        with pytest.raises(PathError, match=rf"^{path / name}: is a link to {folder / 'gone'}, wh"):
+            open_collection(path)
 
     @pytest.mark.parametrize("part", ["X", "X/c"])
     def test_of_folders(self, folder, part):

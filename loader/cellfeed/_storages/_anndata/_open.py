@@ -268,9 +268,9 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
 
 def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     """Return the row of each cell in a modality, -1 for missing cells."""
-    root, name = file(), f"obsmap/{modality}"
+    name = f"obsmap/{modality}"
     with damage_named(file.location, name):
-        if name not in root:
+        if _lacks(file, name):
             msg = f"{file.location}: has no `{name}`, which maps its rows to cells"
             raise FormatError(f"{msg}; write the file again with mudata")
         # mudata counts from 1, and writes 0 where there is none.
@@ -389,7 +389,7 @@ def _examine_source(
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
             raise FormatError(f"{path}: is {what}")
-        has_modalities = is_mudata(root)
+        has_modalities = is_mudata(root) and not _lacks(file, "mod")
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
     for element in elements:

@@ -122,6 +122,12 @@ def _check_links(path: Path) -> None:
             raise broken_link(each)
 
 
+def _other_format_at(path: Path, root: zarr.Group) -> str | None:
+    for name in ("obs", "var"):
+        _check_links(path / name)
+    return other_format_of(root)
+
+
 def anndata_groups(location: Location) -> list[Location]:
     """Return the AnnData groups of a store, in the order of their numbers.
 
@@ -141,7 +147,7 @@ def anndata_groups(location: Location) -> list[Location]:
             if path is not None and (path / _UNFINISHED).is_dir():
                 msg = f"{location}: is unfinished; run the same `cellfeed preshuffle` again"
                 raise FormatError(msg)
-            other = None if path is None else other_format_of(root)
+            other = None if path is None else _other_format_at(path, root)
             msg = other or (
                 "a zarr group, but neither AnnData (it has no `obs` or no `var`) nor a shuffled "
                 "collection; give a store that anndata, annbatch or `cellfeed preshuffle` wrote"
