@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import weakref
@@ -64,6 +65,10 @@ class LocalH5File(H5File, ByteStore):
 
     def _open_file(self) -> h5py.File:
         file = _open(self.location, self._absolute)
+        if _OpenedFile.is_of_earlier(file):
+            file.close()
+            gc.collect()  # an error of Python 3.12 may keep a collection until then
+            file = _open(self.location, self._absolute)
         found = _state_of(file)
         _OpenedFile.check(file, found, self.location)
         self._opened_as = lasting_identity([("", found)])
@@ -227,19 +232,25 @@ class _OpenedFile:
         FormatError
             It has.
         """
-        own, same = cls(file, found), cls._all.setdefault(_inode_of(found), [])
+        if cls.is_of_earlier(file):
+            msg = (
+                f"{shown}: was written to while this process has it open, and HDF5 still has its "
+                "earlier contents; delete all collections and datasets of it, or restart Python, "
+                "and open it again"
+            )
+            raise FormatError(msg)
+        cls._all.setdefault(_inode_of(found), []).append(cls(file, found))
+
+    @classmethod
+    def is_of_earlier(cls, file: h5py.File) -> bool:
+        """Return whether a handle is of a file that has changed since another was opened."""
+        found = _state_of(file)
+        same = cls._all.get(_inode_of(found), [])
         for each in list(same):
             if not each._file():  # noqa: SLF001 - it is gone, or closed
                 with contextlib.suppress(ValueError):  # another thread has removed it
                     same.remove(each)
-            elif each._identity != own._identity:  # noqa: SLF001
-                msg = (
-                    f"{shown}: was written to while this process has it open, and HDF5 still has "
-                    "its earlier contents; delete all collections and datasets of it, or restart "
-                    "Python, and open it again"
-                )
-                raise FormatError(msg)
-        same.append(own)
+        return any(each._identity != identity(found) for each in list(same))  # noqa: SLF001
 
 
 _MOST_VIRTUAL = 8  # virtual datasets of virtual datasets
