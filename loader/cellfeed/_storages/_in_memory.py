@@ -245,7 +245,8 @@ def _fingerprint(adata: Any) -> str:
 
 
 def _is_array(matrix: Any) -> bool:
-    return isinstance(matrix, np.ndarray) and matrix.dtype.kind in "biuf"
+    is_masked = isinstance(matrix, np.ma.MaskedArray)
+    return isinstance(matrix, np.ndarray) and not is_masked and matrix.dtype.kind in "biuf"
 
 
 def _spread(n_rows: int, most: int) -> NDArray[np.int64]:

@@ -115,6 +115,9 @@ def test_what_an_object_lacks(adata):
     adata.obsm["frame"] = pd.DataFrame({"a": range(30)}, index=adata.obs_names)
     with pytest.raises(FormatError, match="`obsm/frame` is a DataFrame, not a matrix of numbers"):
         open_collection(adata, elements=["obsm/frame"])
+    adata.obsm["masked"] = np.ma.array(np.ones((30, 2)), mask=True)
+    with pytest.raises(FormatError, match="`obsm/masked` is a MaskedArray, not a matrix"):
+        open_collection(adata, elements=["obsm/masked"])
     with pytest.raises(ParameterError, match="a view of an AnnCollection cannot be opened"):
         open_collection(AnnCollection([adata])[:4])
     with pytest.raises(ParameterError, match="`int` cannot be opened; give paths"):
