@@ -69,8 +69,15 @@ class LocalH5File(H5File, ByteStore):
             file.close()
             gc.collect()  # an error of Python 3.12 may keep a collection until then
             file = _open(self.location, self._absolute)
+            if _OpenedFile.is_of_earlier(file):
+                msg = (
+                    f"{self.location}: was written to while this process has it open, and HDF5 "
+                    "still has its earlier contents; delete all collections and datasets of it, "
+                    "or restart Python, and open it again"
+                )
+                raise FormatError(msg)
         found = _state_of(file)
-        _OpenedFile.check(file, found, self.location)
+        _OpenedFile.add(file, found)
         self._opened_as = lasting_identity([("", found)])
         self._watched.see(self._absolute, found, self.location)
         return file
@@ -224,21 +231,8 @@ class _OpenedFile:
         self._file, self._identity = weakref.ref(file), identity(found)
 
     @classmethod
-    def check(cls, file: h5py.File, found: os.stat_result, shown: Location) -> None:
-        """Check that a file has not changed since it was opened by any handle that is open.
-
-        Raises
-        ------
-        FormatError
-            It has.
-        """
-        if cls.is_of_earlier(file):
-            msg = (
-                f"{shown}: was written to while this process has it open, and HDF5 still has its "
-                "earlier contents; delete all collections and datasets of it, or restart Python, "
-                "and open it again"
-            )
-            raise FormatError(msg)
+    def add(cls, file: h5py.File, found: os.stat_result) -> None:
+        """Record the state of a file that is open now."""
         cls._all.setdefault(_inode_of(found), []).append(cls(file, found))
 
     @classmethod
