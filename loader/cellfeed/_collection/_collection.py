@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,6 +136,11 @@ class Collection:
         same.
     join_obs, obs_names
         See `open_collection`.
+
+    Raises
+    ------
+    ParameterError
+        ``sources`` are none.
     """
 
     def __init__(
@@ -146,7 +152,11 @@ class Collection:
         join_obs: JoinObs = "same",
         obs_names: bool = False,
     ) -> None:
-        self._sources = tuple(sources)
+        given: Any = sources
+        self._sources: tuple[Source, ...] = tuple(given) if isinstance(given, Sequence) else ()
+        if not self._sources or not all(isinstance(each, Source) for each in self._sources):
+            msg = f"`sources` must be a list of sources, but got {reprlib.repr(sources)}"
+            raise ParameterError(f"{msg}; `open_collection(paths)` opens files")
         self._delivers_obs_names = obs_names
         self._elements = join_elements(self._sources, genes or Genes())
         self._stored = {

@@ -298,12 +298,11 @@ class RanksCompared:
     """
 
     _numbers = itertools.count()
-    # What this rank trained in last, of all datasets, and in which group: dataset and beginning.
+    # Of all datasets, in one group: what this rank trained in last, as dataset and beginning, and
+    # when it began those over which others may not iterate, by number.
     _trained: ClassVar[deque[tuple[int, Beginning]]] = deque(maxlen=_N_BEGINNINGS)
-    _group_of_trained: ClassVar[Any] = None
-    # Datasets over which others may not iterate, in which group: when this rank began, by number.
     _own: ClassVar[dict[int, int]] = {}
-    _group_of_own: ClassVar[Any] = None
+    _group_of_all: ClassVar[Any] = None
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -396,6 +395,10 @@ class RanksCompared:
         """
         if self.group is not self._group:
             self._group, self._begun, self._published = self.group, {}, set()
+        if RanksCompared._group_of_all is not self._group:
+            RanksCompared._group_of_all = self._group
+            self._trained.clear()
+            self._own.clear()
         self._warn_of_own(beginning.clock)
         interval = self._begun.setdefault(beginning.clock, _Interval())
         if beginning not in interval.begun:
@@ -409,9 +412,6 @@ class RanksCompared:
 
     def _warn_of_own(self, clock: int) -> None:
         own = self._own
-        if RanksCompared._group_of_own is not self._group:
-            RanksCompared._group_of_own = self._group
-            own.clear()
         store, rank, n_ranks = _store(), dist.get_rank(), dist.get_world_size()
         ended = [each for each, before in own.items() if before < clock and each != self._number]
         for number in ended:
@@ -518,9 +518,6 @@ class RanksCompared:
                     self._refuse(beginning, other, next(iter(its.values())), is_other=True)
 
     def _publish_trained(self, beginning: Beginning) -> None:
-        if RanksCompared._group_of_trained is not self._group:
-            RanksCompared._group_of_trained = self._group
-            self._trained.clear()
         self._trained.append((self._number or 0, beginning))
         with contextlib.suppress(RuntimeError):  # see `compare`
             _store().set(f"cellfeed/trained/{dist.get_rank()}", json.dumps([*self._trained]))

@@ -156,6 +156,8 @@ def storage_of(location: Location) -> Storage:
         msg = f"{location.shown}: no storage opens {location.scheme}://"
         if location.scheme == "tiledb":
             raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
+        if location.scheme == "file":
+            raise PathError(f"{msg}; give its path")
         raise PathError(f"{msg}; known are {known}; install the package that adds it")
     if location.text.endswith(_PACKED):
         raise FormatError(f"{location}: a compressed file or an archive; unpack it first")

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from tests.loader.storages.arriving import Arriving, Rows
 from tests.warm import python as warm
 
-from cellfeed import FormatError, PathError, open_collection
+from cellfeed import Collection, FormatError, ParameterError, PathError, open_collection
 from cellfeed.sources import Location, Storage, register
 
 MATRIX = sp.csr_array(np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -86,6 +86,21 @@ def test_what_nothing_opens(tmp_path, kind):
     assert "AnnData (.h5ad, .h5mu, .zarr, " in said
     assert "test URLs (test-url://)" in said
     assert "\n" not in said
+
+
+def test_a_url_of_a_local_file():
+    with pytest.raises(
+        PathError, match=r"^file:///a\.h5ad: no storage opens file://; give its path$"
+    ):
+        open_collection("file:///a.h5ad")
+
+
+@pytest.mark.parametrize("given", ["a.h5ad", ["a.h5ad"], [], np.eye(3)])
+def test_a_collection_of_no_sources(given):
+    with pytest.raises(
+        ParameterError, match=r"must be a list of sources.*`open_collection\(paths\)`"
+    ):
+        Collection(given)
 
 
 def test_an_element_that_is_not_there():
