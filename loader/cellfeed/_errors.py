@@ -87,7 +87,7 @@ def require_positive(name: str, value: Any) -> int:
 
 
 def require_list(name: str, of: str, value: Any) -> None:
-    """Check that a parameter is a list, and no text.
+    """Check that a parameter is a list, no text, and no set, whose order differs by process.
 
     Raises
     ------
@@ -100,6 +100,9 @@ def require_list(name: str, of: str, value: Any) -> None:
     if not isinstance(value, Iterable):
         msg = f"`{name}` must be a list of {of}, but got {value!r}"
         raise ParameterError(msg)
+    if isinstance(value, set | frozenset):
+        msg = f"`{name}` must be a list of {of}, but got a set, which has no order"
+        raise ParameterError(f"{msg}; give a sorted list")
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

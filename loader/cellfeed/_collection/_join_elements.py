@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location, threads_until_left
 from cellfeed._bytes._remote import outside_lock
 from cellfeed._bytes._tables import save_records
-from cellfeed._errors import FormatError, MismatchError, ParameterError
+from cellfeed._errors import FormatError, MismatchError, ParameterError, require_list
 from cellfeed._fetch import prefetched
 from cellfeed._lazy import pd
 from cellfeed._rows import ColumnMap, ColumnNames, Element, column_maps
@@ -111,6 +111,7 @@ class Genes:
                     f"write [{names!r}] for one gene, or adata.var[{names!r}] for such a column"
                 )
                 raise ParameterError(msg)
+            require_list("genes", "names or booleans", names)
         self.join_vars, self.of_first = join_vars, of_first
         self.mask: NDArray[np.bool_] | None = None
         if names is not None and np.asarray(names).dtype == bool:

@@ -25,7 +25,14 @@ from cellfeed._collection import Collection, open_collection, require_named
 from cellfeed._convert._preshuffle._job import InputFile
 from cellfeed._convert._preshuffle._tables import ObsTable
 from cellfeed._decode._packed import pack_row
-from cellfeed._errors import DeliveryError, FormatError, ParameterError, one_line, require_positive
+from cellfeed._errors import (
+    DeliveryError,
+    FormatError,
+    ParameterError,
+    one_line,
+    require_list,
+    require_positive,
+)
 from cellfeed._rows import Cells
 from cellfeed._storages import AnnDataObjectSource, Source
 from cellfeed._storages._postgres._database import (
@@ -163,6 +170,8 @@ def describe_job(
         raise ParameterError(msg)
     files = tuple(map(InputFile.of, collection.locations))
     there = list(dict.fromkeys(name for each in collection.sources for name in each.obs_names()))
+    if obs is not None:
+        require_list("obs", "columns", obs)
     chosen = there if obs is None else list(dict.fromkeys(obs))
     for name in chosen:
         if name not in there:

@@ -19,7 +19,13 @@ from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed._dataset._parameters import AnyDtype, AnyTransform
 from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
-from cellfeed._dataset._state import ResumableDataset, as_json, data_identity, strategy_identity
+from cellfeed._dataset._state import (
+    ResumableDataset,
+    as_json,
+    data_identity,
+    read_identity,
+    strategy_identity,
+)
 from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._workers import pool_of_minibatches
 from cellfeed._decode import Counter, Verify, check_verify
@@ -541,7 +547,8 @@ class CellDataset(ResumableDataset):
         self._seed.agree(world_size, self._compared)
         self._seed.use(world_size)
         if self._compared.is_due:
-            self._compared.compare(self._identity() | {"run": {"world_size": world_size}})
+            run = {"world_size": world_size} | read_identity(self.collection, self.dtype)
+            self._compared.compare(self._identity() | {"run": run})
 
     def _seed_values(self) -> int:
         return self.seed

@@ -68,6 +68,9 @@ class Claim(NamedTuple):
     resumes: bool = False
 
 
+_FIRST = Claim(0)
+
+
 class Ticket(NamedTuple):
     """Identifies an iteration by worker processes.
 
@@ -138,13 +141,18 @@ class EpochCounter:
     It survives fork and spawn, keeps counting with persistent workers, and can be pickled (a
     pickled copy starts its own count at the next epoch). The memory is an unnamed file, which is
     freed with the last process, however that ends.
+
+    Parameters
+    ----------
+    upcoming
+        The claim of the first iteration.
     """
 
     _owner: int | None  # the process in whose memory it counts, if that is known
 
-    def __init__(self) -> None:
+    def __init__(self, upcoming: Claim = _FIRST) -> None:
         self._n_iterations = 0  # of this process, if it is a worker
-        self._create(Claim(0))
+        self._create(upcoming)
         with _lock:
             _counters[:] = [each for each in _counters if each() is not None]
             _counters.append(weakref.ref(self))
@@ -276,10 +284,8 @@ class EpochCounter:
             return {"descriptor": DupFd(self._descriptor), "start": _starts.of(popen)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-        if "next" in state:
-            self.set_next(state["next"])
-        else:
+        self.__init__(state.get("next", _FIRST))  # type: ignore[misc]
+        if "descriptor" in state:
             self._open(state["descriptor"].detach())
             _Starts.own = state["start"]
 

@@ -508,13 +508,15 @@ class RanksCompared:
 
         Datasets have other numbers, and other seeds, after one that only some of the ranks made.
         """
-        store, rank = _store(), dist.get_rank()
+        store, rank, mine = _store(), dist.get_rank(), [*self._trained]
         with contextlib.suppress(RuntimeError):  # see `compare`
             for other in set(range(dist.get_world_size())) - {rank}:
                 key = f"cellfeed/trained/{other}"
                 trained = json.loads(store.get(key)) if store.check([key]) else []
                 its = {n: Beginning(*each) for n, each in trained if each[0] == beginning.clock}
-                if its and self._number not in its and beginning not in its.values():
+                # If this rank trained there too, it began this one by itself, as is said elsewhere.
+                is_mine = all(each in mine for each in its.items())
+                if not is_mine and self._number not in its and beginning not in its.values():
                     self._refuse(beginning, other, next(iter(its.values())), is_other=True)
 
     def _publish_trained(self, beginning: Beginning) -> None:
@@ -569,7 +571,7 @@ def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str
         or "their parameters differ"
     )
     return (
-        f"ranks read different data, and would wait for each other forever: {differing}; "
+        f"ranks read different data, or read them differently: {differing}; "
         "give all ranks the same files and parameters, and rank=0, world_size=1 to a dataset that "
         "one rank makes by itself"
     )

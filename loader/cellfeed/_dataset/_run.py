@@ -5,6 +5,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias
 
 from cellfeed._dataset._epochs import Claim, EpochCounter, Ticket
@@ -434,27 +435,36 @@ class Run:
             self._to_compare = counted
 
     def _count_trained(self) -> None:
-        """Make the next iteration the one after those that count.
+        """Make the next iteration the one after those that count."""
+        if self._counter.next != self._next:  # workers of another DataLoader began epochs
+            self._set_next(self._counter.next)
+        self._trained, self._untrained = self._decide()
+        upcoming = self._upcoming(self._trained)
+        if upcoming != self._next:
+            self._counter.set_next(upcoming)
+            self._next = upcoming
+
+    def _decide(self) -> tuple[int | None, list[Counted]]:
+        """Return which epoch was trained last, and the iterations that may still be trained."""
+        trained, undecided = self._trained, list[Counted]()
+        clocks = {each.begun.clock for each in self._untrained if each.begun and each.is_trained}
+        for each in self._untrained:
+            is_beside = each.begun is not None and each.begun.clock in clocks
+            if each.is_trained or (not is_beside and self._was_trained(each)):
+                trained = max(each.epoch, trained or 0)
+            elif not each.is_closed:  # it may still be
+                undecided.append(each)
+        return trained, undecided
+
+    def _upcoming(self, trained: int | None) -> Claim:
+        """Return the claim after the iterations that count.
 
         Among ranks, these are the ones in which they trained; otherwise all that began, except for
         a resumed one that delivered nothing.
         """
-        if self._counter.next != self._next:  # workers of another DataLoader began epochs
-            self._set_next(self._counter.next)
-        untrained, self._untrained = self._untrained, []
-        clocks = {each.begun.clock for each in untrained if each.begun and each.is_trained}
-        for each in untrained:
-            is_beside = each.begun is not None and each.begun.clock in clocks
-            if each.is_trained or (not is_beside and self._was_trained(each)):
-                self._trained = max(each.epoch, self._trained or 0)
-            elif not each.is_closed:  # it may still be
-                self._untrained.append(each)
-        upcoming = self._resumed_untouched
         if self._compared.clock is not None:
-            upcoming = self._first if self._trained is None else Claim(self._trained + 1)
-        if upcoming is not None:
-            self._counter.set_next(upcoming)
-            self._next = upcoming
+            return self._first if trained is None else Claim(trained + 1)
+        return self._resumed_untouched or self._counter.next
 
     def _was_trained(self, counted: Counted) -> bool:
         """Return whether an iteration counts: ranks trained in it, not one of them alone."""
@@ -470,7 +480,16 @@ class Run:
         self._trained, self._untrained = None, []
 
     def __getstate__(self) -> dict[str, Any]:
+        counter, upcoming = self._counter, self._counter.next
+        if upcoming == self._next:
+            upcoming = self._upcoming(self._decide()[0])
+        if get_spawning_popen() is None:
+            counter = EpochCounter(upcoming)
         return self.__dict__ | {
+            "_counter": counter,
+            "_next": counter.next,
+            "_first": upcoming,
+            "_trained": None,
             "_latest": None,
             "_to_compare": None,
             "_untrained": [],

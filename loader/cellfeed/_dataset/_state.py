@@ -35,11 +35,13 @@ from cellfeed._dataset._trainers import (
 from cellfeed._decode import Counters
 from cellfeed._errors import CellfeedError, ParameterError, StateError, require_integer
 from cellfeed._lazy import pd
+from cellfeed._rows import Dtypes, dtypes_of
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.sampling import ABSENT_BY_DEFAULT, Progress, SamplingStrategy
 
 _FORMAT, _VERSION = "cellfeed state", 1
 _CONTENTS = "contents"  # of data: a digest of selections and versions, if there are any
+_MOST_PROCESSES = 1 << 20
 _MOST_SHOWN = 80  # characters of what is no state
 _REMEDY = {
     "data": "resume with the files, query or object that it was saved with",
@@ -91,12 +93,12 @@ def position_of(state: Any, identity: Mapping[str, Any]) -> Position:
             shown = f"{shown[:_MOST_SHOWN]}..."
         msg = f"the state must be a result of `state_dict`, but got {shown}"
         raise StateError(f"{msg}; load the saved state")
-    if isinstance(state.get("version"), int) and state["version"] > _VERSION:
-        msg = (
-            f"the state has version {state['version']}, but this cellfeed knows up to {_VERSION}; "
-            "update cellfeed"
-        )
-        raise StateError(msg)
+    version = state.get("version")
+    if isinstance(version, int) and version > _VERSION:
+        msg = f"the state has version {version}, but this cellfeed knows up to {_VERSION}"
+        raise StateError(f"{msg}; update cellfeed")
+    if version != _VERSION:
+        raise StateError(f"the state is damaged: it has {version=}; load an earlier one")
     content = {name: value for name, value in state.items() if name != "checksum"}
     if state.get("checksum") != _checksum(content):
         msg = "the state is damaged: its checksum does not match; load an earlier one"
@@ -141,6 +143,19 @@ def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
     if any(selection or version for selection, version in contents):
         data[_CONTENTS] = hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
     return data
+
+
+def read_identity(collection: Any, dtype: Dtypes) -> dict[str, Any]:
+    """Return an identifier of what is read of the data, in which ranks must not differ."""
+    if not isinstance(collection, Collection):
+        return {}
+    elements = collection.elements
+    return {
+        "elements": [*elements],
+        "dtype": [str(each) for each in dtypes_of(elements, dtype).values()],
+        # Without maps, they are the genes of the files, in their order.
+        "genes": [each.column_maps and _hashed(each.column_names) for each in elements.values()],
+    }
 
 
 def strategy_identity(strategy: SamplingStrategy) -> dict[str, Any]:
@@ -210,6 +225,8 @@ def _require_same(name: str, there: Any, here: Any) -> None:
 
 def _read(written: Any) -> Progress:
     world_size, num_workers, n_minibatches = written
+    if max(world_size, num_workers) > _MOST_PROCESSES:
+        raise ValueError(f"it has {world_size=}, {num_workers=}")
     return Progress(world_size=world_size, num_workers=num_workers, n_minibatches=n_minibatches)
 
 

@@ -21,6 +21,7 @@ from cellfeed._errors import (
     ParameterError,
     PathError,
     require_integer,
+    require_list,
     require_positive,
 )
 from cellfeed._lazy import pd
@@ -671,6 +672,7 @@ def _names(
 ) -> NDArray[np.object_] | None:
     if names is None:
         return None if ids is None else ids.astype(str).astype(object)
+    require_list("var_names", "names", names)
     if len(names) != n_vars:
         msg = f"`var_names` must name {n_vars} genes, but got {len(names)} names"
         raise ParameterError(msg)

@@ -19,7 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed import sampling
 from cellfeed._collection import Collection, open_collection
 from cellfeed._dataset import CellDataset, Statistics
-from cellfeed._errors import ColumnError, FormatError, ParameterError, PathError, StateError
+from cellfeed._errors import (
+    ColumnError,
+    FormatError,
+    ParameterError,
+    PathError,
+    StateError,
+    require_list,
+)
 from cellfeed._lazy import ad, pd, sp
 from cellfeed._rows import CategoricalColumn
 from cellfeed._torch import torch
@@ -158,8 +165,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             "labels_key": labels_key,
             "unlabeled_category": unlabeled_category,
             "size_factor_key": size_factor_key,
-            "categorical_covariate_keys": _listed(categorical_covariate_keys),
-            "continuous_covariate_keys": _listed(continuous_covariate_keys),
+            "categorical_covariate_keys": _listed(
+                "categorical_covariate_keys", categorical_covariate_keys
+            ),
+            "continuous_covariate_keys": _listed(
+                "continuous_covariate_keys", continuous_covariate_keys
+            ),
             "sample_key": sample_key,
         }
         setup = {name: value for name, value in setup.items() if value is not None}
@@ -834,10 +845,9 @@ def _import_scvi() -> Any:
     return scvi
 
 
-def _listed(names: Sequence[str] | None) -> list[str] | None:
-    if isinstance(names, str):
-        msg = f"keys of covariates must be a list of names, but got {names!r}; write [{names!r}]"
-        raise ParameterError(msg)
+def _listed(parameter: str, names: Sequence[str] | None) -> list[str] | None:
+    if names is not None:
+        require_list(parameter, "names", names)
     return [*names] if names else None
 
 

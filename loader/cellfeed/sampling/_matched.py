@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_positive
+from cellfeed._errors import ParameterError, require_list, require_positive
 from cellfeed.sampling._base import (
     ABSENT_BY_DEFAULT,
     MatchedOrder,
@@ -166,6 +166,8 @@ class MatchedControls(WithOthers):
     def __post_init__(self) -> None:
         """Check the parameters; find the pools, unless columns are still to be read."""
         self._check()
+        if not isinstance(self.within, str):
+            require_list("within", "columns", self.within)
         within = (self.within,) if isinstance(self.within, str) else tuple(self.within)
         self._set(
             treatment=_as_array(self.treatment),

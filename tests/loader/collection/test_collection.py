@@ -2,6 +2,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -417,6 +418,11 @@ class TestPaths:
         ):
             open_collection(kind(folder.glob("*.h5ad")))
 
+    @pytest.mark.parametrize("name", ["obs", "elements", "genes"])
+    def test_names_without_an_order(self, folder, name):
+        with pytest.raises(ParameterError, match=rf"^`{name}` must be a list of .*; give a sorted"):
+            open_collection(folder, **{name: cast("Any", {"X"})})
+
     @pytest.mark.parametrize("name", ["obs", "elements", "storage_options"])
     def test_a_number_in_place_of_a_list(self, folder, name):
         with pytest.raises(ParameterError, match=rf"^`{name}` must be a (list of|dict).*, but got"):
@@ -451,8 +457,10 @@ def sum_of_rows(collection, connection) -> None:
 
 
 class TestProcesses:
-    def test_a_pickle_has_no_open_file_and_reads_again(self, plates, in_memory):
-        collection = open_collection(plates, obs=["plate"])
+    def test_a_pickle_has_no_open_file_and_reads_again(self, plates, in_memory, tmp_path):
+        # Of files that have no record yet, from which they would be opened.
+        paths = [Path(shutil.copy(path, tmp_path)) for path in plates]
+        collection = open_collection(paths, obs=["plate"])
         before = pickle.dumps(collection)
         collection[:]
         after = pickle.dumps(collection)

@@ -1,6 +1,6 @@
 """Stores whose cells lie together by group."""
 
-from typing import Any
+from typing import Any, cast
 
 import anndata as ad
 import numpy as np
@@ -94,6 +94,12 @@ def test_refused(path, tmp_path):
         preshuffle(path, out, group_by="drug", in_order=True)
     with pytest.raises(ParameterError, match="`group_by` is empty"):
         preshuffle(path, out, group_by=[])
+    with pytest.raises(
+        ParameterError, match=r"`group_by` must be a list .* set, which has no order"
+    ):
+        preshuffle(path, out, group_by=cast("Any", {"drug"}))
+    with pytest.raises(ParameterError, match=r"`paths` must be a list .* set, which has no order"):
+        preshuffle({path}, out)
     assert not out.exists()
 
 

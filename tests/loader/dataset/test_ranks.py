@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,7 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
                     for seed in (None, 0)
                 )
                 dataset.set_epoch(5)
+                [*other]  # epoch 0
                 multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
                 context = multiprocessing.get_context(sys.argv[1])
                 answers = context.Queue()
@@ -362,7 +364,15 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
         *(script, method, f"file://{tmp_path}/meet"),
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
     )
-    assert_is_divided(json.loads(printed.splitlines()[-1]))
+    found = json.loads(printed.splitlines()[-1])
+    assert_is_divided(found)
+    for rank in range(2):
+        alike = CellDataset(
+            np.arange(101), BlockShuffling(4), 8, 2, seed=0, rank=rank, world_size=2
+        )
+        for epoch, minibatches in zip((1, 2), found[rank][3:], strict=True):
+            alike.set_epoch(epoch)
+            assert sorted(chain(*minibatches)) == sorted(np.concatenate([*alike]).tolist())
 
 
 def test_a_rank_that_reads_something_else_is_reported(tmp_path):
@@ -370,11 +380,28 @@ def test_a_rank_that_reads_something_else_is_reported(tmp_path):
     found = run_ranks(
         tmp_path,
         """
+        import anndata
+        import pandas as pd
+        from cellfeed import open_collection
         join()
         warnings.filterwarnings("ignore", message="only rank")  # as the other is refused
         other = CellDataset(np.arange(101 - rank), BlockShuffling(4), 8, 2, seed=0)
         sizes = CellDataset(np.arange(101), BlockShuffling(4 + rank), 8, 2, seed=0)
-        for name, dataset in {"other": other, "sizes": sizes, "same": make()}.items():
+        names = [f"g{k}" for k in range(6)]
+        adata = anndata.AnnData(np.ones((9, 6)), var=pd.DataFrame(index=names))
+        adata.layers["counts"] = adata.X
+        datasets = {"other": other, "sizes": sizes, "same": make()}
+        for name, options in {
+            "genes": {"genes": names[:2][:: 1 - 2 * rank]},
+            "elements": {"elements": [["X"], ["layers/counts"]][rank]},
+            "same genes": {"genes": names[:2]},
+        }.items():
+            collection = open_collection(adata, **options)
+            datasets[name] = CellDataset(collection, BlockShuffling(2), 2, seed=0)
+        collection = open_collection(adata)
+        dtype = ["float32", "float64"][rank]
+        datasets["dtype"] = CellDataset(collection, BlockShuffling(2), 2, seed=0, dtype=dtype)
+        for name, dataset in datasets.items():
             if rank == 1:
                 dist.barrier()
             found[name] = refusal(lambda: list(dataset))
@@ -382,10 +409,14 @@ def test_a_rank_that_reads_something_else_is_reported(tmp_path):
                 dist.barrier()
         """,
     )
-    assert found[0] == {"other": None, "sizes": None, "same": None}
+    assert set(found[0].values()) == {None}
     assert "n_rows=100 on rank 1, n_rows=101 on rank 0" in found[1]["other"]
     assert "block_size=5 on rank 1, block_size=4 on rank 0" in found[1]["sizes"]
-    assert found[1]["same"] is None
+    for name in ("genes", "elements", "dtype"):
+        assert found[1][name].startswith(
+            f"ranks read different data, or read them differently: {name}=["
+        )
+    assert found[1]["same"] is found[1]["same genes"] is None
 
 
 def test_ranks_of_lightning(tmp_path):

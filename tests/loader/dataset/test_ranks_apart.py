@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 N_ROWS, N_EPOCHS = 101, 3
 
 _TRAINING = """
-        import time
+        import pickle, time
         from cellfeed import InterleavedDatasets
 
         def new(kind, **options):
@@ -27,6 +27,15 @@ _TRAINING = """
                 iterator = iter(loader)
                 for _ in range(n):
                     next(iterator)
+
+        def ordered(loader, *, in_step):
+            minibatches = []
+            for minibatch in loader:
+                minibatches.append(np.asarray(minibatch).tolist())
+                if in_step:
+                    dist.all_reduce(torch.ones(1))
+            dist.barrier()
+            return minibatches
 
         def train(loader, *, in_step, looks={}, break_at=None):
             # What each epoch delivered on all ranks, or what this rank says.
@@ -74,6 +83,14 @@ def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
             found[f"barrier {{kind}} {{in_step}}"] = train(waiting, in_step=in_step)
             between, looks = new(kind, seed=0), {{1: (1,), 2: (0,)}}
             found[f"between {{kind}} {{in_step}}"] = train(between, in_step=in_step, looks=looks)
+            for copied in (0, 1):
+                loader, minibatches = new(kind, seed=0), []
+                for looking in ((), (0,), (0, 1)):
+                    look(loader, *looking)
+                    if copied:
+                        loader = pickle.loads(pickle.dumps(loader))
+                    minibatches.append(ordered(loader, in_step=in_step))
+                found[f"copied {{copied}} {{kind}} {{in_step}}"] = minibatches
         broken = new("plain", seed=0)
         look(broken, 0)
         found["broken"] = train(broken, in_step=True, break_at=2)
@@ -89,6 +106,15 @@ def test_a_rank_that_looks_at_minibatches_leaves_epochs_whole(looked, when, in_s
     for rank in looked:
         epochs = rank[f"{when} {kind} {in_step}"]
         assert [sum(times > 0 for times in seen) for seen in epochs] == [n] * N_EPOCHS
+
+
+@pytest.mark.parametrize("kind", ["plain", "workers", "interleaved"])
+@pytest.mark.parametrize("in_step", [0, 1])
+def test_a_copy_goes_on_where_the_original_would(looked, in_step, kind):
+    for rank in looked:
+        first, second, third = rank[f"copied 1 {kind} {in_step}"]
+        assert [first, second, third] == rank[f"copied 0 {kind} {in_step}"]
+        assert first != second != third != first
 
 
 def test_epochs_that_all_ranks_break_off_are_different_ones(looked):
@@ -207,6 +233,32 @@ def test_a_rank_that_alone_validates_is_told_that_it_gets_a_share(tmp_path):
     )
     assert found[0] == {"whole": [], "all": [], "share": [said, said]}
     assert found[1] == {"whole": [], "all": [], "share": []}
+
+
+def test_a_rank_that_validated_alone_once_is_told_of_its_epoch(tmp_path):
+    """Not that it trains on another dataset, though nobody gave a seed."""
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        warnings.filterwarnings("ignore", message="only rank")
+        dist.init_process_group("gloo")
+        training, validation = new("plain"), new("plain")
+        if rank == 0:
+            list(validation)
+        found["trained"], found["validated"] = [], []
+        for _ in range(2):
+            found["trained"].append(train(training, in_step=True))
+            found["validated"].append(refusal(list, validation))
+            dist.barrier()
+        """,
+    )
+    for rank in found:
+        for epochs in rank["trained"]:
+            assert [sum(times > 0 for times in seen) for seen in epochs] == [N_ROWS] * N_EPOCHS
+        first, second = rank["validated"]
+        assert first is None
+        assert second.startswith("ranks are in different epochs, so that cells are missing: rank")
 
 
 def test_no_rank_waits_for_one_that_does_not_come(tmp_path):

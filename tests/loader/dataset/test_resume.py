@@ -247,6 +247,10 @@ class TestState:
             {"epoch": 0.5},
             {"worker": 1},
             {"worker": "a"},
+            {"progress": [1, 2**63, 1]},
+            {"after": [[2**63, 1, 1]]},
+            {"version": None},
+            {"version": "1"},
         ],
         ids=str,
     )

@@ -700,7 +700,12 @@ MISTAKES = [
     (
         {"categorical_covariate_keys": "donor"},
         ParameterError,
-        r"must be a list of names, but got 'donor'; write \['donor'\]",
+        r"`categorical_covariate_keys` must be a list .* got the text 'donor'; write \['donor'\]",
+    ),
+    (
+        {"continuous_covariate_keys": {"age", "score"}},
+        ParameterError,
+        "`continuous_covariate_keys` must be a list of names, but got a set, which has no order",
     ),
 ]
 

@@ -258,6 +258,7 @@ PLATE: Any = ["p", "p", "p", "q", "q", None]
             "^4 treated cells have fewer than k=2 .*replace=True",
         ),
         ({"within": [PLATE[:3]]}, "`within` must have one value for each of 6 cells, but got 3"),
+        ({"within": {"plate", "line"}}, "`within` must be a list .* set, which has no order"),
         ({"control": ["none", "a", "b"]}, "none of the cells that are visited is treated"),
         ({"k": 0}, "`k >= 1`"),
         ({"redraw": "always"}, "`redraw` must be one of"),

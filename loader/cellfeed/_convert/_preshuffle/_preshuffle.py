@@ -33,7 +33,7 @@ from cellfeed._convert._preshuffle._part import (
 )
 from cellfeed._convert._preshuffle._tables import CellTable, provenance_of
 from cellfeed._decode import expect_numcodecs
-from cellfeed._errors import FormatError, ParameterError
+from cellfeed._errors import FormatError, ParameterError, require_list
 from cellfeed._runs import merge_consecutive
 
 # Checking the result: every cell once, the numbers of elements, and a sample of values.
@@ -599,6 +599,8 @@ def _selected(collection: Collection, where: str | None, rows: Any) -> NDArray[n
 def _group_columns(group_by: str | Sequence[str] | None, *, in_order: bool) -> tuple[str, ...]:
     if group_by is None:
         return ()
+    if not isinstance(group_by, str):
+        require_list("group_by", "columns", group_by)
     columns = (group_by,) if isinstance(group_by, str) else tuple(group_by)
     if in_order or not columns:
         what = "cannot be combined with `in_order`" if in_order else "is empty"
@@ -608,6 +610,8 @@ def _group_columns(group_by: str | Sequence[str] | None, *, in_order: bool) -> t
 
 def _listed(paths: Any) -> list[PathLike]:
     is_several = isinstance(paths, Iterable) and not isinstance(paths, str | os.PathLike)
+    if is_several:
+        require_list("paths", "paths", paths)
     given = list(paths) if is_several else [paths]
     for each in given:
         if not isinstance(each, str | os.PathLike):
