@@ -287,9 +287,9 @@ class RanksCompared:
 
     No rank waits: each publishes what it reads and where its iterations begin, and looks at what
     others have published by then. Datasets are identified by the order in which they are made,
-    which is the same on all ranks. Iterations belong together if they began between the same two
-    collectives, which torch.distributed counts: all ranks begin the same collectives, so whatever
-    they did before the last of them is known to all.
+    which is the same on all ranks, and copies by those of the same dataset. Iterations belong
+    together if they began between the same two collectives, which torch.distributed counts: all
+    ranks begin the same collectives, so whatever they did before the last of them is known to all.
 
     Parameters
     ----------
@@ -300,13 +300,14 @@ class RanksCompared:
     _numbers = itertools.count()
     # Of all datasets, in one group: what this rank trained in last, as dataset and beginning, and
     # when it began those over which others may not iterate, by number.
-    _trained: ClassVar[deque[tuple[int, Beginning]]] = deque(maxlen=_N_BEGINNINGS)
-    _own: ClassVar[dict[int, int]] = {}
+    _trained: ClassVar[deque[tuple[str, Beginning]]] = deque(maxlen=_N_BEGINNINGS)
+    _own: ClassVar[dict[str, int]] = {}
     _group_of_all: ClassVar[Any] = None
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._number = next(self._numbers) if ranks.may_be_several else None
+        self._number = str(next(self._numbers)) if ranks.may_be_several else None
+        self._n_copies = 0
         self._has_compared = False
         self._begun: dict[int, _Interval] = {}  # by clock
         self._published: set[int] = set()  # ranks that have published where they began
@@ -520,7 +521,7 @@ class RanksCompared:
                     self._refuse(beginning, other, next(iter(its.values())), is_other=True)
 
     def _publish_trained(self, beginning: Beginning) -> None:
-        self._trained.append((self._number or 0, beginning))
+        self._trained.append((self._number or "", beginning))
         with contextlib.suppress(RuntimeError):  # see `compare`
             _store().set(f"cellfeed/trained/{dist.get_rank()}", json.dumps([*self._trained]))
 
@@ -556,7 +557,17 @@ class RanksCompared:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_begun": {}, "_published": set(), "_group": None}
+        number = self._number
+        if number is not None and get_spawning_popen() is None:
+            self._n_copies += 1
+            number = f"{number}.{self._n_copies}"
+        return self.__dict__ | {
+            "_number": number,
+            "_n_copies": 0,
+            "_begun": {},
+            "_published": set(),
+            "_group": None,
+        }
 
 
 def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:

@@ -44,6 +44,11 @@ class Position:
     progress: Progress = field(default_factory=Progress)
     worker: int | None = None
 
+    @property
+    def n_minibatches(self) -> int:
+        """Number of minibatches of the epoch that were delivered before."""
+        return sum(each.n_minibatches for each in (*self.after, self.progress))
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Counted:
@@ -98,7 +103,7 @@ class Counted:
     @property
     def n_before(self) -> int:
         """Number of minibatches of the epoch that were delivered before it."""
-        return sum(each.n_minibatches for each in (*self.start.after, self.start.progress))
+        return self.start.n_minibatches
 
     @property
     def is_complete(self) -> bool:
@@ -226,10 +231,10 @@ class Run:
         """Whether the last minibatch of an iteration was delivered, and no other since."""
         return self._latest is not None and self._latest.n_delivered == self._latest.n_left
 
-    def resumes_another(self, epoch: int) -> bool:
-        """Whether the next iteration resumes another epoch."""
+    def discarded_by(self, epoch: int) -> Position | None:
+        """Return where the next iteration resumes another epoch; None if it does not."""
         upcoming = self._counter.next
-        return upcoming.resumes and upcoming.epoch != epoch
+        return self._stopped if upcoming.resumes and upcoming.epoch != epoch else None
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch, from its start.

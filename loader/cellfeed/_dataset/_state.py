@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import astuple, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,12 @@ from cellfeed._dataset._statistics import (
     statistics_of,
 )
 from cellfeed._dataset._trainers import (
+    align_lightning,
     check_data_loader,
     check_lightning,
     is_overfitting,
     require_kept_whole,
+    warn_of_rest,
 )
 from cellfeed._decode import Counters
 from cellfeed._errors import CellfeedError, ParameterError, StateError, require_integer
@@ -319,6 +322,14 @@ class ResumableDataset(IterableDataset[Any], ABC):
         check_data_loader(self, sys._getframe().f_back)  # noqa: SLF001 - there is no other way
         return type(self)
 
+    def __copy__(self) -> Self:
+        copied: Self = object.__new__(type(self))
+        # A copy goes on by itself, at the next epoch.
+        own = [name for name in ("_compared", "_counters", "_run", "_seed") if name in vars(self)]
+        copies = copy.deepcopy([vars(self)[name] for name in own])
+        vars(copied).update(vars(self) | dict(zip(own, copies, strict=True)))
+        return copied
+
     def __getitem__(self, index: Any) -> Any:
         msg = (
             f"a dataset has no minibatch {index!r}: it is iterated over, in the order of its "
@@ -343,6 +354,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
             self._prepare(0)
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
+        if get_worker_info() is None:
+            align_lightning(self, counted.n_left)
         return counted.counting(self._minibatches(share))
 
     def _prepare(self, num_workers: int) -> None:
@@ -492,13 +505,19 @@ class ResumableDataset(IterableDataset[Any], ABC):
             a DataLoader that it divides among ranks a second time.
         StateError
             Accelerate calls this with its own count, which would discard the position in a state.
+
+        Warns
+        -----
+        UserWarning
+            The position in a state that was loaded is discarded, within another epoch.
         """
-        require_kept_whole(
-            self,
-            world_size=self.world_size,
-            resumes_another=self._run.resumes_another(epoch),
-        )
+        discarded = self._run.discarded_by(epoch)
+        require_kept_whole(self, world_size=self.world_size, resumes_another=discarded is not None)
+        if discarded is not None:
+            warn_of_rest(epoch, discarded.epoch, discarded.n_minibatches)
         self._run.set_epoch(epoch)
+        if self._run.is_resumed:
+            align_lightning(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop, from which `load_state_dict` resumes.
@@ -577,4 +596,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def begin_for_workers(self, latest: Ticket | None, num_workers: int) -> tuple[Ticket, Counted]:
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         self._prepare(num_workers)
-        return self._run.begin_for_workers(self._plan_of, latest, num_workers)
+        ticket, counted = self._run.begin_for_workers(self._plan_of, latest, num_workers)
+        align_lightning(self, counted.n_left)
+        return ticket, counted

@@ -9,6 +9,7 @@ matters, the calling functions are looked at.
 
 import sys
 import warnings
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -166,13 +167,17 @@ def is_overfitting() -> bool:
     return loop is not None and loop.trainer.overfit_batches > 0
 
 
+_told = weakref.WeakSet[Any]()  # datasets of whose dropped state a warning has told
+
+
 def check_lightning(dataset: Any) -> None:
     """Warn if Lightning resumes within an epoch without the state of a dataset's loader.
 
     Parameters
     ----------
     dataset
-        The dataset, which begins an epoch that it does not resume.
+        The dataset, which begins an epoch that it does not resume. If a state was loaded, setting
+        another epoch has told that it was discarded.
 
     Warns
     -----
@@ -182,9 +187,17 @@ def check_lightning(dataset: Any) -> None:
     loop = _loop_of_lightning()
     fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
     dropped = getattr(fit, "_combined_loader_states_to_load", None)
-    if fit is None or not (dropped or fit.epoch_loop.restarting):
+    if fit is None or not (dropped or fit.epoch_loop.restarting) or dataset.n_resumed:
         return
     if not fit.epoch_loop.batch_progress.current.completed:
+        epoch = fit.epoch_progress.current.processed
+        for state in dropped or ():
+            # Its state has the epoch, unless `max_steps` has ended that one.
+            is_ours = isinstance(state, Mapping) and state.get("format") == "cellfeed state"
+            if is_ours and state["epoch"] == epoch - 1 and dataset not in _told:
+                _told.add(dataset)
+                n = sum(each[-1] for each in (*state["after"], state["progress"]))
+                warn_of_rest(epoch, epoch - 1, n)
         return
     reason = (
         "`estimated_stepping_batches` was asked for before the checkpoint was loaded"
@@ -194,6 +207,7 @@ def check_lightning(dataset: Any) -> None:
     loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
     if not any(getattr(each, "dataset", None) is dataset for each in loaders):
         return
+    _told.add(dataset)
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
         f"again from its first minibatch, because {reason}; hold the loader in a data module: "
@@ -201,6 +215,50 @@ def check_lightning(dataset: Any) -> None:
         UserWarning,
         stacklevel=2,
     )
+
+
+def align_lightning(dataset: Any, n_left: int | None = None) -> None:
+    """Make Lightning's count of minibatches end with the length of an epoch.
+
+    When it resumes, it counts on from where it was stopped, and leaves out what comes after the
+    length. But with other numbers of ranks or workers, the rest of the epoch has another number of
+    minibatches, and an epoch that starts again has all.
+
+    Parameters
+    ----------
+    dataset
+        The dataset, which begins an epoch.
+    n_left
+        How many minibatches are left; None if the epoch has not begun.
+    """
+    loop = _loop_of_lightning()
+    fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
+    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
+    is_trained = [getattr(each, "dataset", None) for each in loaders] == [dataset]
+    if fit is None or not is_trained or loop not in (fit, fit.epoch_loop):
+        return
+    progress, n = fit.epoch_loop.batch_progress.current, fit.max_batches
+    if fit.trainer.limit_train_batches != 1.0 or not isinstance(n, int):
+        return
+    if n_left is None:
+        n_done = min(progress.completed, n - 1)  # or it would not begin
+    else:
+        n_done = max(0, n - n_left)
+        fit._data_fetcher.fetched += n_done - progress.ready  # noqa: SLF001 - there is no other way
+    progress.ready = progress.started = progress.processed = progress.completed = n_done
+
+
+def warn_of_rest(epoch: int, discarded: int, n_minibatches: int) -> None:
+    """Warn that setting the epoch discards the rest of another one, after so many minibatches."""
+    if n_minibatches:
+        warnings.warn(
+            f"epoch {epoch} was set, so that the rest of epoch {discarded}, after "
+            f"{n_minibatches:,} minibatches, is not delivered, as the loaded state would have; set "
+            "the epoch of the state, or none (Lightning sets the next one where `max_steps` has "
+            "ended an epoch)",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _loop_of_lightning() -> Any:

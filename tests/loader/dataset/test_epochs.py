@@ -1,5 +1,6 @@
 """Epochs that are begun in odd ways; test_epoch_machine.py has the usual ones, in any order."""
 
+import copy
 import itertools
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection
+from cellfeed import BlockShuffling, CellDataset, ParameterError, Streaming, open_collection
 
 N_ROWS = 100
 
@@ -259,6 +260,35 @@ class TestWorkersThatComeLate:
         found = list(map(batches, begun))
         epochs = {epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)}
         assert epochs == {0, 1}
+
+
+def test_a_shallow_copy_counts_its_own_epochs(dataset):
+    """As one for validation, with another strategy."""
+    assert_is_epoch(dataset, batches(dataset), 0)
+    iterator = iter(dataset)
+    for _ in range(5):
+        next(iterator)
+    state = dataset.state_dict()
+    copied = copy.copy(dataset)
+    copied.strategy = Streaming()
+    assert batches(copied) == [list(range(k, min(k + 8, N_ROWS))) for k in range(0, N_ROWS, 8)]
+    assert dataset.state_dict() == state
+    assert sum(map(len, batches(iterator))) == N_ROWS - 5 * 8
+    assert_is_epoch(dataset, batches(dataset), 2)
+
+
+def test_a_loaded_state_that_another_epoch_discards(dataset):
+    iterator = iter(dataset)
+    for _ in range(5):
+        next(iterator)
+    state = dataset.state_dict()
+    dataset.load_state_dict(state)
+    dataset.set_epoch(0)  # which it resumes
+    assert len(batches(dataset)) == 8
+    dataset.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"^epoch 3 was set, .* of epoch 0, after 5 minibatches, "):
+        dataset.set_epoch(3)
+    assert_is_epoch(dataset, batches(dataset), 3)
 
 
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):

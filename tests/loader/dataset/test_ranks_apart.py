@@ -91,6 +91,15 @@ def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
                         loader = pickle.loads(pickle.dumps(loader))
                     minibatches.append(ordered(loader, in_step=in_step))
                 found[f"copied {{copied}} {{kind}} {{in_step}}"] = minibatches
+        for made in ("anew", "copied"):
+            original = make(seed=0)
+            other = make(seed=0) if made == "anew" else pickle.loads(pickle.dumps(original))
+            look(original, *range(dist.get_world_size()), n=3)
+            dist.barrier()
+            epoch(other)
+            dist.barrier()
+            found[made] = epoch(original)
+            dist.barrier()
         broken = new("plain", seed=0)
         look(broken, 0)
         found["broken"] = train(broken, in_step=True, break_at=2)
@@ -115,6 +124,11 @@ def test_a_copy_goes_on_where_the_original_would(looked, in_step, kind):
         first, second, third = rank[f"copied 1 {kind} {in_step}"]
         assert [first, second, third] == rank[f"copied 0 {kind} {in_step}"]
         assert first != second != third != first
+
+
+def test_a_copy_does_not_hide_what_the_original_began(looked):
+    for rank in looked:
+        assert rank["copied"] == rank["anew"]
 
 
 def test_epochs_that_all_ranks_break_off_are_different_ones(looked):

@@ -114,7 +114,7 @@ _LIGHTNING = """
 
 
 def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
-    """After a look, on the same minibatches, and where it drops a state."""
+    """After a look, on the same minibatches, and where it drops a state or counts otherwise."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(_LIGHTNING_ODDLY))
     found = json.loads(warm.output_of(script, tmp_path))
@@ -126,10 +126,21 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
         ("plain", "a DataLoader that is not `dataset.loader()` has no state"),
     ):
         seen, (warning,) = found[name]
-        assert seen[0] == found["whole"][0]
+        assert seen == found["whole"]
         assert warning.startswith("Lightning resumes within an epoch but has not restored this")
         assert f"because {reason}" in warning
         assert "hold the loader in a data module" in warning
+    before = {cell for minibatch in found["whole"][:3] for cell in minibatch}
+    for name in ("two ranks", "two ranks by loader"):
+        rest = [minibatch for seen, _ in found[name] for minibatch in seen[:3]]
+        assert sorted(cell for each in rest for cell in each) == sorted({*range(64)} - before)
+        assert [[len(seen), said] for seen, said in found[name]] == [[3 + 4 + 4, []]] * 2
+        assert found[f"{name}, validated"] == [0, 1, 2] * 2
+    for seen, said in found["max_steps"]:
+        assert seen == found["whole"][8:]
+        assert [each.partition(", as")[0] for each in said] == [
+            "epoch 1 was set, so that the rest of epoch 0, after 5 minibatches, is not delivered"
+        ]
 
 
 _LIGHTNING_ODDLY = """
@@ -147,13 +158,15 @@ _LIGHTNING_ODDLY = """
         def __init__(self, stop=None):
             super().__init__()
             self.layer, self.stop, self.seen = torch.nn.Linear(1, 1), stop, []
+            self.validated = []
 
         def training_step(self, batch, number):
             self.seen.append(batch.tolist())
             return self.layer(batch.float()[:, None]).mean()
 
         def validation_step(self, batch, number):
-            pass
+            if number == 0 and not self.trainer.sanity_checking:
+                self.validated.append(self.current_epoch)
 
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), 0.1)
@@ -165,10 +178,17 @@ _LIGHTNING_ODDLY = """
                 self.trainer.save_checkpoint(path)
                 raise KeyboardInterrupt
 
+    class Unscheduled(Model):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
     class Held(pl.LightningDataModule):
-        def __init__(self):
+        def __init__(self, **ranks):
             super().__init__()
-            self.loader = loader()
+            self.loader = loader(**ranks)
+
+        def val_dataloader(self):
+            return loader()
 
         def train_dataloader(self):
             return self.loader
@@ -179,15 +199,15 @@ _LIGHTNING_ODDLY = """
         def load_state_dict(self, state):
             self.loader.load_state_dict(state["loader"])
 
-    def loader():
-        return CellDataset(np.arange(64), BlockShuffling(4), 8, 2, seed=3).loader()
+    def loader(**ranks):
+        return CellDataset(np.arange(64), BlockShuffling(4), 8, 2, seed=3, **ranks).loader()
 
     def plain():
         return torch.utils.data.DataLoader(loader().dataset, batch_size=None)
 
-    def fit(data, stop=None, checkpoint=None, **options):
-        model = Model(stop)
-        trainer = pl.Trainer(
+    def fit(data, stop=None, checkpoint=None, kind=Model, **options):
+        model = kind(stop)
+        trainer = fit.trainer = pl.Trainer(
             max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, **options,
         )
@@ -198,7 +218,9 @@ _LIGHTNING_ODDLY = """
                 trainer.fit(model, data, val, ckpt_path=checkpoint)
             except (KeyboardInterrupt, SystemExit):
                 pass
-        return model.seen, [str(each.message) for each in said if "restored" in str(each.message)]
+        fit.validated = model.validated
+        said = [str(each.message) for each in said]
+        return model.seen, [each for each in said if "not restored" in each or "not deliv" in each]
 
     looked_at = loader()
     next(iter(looked_at))
@@ -207,6 +229,18 @@ _LIGHTNING_ODDLY = """
     for name, data in (("dropped", loader), ("plain", plain), ("held", Held)):
         fit(data(), stop=5)
         found[name] = fit(data(), checkpoint=path)
+    for name, make in (("two ranks", Held), ("two ranks by loader", loader)):
+        found[name], found[f"{name}, validated"] = [], []
+        for rank in range(2):
+            fit(make(), stop=3, kind=Unscheduled)
+            resumed = make(rank=rank, world_size=2)
+            found[name].append(fit(resumed, checkpoint=path, kind=Unscheduled))
+            found[f"{name}, validated"] += fit.validated
+    found["max_steps"] = []
+    for make in (Held, loader):
+        fit(make(), max_steps=5, kind=Unscheduled)
+        fit.trainer.save_checkpoint(path)
+        found["max_steps"].append(fit(make(), checkpoint=path, kind=Unscheduled))
     print(json.dumps(found))
 """
 
