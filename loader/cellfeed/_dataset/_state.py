@@ -514,7 +514,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         discarded = self._run.discarded_by(epoch)
         require_kept_whole(self, world_size=self.world_size, resumes_another=discarded is not None)
         if discarded is not None:
-            warn_of_rest(epoch, discarded.epoch, discarded.n_minibatches)
+            warn_of_rest(self, epoch, discarded.epoch, discarded.n_minibatches)
         self._run.set_epoch(epoch)
         if self._run.is_resumed:
             align_lightning(self)

@@ -167,7 +167,8 @@ def is_overfitting() -> bool:
     return loop is not None and loop.trainer.overfit_batches > 0
 
 
-_told = weakref.WeakSet[Any]()  # datasets of whose dropped state a warning has told
+# Of which datasets a warning has told that their place is lost, by loop of Lightning.
+_told = weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]]()
 
 
 def check_lightning(dataset: Any) -> None:
@@ -176,8 +177,7 @@ def check_lightning(dataset: Any) -> None:
     Parameters
     ----------
     dataset
-        The dataset, which begins an epoch that it does not resume. If a state was loaded, setting
-        another epoch has told that it was discarded.
+        The dataset, which begins an epoch that it does not resume.
 
     Warns
     -----
@@ -187,27 +187,27 @@ def check_lightning(dataset: Any) -> None:
     loop = _loop_of_lightning()
     fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
     dropped = getattr(fit, "_combined_loader_states_to_load", None)
-    if fit is None or not (dropped or fit.epoch_loop.restarting) or dataset.n_resumed:
+    if fit is None or not (dropped or fit.epoch_loop.restarting):
+        return
+    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
+    is_trained = any(getattr(each, "dataset", None) is dataset for each in loaders)
+    if not is_trained or dataset in _told.get(fit, ()):
         return
     if not fit.epoch_loop.batch_progress.current.completed:
         epoch = fit.epoch_progress.current.processed
         for state in dropped or ():
             # Its state has the epoch, unless `max_steps` has ended that one.
             is_ours = isinstance(state, Mapping) and state.get("format") == "cellfeed state"
-            if is_ours and state["epoch"] == epoch - 1 and dataset not in _told:
-                _told.add(dataset)
+            if is_ours and state["epoch"] == epoch - 1 and not dataset.n_resumed:
                 n = sum(each[-1] for each in (*state["after"], state["progress"]))
-                warn_of_rest(epoch, epoch - 1, n)
+                warn_of_rest(dataset, epoch, epoch - 1, n)
         return
     reason = (
         "`estimated_stepping_batches` was asked for before the checkpoint was loaded"
         if dropped
         else "a DataLoader that is not `dataset.loader()` has no state"
     )
-    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
-    if not any(getattr(each, "dataset", None) is dataset for each in loaders):
-        return
-    _told.add(dataset)
+    _told.setdefault(fit, weakref.WeakSet()).add(dataset)
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
         f"again from its first minibatch, because {reason}; hold the loader in a data module: "
@@ -248,9 +248,12 @@ def align_lightning(dataset: Any, n_left: int | None = None) -> None:
     progress.ready = progress.started = progress.processed = progress.completed = n_done
 
 
-def warn_of_rest(epoch: int, discarded: int, n_minibatches: int) -> None:
+def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -> None:
     """Warn that setting the epoch discards the rest of another one, after so many minibatches."""
     if n_minibatches:
+        loop = _loop_of_lightning()
+        if loop is not None and hasattr(loop.trainer, "fit_loop"):
+            _told.setdefault(loop.trainer.fit_loop, weakref.WeakSet()).add(dataset)
         warnings.warn(
             f"epoch {epoch} was set, so that the rest of epoch {discarded}, after "
             f"{n_minibatches:,} minibatches, is not delivered, as the loaded state would have; set "
