@@ -231,7 +231,8 @@ def align_lightning(dataset: Any, n_left: int | None = None) -> None:
     n_left
         How many minibatches are left; None if the epoch has not begun.
     """
-    loop = _loop_of_lightning()
+    # A callback may also iterate over the dataset.
+    loop = _loop_of_lightning(is_fetching=n_left is not None)
     fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
     loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
     is_trained = [getattr(each, "dataset", None) for each in loaders] == [dataset]
@@ -264,16 +265,20 @@ def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -
         )
 
 
-def _loop_of_lightning() -> Any:
-    """Return the innermost loop of Lightning that calls this; None if there is none."""
+def _loop_of_lightning(*, is_fetching: bool = False) -> Any:
+    """Return the innermost loop of Lightning that calls this; None if there is none.
+
+    With ``is_fetching``, only if it calls this to get its next minibatch.
+    """
     if not any(name in sys.modules for name in _LIGHTNING):
         return None
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if module.startswith(tuple(f"{name}.loops." for name in _LIGHTNING)):
+            is_fetching &= not module.endswith(".fetchers")
             loop = frame.f_locals.get("self")
             if hasattr(loop, "trainer"):
-                return loop
+                return None if is_fetching else loop
         frame = frame.f_back
     return None

@@ -119,6 +119,7 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
     script.write_text(textwrap.dedent(_LIGHTNING_ODDLY))
     found = json.loads(warm.output_of(script, tmp_path))
     assert found["after a look"] == found["whole"]
+    assert found["a look within"] == [found["whole"], [0, 1, 2]]
     assert found["overfitting"] == found["whole"][:2] * 3
     assert found["held"] == [found["whole"][5:], []]
     for name, reason in (
@@ -182,6 +183,11 @@ _LIGHTNING_ODDLY = """
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
+    class Looking(Unscheduled):
+        def on_train_batch_end(self, *arguments):
+            if len(self.seen) == 3:
+                next(iter(self.trainer.train_dataloader.dataset))
+
     class Held(pl.LightningDataModule):
         def __init__(self, **ranks):
             super().__init__()
@@ -225,6 +231,7 @@ _LIGHTNING_ODDLY = """
     looked_at = loader()
     next(iter(looked_at))
     found = {"whole": fit(loader())[0], "after a look": fit(looked_at)[0]}
+    found["a look within"] = [fit(loader(), kind=Looking)[0], fit.validated]
     found["overfitting"] = fit(loader(), overfit_batches=2)[0]
     for name, data in (("dropped", loader), ("plain", plain), ("held", Held)):
         fit(data(), stop=5)
