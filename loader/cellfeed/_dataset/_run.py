@@ -286,9 +286,11 @@ class Run:
 
     @property
     def n_of_epoch(self) -> int:
-        """Number of minibatches on this rank of a resumed epoch; 0 if it was not resumed."""
+        """Number of minibatches on this rank of a resumed epoch; 0 unless one is under way."""
         latest = self._latest
-        return latest.n_before + latest.n_left if latest is not None and latest.resumes else 0
+        if latest is None or not latest.resumes or self.is_at_end:
+            return 0
+        return latest.n_before + latest.n_left
 
     def begin(self, plan_of: PlanOf) -> tuple[Any, Counted]:
         """Begin an iteration of this process, and return its share of the epoch.

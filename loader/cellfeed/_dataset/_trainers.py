@@ -217,7 +217,7 @@ def check_lightning(dataset: Any) -> None:
     )
 
 
-def align_lightning(dataset: Any, n_left: int | None = None) -> None:
+def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = True) -> None:
     """Make Lightning's count of minibatches end with the length of an epoch.
 
     When it resumes, it counts on from where it was stopped, and leaves out what comes after the
@@ -230,6 +230,8 @@ def align_lightning(dataset: Any, n_left: int | None = None) -> None:
         The dataset, which begins an epoch.
     n_left
         How many minibatches are left; None if the epoch has not begun.
+    resumes
+        Whether the dataset resumes it. Lightning may do so where the dataset starts it again.
     """
     # A callback may also iterate over the dataset.
     loop = _loop_of_lightning(is_fetching=n_left is not None)
@@ -237,6 +239,8 @@ def align_lightning(dataset: Any, n_left: int | None = None) -> None:
     loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
     is_trained = [getattr(each, "dataset", None) for each in loaders] == [dataset]
     if fit is None or not is_trained or loop not in (fit, fit.epoch_loop):
+        return
+    if not (resumes or fit.epoch_loop.restarting):
         return
     progress, n = fit.epoch_loop.batch_progress.current, fit.max_batches
     if fit.trainer.limit_train_batches != 1.0 or not isinstance(n, int):

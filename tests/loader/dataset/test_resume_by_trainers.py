@@ -132,7 +132,7 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
         assert f"because {reason}" in warning
         assert "hold the loader in a data module" in warning
     before = {cell for minibatch in found["whole"][:3] for cell in minibatch}
-    for name in ("two ranks", "two ranks by loader"):
+    for name in ("two ranks", "by loader", "reloaded"):
         rest = [minibatch for seen, _ in found[name] for minibatch in seen[:3]]
         assert sorted(cell for each in rest for cell in each) == sorted({*range(64)} - before)
         assert [[len(seen), said] for seen, said in found[name]] == [[3 + 4 + 4, []]] * 2
@@ -236,12 +236,15 @@ _LIGHTNING_ODDLY = """
     for name, data in (("dropped", loader), ("plain", plain), ("held", Held)):
         fit(data(), stop=5)
         found[name] = fit(data(), checkpoint=path)
-    for name, make in (("two ranks", Held), ("two ranks by loader", loader)):
+    reloaded = {"reload_dataloaders_every_n_epochs": 1}
+    for name, make, options in (
+        ("two ranks", Held, {}), ("by loader", loader, {}), ("reloaded", loader, reloaded)
+    ):
         found[name], found[f"{name}, validated"] = [], []
         for rank in range(2):
             fit(make(), stop=3, kind=Unscheduled)
             resumed = make(rank=rank, world_size=2)
-            found[name].append(fit(resumed, checkpoint=path, kind=Unscheduled))
+            found[name].append(fit(resumed, checkpoint=path, kind=Unscheduled, **options))
             found[f"{name}, validated"] += fit.validated
     found["max_steps"] = []
     for make in (Held, loader):
