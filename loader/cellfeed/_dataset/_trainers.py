@@ -184,14 +184,11 @@ def check_lightning(dataset: Any) -> None:
     UserWarning
         It does.
     """
-    loop = _loop_of_lightning()
-    fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
+    fit = _fit_of(_loop_of_lightning())
     dropped = getattr(fit, "_combined_loader_states_to_load", None)
     if fit is None or not (dropped or fit.epoch_loop.restarting):
         return
-    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
-    is_trained = any(getattr(each, "dataset", None) is dataset for each in loaders)
-    if not is_trained or dataset in _told.get(fit, ()):
+    if not any(each is dataset for each in _trained_by(fit)) or dataset in _told.get(fit, ()):
         return
     if not fit.epoch_loop.batch_progress.current.completed:
         epoch = fit.epoch_progress.current.processed
@@ -207,7 +204,7 @@ def check_lightning(dataset: Any) -> None:
         if dropped
         else "a DataLoader that is not `dataset.loader()` has no state"
     )
-    _told.setdefault(fit, weakref.WeakSet()).add(dataset)
+    _tell_of(dataset, fit)
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
         f"again from its first minibatch, because {reason}; hold the loader in a data module: "
@@ -235,10 +232,8 @@ def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = 
     """
     # A callback may also iterate over the dataset.
     loop = _loop_of_lightning(is_fetching=n_left is not None)
-    fit = None if loop is None else getattr(loop.trainer, "fit_loop", None)
-    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
-    is_trained = [getattr(each, "dataset", None) for each in loaders] == [dataset]
-    if fit is None or not is_trained or loop not in (fit, fit.epoch_loop):
+    fit = _fit_of(loop)
+    if fit is None or _trained_by(fit) != [dataset] or loop not in (fit, fit.epoch_loop):
         return
     if not (resumes or fit.epoch_loop.restarting):
         return
@@ -256,9 +251,9 @@ def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = 
 def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -> None:
     """Warn that setting the epoch discards the rest of another one, after so many minibatches."""
     if n_minibatches:
-        loop = _loop_of_lightning()
-        if loop is not None and hasattr(loop.trainer, "fit_loop"):
-            _told.setdefault(loop.trainer.fit_loop, weakref.WeakSet()).add(dataset)
+        fit = _fit_of(_loop_of_lightning())
+        if fit is not None:
+            _tell_of(dataset, fit)
         warnings.warn(
             f"epoch {epoch} was set, so that the rest of epoch {discarded}, after "
             f"{n_minibatches:,} minibatches, is not delivered, as the loaded state would have; set "
@@ -267,6 +262,21 @@ def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -
             UserWarning,
             stacklevel=3,
         )
+
+
+def _tell_of(dataset: Any, fit: Any) -> None:
+    _told.setdefault(fit, weakref.WeakSet()).add(dataset)
+
+
+def _fit_of(loop: Any) -> Any:
+    """Return the loop of Lightning's ``fit`` to which another belongs; None if there is none."""
+    return None if loop is None else getattr(loop.trainer, "fit_loop", None)
+
+
+def _trained_by(fit: Any) -> list[Any]:
+    """Return the datasets of the loaders on which Lightning trains."""
+    loaders = getattr(getattr(fit, "_combined_loader", None), "flattened", ())
+    return [getattr(each, "dataset", None) for each in loaders]
 
 
 def _loop_of_lightning(*, is_fetching: bool = False) -> Any:
