@@ -233,19 +233,24 @@ def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = 
     # A callback may also iterate over the dataset.
     loop = _loop_of_lightning(is_fetching=n_left is not None)
     fit = _fit_of(loop)
-    if fit is None or _trained_by(fit) != [dataset] or loop not in (fit, fit.epoch_loop):
+    if fit is None or _trained_by(fit) != [dataset]:
         return
-    if not (resumes or fit.epoch_loop.restarting):
+    epochs = fit.epoch_loop
+    if loop not in (fit, epochs, epochs.automatic_optimization, epochs.manual_optimization):
         return
-    progress, n = fit.epoch_loop.batch_progress.current, fit.max_batches
+    if not (resumes or epochs.restarting):
+        return
+    progress, n = epochs.batch_progress.current, fit.max_batches
     if fit.trainer.limit_train_batches != 1.0 or not isinstance(n, int):
         return
     if n_left is None:
         n_done = min(progress.completed, n - 1)  # or it would not begin
     else:
         n_done = max(0, n - n_left)
-        fit._data_fetcher.fetched += n_done - progress.ready  # noqa: SLF001 - there is no other way
-    progress.ready = progress.started = progress.processed = progress.completed = n_done
+        fit._data_fetcher.fetched += n_done - progress.completed  # noqa: SLF001 - the only way
+    n_begun = n_done + (loop not in (fit, epochs))  # a `training_step` that takes an iterator
+    progress.ready = progress.started = n_begun
+    progress.processed = progress.completed = n_done
 
 
 def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -> None:

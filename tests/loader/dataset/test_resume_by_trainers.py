@@ -132,7 +132,7 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
         assert f"because {reason}" in warning
         assert "hold the loader in a data module" in warning
     before = {cell for minibatch in found["whole"][:3] for cell in minibatch}
-    for name in ("two ranks", "by loader", "reloaded"):
+    for name in ("two ranks", "by loader", "reloaded", "by iterator"):
         rest = [minibatch for seen, _ in found[name] for minibatch in seen[:3]]
         assert sorted(cell for each in rest for cell in each) == sorted({*range(64)} - before)
         assert [[len(seen), said] for seen, said in found[name]] == [[3 + 4 + 4, []]] * 2
@@ -182,6 +182,11 @@ _LIGHTNING_ODDLY = """
     class Unscheduled(Model):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
+
+    class Iterating(Unscheduled):
+        def training_step(self, dataloader_iter):
+            batch, number, _ = next(dataloader_iter)
+            return super().training_step(batch, number)
 
     class Looking(Unscheduled):
         def on_train_batch_end(self, *arguments):
@@ -237,14 +242,15 @@ _LIGHTNING_ODDLY = """
         fit(data(), stop=5)
         found[name] = fit(data(), checkpoint=path)
     reloaded = {"reload_dataloaders_every_n_epochs": 1}
-    for name, make, options in (
-        ("two ranks", Held, {}), ("by loader", loader, {}), ("reloaded", loader, reloaded)
+    for name, make, kind, options in (
+        ("two ranks", Held, Unscheduled, {}), ("by loader", loader, Unscheduled, {}),
+        ("reloaded", loader, Unscheduled, reloaded), ("by iterator", Held, Iterating, {}),
     ):
         found[name], found[f"{name}, validated"] = [], []
         for rank in range(2):
-            fit(make(), stop=3, kind=Unscheduled)
+            fit(make(), stop=3, kind=kind)
             resumed = make(rank=rank, world_size=2)
-            found[name].append(fit(resumed, checkpoint=path, kind=Unscheduled, **options))
+            found[name].append(fit(resumed, checkpoint=path, kind=kind, **options))
             found[f"{name}, validated"] += fit.validated
     found["max_steps"] = []
     for make in (Held, loader):
