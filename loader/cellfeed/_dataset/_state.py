@@ -31,6 +31,7 @@ from cellfeed._dataset._trainers import (
     align_lightning,
     check_data_loader,
     check_lightning,
+    end_epoch_of_lightning,
     is_overfitting,
     require_kept_whole,
     warn_of_rest,
@@ -515,6 +516,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
         require_kept_whole(self, world_size=self.world_size, resumes_another=discarded is not None)
         if discarded is not None:
             warn_of_rest(self, epoch, discarded.epoch, discarded.n_minibatches)
+            if (discarded.epoch, discarded.n_minibatches) == (epoch + 1, 0):
+                end_epoch_of_lightning(self)
         self._run.set_epoch(epoch)
         if self._run.is_resumed:
             align_lightning(self)

@@ -232,25 +232,55 @@ def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = 
     """
     # A callback may also iterate over the dataset.
     loop = _loop_of_lightning(is_fetching=n_left is not None)
-    fit = _fit_of(loop)
-    if fit is None or _trained_by(fit) != [dataset]:
+    epochs, n = _epoch_loop_of(dataset, loop)
+    if epochs is None or not (resumes or epochs.restarting):
         return
-    epochs = fit.epoch_loop
-    if loop not in (fit, epochs, epochs.automatic_optimization, epochs.manual_optimization):
-        return
-    if not (resumes or epochs.restarting):
-        return
-    progress, n = epochs.batch_progress.current, fit.max_batches
-    if fit.trainer.limit_train_batches != 1.0 or not isinstance(n, int):
-        return
+    progress = epochs.batch_progress.current
     if n_left is None:
         n_done = min(progress.completed, n - 1)  # or it would not begin
     else:
         n_done = max(0, n - n_left)
-        fit._data_fetcher.fetched += n_done - progress.completed  # noqa: SLF001 - the only way
-    n_begun = n_done + (loop not in (fit, epochs))  # a `training_step` that takes an iterator
-    progress.ready = progress.started = n_begun
+        fetcher = loop.trainer.fit_loop._data_fetcher  # noqa: SLF001 - there is no other way
+        fetcher.fetched += n_done - progress.completed
+    is_in_step = loop in (epochs.automatic_optimization, epochs.manual_optimization)
+    progress.ready = progress.started = n_done + is_in_step
     progress.processed = progress.completed = n_done
+
+
+def end_epoch_of_lightning(dataset: Any) -> None:
+    """Make Lightning end an epoch all of which the dataset delivered before Lightning resumed it.
+
+    It was stopped in the validation after the last minibatch. With other numbers of ranks or
+    workers, its count is not the length, so that it would train on the whole epoch again.
+    """
+    loop = _loop_of_lightning()
+    epochs, n = _epoch_loop_of(dataset, loop)
+    if epochs is None or not (epochs.restarting and epochs.batch_progress.current.completed):
+        return
+    interval = loop.trainer.val_check_batch
+    if isinstance(interval, int):  # the validation goes on after a multiple of it
+        n += -n % interval
+    progress = epochs.batch_progress.current
+    n_more = n - progress.ready
+    progress.ready += n_more
+    progress.started += n_more
+    progress.processed += n_more
+    progress.completed += n_more
+
+
+def _epoch_loop_of(dataset: Any, loop: Any) -> tuple[Any, int]:
+    """Return Lightning's loop over an epoch of a dataset, and the length of that.
+
+    None if another loop calls, if it trains on other data as well, or not to the end of the epoch.
+    """
+    fit = _fit_of(loop)
+    if fit is None or _trained_by(fit) != [dataset]:
+        return None, 0
+    epochs, n = fit.epoch_loop, fit.max_batches
+    own = (fit, epochs, epochs.automatic_optimization, epochs.manual_optimization)
+    if loop not in own or fit.trainer.limit_train_batches != 1.0 or not isinstance(n, int):
+        return None, 0
+    return epochs, n
 
 
 def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -> None:

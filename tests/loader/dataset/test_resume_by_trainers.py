@@ -137,6 +137,7 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
         assert sorted(cell for each in rest for cell in each) == sorted({*range(64)} - before)
         assert [[len(seen), said] for seen, said in found[name]] == [[3 + 4 + 4, []]] * 2
         assert found[f"{name}, validated"] == [0, 1, 2] * 2
+    assert found["in a validation"] == [[4, 16], [8, 6]] * 2
     for seen, said in found["max_steps"]:
         assert seen == found["whole"][8:]
         assert [each.partition(", as")[0] for each in said] == [
@@ -192,6 +193,19 @@ _LIGHTNING_ODDLY = """
         def on_train_batch_end(self, *arguments):
             if len(self.seen) == 3:
                 next(iter(self.trainer.train_dataloader.dataset))
+
+    class Validating(Unscheduled):
+        def stops(self):
+            if self.stop and not self.trainer.sanity_checking:
+                self.trainer.save_checkpoint(path)
+                raise KeyboardInterrupt
+
+        def on_validation_batch_end(self, *arguments):
+            if self.stop == -1:
+                self.stops()
+
+        def on_validation_end(self):
+            self.stops()
 
     class Held(pl.LightningDataModule):
         def __init__(self, **ranks):
@@ -252,6 +266,12 @@ _LIGHTNING_ODDLY = """
             resumed = make(rank=rank, world_size=2)
             found[name].append(fit(resumed, checkpoint=path, kind=kind, **options))
             found[f"{name}, validated"] += fit.validated
+    found["in a validation"] = []
+    for stop in (-1, -2):
+        for before, after in ((2, 1), (1, 3)):
+            stopped = fit(Held(rank=0, world_size=before), stop=stop, kind=Validating)
+            resumed = fit(Held(rank=0, world_size=after), checkpoint=path, kind=Validating)
+            found["in a validation"].append([len(seen) for seen, _ in (stopped, resumed)])
     found["max_steps"] = []
     for make in (Held, loader):
         fit(make(), max_steps=5, kind=Unscheduled)
