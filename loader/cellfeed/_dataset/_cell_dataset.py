@@ -398,18 +398,14 @@ class CellDataset(ResumableDataset):
         n_rows = 2 * self.fetch_size * (1 + self.strategy.n_others)
         return int(n_rows * self.collection.mean_row_bytes(self.dtype))
 
-    def __len__(self) -> int:
-        """Return the number of minibatches that an epoch delivers to this rank.
-
-        In an epoch that was resumed, this includes the minibatches delivered before, so that a
-        loop that continues its count ends with this number.
-        """
-        return max(self.n_minibatches, self._run.n_of_epoch)
-
     @property
     def n_minibatches(self) -> int:
         """Number of minibatches in a whole epoch on this rank."""
         return self._plan(*self._ranks.now()).n_minibatches
+
+    @property
+    def _length(self) -> int:
+        return self.n_minibatches
 
     @property
     def rank(self) -> int:

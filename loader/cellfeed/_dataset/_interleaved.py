@@ -103,9 +103,9 @@ class InterleavedDatasets(ResumableDataset):
         datasets = ", ".join(map(repr, self.datasets))
         return f"{type(self).__name__}([{datasets}], {shares}, stop={self.stop!r})"
 
-    def __len__(self) -> int:
-        """Return the number of minibatches that an epoch delivers to this rank."""
-        return max(sum(self.minibatches_of_each), self._run.n_of_epoch)
+    @property
+    def _length(self) -> int:
+        return sum(self.minibatches_of_each)
 
     @property
     def minibatches_of_each(self) -> tuple[int, ...]:

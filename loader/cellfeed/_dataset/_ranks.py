@@ -276,9 +276,10 @@ class Beginning(NamedTuple):
 
 @dataclass(slots=True)
 class _Interval:
-    """What a rank began between two collectives, and in which of it ranks trained last."""
+    """What a rank began between two collectives, in how much of it ranks trained, and last."""
 
     begun: list[Beginning] = field(default_factory=list)
+    n_trained: int = 0
     trained: Beginning | None = None
 
 
@@ -406,6 +407,7 @@ class RanksCompared:
             interval.begun = [*interval.begun, beginning][-_N_BEGINNINGS:]
         if is_trained:
             interval.trained = beginning
+            interval.n_trained += 1
             self._publish_trained(beginning)
         while len(self._begun) > _N_BEGINNINGS:
             del self._begun[next(iter(self._begun))]
@@ -446,6 +448,19 @@ class RanksCompared:
                 self._refuse(beginning, other, its)
         self._require_no_other_dataset(beginning)
 
+    def warn_of_others(self, beginning: Beginning) -> None:
+        """Warn if a rank delivered as many epochs since the last collective, but not the same.
+
+        An error would leave the others waiting; they find it when they begin the next one.
+        """
+        mine = self._begun.get(beginning.clock, _Interval())
+        for other, (_, intervals) in self._others().items():
+            its = intervals.get(beginning.clock, _Interval())
+            if its.trained and its.n_trained == mine.n_trained and its.trained != mine.trained:
+                message = _difference_of_epochs(beginning, other, its.trained)
+                warnings.warn(message, UserWarning, stacklevel=2)
+                return
+
     def have_begun(self, beginning: Beginning) -> bool:
         """Whether all ranks began the same as this one, between the same two collectives.
 
@@ -482,27 +497,15 @@ class RanksCompared:
                 time.sleep(_WAIT_SECONDS)
         except RuntimeError:  # see `compare`
             pass
-        with_seed = mine.seed != its.seed
-        began = (
-            f"rank {dist.get_rank()} began {mine.text(with_seed=with_seed)}, rank {other} began "
-            f"{its.text(with_seed=with_seed)}"
-        )
         if is_other:
             msg = (
-                f"ranks train on different datasets, so that cells are missing: {began} of another "
-                "dataset; make the same datasets in the same order on all ranks, and give "
-                "rank=0, world_size=1 to one that a rank makes by itself"
+                f"ranks train on different datasets, so that cells are missing: "
+                f"{_what_began(mine, other, its)} of another dataset; make the same datasets in "
+                "the same order on all ranks, and give rank=0, world_size=1 to one that a rank "
+                "makes by itself"
             )
             raise ParameterError(msg)
-        if with_seed:
-            msg = f"ranks have different seeds, so that cells are missing: {began}; give the same"
-            raise ParameterError(f"{msg} `seed` on all ranks")
-        msg = (
-            f"ranks are in different epochs, so that cells are missing: {began}; load the same "
-            "state on all ranks, and call `set_epoch(epoch)` on all ranks before each epoch if "
-            "some take more minibatches than others"
-        )
-        raise ParameterError(msg)
+        raise ParameterError(_difference_of_epochs(mine, other, its))
 
     def _require_no_other_dataset(self, beginning: Beginning) -> None:
         """Check that ranks did not train in another order of another dataset meanwhile.
@@ -526,7 +529,9 @@ class RanksCompared:
             _store().set(f"cellfeed/trained/{dist.get_rank()}", json.dumps([*self._trained]))
 
     def _publish(self) -> None:
-        intervals = [(clock, each.begun, each.trained) for clock, each in self._begun.items()]
+        intervals = [
+            (clock, each.begun, each.n_trained, each.trained) for clock, each in self._begun.items()
+        ]
         content = json.dumps([self.clock, intervals])
         with contextlib.suppress(RuntimeError):  # see `compare`
             _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
@@ -549,9 +554,11 @@ class RanksCompared:
                 clock,
                 {
                     number: _Interval(
-                        [Beginning(*each) for each in begun], trained and Beginning(*trained)
+                        [Beginning(*each) for each in begun],
+                        n_trained,
+                        trained and Beginning(*trained),
                     )
-                    for number, begun, trained in intervals
+                    for number, begun, n_trained, trained in intervals
                 },
             )
         return found
@@ -568,6 +575,29 @@ class RanksCompared:
             "_published": set(),
             "_group": None,
         }
+
+
+def _what_began(mine: Beginning, other: int, its: Beginning) -> str:
+    with_seed = mine.seed != its.seed
+    return (
+        f"rank {dist.get_rank()} began {mine.text(with_seed=with_seed)}, rank {other} began "
+        f"{its.text(with_seed=with_seed)}"
+    )
+
+
+def _difference_of_epochs(mine: Beginning, other: int, its: Beginning) -> str:
+    """Return the difference between what two ranks began, in one line."""
+    began = _what_began(mine, other, its)
+    if mine.seed != its.seed:
+        return (
+            f"ranks have different seeds, so that cells are missing: {began}; give the same `seed` "
+            "on all ranks"
+        )
+    return (
+        f"ranks are in different epochs, so that cells are missing: {began}; load the same "
+        "state on all ranks, and call `set_epoch(epoch)` on all ranks before each epoch if "
+        "some take more minibatches than others"
+    )
 
 
 def _difference(rank: int, mine: Mapping[str, Any], other: int, its: Mapping[str, Any]) -> str:

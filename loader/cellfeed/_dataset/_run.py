@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias
 
-from cellfeed._dataset._epochs import Claim, EpochCounter, Ticket
+from cellfeed._dataset._epochs import Claim, EpochCounter, Ticket, wait_for_dropped
 from cellfeed._dataset._ranks import Beginning, RanksCompared
 from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._trainers import n_taken_ahead
@@ -209,6 +209,7 @@ class Run:
         self._next = self._counter.next  # as this process left it
         self._stopped: Position | None = None
         self._latest: Counted | None = None
+        self._before_look: Counted | None = None  # the latest one that counts, if that does not
         self._wanted: Claim | None = None
         self.n_resumed = 0
         # After each minibatch of this process.
@@ -233,6 +234,7 @@ class Run:
 
     def discarded_by(self, epoch: int) -> Position | None:
         """Return where the next iteration resumes another epoch; None if it does not."""
+        self._count_trained()
         upcoming = self._counter.next
         return self._stopped if upcoming.resumes and upcoming.epoch != epoch else None
 
@@ -248,12 +250,13 @@ class Run:
         """
         self._count_trained()
         if Claim(epoch, resumes=True) not in (self._counter.next, self._resumed_untouched):
-            self._latest = None
+            self._latest = self._before_look = None
             self._set_next(Claim(epoch))
 
     def resume(self, position: Position) -> None:
         """Make the next iteration resume at a position."""
-        self._latest, self._stopped = None, position
+        self._latest = self._before_look = None
+        self._stopped = position
         self.n_resumed += 1
         claim = Claim(position.epoch, resumes=True)
         if get_worker_info() is None:
@@ -278,8 +281,11 @@ class Run:
                 "`state_dict`"
             )
             raise StateError(msg)
-        if self._latest is not None:
-            return self._latest.position
+        latest = self._latest
+        if latest is not None and self._is_look(latest):
+            latest, upcoming = self._before_look, self._upcoming(self._decide()[0])
+        if latest is not None:
+            return latest.position
         if upcoming.resumes and self._stopped is not None:
             return self._stopped
         return Position(epoch=upcoming.epoch)
@@ -336,8 +342,10 @@ class Run:
             counted.is_trained, counted.trained_at = True, clock
             self._compared.begin(begun, is_trained=True)
         n = counted.n_delivered
-        if counted.has_ended or n & (n - 1) == 0:  # often at first
+        if counted.is_complete or n & (n - 1) == 0:  # often at first
             self._require_same(counted)
+        if counted.has_ended and counted.trained_at == clock:  # nor did others know of it
+            self._compared.warn_of_others(begun)
 
     def _begin_claimed(
         self,
@@ -399,6 +407,8 @@ class Run:
             log=None if is_counted_alone else self.log,
             n_ahead=n_taken_ahead(),
         )
+        if self._latest is not None and not self._is_look(self._latest):
+            self._before_look = self._latest
         self._latest = counted
         if not is_counted_alone:
             self._to_compare = counted
@@ -417,6 +427,13 @@ class Run:
         if latest and latest.resumes and not (latest.n_delivered or latest.has_ended):
             return Claim(latest.epoch, resumes=True)
         return None
+
+    def _is_look(self, counted: Counted) -> bool:
+        """Return whether this rank broke off an iteration in which ranks did not train."""
+        if counted.is_trained or self._comparable(counted) is None:
+            return False
+        wait_for_dropped()
+        return counted.is_closed and not self._was_trained(counted)
 
     def _comparable(self, counted: Counted) -> Beginning | None:
         """Return where an iteration began, if other ranks may have begun it."""
@@ -498,6 +515,7 @@ class Run:
             "_first": upcoming,
             "_trained": None,
             "_latest": None,
+            "_before_look": None,
             "_to_compare": None,
             "_untrained": [],
             "history": None,

@@ -284,6 +284,19 @@ class ResumableDataset(IterableDataset[Any], ABC):
 
     @property
     @abstractmethod
+    def _length(self) -> int:
+        """Number of minibatches in a whole epoch on this rank."""
+
+    def __len__(self) -> int:
+        """Return the number of minibatches that an epoch delivers to this rank.
+
+        In an epoch that was resumed, this includes the minibatches delivered before, so that a
+        loop that continues its count ends with this number.
+        """
+        return max(self._length, self._run.n_of_epoch)
+
+    @property
+    @abstractmethod
     def _minibatch_bytes(self) -> int:
         """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
 
@@ -356,7 +369,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
         if get_worker_info() is None:
-            align_lightning(self, counted.n_left, resumes=counted.resumes)
+            align_lightning(self, self._length, counted.n_left, resumes=counted.resumes)
         return counted.counting(self._minibatches(share))
 
     def _prepare(self, num_workers: int) -> None:
@@ -517,10 +530,10 @@ class ResumableDataset(IterableDataset[Any], ABC):
         if discarded is not None:
             warn_of_rest(self, epoch, discarded.epoch, discarded.n_minibatches)
             if (discarded.epoch, discarded.n_minibatches) == (epoch + 1, 0):
-                end_epoch_of_lightning(self)
+                end_epoch_of_lightning(self, self._length)
         self._run.set_epoch(epoch)
         if self._run.is_resumed:
-            align_lightning(self)
+            align_lightning(self, self._length)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop, from which `load_state_dict` resumes.
@@ -600,5 +613,5 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         self._prepare(num_workers)
         ticket, counted = self._run.begin_for_workers(self._plan_of, latest, num_workers)
-        align_lightning(self, counted.n_left, resumes=counted.resumes)
+        align_lightning(self, self._length, counted.n_left, resumes=counted.resumes)
         return ticket, counted

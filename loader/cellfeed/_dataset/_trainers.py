@@ -190,20 +190,23 @@ def check_lightning(dataset: Any) -> None:
         return
     if not any(each is dataset for each in _trained_by(fit)) or dataset in _told.get(fit, ()):
         return
-    if not fit.epoch_loop.batch_progress.current.completed:
-        epoch = fit.epoch_progress.current.processed
-        for state in dropped or ():
-            # Its state has the epoch, unless `max_steps` has ended that one.
-            is_ours = isinstance(state, Mapping) and state.get("format") == "cellfeed state"
-            if is_ours and state["epoch"] == epoch - 1 and not dataset.n_resumed:
+    if fit.epoch_loop.batch_progress.current.completed:
+        reason = (
+            "`estimated_stepping_batches` was asked for before the checkpoint was loaded"
+            if dropped
+            else "a DataLoader that is not `dataset.loader()` has no state"
+        )
+    else:
+        epoch, n = fit.epoch_progress.current.processed, 0
+        for state in () if dataset.n_resumed else dropped or ():
+            if isinstance(state, Mapping) and state.get("format") == "cellfeed state":
                 n = sum(each[-1] for each in (*state["after"], state["progress"]))
-                warn_of_rest(dataset, epoch, epoch - 1, n)
-        return
-    reason = (
-        "`estimated_stepping_batches` was asked for before the checkpoint was loaded"
-        if dropped
-        else "a DataLoader that is not `dataset.loader()` has no state"
-    )
+                if state["epoch"] == epoch - 1:  # which `max_steps` has ended
+                    warn_of_rest(dataset, epoch, epoch - 1, n)
+                n *= state["epoch"] == epoch
+        if not n:
+            return
+        reason = "the run had been resumed before, at the end of an epoch"
     _tell_of(dataset, fit)
     warnings.warn(
         "Lightning resumes within an epoch but has not restored this loader, so the epoch starts "
@@ -214,7 +217,9 @@ def check_lightning(dataset: Any) -> None:
     )
 
 
-def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = True) -> None:
+def align_lightning(
+    dataset: Any, length: int, n_left: int | None = None, *, resumes: bool = True
+) -> None:
     """Make Lightning's count of minibatches end with the length of an epoch.
 
     When it resumes, it counts on from where it was stopped, and leaves out what comes after the
@@ -225,6 +230,8 @@ def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = 
     ----------
     dataset
         The dataset, which begins an epoch.
+    length
+        How many minibatches a whole one has.
     n_left
         How many minibatches are left; None if the epoch has not begun.
     resumes
@@ -232,29 +239,32 @@ def align_lightning(dataset: Any, n_left: int | None = None, *, resumes: bool = 
     """
     # A callback may also iterate over the dataset.
     loop = _loop_of_lightning(is_fetching=n_left is not None)
-    epochs, n = _epoch_loop_of(dataset, loop)
+    epochs, n = _epoch_loop_of(loop, dataset, length)
     if epochs is None or not (resumes or epochs.restarting):
         return
-    progress = epochs.batch_progress.current
+    progress, n_begun = epochs.batch_progress.current, 0
     if n_left is None:
         n_done = min(progress.completed, n - 1)  # or it would not begin
+        epochs.batch_progress.is_last_batch = False
     else:
         n_done = max(0, n - n_left)
         fetcher = loop.trainer.fit_loop._data_fetcher  # noqa: SLF001 - there is no other way
         fetcher.fetched += n_done - progress.completed
-    is_in_step = loop in (epochs.automatic_optimization, epochs.manual_optimization)
-    progress.ready = progress.started = n_done + is_in_step
+        if loop in (epochs.automatic_optimization, epochs.manual_optimization):
+            # In a step, which may take several minibatches; steps are counted then.
+            n_done, n_begun = min(progress.completed, n_done), 1
+    progress.ready = progress.started = n_done + n_begun
     progress.processed = progress.completed = n_done
 
 
-def end_epoch_of_lightning(dataset: Any) -> None:
+def end_epoch_of_lightning(dataset: Any, length: int) -> None:
     """Make Lightning end an epoch all of which the dataset delivered before Lightning resumed it.
 
     It was stopped in the validation after the last minibatch. With other numbers of ranks or
     workers, its count is not the length, so that it would train on the whole epoch again.
     """
     loop = _loop_of_lightning()
-    epochs, n = _epoch_loop_of(dataset, loop)
+    epochs, n = _epoch_loop_of(loop, dataset, length)
     if epochs is None or not (epochs.restarting and epochs.batch_progress.current.completed):
         return
     interval = loop.trainer.val_check_batch
@@ -268,7 +278,7 @@ def end_epoch_of_lightning(dataset: Any) -> None:
     progress.completed += n_more
 
 
-def _epoch_loop_of(dataset: Any, loop: Any) -> tuple[Any, int]:
+def _epoch_loop_of(loop: Any, dataset: Any, length: int) -> tuple[Any, int]:
     """Return Lightning's loop over an epoch of a dataset, and the length of that.
 
     None if another loop calls, if it trains on other data as well, or not to the end of the epoch.
@@ -278,7 +288,7 @@ def _epoch_loop_of(dataset: Any, loop: Any) -> tuple[Any, int]:
         return None, 0
     epochs, n = fit.epoch_loop, fit.max_batches
     own = (fit, epochs, epochs.automatic_optimization, epochs.manual_optimization)
-    if loop not in own or fit.trainer.limit_train_batches != 1.0 or not isinstance(n, int):
+    if loop not in own or not isinstance(n, int) or n < length:
         return None, 0
     return epochs, n
 

@@ -100,6 +100,22 @@ def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
             dist.barrier()
             found[made] = epoch(original)
             dist.barrier()
+        for kind in kinds:
+            loader = new(kind, seed=0)
+            found[f"states {{kind}}"] = states = []
+            for number in range(3):
+                look(loader, number % dist.get_world_size(), n=1 + number)
+                if number:
+                    dist.barrier()
+                states.append(loader.state_dict())
+                ordered(loader, in_step=number)
+            iterator = iter(loader)
+            for _ in range(3):
+                next(iterator)
+                dist.barrier()
+            look(loader, 1)
+            states.append(loader.state_dict())
+            del iterator
         broken = new("plain", seed=0)
         look(broken, 0)
         found["broken"] = train(broken, in_step=True, break_at=2)
@@ -131,6 +147,15 @@ def test_a_copy_does_not_hide_what_the_original_began(looked):
         assert rank["copied"] == rank["anew"]
 
 
+@pytest.mark.parametrize("kind", ["plain", "workers", "interleaved"])
+def test_a_state_is_that_of_the_training_and_not_of_a_look(looked, kind):
+    states = looked[0][f"states {kind}"]
+    n_done = [(each["epoch"], each["progress"][-1]) for each in states]
+    assert n_done == [(0, 0), (1, 0), (2, 0), (3, 3)]
+    for rank in looked[1:]:
+        assert rank[f"states {kind}"] == states
+
+
 def test_epochs_that_all_ranks_break_off_are_different_ones(looked):
     for rank in looked:
         first, second, third = rank["broken"]
@@ -144,6 +169,7 @@ def apart(tmp_path_factory) -> list[dict[str, Any]]:
         tmp_path_factory.mktemp("apart"),
         2,
         f"""{_TRAINING}
+        warnings.filterwarnings("ignore", message="ranks are in different epochs")
         dist.init_process_group("gloo")
         for kind in ("plain", "workers", "interleaved"):
             for in_step in (0, 1):
@@ -190,6 +216,40 @@ def test_ranks_with_different_seeds_say_so(apart):
             f"rank {number} began epoch 0 with seed={number}, rank {1 - number} began epoch 0 with "
             f"seed={1 - number}; give the same `seed` on all ranks"
         )
+
+
+def test_ranks_apart_in_the_only_epoch_that_they_pass_say_so(tmp_path):
+    """The first has taken several minibatches, without a collective before others began."""
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        group = dist.new_group([0, 1])  # its collectives are not counted
+        for kind in ("plain", "workers", "interleaved"):
+            for is_apart in (0, 1):
+                loader = new(kind, seed=0)
+                if is_apart and rank == 0:
+                    look(loader, 0, n=2)
+                if is_apart and rank == 1:
+                    iterator = iter(loader)
+                    begun = [next(iterator)]
+                dist.barrier(group)
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    if is_apart and rank == 1:
+                        list(iterator)
+                    else:
+                        list(loader)
+                found[f"{{kind}} {{is_apart}}"] = [str(each.message) for each in said]
+                dist.barrier()
+        """,
+    )
+    for kind in ("plain", "workers", "interleaved"):
+        assert [rank[f"{kind} 0"] for rank in found] == [[], []]
+        said = [each for rank in found for each in rank[f"{kind} 1"]]
+        assert said
+        assert all(each.startswith("ranks are in different epochs, so that") for each in said)
 
 
 def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_path):
@@ -255,7 +315,7 @@ def test_a_rank_that_validated_alone_once_is_told_of_its_epoch(tmp_path):
         tmp_path,
         2,
         f"""{_TRAINING}
-        warnings.filterwarnings("ignore", message="only rank")
+        warnings.filterwarnings("ignore", message="(only rank|ranks are in different epochs)")
         dist.init_process_group("gloo")
         training, validation = new("plain"), new("plain")
         if rank == 0:

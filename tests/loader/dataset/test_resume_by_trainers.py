@@ -132,12 +132,17 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
         assert f"because {reason}" in warning
         assert "hold the loader in a data module" in warning
     before = {cell for minibatch in found["whole"][:3] for cell in minibatch}
-    for name in ("two ranks", "by loader", "reloaded", "by iterator"):
+    for name in ("two ranks", "by loader", "reloaded", "by iterator", "limited"):
         rest = [minibatch for seen, _ in found[name] for minibatch in seen[:3]]
         assert sorted(cell for each in rest for cell in each) == sorted({*range(64)} - before)
         assert [[len(seen), said] for seen, said in found[name]] == [[3 + 4 + 4, []]] * 2
         assert found[f"{name}, validated"] == [0, 1, 2] * 2
     assert found["in a validation"] == [[4, 16], [8, 6]] * 2
+    uninterrupted, stopped, resumed = found["in pairs"]
+    assert stopped + resumed == uninterrupted
+    seen, (said,) = found["resumed at an end before"]
+    assert seen == found["whole"][8:]
+    assert "starts again from its first minibatch, because the run had been resumed before" in said
     for seen, said in found["max_steps"]:
         assert seen == found["whole"][8:]
         assert [each.partition(", as")[0] for each in said] == [
@@ -188,6 +193,13 @@ _LIGHTNING_ODDLY = """
         def training_step(self, dataloader_iter):
             batch, number, _ = next(dataloader_iter)
             return super().training_step(batch, number)
+
+    class Pairing(Unscheduled):
+        def training_step(self, dataloader_iter):
+            self.validated.append(self.trainer.global_step)
+            first, number, _ = next(dataloader_iter)
+            super().training_step(first, number)
+            return super().training_step(*next(dataloader_iter)[:2])
 
     class Looking(Unscheduled):
         def on_train_batch_end(self, *arguments):
@@ -259,6 +271,7 @@ _LIGHTNING_ODDLY = """
     for name, make, kind, options in (
         ("two ranks", Held, Unscheduled, {}), ("by loader", loader, Unscheduled, {}),
         ("reloaded", loader, Unscheduled, reloaded), ("by iterator", Held, Iterating, {}),
+        ("limited", Held, Unscheduled, {"limit_train_batches": 100}),
     ):
         found[name], found[f"{name}, validated"] = [], []
         for rank in range(2):
@@ -272,6 +285,14 @@ _LIGHTNING_ODDLY = """
             stopped = fit(Held(rank=0, world_size=before), stop=stop, kind=Validating)
             resumed = fit(Held(rank=0, world_size=after), checkpoint=path, kind=Validating)
             found["in a validation"].append([len(seen) for seen, _ in (stopped, resumed)])
+    pairs = {"kind": Pairing, "accumulate_grad_batches": 3}
+    found["in pairs"] = []
+    for stop, checkpoint in ((None, None), (4, None), (None, path)):
+        fit(Held(), stop=stop, checkpoint=checkpoint, **pairs)
+        found["in pairs"].append(fit.validated)
+    fit(loader(), stop=8, kind=Unscheduled)
+    fit(loader(), stop=3, checkpoint=path, kind=Unscheduled)
+    found["resumed at an end before"] = fit(loader(), checkpoint=path, kind=Unscheduled)
     found["max_steps"] = []
     for make in (Held, loader):
         fit(make(), max_steps=5, kind=Unscheduled)
