@@ -22,6 +22,7 @@ from cellfeed._bytes._remote._client import (
     object_store,
     version_of,
 )
+from cellfeed._bytes._store import LOOK_UP_SECONDS
 from cellfeed._errors import CellfeedError, PathError
 
 _LEAVING_SECONDS = 1.0  # that the process may take to exit
@@ -44,6 +45,7 @@ def zarr_store(location: Location) -> tuple[Any, str]:
 def _retrying_store() -> Any:
     base: Any = importlib.import_module("zarr.storage").ObjectStore  # zarr is slow to import
     atexit.register(_end_requests_of_zarr)  # before zarr ends its loop, which came earlier
+    _let_zarr_look_up(importlib.import_module("zarr.core.sync"))
 
     class Objects(base):  # type: ignore[misc]
         """Objects that zarr reads, with retries where they may help."""
@@ -64,6 +66,24 @@ def _retrying_store() -> Any:
             return found
 
     return Objects
+
+
+def _let_zarr_look_up(sync: Any) -> None:
+    """Make zarr wait for its requests in steps.
+
+    Python misses a Ctrl-C that arrives just before the main thread waits for a lock, and zarr would
+    wait as long as the server does.
+    """
+    wait = sync.wait
+
+    def wait_in_steps(futures: Any, timeout: float | None = None, **options: Any) -> Any:
+        while timeout is None:
+            waited = wait(futures, LOOK_UP_SECONDS, **options)
+            if not waited.not_done:
+                return waited
+        return wait(futures, timeout, **options)
+
+    sync.wait = wait_in_steps
 
 
 def _end_requests_of_zarr() -> None:
