@@ -96,6 +96,7 @@ class MinibatchLoader(DataLoader[Any]):
     _n_resumed = 0  # when they were started
     _settings: Sequence[Any] = ()
     _ranks_of_workers: tuple[int, int] | None = None
+    n_begun = 0  # iterations, where workers persist
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -117,7 +118,8 @@ class MinibatchLoader(DataLoader[Any]):
         with interrupts_held():
             counted = self._begin_for_workers()
             minibatches = super().__iter__()
-        return self._announced(_complete(counted, minibatches, is_kept=self.persistent_workers))
+        in_turn = _InTurn(self, minibatches) if self.persistent_workers else minibatches
+        return self._announced(_complete(counted, minibatches, in_turn))
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -244,7 +246,32 @@ def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     yield from minibatches
 
 
-def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator[Any, None, None]:
+class _InTurn:
+    """Iterates over what workers deliver that persist, for the latest iteration over their loader.
+
+    They begin the next epoch with it, so that an earlier one would get minibatches of that.
+    """
+
+    def __init__(self, loader: MinibatchLoader, minibatches: Iterator[Any]) -> None:
+        loader.n_begun += 1
+        self._loader, self._minibatches, self._number = loader, minibatches, loader.n_begun
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._number != self._loader.n_begun:
+            msg = (
+                "another iteration over this loader has begun, and its workers, which persist, "
+                "deliver only that; leave `persistent_workers` out, or use another loader for it"
+            )
+            raise DeliveryError(msg)
+        return next(self._minibatches)
+
+
+def _complete(
+    counted: Counted, minibatches: Any, in_turn: Iterator[Any]
+) -> Generator[Any, None, None]:
     """Yield minibatches without keeping a reference to the last; check that none is missing.
 
     Workers that are not kept for the next epoch end with it, also after an error: torch would end
@@ -252,14 +279,14 @@ def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator
     """
     remedy = "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
     try:
-        yield from counted.counting(minibatches, remedy=remedy)
+        yield from counted.counting(in_turn, remedy=remedy)
     except CellfeedError as error:
         # Its original one-line message; torch has put the traceback before it.
         last = str(error).rstrip().rpartition("\n")[2]
         raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
     finally:
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
-            if not is_kept:
+            if not isinstance(in_turn, _InTurn):  # else they are kept
                 minibatches._shutdown_workers()  # noqa: SLF001 - no public way
             del minibatches
 

@@ -3,7 +3,7 @@
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from cellfeed.sampling import Progress
 # Makes the plan of an epoch on this rank from `epoch` and `after`: an `EpochPlan`, or that of
 # interleaved datasets, with its seed, its shares for workers and numbers of minibatches.
 PlanOf: TypeAlias = Callable[..., Any]
+_N_EARLIER = 8  # iterations that may be the training loop, behind looks of a rank by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,11 @@ class Counted:
     def is_complete(self) -> bool:
         """Whether all of it was delivered; a single minibatch may be all that a look takes."""
         return self.has_ended or self.n_delivered == self.n_left > 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more of it can be delivered."""
+        return self.is_closed or self.n_delivered == self.n_left
 
     @property
     def position(self) -> Position:
@@ -209,7 +215,7 @@ class Run:
         self._next = self._counter.next  # as this process left it
         self._stopped: Position | None = None
         self._latest: Counted | None = None
-        self._before_look: Counted | None = None  # the latest one that counts, if that does not
+        self._earlier: list[Counted] = []  # the latest before it, last the latest
         self._wanted: Claim | None = None
         self.n_resumed = 0
         # After each minibatch of this process.
@@ -250,13 +256,12 @@ class Run:
         """
         self._count_trained()
         if Claim(epoch, resumes=True) not in (self._counter.next, self._resumed_untouched):
-            self._latest = self._before_look = None
+            self._latest, self._earlier = None, []
             self._set_next(Claim(epoch))
 
     def resume(self, position: Position) -> None:
         """Make the next iteration resume at a position."""
-        self._latest = self._before_look = None
-        self._stopped = position
+        self._latest, self._earlier, self._stopped = None, [], position
         self.n_resumed += 1
         claim = Claim(position.epoch, resumes=True)
         if get_worker_info() is None:
@@ -281,11 +286,11 @@ class Run:
                 "`state_dict`"
             )
             raise StateError(msg)
-        latest = self._latest
-        if latest is not None and self._is_look(latest):
-            latest, upcoming = self._before_look, self._upcoming(self._decide()[0])
-        if latest is not None:
-            return latest.position
+        trained = self._trained_now()
+        if trained is not None:
+            return trained.position
+        if self._latest is not None:  # this rank has only looked at minibatches
+            upcoming = self._upcoming(self._decide()[0])
         if upcoming.resumes and self._stopped is not None:
             return self._stopped
         return Position(epoch=upcoming.epoch)
@@ -332,7 +337,8 @@ class Run:
             Ranks train together that have begun different epochs.
         """
         if counted.n_resumed == self.n_resumed:
-            self._latest = self._to_compare = counted
+            self._make_latest(counted)
+            self._to_compare = counted
         begun = self._comparable(counted)
         if begun is None:
             counted.is_trained = counted.is_complete
@@ -407,9 +413,7 @@ class Run:
             log=None if is_counted_alone else self.log,
             n_ahead=n_taken_ahead(),
         )
-        if self._latest is not None and not self._is_look(self._latest):
-            self._before_look = self._latest
-        self._latest = counted
+        self._make_latest(counted)
         if not is_counted_alone:
             self._to_compare = counted
             self._untrained.append(counted)
@@ -428,12 +432,30 @@ class Run:
             return Claim(latest.epoch, resumes=True)
         return None
 
-    def _is_look(self, counted: Counted) -> bool:
-        """Return whether this rank broke off an iteration in which ranks did not train."""
-        if counted.is_trained or self._comparable(counted) is None:
+    def _make_latest(self, counted: Counted) -> None:
+        latest = self._latest
+        if latest is not None and latest is not counted:
+            others = [each for each in self._earlier if each is not counted]
+            self._earlier = [*others, latest][-_N_EARLIER:]
+        self._latest = counted
+
+    def _trained_now(self) -> Counted | None:
+        """Return the latest iteration that is not a look of this rank alone, if there is one."""
+        each, earlier = self._latest, [*self._earlier]
+        while each is not None and self._is_look(each, earlier):
+            each = earlier.pop() if earlier else None
+        return each
+
+    def _is_look(self, counted: Counted, earlier: Sequence[Counted]) -> bool:
+        """Return whether this rank takes minibatches by itself, after some earlier iterations."""
+        begun = self._comparable(counted)
+        if counted.is_trained or begun is None:
             return False
         wait_for_dropped()
-        return counted.is_closed and not self._was_trained(counted)
+        if not counted.is_closed and begun.clock == self._compared.clock:
+            # It has just begun: a training loop, unless one goes on beside it.
+            return any(each.is_trained and not each.is_over for each in earlier)
+        return not self._was_trained(counted)
 
     def _comparable(self, counted: Counted) -> Beginning | None:
         """Return where an iteration began, if other ranks may have begun it."""
@@ -515,7 +537,7 @@ class Run:
             "_first": upcoming,
             "_trained": None,
             "_latest": None,
-            "_before_look": None,
+            "_earlier": [],
             "_to_compare": None,
             "_untrained": [],
             "history": None,

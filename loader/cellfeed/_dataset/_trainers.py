@@ -265,7 +265,17 @@ def end_epoch_of_lightning(dataset: Any, length: int) -> None:
     """
     loop = _loop_of_lightning()
     epochs, n = _epoch_loop_of(loop, dataset, length)
-    if epochs is None or not (epochs.restarting and epochs.batch_progress.current.completed):
+    if epochs is None:
+        return
+    if not (epochs.restarting and epochs.batch_progress.current.completed):
+        epoch = loop.trainer.fit_loop.epoch_progress.current.processed
+        warnings.warn(
+            f"Lightning trains in epoch {epoch} again, though the loaded state is of its end: it "
+            "counts from 0 without a checkpoint, and one too few if it has resumed at the end of "
+            "an epoch before; give it a checkpoint that was saved in `on_train_epoch_end`",
+            UserWarning,
+            stacklevel=3,
+        )
         return
     interval = loop.trainer.val_check_batch
     if isinstance(interval, int):  # the validation goes on after a multiple of it

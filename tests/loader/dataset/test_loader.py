@@ -410,3 +410,19 @@ def test_another_dataloader_says_where_shared_memory_is_too_small(monkeypatch, c
 def _warn_on_stderr(_worker):
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_: sys.stderr.writelines([f"{message}\n"])
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_workers_that_persist_deliver_one_iteration_at_a_time(is_dropped):
+    loader = in_order(np.arange(64)).loader(2, persistent_workers=True)
+    training = iter(loader)
+    next(training)
+    look = iter(loader)
+    assert len(next(look))
+    if is_dropped:
+        del look
+    with pytest.raises(
+        DeliveryError, match=r"^another iteration .* leave `persistent_workers` out"
+    ):
+        next(training)
+    assert sorted(np.concatenate([*loader]).tolist()) == [*range(64)]

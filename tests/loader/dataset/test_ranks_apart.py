@@ -115,7 +115,14 @@ def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
                 dist.barrier()
             look(loader, 1)
             states.append(loader.state_dict())
-            del iterator
+            dist.barrier()
+            kept = iter(loader) if rank == 0 else iter(())
+            next(kept, None)
+            states.append(loader.state_dict())
+            dist.barrier()
+            look(loader, 0)
+            states.append(loader.state_dict())
+            del iterator, kept
         broken = new("plain", seed=0)
         look(broken, 0)
         found["broken"] = train(broken, in_step=True, break_at=2)
@@ -151,7 +158,7 @@ def test_a_copy_does_not_hide_what_the_original_began(looked):
 def test_a_state_is_that_of_the_training_and_not_of_a_look(looked, kind):
     states = looked[0][f"states {kind}"]
     n_done = [(each["epoch"], each["progress"][-1]) for each in states]
-    assert n_done == [(0, 0), (1, 0), (2, 0), (3, 3)]
+    assert n_done == [(0, 0), (1, 0), (2, 0), *[(3, 3)] * 3]
     for rank in looked[1:]:
         assert rank[f"states {kind}"] == states
 

@@ -143,6 +143,9 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
     seen, (said,) = found["resumed at an end before"]
     assert seen == found["whole"][8:]
     assert "starts again from its first minibatch, because the run had been resumed before" in said
+    seen, (said,) = found["twice"]
+    assert seen == found["whole"][8:]
+    assert said.startswith("Lightning trains in epoch 1 again, though the loaded state is of its")
     for seen, said in found["max_steps"]:
         assert seen == found["whole"][8:]
         assert [each.partition(", as")[0] for each in said] == [
@@ -151,7 +154,7 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
 
 
 _LIGHTNING_ODDLY = """
-    import json, logging, sys, warnings
+    import json, logging, re, sys, warnings
     import numpy as np
     import torch
     warnings.simplefilter("ignore")
@@ -257,7 +260,8 @@ _LIGHTNING_ODDLY = """
                 pass
         fit.validated = model.validated
         said = [str(each.message) for each in said]
-        return model.seen, [each for each in said if "not restored" in each or "not deliv" in each]
+        known = re.compile("not restored|not deliv|again")
+        return model.seen, [each for each in said if known.search(each)]
 
     looked_at = loader()
     next(iter(looked_at))
@@ -293,6 +297,9 @@ _LIGHTNING_ODDLY = """
     fit(loader(), stop=8, kind=Unscheduled)
     fit(loader(), stop=3, checkpoint=path, kind=Unscheduled)
     found["resumed at an end before"] = fit(loader(), checkpoint=path, kind=Unscheduled)
+    for checkpoint in (None, path):
+        fit(Held(), stop=8, checkpoint=checkpoint, kind=Unscheduled)
+    found["twice"] = fit(Held(), checkpoint=path, kind=Unscheduled)
     found["max_steps"] = []
     for make in (Held, loader):
         fit(make(), max_steps=5, kind=Unscheduled)
