@@ -288,9 +288,10 @@ class RanksCompared:
 
     No rank waits: each publishes what it reads and where its iterations begin, and looks at what
     others have published by then. Datasets are identified by the order in which they are made,
-    which is the same on all ranks, and copies by those of the same dataset. Iterations belong
-    together if they began between the same two collectives, which torch.distributed counts: all
-    ranks begin the same collectives, so whatever they did before the last of them is known to all.
+    which is the same on all ranks, and copies by those of the same dataset since the last
+    collective. Iterations belong together if they began between the same two collectives, which
+    torch.distributed counts: all ranks begin the same collectives, so whatever they did before the
+    last of them is known to all.
 
     Parameters
     ----------
@@ -308,7 +309,7 @@ class RanksCompared:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._number = str(next(self._numbers)) if ranks.may_be_several else None
-        self._n_copies = 0
+        self._copied: tuple[int | None, int] = (None, 0)  # the clock, and copies since
         self._has_compared = False
         self._begun: dict[int, _Interval] = {}  # by clock
         self._published: set[int] = set()  # ranks that have published where they began
@@ -566,11 +567,13 @@ class RanksCompared:
     def __getstate__(self) -> dict[str, Any]:
         number = self._number
         if number is not None and get_spawning_popen() is None:
-            self._n_copies += 1
-            number = f"{number}.{self._n_copies}"
+            # A copy that one rank makes by itself does not change the numbers of later ones.
+            clock = self.clock
+            n = self._copied[1] + 1 if self._copied[0] == clock else 1
+            self._copied, number = (clock, n), f"{number}.{clock}.{n}"
         return self.__dict__ | {
             "_number": number,
-            "_n_copies": 0,
+            "_copied": (None, 0),
             "_begun": {},
             "_published": set(),
             "_group": None,

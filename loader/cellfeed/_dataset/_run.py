@@ -452,10 +452,12 @@ class Run:
         if counted.is_trained or begun is None:
             return False
         wait_for_dropped()
-        if not counted.is_closed and begun.clock == self._compared.clock:
-            # It has just begun: a training loop, unless one goes on beside it.
-            return any(each.is_trained and not each.is_over for each in earlier)
-        return not self._was_trained(counted)
+        if begun.clock != self._compared.clock:
+            return not self._was_trained(counted)
+        if counted.is_closed:  # others may have begun it as well
+            return counted.n_delivered <= 1
+        # It has just begun: a training loop, unless one goes on beside it.
+        return any(each.is_trained and not each.is_over for each in earlier)
 
     def _comparable(self, counted: Counted) -> Beginning | None:
         """Return where an iteration began, if other ranks may have begun it."""

@@ -123,6 +123,14 @@ def looked(request, tmp_path_factory) -> list[dict[str, Any]]:
             look(loader, 0)
             states.append(loader.state_dict())
             del iterator, kept
+        original = new("plain", seed=0)
+        if rank == 0:
+            pickle.loads(pickle.dumps(original))
+        dist.barrier()
+        copied = pickle.loads(pickle.dumps(original))
+        look(copied, *range(dist.get_world_size()), n=3)
+        dist.barrier()
+        found["a copy of one rank"] = copied.state_dict()
         broken = new("plain", seed=0)
         look(broken, 0)
         found["broken"] = train(broken, in_step=True, break_at=2)
@@ -161,6 +169,12 @@ def test_a_state_is_that_of_the_training_and_not_of_a_look(looked, kind):
     assert n_done == [(0, 0), (1, 0), (2, 0), *[(3, 3)] * 3]
     for rank in looked[1:]:
         assert rank[f"states {kind}"] == states
+
+
+def test_a_copy_that_one_rank_makes_leaves_the_states_of_later_ones(looked):
+    for rank in looked:
+        state = rank["a copy of one rank"]
+        assert (state["epoch"], state["progress"][-1]) == (0, 3)
 
 
 def test_epochs_that_all_ranks_break_off_are_different_ones(looked):
