@@ -288,7 +288,7 @@ def _complete(
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
             if not isinstance(in_turn, _InTurn):  # else they are kept
                 minibatches._shutdown_workers()  # noqa: SLF001 - no public way
-            del minibatches
+            del minibatches, in_turn
 
 
 def loader_over(
