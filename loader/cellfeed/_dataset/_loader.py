@@ -117,9 +117,10 @@ class MinibatchLoader(DataLoader[Any]):
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
             counted = self._begin_for_workers()
-            minibatches = super().__iter__()
-        in_turn = _InTurn(self, minibatches) if self.persistent_workers else minibatches
-        return self._announced(_complete(counted, minibatches, in_turn))
+            minibatches: Any = super().__iter__()
+        if self.persistent_workers:
+            minibatches = _InTurn(self, minibatches)
+        return self._announced(_complete(counted, minibatches, is_kept=self.persistent_workers))
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -269,9 +270,7 @@ class _InTurn:
         return next(self._minibatches)
 
 
-def _complete(
-    counted: Counted, minibatches: Any, in_turn: Iterator[Any]
-) -> Generator[Any, None, None]:
+def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator[Any, None, None]:
     """Yield minibatches without keeping a reference to the last; check that none is missing.
 
     Workers that are not kept for the next epoch end with it, also after an error: torch would end
@@ -279,16 +278,16 @@ def _complete(
     """
     remedy = "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
     try:
-        yield from counted.counting(in_turn, remedy=remedy)
+        yield from counted.counting(minibatches, remedy=remedy)
     except CellfeedError as error:
         # Its original one-line message; torch has put the traceback before it.
         last = str(error).rstrip().rpartition("\n")[2]
         raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
     finally:
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
-            if not isinstance(in_turn, _InTurn):  # else they are kept
+            if not is_kept:
                 minibatches._shutdown_workers()  # noqa: SLF001 - no public way
-            del minibatches, in_turn
+            del minibatches
 
 
 def loader_over(

@@ -281,11 +281,7 @@ def end_epoch_of_lightning(dataset: Any, length: int) -> None:
     if isinstance(interval, int):  # the validation goes on after a multiple of it
         n += -n % interval
     progress = epochs.batch_progress.current
-    n_more = n - progress.ready
-    progress.ready += n_more
-    progress.started += n_more
-    progress.processed += n_more
-    progress.completed += n_more
+    progress.increment_by(n - progress.ready)
 
 
 def _epoch_loop_of(loop: Any, dataset: Any, length: int) -> tuple[Any, int]:
