@@ -21,7 +21,13 @@ from cellfeed._decode._array import (
 )
 from cellfeed._decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
 from cellfeed._decode._files import FolderFiles, ZarrFiles, identity_of_files
-from cellfeed._decode._hdf5 import hdf5_array, hdf5_codec, hdf5_slow_read, hdf5_tables
+from cellfeed._decode._hdf5 import (
+    hdf5_array,
+    hdf5_codec,
+    hdf5_in_memory,
+    hdf5_slow_read,
+    hdf5_tables,
+)
 from cellfeed._decode._kernels._codecs import can_cast
 from cellfeed._decode._lists import LIST_NUMBERS, Lists, list_numbers
 from cellfeed._decode._placing import (

@@ -421,6 +421,23 @@ class TestOtherWriters:
         tables = [table.drop(columns=["source_file"]) for table in tables]
         pd.testing.assert_frame_equal(*tables)
 
+    def test_that_are_opened_together(self, write_h5ad, monkeypatch):
+        """In threads; here one is opened while the attributes of the other are in memory."""
+        paths = [write_h5ad(COUNTS, self.OBS, edit=as_r) for _ in range(2)]
+        read, found = ad.io.read_elem, []
+
+        def flags(path):
+            return open_collection(path, obs=["flag"]).obs["flag"].codes.tolist()
+
+        def read_beside(element):
+            monkeypatch.setattr(ad.io, "read_elem", read)
+            found.append(flags(paths[1]))
+            return read(element)
+
+        monkeypatch.setattr(ad.io, "read_elem", read_beside)
+        found.append(flags(paths[0]))
+        assert found == [[0, -1] * 20] * 2
+
     def test_that_lack_the_name_of_the_index(self, write_h5ad):
         def edit(file):
             del file["obs"].attrs["_index"]

@@ -430,6 +430,25 @@ class TestVirtualDatasets:
         with pytest.raises(FormatError, match=rf"`X`: {n_lost} of its .* are missing"):
             open_collection(here)[:]
 
+    def test_of_many_sources_with_a_cell_without_elements(self, folder):
+        """HDF5 refuses to read no element of a virtual dataset of 50 sources or more."""
+        X = sp.csr_matrix(COUNTS * (np.arange(N) % 4 > 0)[:, None])
+        here, n = folder / "small.h5ad", X.nnz
+        cells(X).write_h5ad(here)
+        (folder / "there").mkdir()
+        shutil.copy(here, folder / "there" / "big.h5ad")
+        with h5py.File(here, "r+") as file:
+            for name in ("X/data", "X/indices"):
+                layout = h5py.VirtualLayout((n,), file[name].dtype)
+                for k in range(n):
+                    layout[k] = h5py.VirtualSource("there/big.h5ad", name, (n,))[k]
+                del file[name]
+                file.create_virtual_dataset(name, layout)
+        assert n >= 50
+        collection = open_collection(here)
+        for row in range(N):
+            assert np.array_equal(dense(collection[[row]].X), X[row].toarray())
+
 
 class TestRawFiles:
     @pytest.mark.parametrize("name", ["X", "obsm/pca", "obs/number"])

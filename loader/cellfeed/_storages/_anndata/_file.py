@@ -17,7 +17,7 @@ import numpy as np
 
 from cellfeed._bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed._bytes._tables import CachedTables, Computed, Tables
-from cellfeed._decode import ChunkedArray, SlowRead
+from cellfeed._decode import ChunkedArray, SlowRead, hdf5_in_memory
 from cellfeed._lazy import ad, pd
 from cellfeed._storages._source import OpenedPerProcess, Source
 
@@ -88,7 +88,7 @@ def read_element(element: Any) -> Any:
     """
     if not isinstance(element, h5py.Group | h5py.Dataset) or not _is_odd(element):
         return ad.io.read_elem(element)
-    with h5py.File("memory", "w", driver="core", backing_store=False) as memory:
+    with hdf5_in_memory() as memory:
         memory.copy(element, "element", expand_soft=True, expand_external=True)
         for each in _all(memory["element"]):
             if isinstance(each, h5py.Dataset) and each.is_virtual:
