@@ -78,6 +78,24 @@ class ByteStore(ABC):
         """
         return None
 
+    def check_files(self, files: NDArray[np.int64]) -> None:  # noqa: B027 - for subclasses
+        """Check that files are as they were when they were first seen; called after each read.
+
+        By default, nothing is checked: bytes in memory come from files that were.
+
+        Parameters
+        ----------
+        files
+            Numbers of files, int64, shape (n,).
+
+        Raises
+        ------
+        FormatError
+            One was replaced or written to.
+        PathError
+            One was removed.
+        """
+
     def expect(
         self,
         files: NDArray[np.int64],  # noqa: ARG002 - for subclasses

@@ -498,7 +498,7 @@ class ChunkedArray:
         if not self.is_decoded_whole:
             placing = int(array[fields.PLACING])
             kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
-        table, keep_alive = chunk_table(
+        table, in_use = chunk_table(
             self.files,
             located.files,
             offsets,
@@ -524,7 +524,8 @@ class ChunkedArray:
             chunks=table,
             segments=segments,
             owners=(self,) * len(arrays),
-            keep_alive=(keep_alive, tables, self.checked),
+            files=(in_use,),
+            keep_alive=(tables, self.checked),
         )
 
     def describe(self, chunk: int) -> str:
@@ -700,7 +701,7 @@ class RowRanges:
             Dtype at the destinations.
         """
         extents, itemsize = self.extents(rows), self.dtype.itemsize
-        chunks, keep_alive = chunk_table(
+        chunks, in_use = chunk_table(
             self.files,
             extents.files,
             extents.firsts * itemsize,
@@ -720,7 +721,7 @@ class RowRanges:
             chunks=chunks,
             segments=segments,
             owners=(self,),
-            keep_alive=(keep_alive,),
+            files=(in_use,),
         )
 
     def describe(self, chunk: int) -> str:

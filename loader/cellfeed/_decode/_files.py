@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,6 @@ from cellfeed._bytes._store import closed_with
 from cellfeed._decode._zarr import ZarrLayout
 
 _SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
-_CHECK_AGAIN_AFTER = 1.0  # seconds
 _MOST_LOOKED_AT = 100_000  # files of a folder, which takes 0.2 s
 
 _ABSENT: Identity = (-1, -1)
@@ -73,12 +71,11 @@ class FolderFiles(ByteStore):
         """Drop descriptors of another process."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._checked_at = np.full(len(self._identities), -np.inf)
             self._descriptors = np.full(len(self._identities), -1, np.int64)
             self._open: list[_OpenFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_checked_at", "_descriptors", "_open")  # of this process
+        own = ("_descriptors", "_open")  # of this process
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return state | {"_process": -1}
 
@@ -100,7 +97,7 @@ class FolderFiles(ByteStore):
         """Return descriptors or addresses of paths; see `ByteStore`."""
         if not self._stay_open:
             return self._addresses(files)
-        self.check_unchanged(files)
+        self._enter_process()
         self._open_those(np.unique(files))
         handles = self._descriptors[files]
         is_closed = (handles < 0) & (self.sizes(files) >= 0)
@@ -110,25 +107,12 @@ class FolderFiles(ByteStore):
         handles[is_closed] = addresses[numbers]
         return handles, (paths, self._open)
 
-    def check_unchanged(self, files: NDArray[np.int64]) -> None:
-        """Check that files have not changed since the first check; each at most once per second.
-
-        Raises
-        ------
-        FormatError
-            A file was replaced or written to.
-        PathError
-            A file was removed.
-        """
-        if not self._stay_open:
-            return
-        self._enter_process()
-        now = time.monotonic()
-        distinct = np.unique(files)
-        due = distinct[now - self._checked_at[distinct] > _CHECK_AGAIN_AFTER]
-        for file, found in zip(due.tolist(), self._found(due), strict=True):
-            self._compare(file, found)
-        self._checked_at[due] = now
+    def check_files(self, files: NDArray[np.int64]) -> None:
+        """Check files that stay open; see `ByteStore`."""
+        if self._stay_open:
+            distinct = np.unique(files)
+            for file, found in zip(distinct.tolist(), self._found(distinct), strict=True):
+                self._compare(file, found)
 
     def read_ranges(
         self,
@@ -137,9 +121,10 @@ class FolderFiles(ByteStore):
         sizes: NDArray[np.int64],
     ) -> list[bytes | None]:
         """Read byte ranges, one after another; see `ByteStore`."""
-        self.check_unchanged(files)
         ranges = zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
-        return [self._read(*each) for each in ranges]
+        found = [self._read(*each) for each in ranges]
+        self.check_files(files)
+        return found
 
     def _read(self, file: int, first: int, n_bytes: int) -> bytes | None:
         try:
@@ -249,8 +234,18 @@ class ZarrFiles(FolderFiles):
         The array's folder, as the user gave it.
     layout
         Layout of the array.
+    check_metadata
+        Raises an error if the array's metadata has changed.
     """
 
-    def __init__(self, folder: Path, layout: ZarrLayout) -> None:
+    def __init__(
+        self, folder: Path, layout: ZarrLayout, check_metadata: Callable[[], None]
+    ) -> None:
         n_files = math.prod(layout.file_grid) if layout.sharded else 0
         super().__init__(folder, layout.file_names, n_files, stay_open=layout.sharded)
+        self._check_metadata = check_metadata
+
+    def check_files(self, files: NDArray[np.int64]) -> None:
+        """Check the metadata, and shards; see `ByteStore`."""
+        self._check_metadata()
+        super().check_files(files)

@@ -30,6 +30,32 @@ from cellfeed._errors import FormatError
 _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FilesInUse:
+    """Files that are read, and what must exist until then.
+
+    Parameters
+    ----------
+    store, files
+        The store, and the number of the file of each chunk, int64, shape (n_chunks,).
+    keep_alive
+        The object that must exist.
+    """
+
+    store: ByteStore
+    files: NDArray[np.int64]
+    keep_alive: object
+
+    @staticmethod
+    def check(those: Sequence["FilesInUse"]) -> None:
+        """Check that none has changed while they were read."""
+        of_store = dict[int, list[FilesInUse]]()
+        for each in those:
+            of_store.setdefault(id(each.store), []).append(each)
+        for some in of_store.values():
+            some[0].store.check_files(np.concatenate([each.files for each in some]))
+
+
 def chunk_table(
     store: ByteStore,
     files: NDArray[np.int64],
@@ -39,8 +65,8 @@ def chunk_table(
     firsts: NDArray[np.int64],
     n_segments: int,
     flags: NDArray[np.int64] | int = 0,
-) -> tuple[NDArray[np.int64], object]:
-    """Return the kernels' table of chunks, and an object that must exist while files are read.
+) -> tuple[NDArray[np.int64], FilesInUse]:
+    """Return the kernels' table of chunks, and the files that it refers to.
 
     Parameters
     ----------
@@ -64,7 +90,7 @@ def chunk_table(
     table[:, fields.FIRST_SEGMENT] = firsts
     table[:-1, fields.END_SEGMENT] = firsts[1:]
     table[-1:, fields.END_SEGMENT] = n_segments
-    return table, keep_alive
+    return table, FilesInUse(store, files, keep_alive)
 
 
 class Owner(Protocol):
@@ -114,8 +140,10 @@ class ChunkReads:
         The array of each row of ``arrays``.
     crossings
         Addresses at which the column indices of a row continue from another chunk, by itemsize.
+    files
+        The files of the chunks.
     keep_alive
-        Objects that must exist while files are read: paths and tables whose addresses are used.
+        Objects that must exist until then: tables whose addresses are used.
     """
 
     arrays: NDArray[np.int64]
@@ -123,6 +151,7 @@ class ChunkReads:
     segments: NDArray[np.int64]
     owners: tuple[Owner, ...]
     crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    files: tuple[FilesInUse, ...] = ()
     keep_alive: tuple[object, ...] = ()
 
     @staticmethod
@@ -164,6 +193,7 @@ class ChunkReads:
                 if (having := [part for part in parts if itemsize in part.crossings])
             },
             owners=tuple(owner for part in parts for owner in part.owners),
+            files=tuple(some for part in parts for some in part.files),
             keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
         )
 
@@ -330,9 +360,11 @@ class ChunkReads:
             report[fields.NEXT_TASK] = 0
             n_bytes += self._work_off(arrays, chunks, segments, report, decoder)
             if report[fields.FAILURE]:
+                FilesInUse.check(self.files)  # else this would be called damage
                 chunk = rows[report[fields.FAILED_CHUNK]]
                 raise self._damage(int(report[fields.FAILURE]), int(chunk))
             begin = time.perf_counter_ns()
+        FilesInUse.check(self.files)
         counters.add(Counter.CHUNKS, self.n_chunks)
         counters.add(Counter.BYTES_READ, n_bytes)
         counters.add(Counter.BYTES_USED, self.useful_bytes)
@@ -435,6 +467,7 @@ def _placed_for_each(alike: Sequence[ChunkReads]) -> ChunkReads:
             itemsize: np.concatenate([each.crossings[itemsize] for each in alike])
             for itemsize in first.crossings
         },
+        files=tuple(some for each in alike for some in each.files),
         keep_alive=tuple(thing for each in alike for thing in each.keep_alive),
     )
 

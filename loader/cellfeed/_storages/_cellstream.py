@@ -143,6 +143,10 @@ class Archive(OpenedPerProcess, ByteStore):
         opened = self()
         return np.full(len(files), opened.descriptor, np.int64), opened
 
+    def check_files(self, files: NDArray[np.int64]) -> None:  # noqa: ARG002 - there is one
+        """Check the file; see `ByteStore`."""
+        self.check_unchanged()
+
     def _open(self) -> Opened:
         cellstream = library("cellstream", self.location, what=_WHAT, extra="cellstream")
         reader = library("cellstream.packed.reader", self.location, what=_WHAT, extra="cellstream")
@@ -302,12 +306,13 @@ class CellFrames(DirectCsr):
         try:
             if opened.decode is not None:
                 opened.decode(rows, data, indices)
-                return
-            found = self._archive.gather(rows, data.dtype)
+            else:
+                found = self._archive.gather(rows, data.dtype)
+                indices[:], data[:] = found.indices, found.data
         except Exception as error:  # describing it takes longer than many calls
             with self._archive.failures_named(f"cells {rows.min()} to {rows.max()}"):
                 raise error from None
-        indices[:], data[:] = found.indices, found.data
+        self._archive.check_unchanged()
 
 
 def _differences(pointers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:

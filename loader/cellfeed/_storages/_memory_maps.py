@@ -356,7 +356,7 @@ class MappedCsr(FlatCsr):
         return CsrRows(ends, indices.astype(np.int64), data, chunked.n_columns)
 
     def _find(self) -> CsrChunks:
-        self._files.check_unchanged(np.arange(3))
+        self._files.check_files(np.arange(3))
         stored = self._arrays.indptr.mapped()[self._rows.start : self._rows.stop + 1]
         is_mapped = stored.dtype in (np.int64, np.uint64)
         pointer = stored.view(np.int64) if is_mapped else stored.astype(np.int64)

@@ -181,7 +181,7 @@ class _RowGroupElement(StoredElement):
     def _begun(self, runs: Runs) -> _Pending:
         parts = [*split_at(runs, self._groups.starts)]
         requests = self._files.expect(self._groups, np.array([k for k, _ in parts], np.int64))
-        begun = [_threads().submit(self._decode, group, rows) for group, rows in parts]
+        begun = [_threads().submit(self._decode_checked, group, rows) for group, rows in parts]
         return _Pending(runs, begun, requests)
 
     def _taken(self, runs: Runs) -> list[Any]:
@@ -189,6 +189,12 @@ class _RowGroupElement(StoredElement):
         expected = (each() for each in self._pending)
         found = next((each for each in expected if each is not None and each.has(runs)), None)
         return (found or self._begun(runs)).taken()
+
+    def _decode_checked(self, group: int, runs: Runs) -> list[Any]:
+        """Return rows of a row group, whose file has not changed meanwhile."""
+        found = self._decode(group, runs)
+        self._files.check(int(self._groups.files[group]))
+        return found
 
     def _decode(self, group: int, runs: Runs) -> list[Any]:
         """Return rows of a row group, batch by batch."""

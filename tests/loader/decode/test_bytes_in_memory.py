@@ -196,7 +196,7 @@ class TestReadahead:
     def test_files_are_not_requested(self, tmp_path):
         array = zarr.create_array(tmp_path / "x", data=VALUES, chunks=(300,))
         layout: Any = zarr_layout(array.metadata.to_dict())
-        files = ZarrFiles(tmp_path / "x", layout)
+        files = ZarrFiles(tmp_path / "x", layout, lambda: None)
         there = zarr_array(layout, files, "x", no_tables(tmp_path), lost_is_zero=False)
         begin, count, place = np.array([[0], [300], [0]], np.int64)
         reads = there.reads_of_ranges(begin, count, place, there.dtype)
@@ -209,7 +209,7 @@ def test_bytes_in_memory_beside_bytes_in_files(tmp_path):
     inside, _ = hdf5(tmp_path / "x.h5", HDF5["gzip"])
     zarr_array_ = zarr.create_array(tmp_path / "z" / "y", data=VALUES, chunks=(300,))
     layout: Any = zarr_layout(zarr_array_.metadata.to_dict())
-    files = ZarrFiles(tmp_path / "z" / "y", layout)
+    files = ZarrFiles(tmp_path / "z" / "y", layout, lambda: None)
     beside = zarr_array(layout, files, "y", no_tables(tmp_path), lost_is_zero=False)
     out = np.zeros((2, 1000), np.int32)
     begin, count = np.array([0], np.int64), np.array([1000], np.int64)

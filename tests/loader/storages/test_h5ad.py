@@ -427,7 +427,8 @@ class TestOtherWriters:
         read, found = ad.io.read_elem, []
 
         def flags(path):
-            return open_collection(path, obs=["flag"]).obs["flag"].codes.tolist()
+            column: Any = open_collection(path, obs=["flag"]).obs["flag"]
+            return column.codes.tolist()
 
         def read_beside(element):
             monkeypatch.setattr(ad.io, "read_elem", read)

@@ -25,6 +25,7 @@ from tests.loader.threads import (
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
+from cellfeed._decode import ChunkReads
 from cellfeed._storages._anndata._matrix import StoredMatrix
 
 
@@ -60,6 +61,16 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "truncated": (lambda path: os.truncate(path, 500), FormatError, ""),
     "removed": (Path.unlink, PathError, "was removed since it was opened; put it back"),
 }
+
+
+def change_while_chunks_are_decoded(monkeypatch: Any, change: Callable[[], Any]) -> None:
+    decode = ChunkReads._work_off
+
+    def change_and_decode(*arguments: Any) -> int:
+        change()
+        return decode(*arguments)
+
+    monkeypatch.setattr(ChunkReads, "_work_off", change_and_decode)
 
 
 def read_in_child(collection, connection) -> None:
@@ -153,6 +164,26 @@ class TestFilesThatChange:
 
         monkeypatch.setattr(StoredMatrix, "_read_slices", change_and_read)
         with pytest.raises(error, match=f"^{path}: {words}"):
+            collection[:]
+
+    @pytest.mark.parametrize("filter_", ["gzip", "none"])
+    @pytest.mark.parametrize("change", ["renamed over", "written in place", "removed"])
+    def test_while_chunks_are_decoded(self, write, filter_, change, monkeypatch):
+        function, error, words = CHANGES[change]
+        path = write(filter_=filter_)
+        os.utime(path, ns=(0, 0))
+        dataset = in_order(open_collection(path))
+        change_while_chunks_are_decoded(monkeypatch, lambda: path.exists() and function(path))
+        with pytest.raises(error, match=f"^{path}: {words}"):
+            next(iter(dataset))
+
+    def test_whose_new_chunks_cannot_be_decoded(self, write, monkeypatch):
+        """This is no damage."""
+        path = write()
+        os.utime(path, ns=(0, 0))
+        collection, content = open_collection(path), path.read_bytes()
+        change_while_chunks_are_decoded(monkeypatch, lambda: path.write_bytes(content[::-1]))
+        with pytest.raises(FormatError, match=f"^{path}: was replaced or written to"):
             collection[:]
 
     def test_that_may_not_be_read_any_more(self, path, monkeypatch):

@@ -22,6 +22,7 @@ from cellfeed import (
     PathError,
     open_collection,
 )
+from cellfeed._storages._parquet import ParquetLists
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -176,6 +177,19 @@ class TestChangedFiles:
         assert np.array_equal(collection[:].X.toarray(), COUNTS)
         state = path.stat()
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))
+        with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
+            collection[:]
+
+    def test_replaced_while_it_is_read(self, opened, monkeypatch):
+        path, collection = opened
+        decode = ParquetLists._decode
+
+        def decode_and_replace(*arguments):
+            found = decode(*arguments)
+            os.utime(path, ns=(0, 0))
+            return found
+
+        monkeypatch.setattr(ParquetLists, "_decode", decode_and_replace)
         with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
             collection[:]
 

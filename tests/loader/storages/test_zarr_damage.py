@@ -16,7 +16,7 @@ from anndata.io import write_elem
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError, PathError, open_collection
-from cellfeed._decode import _files
+from cellfeed._decode import ChunkReads
 
 pytestmark = pytest.mark.filterwarnings(
     # What zarr and anndata say when these stores are written.
@@ -196,10 +196,6 @@ class TestChunksInFiles:
 
 
 class TestChanges:
-    @pytest.fixture(autouse=True)
-    def look_every_time(self, monkeypatch):
-        monkeypatch.setattr(_files, "_CHECK_AGAIN_AFTER", -1.0)
-
     @staticmethod
     def touch(path: Path) -> None:
         os.utime(path, ns=(0, 0))
@@ -217,6 +213,18 @@ class TestChanges:
         with pytest.raises(FormatError, match=f"{name}: was replaced or written to since it was"):
             collection[:]
 
+    @pytest.mark.parametrize("name", ["X/data/c/0", "X/indices/zarr.json"])
+    def test_while_chunks_are_decoded(self, sharded, name, monkeypatch):
+        collection, decode = open_collection(sharded), ChunkReads._work_off
+
+        def change_and_decode(*arguments):
+            self.touch(sharded / name)
+            return decode(*arguments)
+
+        monkeypatch.setattr(ChunkReads, "_work_off", change_and_decode)
+        with pytest.raises(FormatError, match=f"{name}: was replaced or written to since it was"):
+            collection[:]
+
     @pytest.mark.parametrize("name", ["X/data/c/0", "X/data/zarr.json"])
     def test_removed_since_it_was_opened(self, sharded, name):
         collection = open_collection(sharded)
@@ -230,13 +238,6 @@ class TestChanges:
         collection[:]
         self.touch(sharded / "X/data/c/0")
         assert np.array_equal(collection[[-1]].X.toarray(), MATRIX[[-1]])
-
-    def test_are_looked_for_once_in_a_while(self, sharded, monkeypatch):
-        monkeypatch.setattr(_files, "_CHECK_AGAIN_AFTER", 1000.0)
-        collection = open_collection(sharded)
-        collection[:]
-        self.touch(sharded / "X/data/c/0")
-        assert np.array_equal(collection[:].X.toarray(), MATRIX)
 
 
 class TestMetadata:

@@ -107,6 +107,10 @@ class LocalH5File(H5File, ByteStore):
         file = self()
         return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
 
+    def check_files(self, files: NDArray[np.int64]) -> None:  # noqa: ARG002 - there is one
+        """Check this file, and those that it refers to; see `ByteStore`."""
+        self._watched.check()
+
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the size of the file in bytes."""
         n_bytes = _state_of(self()).st_size

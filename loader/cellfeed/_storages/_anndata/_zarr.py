@@ -321,7 +321,7 @@ class LocalZarrStore(ZarrStore):
         _check_links(self._absolute / name / "c")  # in which version 3 has chunks
 
     def _files_of(self, name: str, layout: decode.ZarrLayout) -> ByteStore:
-        return decode.ZarrFiles(self._path / name, layout)
+        return decode.ZarrFiles(self._path / name, layout, self._metadata.check)
 
     def _identity_of(self, name: str) -> LastingIdentity | None:
         return decode.identity_of_files(self._absolute / name)
