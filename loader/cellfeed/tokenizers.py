@@ -263,10 +263,7 @@ class Tokenizer:
         ParameterError
             None is known, or two have the same token.
         """
-        names = genes
-        if self.gene_names is not None:
-            by_gene = dict(zip(self.gene_names.of, self.gene_names.names, strict=True))
-            names = _objects(by_gene.get(each, "") for each in genes)
+        names = self._names_of(genes)
         tokens: NDArray[np.int64] = self.vocabulary.tokens_of(names)
         known = np.flatnonzero(tokens >= 0)
         if not known.size:
@@ -286,6 +283,13 @@ class Tokenizer:
             )
             raise ParameterError(msg)
         return tokens
+
+    def _names_of(self, genes: NDArray[Any]) -> NDArray[Any]:
+        """Return the names by which the vocabulary may know genes."""
+        if self.gene_names is None:
+            return genes
+        by_gene = dict(zip(self.gene_names.of, self.gene_names.names, strict=True))
+        return _objects(by_gene.get(each, "") for each in genes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,13 +349,13 @@ class RankTokens(Tokenizer):
         """See `Tokenizer`; genes without a median are unknown."""
         tokens = super().tokens_of(genes)
         if self.medians is not None:
-            tokens[np.isnan(self.divisors_of(tokens))] = -1
+            tokens[np.isnan(self.divisors_of(genes))] = -1
         return tokens
 
-    def divisors_of(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the median of each gene, given by its token; NaN if it has none."""
-        by_token = dict(zip(self.vocabulary.tokens.tolist(), self.medians.tolist(), strict=True))
-        return np.array([by_token.get(each, np.nan) for each in tokens.tolist()], np.float64)
+    def divisors_of(self, genes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the median of each gene of a collection; NaN if it has none."""
+        by_name = dict(zip(self.vocabulary.names, self.medians.tolist(), strict=True))
+        return np.array([by_name.get(each, np.nan) for each in self._names_of(genes)], np.float64)
 
     def __repr__(self) -> str:
         return f"RankTokens({len(self.vocabulary):,} tokens, max_length={self.max_length})"

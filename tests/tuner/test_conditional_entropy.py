@@ -13,6 +13,8 @@ from cellfeed import BlockShuffling, EpochPlan, ParameterError
 from cellfeed_tuner import Conditional, label_entropy
 from cellfeed_tuner._entropy import (
     _joint,
+    as_codes,
+    count_labels,
     label_pair,
     random_conditional_entropy_bits,
     replay_plan,
@@ -60,6 +62,9 @@ def test_random_sampling_gives_the_enumerated_mean(rows, batch_size):
     first, second = np.array(rows).T
     computed = random_conditional_entropy_bits(first, second, batch_size)
     assert computed == pytest.approx(exact, abs=1e-9)
+    if second.min() >= 0:
+        unsigned = second.astype(np.uint8)
+        assert random_conditional_entropy_bits(first, unsigned, batch_size) == computed
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), min_size=4, max_size=60))
@@ -79,6 +84,23 @@ def test_the_replay_gives_the_mean_over_the_minibatches_of_the_plan(rows):
         found += [conditional([rows[row] for row in batch]) for batch in full]
     assert 16 <= cell.n_minibatches < len(found)
     assert cell.bits.value == pytest.approx(np.mean(found[: cell.n_minibatches]), abs=1e-9)
+
+
+def test_codes_may_be_unsigned_where_the_others_are_missing():
+    rng = np.random.default_rng(0)
+    plate, line = rng.integers(-1, 3, 2_000), rng.integers(0, 3, 2_000)
+    (signed,), (unsigned,) = (
+        label_entropy(
+            Conditional(plate, line.astype(dtype)),
+            batch_size=64, block_sizes=[1], fetch_factors=[1],
+        )
+        for dtype in (np.int64, np.uint8)
+    )  # fmt: skip
+    assert unsigned.bits.value == signed.bits.value
+    counts = count_labels(as_codes(line.astype(np.uint8))).counts
+    assert counts.tolist() == np.bincount(line).tolist()
+    with pytest.raises(ParameterError, match=r"must be less than 2\*\*63, but one is 1844"):
+        as_codes(np.array([2**64 - 1], np.uint64))
 
 
 def test_single_rows_mix_as_random_sampling_does():

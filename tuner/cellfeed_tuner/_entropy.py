@@ -265,7 +265,15 @@ def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
             f"but got shape {codes.shape} and dtype {codes.dtype}"
         )
         raise ParameterError(msg)
-    return codes
+    return codes if codes.dtype.kind == "i" else _signed(codes)
+
+
+def _signed(codes: NDArray[np.unsignedinteger]) -> NDArray[np.signedinteger]:
+    """Return unsigned codes as int64, so that some can be marked as missing."""
+    if codes.max() > np.iinfo(np.int64).max:
+        msg = f"`labels` must be less than 2**63, but one is {codes.max()}; number labels from 0"
+        raise ParameterError(msg)
+    return codes.astype(np.int64)
 
 
 def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:

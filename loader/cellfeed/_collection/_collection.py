@@ -371,7 +371,11 @@ class Collection:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the first element, which can hold the values of every file."""
+        """Dtype of the first element: what `numpy.result_type` gives for those of its files.
+
+        Integers above 2^53 are rounded if this is float64, as when files have both int64 and
+        uint64.
+        """
         return self._first.dtype
 
     @property

@@ -112,6 +112,10 @@ class Genes:
                 )
                 raise ParameterError(msg)
             require_list("genes", "names or booleans", names)
+            n_missing = int(pd.isna(np.asarray(names, object)).sum())
+            if n_missing:
+                msg = f"`genes` has {n_missing:,} missing values; leave them out, or write False"
+                raise ParameterError(msg)
         self.join_vars, self.of_first = join_vars, of_first
         self.mask: NDArray[np.bool_] | None = None
         if names is not None and np.asarray(names).dtype == bool:
@@ -373,7 +377,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
 
 
 def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
-    """Return a dtype that can hold the values of all sources."""
+    """Return the dtype that NumPy joins those of all sources to, as anndata does."""
     dtypes = [source.elements[name].dtype for source in sources]
     if all(each.names is None for each in dtypes):
         return np.result_type(*dtypes)

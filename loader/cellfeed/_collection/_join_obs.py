@@ -179,7 +179,8 @@ def join_column(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> 
             )
             raise MismatchError(msg)
     if kinds[first] == "numbers":
-        return NumericColumn(_join_numbers(name, parts))
+        is_nullable = any(_is_nullable(series) for _, series in parts)
+        return NumericColumn(_join_numbers(name, parts), is_nullable)
     columns = [series.astype("category").cat for _, series in parts]
     return _join_codes(
         [(each.codes.to_numpy(), each.categories.to_numpy(dtype=object)) for each in columns]
@@ -219,8 +220,11 @@ def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -
 
 def _dtype_of_numbers(series: pd.Series[Any]) -> np.dtype[Any]:
     # Missing ones are NaN, of pandas' nullable integers too.
-    is_nullable = pd.api.types.is_extension_array_dtype(series.dtype)
-    return np.dtype(np.float64) if is_nullable else np.asarray(series).dtype
+    return np.dtype(np.float64) if _is_nullable(series) else np.asarray(series).dtype
+
+
+def _is_nullable(series: pd.Series[Any]) -> bool:
+    return bool(pd.api.types.is_extension_array_dtype(series.dtype))
 
 
 def exact_numbers(
@@ -243,7 +247,7 @@ def exact_numbers(
         ``dtype`` cannot hold one of the integers. Fractions are rounded, as in NumPy.
     """
     values: NDArray[Any]
-    if pd.api.types.is_extension_array_dtype(series.dtype):
+    if _is_nullable(series):
         values = series.to_numpy(dtype=dtype, na_value=np.nan)
         integers = np.empty(0)
         if series.dtype.kind in "iu":  # older versions of pandas give objects if not asked

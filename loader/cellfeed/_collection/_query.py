@@ -291,6 +291,10 @@ def _series_of(column: ObsColumn) -> Callable[[slice], pd.Series[Any]]:
     """
     if not isinstance(column, CategoricalColumn):
         numbers = column.values
+        if column.is_nullable:
+            return lambda part: pd.Series(
+                pd.arrays.FloatingArray(numbers[part], np.isnan(numbers[part]))
+            )
         is_narrow = numbers.dtype.kind in "iu" and numbers.dtype != np.uint64
         wide = np.dtype(np.int64) if is_narrow else numbers.dtype  # so that results do not wrap
         return lambda part: pd.Series(numbers[part].astype(wide, copy=False))

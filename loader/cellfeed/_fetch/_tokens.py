@@ -242,7 +242,7 @@ def genes_of(tokenizer: Tokenizer, names: NDArray[Any]) -> _Genes:
     divisors, weights = np.empty(0), np.zeros(tokens.size, np.float32)
     if isinstance(tokenizer, RankTokens):
         has_medians = tokenizer.medians is not None
-        divisors = tokenizer.divisors_of(tokens) if has_medians else np.ones(tokens.size)
+        divisors = tokenizer.divisors_of(names) if has_medians else np.ones(tokens.size)
         with np.errstate(over="ignore", under="ignore"):
             weights = (1 / divisors).astype(np.float32)
     has_ties = np.unique(divisors[tokens >= 0]).size < _FEW_MEDIANS if divisors.size else False

@@ -257,9 +257,12 @@ class NumericColumn:
     ----------
     values
         One number per cell, NaN if missing, shape (n_cells,).
+    is_nullable
+        Whether missing ones are pandas' NA in a file, of which no comparison holds.
     """
 
     values: NDArray[Any]
+    is_nullable: bool = False
 
 
 ObsColumn = CategoricalColumn | NumericColumn

@@ -433,10 +433,10 @@ def test_columns_read_without_pandas_are_those_read_with_it(open_column, parts):
         assert plainly == expected
         return
     found, wanted = (vars_of(each) for each in (plainly, expected))
-    for name, values in wanted.items():
-        assert found[name].dtype == values.dtype
-        is_float = values.dtype.kind == "f"
-        assert np.array_equal(found[name], values, equal_nan=is_float)
+    for name, value in wanted.items():
+        ours, theirs = np.asarray(found[name]), np.asarray(value)
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs, equal_nan=theirs.dtype.kind == "f")
 
 
 def vars_of(column) -> dict[str, np.ndarray]:

@@ -271,6 +271,10 @@ class TestRefused:
                 ),
             ),
             ({"genes": []}, "`genes` is empty; give"),
+            (
+                {"genes": pd.Series([True, None, False], list("abc"), dtype="boolean")},
+                "`genes` has 1 missing values; leave them out, or write False",
+            ),
             ({"genes": ["a", "b", "a"]}, "`genes` names 'a' twice; give each gene once"),
             (
                 {"genes": ["a"], "join_vars": "outer"},

@@ -33,6 +33,9 @@ def table() -> pd.DataFrame:
             "plate": pd.Categorical(np.repeat(["p1", "p2"], N_ROWS // 2)),
             "n_counts": rng.integers(0, 1000, N_ROWS),
             "score": score,
+            "n_doublets": pd.array(
+                [None if k % 5 == 0 else k % 7 for k in range(N_ROWS)], dtype="Int64"
+            ),
             "is_live": rng.random(N_ROWS) < 0.5,
             "percent mito": rng.integers(0, 10, N_ROWS) / 10,
             "class": pd.Categorical(rng.choice(CLASSES, N_ROWS)),
@@ -70,7 +73,7 @@ def compare(left, operator: str, right):
 
 
 # Each condition is its text, and a function that gives where it holds in a data frame.
-numbers = st.sampled_from(["n_counts", "score", "`percent mito`"])
+numbers = st.sampled_from(["n_counts", "score", "n_doublets", "`percent mito`"])
 operators = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 texts = st.sampled_from(["T", "B", "NK", "other", "p1"])
 
@@ -152,7 +155,8 @@ class TestWhere:
     @given(st.recursive(flags | comparisons(), combined, max_leaves=6))
     def test_rows_are_those_of_the_data_frame(self, condition):
         text, holds = condition
-        assert np.array_equal(self.collection.where(text), np.flatnonzero(holds(self.table)))
+        expected = holds(self.table).to_numpy(dtype=bool, na_value=False)
+        assert np.array_equal(self.collection.where(text), np.flatnonzero(expected))
 
     collection: Collection
     table: pd.DataFrame
@@ -189,6 +193,14 @@ class TestWhere:
         assert collection.where("flag").tolist() == [0, 3]
         assert collection.where("not flag").tolist() == [1]
         assert collection.where("flag == False or flag").tolist() == [0, 1, 3]
+
+    def test_missing_integers_are_in_no_comparison(self, write_h5ad):
+        """Unlike NaN, which differs from every number."""
+        nullable = write_h5ad(np.eye(4), {"n": pd.array([1, 2, None, 1], dtype="Int64")})
+        plain = write_h5ad(np.eye(4), {"n": [1.0, 2.0, np.nan, 1.0]})
+        assert open_collection(nullable).where("n != 1").tolist() == [1]
+        assert open_collection(plain).where("n != 1").tolist() == [1, 2]
+        assert open_collection([plain, nullable]).where("not n == 1").tolist() == [1, 5]
 
     def test_files_may_have_other_categories(self, write_h5ad):
         paths = [

@@ -325,6 +325,15 @@ def test_a_cell_that_comes_twice_has_the_same_tokens_in_an_epoch(collection, cou
     assert len(set(n_rows)) < len(n_rows)
 
 
+@pytest.mark.parametrize("alias", [{}, {"gene1 before": 1e-3}])
+def test_medians_are_those_of_names_where_two_have_one_token(collection, counts, alias):
+    both = VOCABULARY | {"gene1 before": VOCABULARY["gene1"]}
+    tokenizer = RankTokens(both, MEDIANS | alias, max_length=20)
+    for minibatch in dataset_of(collection, tokenizer):
+        expected = oracle_of(RankTokens(VOCABULARY, MEDIANS, max_length=20), counts, minibatch.rows)
+        assert_equal(minibatch, expected, tokenizer)
+
+
 def test_gene_spaces_of_files_become_one(write_h5ad, counts):
     """Joined as the collection joins them: outer, or given genes; the vocabulary stays."""
     rng = np.random.default_rng(3)

@@ -249,8 +249,9 @@ def preshuffle(
     part is an AnnData group ``dataset_<number>`` of the store, or a group of MuData if modalities
     are written. ``obs`` has the columns of all files, with the union of their categories and
     unchanged cell names (which need not be unique; the provenance columns are). Values are
-    unchanged. Matrices that are stored by gene (CSC) are first rewritten by cell, uncompressed,
-    inside ``out``. ``obsp``, ``varm`` and ``varp`` are not written.
+    unchanged, but for the dtype if files have several; see `Collection.dtype`. Matrices that are
+    stored by gene (CSC) are first rewritten by cell, uncompressed, inside ``out``. ``obsp``,
+    ``varm`` and ``varp`` are not written.
 
     To resume a run that was stopped or killed, repeat the same call: only missing parts are
     written. The content depends on the files and on all parameters except ``scheduler``, but not on
