@@ -125,6 +125,18 @@ def test_says_how_long_it_needs(clock, seconds):
     assert measure(clock, loader, seconds=needed, step=0.01).n_rounds
 
 
+def test_training_that_becomes_slower(clock):
+    """As on a machine that others begin to use: turns are as long as without them."""
+    loader = Loader(clock, seconds=1e-5, fetch_factor=1, prefetch=1, n_fetches=100_000)
+    begun = clock.now
+    with headroom(loader, seconds=45.0) as found:
+        for step, _ in enumerate(loader):
+            clock.now += 1e-4 if step < 10 else 1e-2
+    assert found.n_rounds >= 3
+    assert clock.now - begun < 10
+    assert found.utilization.value == pytest.approx(1)
+
+
 class Numbers:
     """A loader of a user's own, without a position."""
 

@@ -190,10 +190,9 @@ class Headroom:
         """Return the time of a minibatch from the loader, over whole fetches."""
         of_fetch = self._expected * source.n_of_fetch
         self._require(source.n_of_fetch, is_possible=_agreed(of_fetch < self._left()))
-        n_fetches = _agreed(max(1, round(_TURN_SECONDS / of_fetch)))
         source.skip_what_was_read_ahead()
         yield from self._trained(source, 1)  # a fetch has come
-        self._expected = yield from self._timed(source, n_fetches * source.n_of_fetch)
+        self._expected = yield from self._timed_turn(source, source.n_of_fetch)
         return self._expected
 
     def _turn_without(self, seconds_of_fetch: float) -> Generator[Any, None, float]:
@@ -201,9 +200,21 @@ class Headroom:
         time.sleep(min(_MOST_QUIET_SECONDS, seconds_of_fetch))
         source = itertools.cycle(self._kept)
         yield from self._trained(source, _N_FIRST)
-        one = yield from self._timed(source, _N_FIRST)
-        n = _agreed(max(_N_FIRST, round(_TURN_SECONDS / one)))
-        return (yield from self._timed(source, n))
+        return (yield from self._timed_turn(source, _N_FIRST))
+
+    def _timed_turn(self, source: Iterator[Any], n_at_once: int) -> Generator[Any, None, float]:
+        """Return the mean time of a minibatch in a turn of whole fetches.
+
+        After each part it is asked again how long the turn is, since the machine may have become
+        slower.
+        """
+        n, seconds, n_more = 0, 0.0, 1
+        while n_more > 0:
+            own = n_more * n_at_once
+            seconds += own * (yield from self._timed(source, own))
+            n += n_more
+            n_more = _agreed(min(n, round((_TURN_SECONDS - seconds) * n / max(seconds, 1e-9))))
+        return seconds / (n * n_at_once)
 
     def _trained(
         self, source: Iterator[Any], n: int, kept: list[Any] | None = None
