@@ -16,10 +16,10 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 from cellfeed._errors import (
     ParameterError,
@@ -248,13 +248,18 @@ class CommonSeed:
         return self._seed
 
 
+Clock: TypeAlias = tuple[tuple[str, int], ...]
+"""Number of collectives that a rank has begun in each of its groups, by name. Two ranks compare
+those of the groups that both are in."""
+
+
 class Beginning(NamedTuple):
     """Where an iteration of a rank began.
 
     Parameters
     ----------
     clock
-        Number of collectives that the rank had begun.
+        The collectives that the rank had begun.
     epoch
         The epoch.
     n_before
@@ -263,10 +268,21 @@ class Beginning(NamedTuple):
         The seed, as a JSON value.
     """
 
-    clock: int
+    clock: Clock
     epoch: int
     n_before: int
     seed: Any
+
+    @property
+    def place(self) -> tuple[int, int, Any]:
+        """What is the same on all ranks."""
+        return self.epoch, self.n_before, self.seed
+
+    @staticmethod
+    def of(json_value: Any) -> "Beginning":
+        """Return what was written as JSON."""
+        clock, *place = json_value
+        return Beginning(tuple((name, n) for name, n in clock), *place)
 
     def text(self, *, with_seed: bool) -> str:
         """Return it as text."""
@@ -283,6 +299,9 @@ class _Interval:
     trained: Beginning | None = None
 
 
+_Intervals: TypeAlias = list[_Interval]
+
+
 class RanksCompared:
     """Compares what the ranks read, and which epochs they begin, to find a rank that differs.
 
@@ -290,8 +309,9 @@ class RanksCompared:
     others have published by then. Datasets are identified by the order in which they are made,
     which is the same on all ranks, and copies by those of the same dataset since the last
     collective. Iterations belong together if they began between the same two collectives, which
-    torch.distributed counts: all ranks begin the same collectives, so whatever they did before the
-    last of them is known to all.
+    torch.distributed counts: all ranks of a group begin the same collectives, so whatever they did
+    before the last of them is known to all of these. Ranks that share no group in which there was a
+    collective, as some do on a mesh of several dimensions, are compared through others.
 
     Parameters
     ----------
@@ -303,15 +323,16 @@ class RanksCompared:
     # Of all datasets, in one group: what this rank trained in last, as dataset and beginning, and
     # when it began those over which others may not iterate, by number.
     _trained: ClassVar[deque[tuple[str, Beginning]]] = deque(maxlen=_N_BEGINNINGS)
-    _own: ClassVar[dict[str, int]] = {}
+    _own: ClassVar[dict[str, Clock]] = {}
     _group_of_all: ClassVar[Any] = None
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._number = str(next(self._numbers)) if ranks.may_be_several else None
-        self._copied: tuple[int | None, int] = (None, 0)  # the clock, and copies since
+        # Number of collectives of all ranks, and copies since.
+        self._copied: tuple[int | None, int] = (None, 0)
         self._has_compared = False
-        self._begun: dict[int, _Interval] = {}  # by clock
+        self._begun: dict[Clock, _Interval] = {}
         self._published: set[int] = set()  # ranks that have published where they began
         self._group: Any = None  # that these are of
 
@@ -321,18 +342,15 @@ class RanksCompared:
         return not self._has_compared and self._have_met
 
     @property
-    def clock(self) -> int | None:
-        """Number of collectives that this rank has begun; None if it is not compared with others.
+    def clock(self) -> Clock | None:
+        """The collectives that this rank has begun; None if it is not compared with others.
 
-        The same number in another `group` is not the same time.
+        The same numbers in another `group` are not the same time.
         """
         if not self._have_met:
             return None
-        group: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - the only way
-        try:
-            return int(group._get_sequence_number_for_group())  # noqa: SLF001
-        except (AttributeError, RuntimeError):  # a backend that does not count
-            return None
+        counts = ((name, _n_collectives(group)) for name, group in _groups())
+        return tuple((name, n) for name, n in counts if n is not None) or None
 
     @property
     def group(self) -> Any:
@@ -414,10 +432,10 @@ class RanksCompared:
             del self._begun[next(iter(self._begun))]
         self._publish()
 
-    def _warn_of_own(self, clock: int) -> None:
+    def _warn_of_own(self, clock: Clock) -> None:
         own = self._own
         store, rank, n_ranks = _store(), dist.get_rank(), dist.get_world_size()
-        ended = [each for each, before in own.items() if before < clock and each != self._number]
+        ended = [each for each, before in own.items() if before != clock and each != self._number]
         for number in ended:
             del own[number]
             keys = [f"cellfeed/{number}/begun/{k}" for k in range(n_ranks) if k != rank]
@@ -442,12 +460,14 @@ class RanksCompared:
             A rank began another epoch, or elsewhere in it.
         """
         self._publish()  # that this rank has come so far
+        since, then = self._met_since(beginning), dict(beginning.clock)
         for other, (clock, intervals) in self._others().items():
-            its = intervals.get(beginning.clock, _Interval()).trained
-            is_final = clock > beginning.clock or dist.get_backend() == "gloo"  # others run ahead
-            if its is not None and is_final and its != beginning:
+            its = _beside(beginning, other, intervals).trained
+            has_gone_on = any(n > then.get(name, n) for name, n in clock)
+            is_final = has_gone_on or dist.get_backend() == "gloo"  # others run ahead
+            if other in since and its and is_final and its.place != beginning.place:
                 self._refuse(beginning, other, its)
-        self._require_no_other_dataset(beginning)
+        self._require_no_other_dataset(beginning, since)
 
     def warn_of_others(self, beginning: Beginning) -> None:
         """Warn if a rank delivered as many epochs since the last collective, but not the same.
@@ -456,8 +476,10 @@ class RanksCompared:
         """
         mine = self._begun.get(beginning.clock, _Interval())
         for other, (_, intervals) in self._others().items():
-            its = intervals.get(beginning.clock, _Interval())
-            if its.trained and its.n_trained == mine.n_trained and its.trained != mine.trained:
+            its = _beside(beginning, other, intervals)
+            if its.trained and mine.trained and its.n_trained == mine.n_trained:
+                if its.trained.place == mine.trained.place:
+                    continue
                 message = _difference_of_epochs(beginning, other, its.trained)
                 warnings.warn(message, UserWarning, stacklevel=2)
                 return
@@ -465,22 +487,29 @@ class RanksCompared:
     def have_begun(self, beginning: Beginning) -> bool:
         """Whether all ranks began the same as this one, between the same two collectives.
 
+        Of ranks that have begun collectives since then, only those count that were in one of them.
+
         Raises
         ------
         ParameterError
             A rank has begun nothing that this one did.
         """
-        n_ranks, mine = dist.get_world_size(), self._begun[beginning.clock].begun
-        theirs = [
-            (other, intervals[beginning.clock].begun)
-            for other, (_, intervals) in self._others().items()
-            if beginning.clock in intervals
-        ]
-        if len(theirs) == n_ranks - 1 and self.clock != beginning.clock:
-            for other, begun in theirs:
+        since, others = self._met_since(beginning), self._others()
+        asked = since or set(range(dist.get_world_size())) - {dist.get_rank()}
+        theirs = {k: _beside(beginning, k, others[k][1]).begun for k in asked if k in others}
+        places = {k: [each.place for each in begun] for k, begun in theirs.items() if begun}
+        mine = [each.place for each in self._begun[beginning.clock].begun]
+        if since and len(places) == len(asked):
+            for other, begun in places.items():
                 if not any(each in mine for each in begun):
-                    self._refuse(beginning, other, begun[-1])
-        return sum(beginning in begun for _, begun in theirs) == n_ranks - 1
+                    self._refuse(beginning, other, theirs[other][-1])
+        return sum(beginning.place in begun for begun in places.values()) == len(asked)
+
+    def _met_since(self, beginning: Beginning) -> set[int]:
+        """Return the ranks that were in a collective with this one since an iteration began."""
+        then, rank = dict(beginning.clock), dist.get_rank()
+        moved = {name for name, n in self.clock or () if n > then.get(name, n)}
+        return {k for name, group in _groups() if name in moved for k in _ranks_of(group)} - {rank}
 
     def _refuse(
         self, mine: Beginning, other: int, its: Beginning, *, is_other: bool = False
@@ -489,11 +518,11 @@ class RanksCompared:
 
         If this process ended at once, a collective of the others would fail before they say so.
         """
-        store, key = _store(), f"cellfeed/refused/{mine.clock}"
+        store, key = _store(), f"cellfeed/refused/{_n_collectives_of_all()}"
         try:
             store.add(key, 1)
             for _ in range(_N_WAITS):
-                if store.add(key, 0) >= dist.get_world_size():
+                if store.add(key, 0) > len(self._met_since(mine)):
                     break
                 time.sleep(_WAIT_SECONDS)
         except RuntimeError:  # see `compare`
@@ -508,20 +537,23 @@ class RanksCompared:
             raise ParameterError(msg)
         raise ParameterError(_difference_of_epochs(mine, other, its))
 
-    def _require_no_other_dataset(self, beginning: Beginning) -> None:
+    def _require_no_other_dataset(self, beginning: Beginning, since: set[int]) -> None:
         """Check that ranks did not train in another order of another dataset meanwhile.
 
         Datasets have other numbers, and other seeds, after one that only some of the ranks made.
         """
-        store, rank, mine = _store(), dist.get_rank(), [*self._trained]
+        store = _store()
+        mine = [(n, each.place) for n, each in self._trained if each.clock == beginning.clock]
         with contextlib.suppress(RuntimeError):  # see `compare`
-            for other in set(range(dist.get_world_size())) - {rank}:
+            for other in since:
                 key = f"cellfeed/trained/{other}"
                 trained = json.loads(store.get(key)) if store.check([key]) else []
-                its = {n: Beginning(*each) for n, each in trained if each[0] == beginning.clock}
+                found = [(n, Beginning.of(each)) for n, each in trained]
+                its = {n: each for n, each in found if _are_beside(beginning, other, each.clock)}
                 # If this rank trained there too, it began this one by itself, as is said elsewhere.
-                is_mine = all(each in mine for each in its.items())
-                if not is_mine and self._number not in its and beginning not in its.values():
+                is_mine = all((n, each.place) in mine for n, each in its.items())
+                is_there = any(each.place == beginning.place for each in its.values())
+                if not is_mine and self._number not in its and not is_there:
                     self._refuse(beginning, other, next(iter(its.values())), is_other=True)
 
     def _publish_trained(self, beginning: Beginning) -> None:
@@ -530,14 +562,12 @@ class RanksCompared:
             _store().set(f"cellfeed/trained/{dist.get_rank()}", json.dumps([*self._trained]))
 
     def _publish(self) -> None:
-        intervals = [
-            (clock, each.begun, each.n_trained, each.trained) for clock, each in self._begun.items()
-        ]
+        intervals = [(each.begun, each.n_trained, each.trained) for each in self._begun.values()]
         content = json.dumps([self.clock, intervals])
         with contextlib.suppress(RuntimeError):  # see `compare`
             _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
 
-    def _others(self) -> dict[int, tuple[int, dict[int, "_Interval"]]]:
+    def _others(self) -> "dict[int, tuple[Clock, _Intervals]]":
         """Return the clocks of other ranks and where they began, by rank, as far as is known."""
         store, rank, prefix = _store(), dist.get_rank(), f"cellfeed/{self._number}/begun"
         try:
@@ -552,15 +582,15 @@ class RanksCompared:
         for other, content in zip(others, contents, strict=True):
             clock, intervals = json.loads(content)
             found[other] = (
-                clock,
-                {
-                    number: _Interval(
-                        [Beginning(*each) for each in begun],
+                tuple((name, n) for name, n in clock or ()),
+                [
+                    _Interval(
+                        [Beginning.of(each) for each in begun],
                         n_trained,
-                        trained and Beginning(*trained),
+                        trained and Beginning.of(trained),
                     )
-                    for number, begun, n_trained, trained in intervals
-                },
+                    for begun, n_trained, trained in intervals
+                ],
             )
         return found
 
@@ -568,7 +598,7 @@ class RanksCompared:
         number = self._number
         if number is not None and get_spawning_popen() is None:
             # A copy that one rank makes by itself does not change the numbers of later ones.
-            clock = self.clock
+            clock = _n_collectives_of_all() if self._have_met else None
             n = self._copied[1] + 1 if self._copied[0] == clock else 1
             self._copied, number = (clock, n), f"{number}.{clock}.{n}"
         return self.__dict__ | {
@@ -578,6 +608,23 @@ class RanksCompared:
             "_published": set(),
             "_group": None,
         }
+
+
+def _beside(mine: Beginning, other: int, intervals: _Intervals) -> _Interval:
+    """Return what another rank began between the same two collectives that both were in.
+
+    If they were in none between some of its iterations, it is unknown which of these belong.
+    """
+    found = [each for each in intervals if _are_beside(mine, other, each.begun[0].clock)]
+    if len(found) == 1:
+        return found[0]
+    return _Interval([begun for each in found for begun in each.begun])
+
+
+def _are_beside(mine: Beginning, other: int, its: Clock) -> bool:
+    names = {name for name, group in _groups() if other in _ranks_of(group)}
+    there = dict(its)
+    return all(there.get(name, n) == n for name, n in mine.clock if name in names)
 
 
 def _what_began(mine: Beginning, other: int, its: Beginning) -> str:
@@ -636,6 +683,30 @@ def _of_mesh(mesh: "DeviceMesh") -> Rank:
             f"{msg}; leave it out, or make the dataset only in processes of the mesh"
         )
     return mesh.get_local_rank(), mesh.size()
+
+
+def _groups() -> Iterator[tuple[str, Any]]:
+    """Yield the groups of several ranks that this one is in, by their names."""
+    for group, name in dist.distributed_c10d._world.pg_names.items():  # noqa: SLF001 - the only way
+        if group.size() > 1:
+            yield name, group
+
+
+def _ranks_of(group: Any) -> list[int]:
+    ranks: list[int] = dist.get_process_group_ranks(group)
+    return ranks
+
+
+def _n_collectives(group: Any) -> int | None:
+    """Return how many collectives this rank has begun in a group; None if it does not count."""
+    try:
+        return int(group._get_sequence_number_for_group())  # noqa: SLF001 - the only way
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _n_collectives_of_all() -> int | None:
+    return _n_collectives(dist.distributed_c10d._get_default_group())  # noqa: SLF001 - the only way
 
 
 def _store() -> Any:

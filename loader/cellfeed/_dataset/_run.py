@@ -9,7 +9,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias
 
 from cellfeed._dataset._epochs import Claim, EpochCounter, Ticket, wait_for_dropped
-from cellfeed._dataset._ranks import Beginning, RanksCompared
+from cellfeed._dataset._ranks import Beginning, Clock, RanksCompared
 from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._trainers import n_taken_ahead
 from cellfeed._decode import Counter, Counters
@@ -94,7 +94,7 @@ class Counted:
     has_ended: bool = False
     is_closed: bool = False
     is_trained: bool = False  # it is complete, or ranks had a collective during it
-    trained_at: int | None = None  # the clock when that was published
+    trained_at: Clock | None = None  # the clock when that was published
 
     @property
     def epoch(self) -> int:

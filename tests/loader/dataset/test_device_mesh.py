@@ -53,6 +53,75 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     )
 
 
+@pytest.fixture(scope="module")
+def in_steps(tmp_path_factory) -> list[dict[str, Any]]:
+    """Four ranks that train with collectives of a mesh only, none of which is among all ranks."""
+    return torchrun(
+        tmp_path_factory.mktemp("steps"),
+        4,
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        groups = [mesh[name].get_group() for name in ("dp", "tp")]
+
+        def step():
+            for group in groups:
+                dist.all_reduce(torch.ones(1), group=group)
+
+        def train(loader, n):
+            rows = []
+            for minibatch in loader:
+                rows.append(np.asarray(minibatch).tolist())
+                step()
+                if len(rows) == n:
+                    break
+            return rows
+
+        for name, given in (("dp", mesh["dp"]), ("all", None)):
+            loader = make(seed=0, device_mesh=given).loader()
+            if rank == 0:
+                next(iter(loader))
+            step()
+            found[f"{name}: once"] = [train(loader, 1) for _ in range(4)]
+            found[f"{name}: state"] = loader.state_dict()
+            found[f"{name}: left"] = [train(loader, n) for n in (2, 3)]
+            found[f"{name}: whole"] = train(loader, None)
+            whole = make(seed=0, device_mesh=given).loader()
+            found[f"{name}: expected"] = [epoch(whole) for _ in range(7)]
+            dist.barrier()
+        parted = make(seed=0, device_mesh=mesh["dp"]).loader()
+        if rank == 2:
+            parted.set_epoch(1)
+        iterator = iter(parted)
+        for _ in range(3):
+            next(iterator)
+            step()
+        found["parted"] = refusal(lambda: next(iterator) is None)
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", ["dp", "all"])
+def test_epochs_that_are_left_count_by_collectives_of_a_mesh(in_steps, name):
+    for rank in in_steps:
+        expected = rank[f"{name}: expected"]
+        assert rank[f"{name}: once"] == [each[:1] for each in expected[:4]]
+        assert rank[f"{name}: state"]["epoch"] == 3
+        assert rank[f"{name}: left"] == [expected[4][:2], expected[5][:3]]
+        assert rank[f"{name}: whole"] == expected[6]
+    assert all(rank[f"{name}: state"] == in_steps[0][f"{name}: state"] for rank in in_steps)
+
+
+def test_ranks_that_meet_one_in_another_epoch_say_so(in_steps):
+    """As they end, the next collectives of the other one fail."""
+    assert in_steps[1]["parted"] is None
+    for number, other in ((0, 2), (2, 0), (3, 2)):
+        said = in_steps[number]["parted"]
+        assert said.startswith("ranks are in different epochs, so that cells are missing: ")
+        assert f"rank {other} began epoch" in said
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_of_one_place_get_the_same_minibatches(ranks, workers):
     epochs = [rank[f"epochs {workers}"] for rank in ranks]
