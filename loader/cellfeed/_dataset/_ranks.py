@@ -334,6 +334,7 @@ class RanksCompared:
         self._has_compared = False
         self._begun: dict[Clock, _Interval] = {}
         self._published: set[int] = set()  # ranks that have published where they began
+        self._is_watched = False  # whether this rank may be the only one that has
         self._group: Any = None  # that these are of
 
     @property
@@ -416,6 +417,7 @@ class RanksCompared:
         """
         if self.group is not self._group:
             self._group, self._begun, self._published = self.group, {}, set()
+            self._is_watched = False
         if RanksCompared._group_of_all is not self._group:
             RanksCompared._group_of_all = self._group
             self._trained.clear()
@@ -431,6 +433,13 @@ class RanksCompared:
         while len(self._begun) > _N_BEGINNINGS:
             del self._begun[next(iter(self._begun))]
         self._publish()
+
+    def warn_of_own_later(self, beginning: Beginning) -> None:
+        """Let another dataset warn if no other rank iterates over this one: it is no mere look."""
+        if self._number is not None and not self._is_watched:
+            self._is_watched = True
+            if [*self._begun] == [beginning.clock]:
+                self._own[self._number] = beginning.clock
 
     def _warn_of_own(self, clock: Clock) -> None:
         own = self._own
@@ -448,8 +457,6 @@ class RanksCompared:
                         UserWarning,
                         stacklevel=2,
                     )
-        if self._number is not None and not self._begun:
-            own[self._number] = clock
 
     def require_same(self, beginning: Beginning) -> None:
         """Check that ranks trained in the same as this one, which went through a collective since.
@@ -461,7 +468,7 @@ class RanksCompared:
         """
         self._publish()  # that this rank has come so far
         since, then = self._met_since(beginning), dict(beginning.clock)
-        for other, (clock, intervals) in self._others().items():
+        for other, (clock, intervals) in (self._others() or {}).items():
             its = _beside(beginning, other, intervals).trained
             has_gone_on = any(n > then.get(name, n) for name, n in clock)
             is_final = has_gone_on or dist.get_backend() == "gloo"  # others run ahead
@@ -475,7 +482,7 @@ class RanksCompared:
         An error would leave the others waiting; they find it when they begin the next one.
         """
         mine = self._begun.get(beginning.clock, _Interval())
-        for other, (_, intervals) in self._others().items():
+        for other, (_, intervals) in (self._others() or {}).items():
             its = _beside(beginning, other, intervals)
             if its.trained and mine.trained and its.n_trained == mine.n_trained:
                 if its.trained.place == mine.trained.place:
@@ -494,11 +501,13 @@ class RanksCompared:
         ParameterError
             A rank has begun nothing that this one did.
         """
-        since, others = self._met_since(beginning), self._others()
+        since, others, own = self._met_since(beginning), self._others(), self._begun
+        if others is None or beginning.clock not in own:  # or it was long ago
+            return others is None and bool(since)
         asked = since or set(range(dist.get_world_size())) - {dist.get_rank()}
         theirs = {k: _beside(beginning, k, others[k][1]).begun for k in asked if k in others}
         places = {k: [each.place for each in begun] for k, begun in theirs.items() if begun}
-        mine = [each.place for each in self._begun[beginning.clock].begun]
+        mine = [each.place for each in own[beginning.clock].begun]
         if since and len(places) == len(asked):
             for other, begun in places.items():
                 if not any(each in mine for each in begun):
@@ -567,8 +576,11 @@ class RanksCompared:
         with contextlib.suppress(RuntimeError):  # see `compare`
             _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
 
-    def _others(self) -> "dict[int, tuple[Clock, _Intervals]]":
-        """Return the clocks of other ranks and where they began, by rank, as far as is known."""
+    def _others(self) -> "dict[int, tuple[Clock, _Intervals]] | None":
+        """Return the clocks of other ranks and where they began, by rank, as far as is known.
+
+        None if the rank that has the store is gone.
+        """
         store, rank, prefix = _store(), dist.get_rank(), f"cellfeed/{self._number}/begun"
         try:
             for other in set(range(dist.get_world_size())) - self._published - {rank}:
@@ -576,8 +588,8 @@ class RanksCompared:
                     self._published.add(other)
             others = sorted(self._published)
             contents = store.multi_get([f"{prefix}/{each}" for each in others]) if others else []
-        except RuntimeError:  # see `compare`
-            return {}
+        except RuntimeError:
+            return None
         found = {}
         for other, content in zip(others, contents, strict=True):
             clock, intervals = json.loads(content)
@@ -606,6 +618,7 @@ class RanksCompared:
             "_copied": (None, 0),
             "_begun": {},
             "_published": set(),
+            "_is_watched": False,
             "_group": None,
         }
 

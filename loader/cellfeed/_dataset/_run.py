@@ -234,6 +234,11 @@ class Run:
         return self._counter.next.resumes
 
     @property
+    def n_resumed_after(self) -> int:
+        """After how many of its minibatches the next iteration resumes an epoch; else 0."""
+        return self._stopped.n_minibatches if self.is_resumed and self._stopped else 0
+
+    @property
     def is_at_end(self) -> bool:
         """Whether the last minibatch of an iteration was delivered, and no other since."""
         return self._latest is not None and self._latest.n_delivered == self._latest.n_left
@@ -343,6 +348,8 @@ class Run:
         if begun is None:
             counted.is_trained = counted.is_complete
             return
+        if counted.n_delivered > 1 or counted.has_ended:
+            self._compared.warn_of_own_later(begun)
         clock = self._compared.clock
         if not counted.is_trained and (counted.is_complete or clock != begun.clock):
             counted.is_trained, counted.trained_at = True, clock

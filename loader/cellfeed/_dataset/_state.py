@@ -333,7 +333,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         # torch asks for it where a DataLoader is made, before it refuses options in its own words.
-        check_data_loader(self, sys._getframe().f_back)  # noqa: SLF001 - there is no other way
+        caller = sys._getframe().f_back  # noqa: SLF001 - there is no other way
+        check_data_loader(self, caller, lambda: self._run.n_resumed_after)
         return type(self)
 
     def __copy__(self) -> Self:

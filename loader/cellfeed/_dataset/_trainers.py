@@ -10,7 +10,7 @@ matters, the calling functions are looked at.
 import sys
 import warnings
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -98,7 +98,9 @@ def _remade(dataset: Any) -> Any:
     return active if is_over_it else None
 
 
-def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
+def check_data_loader(
+    dataset: Any, caller: FrameType | None, n_resumed_after: Callable[[], int]
+) -> None:
     """Check the options of a DataLoader that is being made over a dataset, if one is.
 
     Parameters
@@ -107,11 +109,15 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
         The dataset, whose class has been asked for.
     caller
         Who asked.
+    n_resumed_after
+        Returns after how many minibatches the next iteration resumes an epoch.
 
     Raises
     ------
     ParameterError
         The DataLoader would batch minibatches again, or has options that do not apply.
+    StateError
+        Accelerate would skip minibatches, but the dataset resumes after them.
     """
     options: Mapping[str, Any] = {}
     for _ in range(_N_CALLERS):
@@ -123,6 +129,7 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
         caller = caller.f_back
     if options.get("dataset") is not dataset:
         return
+    _require_none_skipped(_skipped_by_accelerate(caller), n_resumed_after)
     collate, n_collated = options.get("collate_fn"), options.get("batch_size")
     whose = "torch" if collate is None else str(getattr(collate, "__module__", "")).split(".")[0]
     remedy = "write `dataset.loader()`, or DataLoader(dataset, batch_size=None)"
@@ -144,6 +151,26 @@ def check_data_loader(dataset: Any, caller: FrameType | None) -> None:
     if options.get("drop_last") and n_collated is None:
         msg = f"`drop_last` is a parameter of the dataset; give it there, and {remedy}"
         raise ParameterError(msg)
+
+
+def _require_none_skipped(n_skipped: int, n_resumed_after: Callable[[], int]) -> None:
+    if n_skipped and (n_delivered := n_resumed_after()):
+        msg = (
+            f"`skip_first_batches` would skip {n_skipped:,} minibatches of what is left, since the "
+            f"loaded state resumes an epoch after {n_delivered:,}; leave it out"
+        )
+        raise StateError(msg)
+
+
+def _skipped_by_accelerate(caller: FrameType | None) -> int:
+    """Return how many minibatches a DataLoader of Accelerate that is being made will skip."""
+    for _ in range(_N_CALLERS):
+        caller = None if caller is None else caller.f_back
+        if caller is None or caller.f_globals.get("__name__") != "accelerate.data_loader":
+            return 0
+        if "skip_batches" in caller.f_locals:
+            return int(caller.f_locals["skip_batches"])
+    return 0
 
 
 def n_taken_ahead() -> int:

@@ -103,12 +103,24 @@ def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
         loaded = make(seed=0)
         loaded.load_state_dict(stopped.state_dict())
         found["refused"] = refusal(epoch, accelerator.prepare(DataLoader(loaded, batch_size=None)))
-        found["rest"] = epoch(accelerator.prepare(loaded.loader()))
+        from accelerate import skip_first_batches
+
+        loader = accelerator.prepare(loaded.loader())
+        found["skipped"] = refusal(skip_first_batches, loader, 3)
+        found["rest"] = epoch(loader)
+        again = make(seed=0)
+        again.set_epoch(2)
+        found["only skipped"] = epoch(skip_first_batches(again.loader(), 3))
         """,
     )
     assert_divided([found["alone"]], N_ROWS)
     assert "would discard the loaded state" in found["refused"]
+    assert found["skipped"] == (
+        "`skip_first_batches` would skip 3 minibatches of what is left, since the loaded state "
+        "resumes an epoch after 3; leave it out"
+    )
     assert_divided([found["begun"] + found["rest"]], N_ROWS)
+    assert found["only skipped"] == found["rest"]
 
 
 def test_minibatches_that_accelerate_cannot_count(tmp_path, plates):

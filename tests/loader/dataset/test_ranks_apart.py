@@ -302,6 +302,62 @@ def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_
             assert "make the same datasets in the same order on all ranks" in said
 
 
+def test_a_look_that_stays_open_for_long_is_none_of_the_epochs(tmp_path):
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        loader = new("plain", seed=0)
+        if rank == 0:
+            kept = iter(loader)
+            next(kept)
+        for number in range(20):
+            seen = torch.zeros(101, dtype=torch.int64)
+            for minibatch in loader:
+                seen[np.asarray(minibatch)] += 1
+                dist.all_reduce(torch.ones(1))
+            dist.all_reduce(seen)
+            found[f"seen {{number}}"] = seen.tolist()
+        found["epoch"] = loader.state_dict()["epoch"]
+        """,
+    )
+    for rank in found:
+        assert rank.pop("epoch") == 20
+        assert [sum(times > 0 for times in seen) for seen in rank.values()] == [N_ROWS] * 20
+
+
+def test_a_state_does_not_go_back_once_the_rank_with_the_store_is_gone(tmp_path):
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        loader = new("plain", seed=0)
+        for n in (5, 1):
+            for k, minibatch in enumerate(loader, 1):
+                dist.all_reduce(torch.ones(1))
+                if k == n:
+                    break
+        states = [loader.state_dict()]
+        store = type(dist.distributed_c10d._get_default_store())
+
+        def fail(*_):
+            raise RuntimeError("Connection reset by peer")
+
+        for name in ("check", "get", "multi_get", "set"):
+            setattr(store, name, fail)
+        states.append(loader.state_dict())
+        found["states"] = states
+        os._exit((json.dump(found, open(f"{{folder}}/{{rank}}.json", "w")) or 0))
+        """,
+    )
+    for rank in found:
+        before, after = rank["states"]
+        assert (before["epoch"], before["progress"][2]) == (1, 1)
+        assert after == before
+
+
 def test_a_rank_that_alone_validates_is_told_that_it_gets_a_share(tmp_path):
     """On a new dataset each time; one that it keeps is refused, as above."""
     found = torchrun(
@@ -309,7 +365,7 @@ def test_a_rank_that_alone_validates_is_told_that_it_gets_a_share(tmp_path):
         2,
         f"""{_TRAINING}
         dist.init_process_group("gloo")
-        for case in ("whole", "all", "share"):
+        for case in ("whole", "all", "look", "share"):
             training = new("plain", seed=0)
             options = dict(rank=0, world_size=1) if case == "whole" else {{}}
             with warnings.catch_warnings(record=True) as said:
@@ -317,7 +373,9 @@ def test_a_rank_that_alone_validates_is_told_that_it_gets_a_share(tmp_path):
                 for _ in range(3):
                     train(training, in_step=True)
                     validation = new("plain", seed=0, **options)
-                    if rank == 0 or case == "all":
+                    if case == "look":
+                        look(validation, 0)
+                    elif rank == 0 or case == "all":
                         list(validation)
             dist.barrier()
             found[case] = [str(each.message) for each in said]
@@ -327,8 +385,8 @@ def test_a_rank_that_alone_validates_is_told_that_it_gets_a_share(tmp_path):
         "only rank 0 iterated over a dataset, and got one of 2 shares of its cells; iterate over "
         "it on all ranks, or give rank=0, world_size=1 to one that a rank makes by itself"
     )
-    assert found[0] == {"whole": [], "all": [], "share": [said, said]}
-    assert found[1] == {"whole": [], "all": [], "share": []}
+    assert found[0] == {"whole": [], "all": [], "look": [], "share": [said, said]}
+    assert found[1] == {"whole": [], "all": [], "look": [], "share": []}
 
 
 def test_a_rank_that_validated_alone_once_is_told_of_its_epoch(tmp_path):
