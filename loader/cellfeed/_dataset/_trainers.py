@@ -332,6 +332,8 @@ def warn_of_rest(dataset: Any, epoch: int, discarded: int, n_minibatches: int) -
         fit = _fit_of(_loop_of_lightning())
         if fit is not None:
             _tell_of(dataset, fit)
+            if n_minibatches >= fit.trainer.num_training_batches:  # `limit_train_batches` ended it
+                return
         warnings.warn(
             f"epoch {epoch} was set, so that the rest of epoch {discarded}, after "
             f"{n_minibatches:,} minibatches, is not delivered, as the loaded state would have; set "

@@ -151,6 +151,10 @@ def test_lightning_in_the_ways_that_it_loses_its_place(tmp_path):
         assert [each.partition(", as")[0] for each in said] == [
             "epoch 1 was set, so that the rest of epoch 0, after 5 minibatches, is not delivered"
         ]
+    (limited, _), (before, _), (after, said) = found["shortened"]
+    assert [before + after, said] == [limited, []]
+    assert len(before) == 5
+    assert len(after) == 10
 
 
 _LIGHTNING_ODDLY = """
@@ -305,6 +309,10 @@ _LIGHTNING_ODDLY = """
         fit(make(), max_steps=5, kind=Unscheduled)
         fit.trainer.save_checkpoint(path)
         found["max_steps"].append(fit(make(), checkpoint=path, kind=Unscheduled))
+    found["shortened"] = [
+        fit(Held(), limit_train_batches=5, kind=Unscheduled, **options)
+        for options in ({"stop": None}, {"stop": 5}, {"checkpoint": path})
+    ]
     print(json.dumps(found))
 """
 
