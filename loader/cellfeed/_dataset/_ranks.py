@@ -469,7 +469,7 @@ class RanksCompared:
         self._publish()  # that this rank has come so far
         since, then = self._met_since(beginning), dict(beginning.clock)
         for other, (clock, intervals) in (self._others() or {}).items():
-            its = _beside(beginning, other, intervals).trained
+            its = self._beside(beginning, other, intervals).trained
             has_gone_on = any(n > then.get(name, n) for name, n in clock)
             is_final = has_gone_on or dist.get_backend() == "gloo"  # others run ahead
             if other in since and its and is_final and its.place != beginning.place:
@@ -483,7 +483,7 @@ class RanksCompared:
         """
         mine = self._begun.get(beginning.clock, _Interval())
         for other, (_, intervals) in (self._others() or {}).items():
-            its = _beside(beginning, other, intervals)
+            its = self._beside(beginning, other, intervals)
             if its.trained and mine.trained and its.n_trained == mine.n_trained:
                 if its.trained.place == mine.trained.place:
                     continue
@@ -505,7 +505,7 @@ class RanksCompared:
         if others is None or beginning.clock not in own:  # or it was long ago
             return others is None and bool(since)
         asked = since or set(range(dist.get_world_size())) - {dist.get_rank()}
-        theirs = {k: _beside(beginning, k, others[k][1]).begun for k in asked if k in others}
+        theirs = {k: self._beside(beginning, k, others[k][1]).begun for k in asked if k in others}
         places = {k: [each.place for each in begun] for k, begun in theirs.items() if begun}
         mine = [each.place for each in own[beginning.clock].begun]
         if since and len(places) == len(asked):
@@ -513,6 +513,17 @@ class RanksCompared:
                 if not any(each in mine for each in begun):
                     self._refuse(beginning, other, theirs[other][-1])
         return sum(beginning.place in begun for begun in places.values()) == len(asked)
+
+    def _beside(self, beginning: Beginning, other: int, intervals: _Intervals) -> _Interval:
+        """Return what another rank began between the same two collectives that both were in.
+
+        If one of them was in others meanwhile, it is unknown which of its iterations belong.
+        """
+        found = [each for each in intervals if _are_beside(beginning, other, each.begun[0].clock)]
+        mine = [clock for clock in self._begun if _are_beside(beginning, other, clock)]
+        if len(found) == 1 and len(mine) <= 1:
+            return found[0]
+        return _Interval([begun for each in found for begun in each.begun])
 
     def _met_since(self, beginning: Beginning) -> set[int]:
         """Return the ranks that were in a collective with this one since an iteration began."""
@@ -621,17 +632,6 @@ class RanksCompared:
             "_is_watched": False,
             "_group": None,
         }
-
-
-def _beside(mine: Beginning, other: int, intervals: _Intervals) -> _Interval:
-    """Return what another rank began between the same two collectives that both were in.
-
-    If they were in none between some of its iterations, it is unknown which of these belong.
-    """
-    found = [each for each in intervals if _are_beside(mine, other, each.begun[0].clock)]
-    if len(found) == 1:
-        return found[0]
-    return _Interval([begun for each in found for begun in each.begun])
 
 
 def _are_beside(mine: Beginning, other: int, its: Clock) -> bool:
