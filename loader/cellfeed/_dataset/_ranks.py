@@ -467,9 +467,9 @@ class RanksCompared:
             A rank began another epoch, or elsewhere in it.
         """
         self._publish()  # that this rank has come so far
-        since, then = self._met_since(beginning), dict(beginning.clock)
+        since, then, shared = self._met_since(beginning), dict(beginning.clock), _shared_groups()
         for other, (clock, intervals) in (self._others() or {}).items():
-            its = self._beside(beginning, other, intervals).trained
+            its = self._beside(beginning, shared[other], intervals).trained
             has_gone_on = any(n > then.get(name, n) for name, n in clock)
             is_final = has_gone_on or dist.get_backend() == "gloo"  # others run ahead
             if other in since and its and is_final and its.place != beginning.place:
@@ -481,14 +481,13 @@ class RanksCompared:
 
         An error would leave the others waiting; they find it when they begin the next one.
         """
-        mine = self._begun.get(beginning.clock, _Interval())
+        interval, shared = self._begun.get(beginning.clock, _Interval()), _shared_groups()
         for other, (_, intervals) in (self._others() or {}).items():
-            its = self._beside(beginning, other, intervals)
-            if its.trained and mine.trained and its.n_trained == mine.n_trained:
-                if its.trained.place == mine.trained.place:
-                    continue
-                message = _difference_of_epochs(beginning, other, its.trained)
-                warnings.warn(message, UserWarning, stacklevel=2)
+            theirs = self._beside(beginning, shared[other], intervals)
+            mine, its = interval.trained, theirs.trained
+            are_as_far = interval.n_trained == theirs.n_trained
+            if mine and its and are_as_far and mine.place != its.place:
+                warnings.warn(_difference_of_epochs(mine, other, its), UserWarning, stacklevel=2)
                 return
 
     def have_begun(self, beginning: Beginning) -> bool:
@@ -504,8 +503,11 @@ class RanksCompared:
         since, others, own = self._met_since(beginning), self._others(), self._begun
         if others is None or beginning.clock not in own:  # or it was long ago
             return others is None and bool(since)
-        asked = since or set(range(dist.get_world_size())) - {dist.get_rank()}
-        theirs = {k: self._beside(beginning, k, others[k][1]).begun for k in asked if k in others}
+        shared = _shared_groups()
+        asked = since or {*shared} - {dist.get_rank()}
+        theirs = {
+            k: self._beside(beginning, shared[k], others[k][1]).begun for k in asked if k in others
+        }
         places = {k: [each.place for each in begun] for k, begun in theirs.items() if begun}
         mine = [each.place for each in own[beginning.clock].begun]
         if since and len(places) == len(asked):
@@ -514,22 +516,31 @@ class RanksCompared:
                     self._refuse(beginning, other, theirs[other][-1])
         return sum(beginning.place in begun for begun in places.values()) == len(asked)
 
-    def _beside(self, beginning: Beginning, other: int, intervals: _Intervals) -> _Interval:
+    def _beside(self, beginning: Beginning, shared: set[str], intervals: _Intervals) -> _Interval:
         """Return what another rank began between the same two collectives that both were in.
 
         If one of them was in others meanwhile, it is unknown which of its iterations belong.
+
+        Parameters
+        ----------
+        beginning, intervals
+            Where an iteration of this rank began, and what the other has published.
+        shared
+            The names of the groups that both are in.
         """
-        found = [each for each in intervals if _are_beside(beginning, other, each.begun[0].clock)]
-        mine = [clock for clock in self._begun if _are_beside(beginning, other, clock)]
+        clock = beginning.clock
+        found = [each for each in intervals if _are_same(shared, clock, each.begun[0].clock)]
+        mine = [each for each in self._begun if _are_same(shared, clock, each)]
         if len(found) == 1 and len(mine) <= 1:
             return found[0]
         return _Interval([begun for each in found for begun in each.begun])
 
     def _met_since(self, beginning: Beginning) -> set[int]:
         """Return the ranks that were in a collective with this one since an iteration began."""
-        then, rank = dict(beginning.clock), dist.get_rank()
+        then = dict(beginning.clock)
         moved = {name for name, n in self.clock or () if n > then.get(name, n)}
-        return {k for name, group in _groups() if name in moved for k in _ranks_of(group)} - {rank}
+        shared = _shared_groups()
+        return {rank for rank, names in shared.items() if names & moved} - {dist.get_rank()}
 
     def _refuse(
         self, mine: Beginning, other: int, its: Beginning, *, is_other: bool = False
@@ -538,7 +549,7 @@ class RanksCompared:
 
         If this process ended at once, a collective of the others would fail before they say so.
         """
-        store, key = _store(), f"cellfeed/refused/{_n_collectives_of_all()}"
+        store, key = _store(), f"cellfeed/refused/{mine.clock[0][1]}"  # the group of all is first
         try:
             store.add(key, 1)
             for _ in range(_N_WAITS):
@@ -562,14 +573,15 @@ class RanksCompared:
 
         Datasets have other numbers, and other seeds, after one that only some of the ranks made.
         """
-        store = _store()
+        store, shared = _store(), _shared_groups()
         mine = [(n, each.place) for n, each in self._trained if each.clock == beginning.clock]
         with contextlib.suppress(RuntimeError):  # see `compare`
             for other in since:
                 key = f"cellfeed/trained/{other}"
                 trained = json.loads(store.get(key)) if store.check([key]) else []
                 found = [(n, Beginning.of(each)) for n, each in trained]
-                its = {n: each for n, each in found if _are_beside(beginning, other, each.clock)}
+                clock, names = beginning.clock, shared[other]
+                its = {n: each for n, each in found if _are_same(names, clock, each.clock)}
                 # If this rank trained there too, it began this one by itself, as is said elsewhere.
                 is_mine = all((n, each.place) in mine for n, each in its.items())
                 is_there = any(each.place == beginning.place for each in its.values())
@@ -584,8 +596,12 @@ class RanksCompared:
     def _publish(self) -> None:
         intervals = [(each.begun, each.n_trained, each.trained) for each in self._begun.values()]
         content = json.dumps([self.clock, intervals])
+        store, key = _store(), f"cellfeed/{self._number}/begun/{dist.get_rank()}"
         with contextlib.suppress(RuntimeError):  # see `compare`
-            _store().set(f"cellfeed/{self._number}/begun/{dist.get_rank()}", content)
+            store.set(key, content)
+            # A store does not answer `set`, so that others might look, after a collective, before
+            # it is there; it answers this, after all that this rank has set.
+            store.check([key])
 
     def _others(self) -> "dict[int, tuple[Clock, _Intervals]] | None":
         """Return the clocks of other ranks and where they began, by rank, as far as is known.
@@ -634,10 +650,10 @@ class RanksCompared:
         }
 
 
-def _are_beside(mine: Beginning, other: int, its: Clock) -> bool:
-    names = {name for name, group in _groups() if other in _ranks_of(group)}
-    there = dict(its)
-    return all(there.get(name, n) == n for name, n in mine.clock if name in names)
+def _are_same(shared: set[str], one: Clock, other: Clock) -> bool:
+    """Whether two ranks had begun the same collectives of the groups that they share."""
+    there = dict(other)
+    return all(there.get(name, n) == n for name, n in one if name in shared)
 
 
 def _what_began(mine: Beginning, other: int, its: Beginning) -> str:
@@ -705,9 +721,13 @@ def _groups() -> Iterator[tuple[str, Any]]:
             yield name, group
 
 
-def _ranks_of(group: Any) -> list[int]:
-    ranks: list[int] = dist.get_process_group_ranks(group)
-    return ranks
+def _shared_groups() -> dict[int, set[str]]:
+    """Return the names of the groups that each rank shares with this one."""
+    found = dict[int, set[str]]()
+    for name, group in _groups():
+        for rank in dist.get_process_group_ranks(group):
+            found.setdefault(rank, set()).add(name)
+    return found
 
 
 def _n_collectives(group: Any) -> int | None:

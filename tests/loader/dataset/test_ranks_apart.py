@@ -302,6 +302,45 @@ def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_
             assert "make the same datasets in the same order on all ranks" in said
 
 
+def test_others_know_after_a_collective_what_a_rank_began(tmp_path):
+    """Though torch's store does not answer when something is set, which may arrive late."""
+    found = torchrun(
+        tmp_path,
+        3,
+        f"""{_TRAINING}
+        from cellfeed._dataset import _ranks
+
+        class Late:
+            def __init__(self, store):
+                self.store, self.late = store, []
+
+            def set(self, *arguments):
+                self.late.append(arguments)
+
+            def __getattr__(self, name):
+                while self.late:
+                    self.store.set(*self.late.pop(0))
+                return getattr(self.store, name)
+
+        dist.init_process_group("gloo")
+        late = Late(dist.distributed_c10d._get_default_store())
+        _ranks._store = lambda: late
+        compared = (dataset := make(seed=0))._compared
+        found["known"] = []
+        for _ in range(20):
+            next(iter(dataset))
+            mine = [*compared._begun][-1]
+            dist.barrier()
+            time.sleep(rank / 50)
+            others = compared._others().values()
+            found["known"].append([intervals[-1].begun[0].clock == mine for _, intervals in others])
+            dist.barrier()
+        """,
+    )
+    for rank in found:
+        assert rank["known"] == [[True, True]] * 20
+
+
 def test_a_look_that_stays_open_for_long_is_none_of_the_epochs(tmp_path):
     found = torchrun(
         tmp_path,
