@@ -67,6 +67,7 @@ class Ranks:
     ) -> None:
         self._given: Rank | None = None
         self._is_of_mesh = device_mesh is not None
+        self.mesh_group: str | None = None  # the name of the group of a mesh
         self._told: tuple[int, Rank] | None = None  # the process that was told, and what
         self._has_warned = False
         if device_mesh is not None:
@@ -77,6 +78,7 @@ class Ranks:
                 )
                 raise ParameterError(msg)
             self._given = _of_mesh(device_mesh)
+            self.mesh_group = device_mesh.get_group().group_name
             return
         if rank is None and world_size is None:
             return
@@ -350,8 +352,29 @@ class RanksCompared:
         """
         if not self._have_met:
             return None
-        counts = ((name, _n_collectives(group)) for name, group in _groups())
+        counts = ((name, _n_collectives(group)) for name, group in self._groups())
         return tuple((name, n) for name, n in counts if n is not None) or None
+
+    def _groups(self) -> Iterator[tuple[str, Any]]:
+        """Yield the groups whose collectives belong to training, with their names.
+
+        They are, after that of all ranks, that of the mesh along which data differ, or those of any
+        mesh. In others, such as of a thread that saves checkpoints, ranks need not be in step.
+        """
+        of_mesh = self._ranks.mesh_group
+        for group, name in dist.distributed_c10d._world.pg_names.items():  # noqa: SLF001 - no other
+            is_of_any = str(getattr(group, "group_desc", "")).startswith("mesh_")
+            is_of_all = group is dist.distributed_c10d._get_default_group()  # noqa: SLF001
+            if is_of_all or (is_of_any if of_mesh is None else name == of_mesh):
+                yield name, group
+
+    def _shared_groups(self) -> dict[int, set[str]]:
+        """Return the names of these groups that each rank shares with this one."""
+        found = dict[int, set[str]]()
+        for name, group in self._groups():
+            for rank in dist.get_process_group_ranks(group):
+                found.setdefault(rank, set()).add(name)
+        return found
 
     @property
     def group(self) -> Any:
@@ -444,7 +467,11 @@ class RanksCompared:
     def _warn_of_own(self, clock: Clock) -> None:
         own = self._own
         store, rank, n_ranks = _store(), dist.get_rank(), dist.get_world_size()
-        ended = [each for each, before in own.items() if before != clock and each != self._number]
+        ended = [
+            number
+            for number, before in own.items()
+            if number != self._number and not _are_same({*dict(before)}, clock, before)
+        ]
         for number in ended:
             del own[number]
             keys = [f"cellfeed/{number}/begun/{k}" for k in range(n_ranks) if k != rank]
@@ -467,11 +494,10 @@ class RanksCompared:
             A rank began another epoch, or elsewhere in it.
         """
         self._publish()  # that this rank has come so far
-        since, then, shared = self._met_since(beginning), dict(beginning.clock), _shared_groups()
+        since, shared = self._met_since(beginning), self._shared_groups()
         for other, (clock, intervals) in (self._others() or {}).items():
             its = self._beside(beginning, shared[other], intervals).trained
-            has_gone_on = any(n > then.get(name, n) for name, n in clock)
-            is_final = has_gone_on or dist.get_backend() == "gloo"  # others run ahead
+            is_final = _is_known(beginning, clock)
             if other in since and its and is_final and its.place != beginning.place:
                 self._refuse(beginning, other, its)
         self._require_no_other_dataset(beginning, since)
@@ -481,7 +507,7 @@ class RanksCompared:
 
         An error would leave the others waiting; they find it when they begin the next one.
         """
-        interval, shared = self._begun.get(beginning.clock, _Interval()), _shared_groups()
+        interval, shared = self._begun.get(beginning.clock, _Interval()), self._shared_groups()
         for other, (_, intervals) in (self._others() or {}).items():
             theirs = self._beside(beginning, shared[other], intervals)
             mine, its = interval.trained, theirs.trained
@@ -490,10 +516,11 @@ class RanksCompared:
                 warnings.warn(_difference_of_epochs(mine, other, its), UserWarning, stacklevel=2)
                 return
 
-    def have_begun(self, beginning: Beginning) -> bool:
+    def have_begun(self, beginning: Beginning) -> bool | None:
         """Whether all ranks began the same as this one, between the same two collectives.
 
         Of ranks that have begun collectives since then, only those count that were in one of them.
+        None if it is unknown, since they may still come to it.
 
         Raises
         ------
@@ -503,14 +530,17 @@ class RanksCompared:
         since, others, own = self._met_since(beginning), self._others(), self._begun
         if others is None or beginning.clock not in own:  # or it was long ago
             return others is None and bool(since)
-        shared = _shared_groups()
+        shared = self._shared_groups()
         asked = since or {*shared} - {dist.get_rank()}
         theirs = {
             k: self._beside(beginning, shared[k], others[k][1]).begun for k in asked if k in others
         }
         places = {k: [each.place for each in begun] for k, begun in theirs.items() if begun}
+        missing = asked - {*places}
+        if any(not _is_known(beginning, others[k][0] if k in others else ()) for k in missing):
+            return None
         mine = [each.place for each in own[beginning.clock].begun]
-        if since and len(places) == len(asked):
+        if since and not missing:
             for other, begun in places.items():
                 if not any(each in mine for each in begun):
                     self._refuse(beginning, other, theirs[other][-1])
@@ -539,7 +569,7 @@ class RanksCompared:
         """Return the ranks that were in a collective with this one since an iteration began."""
         then = dict(beginning.clock)
         moved = {name for name, n in self.clock or () if n > then.get(name, n)}
-        shared = _shared_groups()
+        shared = self._shared_groups()
         return {rank for rank, names in shared.items() if names & moved} - {dist.get_rank()}
 
     def _refuse(
@@ -573,14 +603,19 @@ class RanksCompared:
 
         Datasets have other numbers, and other seeds, after one that only some of the ranks made.
         """
-        store, shared = _store(), _shared_groups()
-        mine = [(n, each.place) for n, each in self._trained if each.clock == beginning.clock]
+        store, shared = _store(), self._shared_groups()
+        clock = beginning.clock
+        mine = [
+            (n, each.place)
+            for n, each in self._trained
+            if _are_same({*dict(clock)}, clock, each.clock)
+        ]
         with contextlib.suppress(RuntimeError):  # see `compare`
             for other in since:
                 key = f"cellfeed/trained/{other}"
                 trained = json.loads(store.get(key)) if store.check([key]) else []
                 found = [(n, Beginning.of(each)) for n, each in trained]
-                clock, names = beginning.clock, shared[other]
+                names = shared[other]
                 its = {n: each for n, each in found if _are_same(names, clock, each.clock)}
                 # If this rank trained there too, it began this one by itself, as is said elsewhere.
                 is_mine = all((n, each.place) in mine for n, each in its.items())
@@ -650,6 +685,15 @@ class RanksCompared:
         }
 
 
+def _is_known(beginning: Beginning, clock: Clock) -> bool:
+    """Whether what another rank began when this one did is known, from when it published last.
+
+    Collectives of gloo wait for it, others may be behind.
+    """
+    then = dict(beginning.clock)
+    return dist.get_backend() == "gloo" or any(n > then.get(name, n) for name, n in clock)
+
+
 def _are_same(shared: set[str], one: Clock, other: Clock) -> bool:
     """Whether two ranks had begun the same collectives of the groups that they share."""
     there = dict(other)
@@ -712,22 +756,6 @@ def _of_mesh(mesh: "DeviceMesh") -> Rank:
             f"{msg}; leave it out, or make the dataset only in processes of the mesh"
         )
     return mesh.get_local_rank(), mesh.size()
-
-
-def _groups() -> Iterator[tuple[str, Any]]:
-    """Yield the groups of several ranks that this one is in, by their names."""
-    for group, name in dist.distributed_c10d._world.pg_names.items():  # noqa: SLF001 - the only way
-        if group.size() > 1:
-            yield name, group
-
-
-def _shared_groups() -> dict[int, set[str]]:
-    """Return the names of the groups that each rank shares with this one."""
-    found = dict[int, set[str]]()
-    for name, group in _groups():
-        for rank in dist.get_process_group_ranks(group):
-            found.setdefault(rank, set()).add(name)
-    return found
 
 
 def _n_collectives(group: Any) -> int | None:

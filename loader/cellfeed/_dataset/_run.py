@@ -526,8 +526,11 @@ class Run:
         begun = self._comparable(counted)
         if begun is None:
             return False  # there was only this rank
-        is_look = counted.n_delivered <= 1 and begun.clock == self._compared.clock
-        return not is_look and self._compared.have_begun(begun)
+        if counted.n_delivered <= 1 and begun.clock == self._compared.clock:
+            return False
+        have_begun = self._compared.have_begun(begun)
+        # If others may still come to it: a collective during it is of a training loop.
+        return not counted.is_closed if have_begun is None else have_begun
 
     def _set_next(self, claim: Claim) -> None:
         self._counter.set_next(claim)

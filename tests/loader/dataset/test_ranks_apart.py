@@ -341,6 +341,37 @@ def test_others_know_after_a_collective_what_a_rank_began(tmp_path):
         assert rank["known"] == [[True, True]] * 20
 
 
+def test_ranks_that_are_behind_may_still_begin(tmp_path):
+    """Collectives of NCCL do not wait for others."""
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        dist.get_backend = lambda: "nccl"
+        begun = [dist.barrier(async_op=True)]
+        looked, loader = make(seed=0), make(seed=0).loader()
+        look(looked, 0)
+        begun.append(dist.barrier(async_op=True))
+        found["looked"] = looked.state_dict()
+        found["states"] = states = []
+        for n in (2, 2, 3, 2):
+            time.sleep(rank / 10)
+            for k, minibatch in enumerate(loader, 1):
+                begun.append(dist.all_reduce(torch.ones(1), async_op=True))
+                states.append(loader.state_dict())
+                if k == n:
+                    break
+        for each in begun:
+            each.wait()
+        """,
+    )
+    for rank in found:
+        assert (rank["looked"]["epoch"], rank["looked"]["progress"][-1]) == (0, 0)
+        expected = [(epoch, k) for epoch, n in enumerate((2, 2, 3, 2)) for k in range(1, n + 1)]
+        assert [(each["epoch"], each["progress"][-1]) for each in rank["states"]] == expected
+
+
 def test_a_look_that_stays_open_for_long_is_none_of_the_epochs(tmp_path):
     found = torchrun(
         tmp_path,
