@@ -562,13 +562,20 @@ class CellDataset(ResumableDataset):
             self._strategy_identity = self.strategy, strategy_identity(self.strategy)
         if self._data_identity is None:
             self._data_identity = data_identity(self.collection, self._n_rows)
-        configuration = self._strategy_identity[1] | {
+        own = {
             "batch_size": self.batch_size,
             "fetch_factor": self.fetch_factor,
             "drop_last": bool(self.drop_last),
             "transform": as_json(self.transform),
         }
-        return {"data": self._data_identity, "configuration": configuration}
+        of_strategy = self._strategy_identity[1]
+        # A strategy may have parameters of these names, too.
+        others = {
+            f"strategy.{name}": of_strategy[name]
+            for name in own
+            if name in of_strategy and of_strategy[name] != own[name]
+        }
+        return {"data": self._data_identity, "configuration": of_strategy | own | others}
 
     def _transforms(self, transform: AnyTransform | None) -> Transforms:
         are_made_dense = self.dense and self._is_placed

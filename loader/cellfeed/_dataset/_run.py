@@ -524,8 +524,8 @@ class Run:
     def _was_trained(self, counted: Counted) -> bool:
         """Return whether an iteration counts: ranks trained in it, not one of them alone."""
         begun = self._comparable(counted)
-        if begun is None:
-            return False  # there was only this rank
+        if begun is None:  # there was only this rank, or its group is gone
+            return counted.begun is not None and counted.n_delivered > 1
         if counted.n_delivered <= 1 and begun.clock == self._compared.clock:
             return False
         have_begun = self._compared.have_begun(begun)

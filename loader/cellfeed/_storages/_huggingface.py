@@ -33,7 +33,14 @@ from cellfeed._storages._registry import (
     import_arrow,
     to_frame,
 )
-from cellfeed._storages._source import FlatCsr, OpenedPerProcess, Source, StoredElement, files_in
+from cellfeed._storages._source import (
+    FlatCsr,
+    OpenedPerProcess,
+    Source,
+    StoredElement,
+    WatchedFiles,
+    files_in,
+)
 
 # Where the rows of a HuggingFace dataset are: in a folder, or in an object of the library.
 
@@ -71,6 +78,7 @@ class ArrowTable(OpenedPerProcess):
     def __init__(self, given: Any) -> None:
         self.dataset = None if isinstance(given, str | os.PathLike) else given
         self.row_order: NDArray[np.int64] | None = None
+        self._watched = WatchedFiles()
         if self.dataset is None:
             self.location = Location.of(given)
             self.paths = _saved_files(self.location)
@@ -93,12 +101,23 @@ class ArrowTable(OpenedPerProcess):
         tables, regions = [], list[Region]()
         for number, path in enumerate(self.paths):
             with _damage_named(path):
+                state = path.stat()
+            self._watched.see(path.absolute(), state, path)
+            with _damage_named(path):
                 mapped = arrow.memory_map(str(path))
                 whole = mapped.read_buffer(mapped.size())
                 mapped.seek(0)
                 tables.append(arrow.ipc.open_stream(mapped).read_all())
             regions.append((whole.address, whole.address + whole.size, 0, number))
+        self.check_unchanged()
         return arrow.concat_tables(tables), sorted(regions)
+
+    def check_unchanged(self) -> None:
+        """Check that files of a saved dataset are as they were when they were mapped.
+
+        Reading a part that is gone would kill the process.
+        """
+        self._watched.check()
 
     def list_columns(self, names: tuple[str, str]) -> tuple[Sequence[Path], ListColumns | None]:
         """Return some files, and where the lists of two columns lie in them.
@@ -444,7 +463,7 @@ class ArrowRows(StoredElement):
     def __init__(
         self,
         columns: Columns,
-        table: Callable[[], Any],
+        table: ArrowTable,
         dtype: np.dtype[Any],
         shape: tuple[int, int],
         reason: str | None,
@@ -466,6 +485,7 @@ class ArrowRows(StoredElement):
         """Read rows."""
         import pyarrow as pa  # noqa: PLC0415 - optional; it made the table
 
+        self._table.check_unchanged()
         table = self._table().select(list(self._columns.lists))
         parts = [table.slice(start, stop - start) for start, stop in runs.tolist()]
         rows = pa.concat_tables([table.slice(0, 0), *parts])
@@ -478,6 +498,7 @@ class ArrowRows(StoredElement):
             stops = np.cumsum(lengths, dtype=np.int64)
             elements = expand(np.stack([stops - n_genes, stops], axis=1))
             indices, data = indices[elements], data[elements]
+        self._table.check_unchanged()
         indptr = np.concatenate([[0], np.cumsum(n_genes, dtype=np.int64)])
         return CsrRows(indptr, indices.astype(np.int64), data, self._columns.n_stored)
 
@@ -632,7 +653,9 @@ class HuggingFaceSource(Source):
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns, in row order; class labels as their names."""
+        self._table.check_unchanged()
         frame = to_frame(self._table().select(list(columns)))
+        self._table.check_unchanged()
         for name, classes in self._class_labels().items():
             if name in frame:
                 codes = frame[name].fillna(-1).astype(np.int64)

@@ -31,6 +31,7 @@ from cellfeed._storages._source import FlatCsr, Source, files_in
 
 # The arrays of a folder of memory maps: their files, dtypes and sizes.
 
+_FILES = np.arange(3)  # of row pointers, column indices and values
 _NPY = ("data", "indices", "indptr", "shape")
 _SCDL = {"DATA": "data.npy", "COLPTR": "col_ptr.npy", "ROWPTR": "row_ptr.npy"}
 _SCDL_DTYPES = {1: "u1", 2: "u2", 3: "u4", 4: "u8", 5: "f2", 6: "f4", 7: "f8"}
@@ -341,6 +342,11 @@ class MappedCsr(FlatCsr):
         n_bytes = int(self._files.sizes(np.arange(3)).sum())
         return round(n_bytes * self.shape[0] / max(1, self._arrays.n_rows))
 
+    def chunked(self) -> CsrChunks:
+        """Return the location of the rows."""
+        self._files.check_files(_FILES)  # reading a part that is gone would kill the process
+        return super().chunked()
+
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows in their stored form."""
         chunked = self.chunked()
@@ -352,11 +358,11 @@ class MappedCsr(FlatCsr):
             np.concatenate([mapped[:0], *(mapped[start:stop] for start, stop in bounds.tolist())])
             for mapped in (self._arrays.data.mapped(), self._arrays.indices.mapped())
         )
+        self._files.check_files(_FILES)
         ends = np.concatenate([[0], np.cumsum(lengths)])
         return CsrRows(ends, indices.astype(np.int64), data, chunked.n_columns)
 
     def _find(self) -> CsrChunks:
-        self._files.check_files(np.arange(3))
         stored = self._arrays.indptr.mapped()[self._rows.start : self._rows.stop + 1]
         is_mapped = stored.dtype in (np.int64, np.uint64)
         pointer = stored.view(np.int64) if is_mapped else stored.astype(np.int64)

@@ -215,6 +215,8 @@ class ParquetFiles:
     def __init__(self, location: Location, locations: Sequence[Location]) -> None:
         self.location, self.locations = location, tuple(locations)
         import_arrow(location, EXTRA)
+        # They stay the same where the working folder changes; on servers, none are needed.
+        self._absolute = [str(path.absolute()) for path in self.paths]
         self._states: list[Any] = [None] * len(self.locations)
         self._footers = dict[int, Any]()
         self._objects: RemoteObjects | None = None
@@ -253,7 +255,7 @@ class ParquetFiles:
         if location.path is None:
             return
         try:
-            found = identity(os.stat(location))  # noqa: PTH116 - called often
+            found = identity(os.stat(self._absolute[file]))  # noqa: PTH116 - called often
         except FileNotFoundError:
             if self._states[file] is None:
                 raise PathError(f"{location}: there is no such file; put it back") from None
@@ -281,7 +283,7 @@ class ParquetFiles:
         if self._objects is None:
             self.check(file)
             with self.damage_named(file, "its footer"):
-                return pq.read_metadata(os.fspath(location))
+                return pq.read_metadata(self._absolute[file])
         if self._states[file] is None:
             self._states[file] = open_object(location)
         size = self._states[file].size
@@ -406,7 +408,7 @@ class ParquetFiles:
             for file in np.unique(groups.files[which]).tolist():
                 own = which[groups.files[which] == file]
                 places = np.stack([groups.offsets[own].ravel(), groups.sizes[own].ravel()], axis=1)
-                with suppress(OSError), open(self.locations[file], "rb") as opened:  # noqa: PTH123 - of a location
+                with suppress(OSError), open(self._absolute[file], "rb") as opened:  # noqa: PTH123
                     for offset, size in places.tolist():
                         os.posix_fadvise(opened.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
         return None
@@ -431,7 +433,7 @@ class ParquetFiles:
             return there if [each.size for each in there] == sizes else None
         self.check(file)
         found = list[NDArray[np.uint8]]()
-        with suppress(OSError, ValueError), open(self.locations[file], "rb", buffering=0) as opened:  # noqa: PTH123 - of a location
+        with suppress(OSError, ValueError), open(self._absolute[file], "rb", buffering=0) as opened:  # noqa: PTH123
             for offset, size in zip(offsets, sizes, strict=True):
                 own = memory.acquire(size).array(np.dtype(np.uint8), size)
                 opened.seek(offset)
@@ -523,7 +525,7 @@ class ParquetFiles:
         if self._objects is None:
             self.check(file)
             with self.damage_named(file, "it"):
-                return pa.OSFile(os.fspath(self.locations[file]))
+                return pa.OSFile(self._absolute[file])
         given = offsets.tolist(), sizes.tolist()
         found = self._objects.read_ranges(*_as_ranges(file, *given))
         parts = {

@@ -90,8 +90,9 @@ class MatchedControls(WithOthers):
         other treatment are treated.
     within
         What a treated cell and its controls have in common: names of obs columns, or arrays with a
-        value for each row. The control cells with one combination of values are a pool. If empty,
-        all controls are one pool.
+        value for each row. The control cells with one combination of values are a pool, of which
+        those that lack one (NaN, None, or the number -1) have none. If empty, all controls are one
+        pool.
     k
         Number of controls for each treated cell.
     block_size

@@ -372,6 +372,28 @@ def test_ranks_that_are_behind_may_still_begin(tmp_path):
         assert [(each["epoch"], each["progress"][-1]) for each in rank["states"]] == expected
 
 
+def test_an_epoch_counts_where_the_group_is_made_again_within_it(tmp_path):
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        dist.init_process_group("gloo")
+        loader = new("plain", seed=0)
+        found["epochs"] = []
+        for number in range(3):
+            for k, minibatch in enumerate(loader, 1):
+                dist.barrier()
+                if k == 2:
+                    dist.destroy_process_group()
+                    dist.init_process_group("gloo")
+                if k == 4:
+                    break
+            found["epochs"].append(loader.state_dict()["epoch"])
+        """,
+    )
+    assert [rank["epochs"] for rank in found] == [[0, 1, 2]] * 2
+
+
 def test_a_look_that_stays_open_for_long_is_none_of_the_epochs(tmp_path):
     found = torchrun(
         tmp_path,

@@ -133,6 +133,21 @@ class InPieces(Streaming):
     settings: Settings
 
 
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("of_dataset", [False, True])
+def test_a_parameter_of_the_strategy_that_the_dataset_has_too(before, of_dataset):
+    saved, again, other = (
+        CellDataset(
+            np.arange(403), BlockShuffling(16, drop_last=each), 8, seed=0, drop_last=of_dataset
+        )
+        for each in (before, before, not before)
+    )
+    next(iter(saved))
+    again.load_state_dict(saved.state_dict())
+    with pytest.raises(StateError, match=r"drop_last"):
+        other.load_state_dict(saved.state_dict())
+
+
 def test_settings_with_slots_are_compared():
     three, again, four = (
         CellDataset(np.arange(20), InPieces(settings=Settings(size)), 5, seed=0)

@@ -1,7 +1,9 @@
 """HuggingFace datasets: which genes, which rows, and what is said of others."""
 
 import json
+import os
 import pickle
+import shutil
 import sys
 
 import numpy as np
@@ -22,6 +24,7 @@ from cellfeed import (
     PathError,
     open_collection,
 )
+from cellfeed._storages._huggingface import ArrowTable
 
 datasets = pytest.importorskip("datasets")
 
@@ -262,6 +265,39 @@ def test_damaged_files(folder, tmp_path):
     with pytest.raises(FormatError, match="is not a complete Arrow stream") as raised:
         open_collection(copied)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_files_that_change_are_not_read(tmp_path, dtype):
+    """Reading beyond the end of a mapped file would kill the process."""
+    where = tmp_path / "cells"
+    made = dataset_of(X, pd.DataFrame({"row": np.arange(N_ROWS)}))
+    values = datasets.Sequence(datasets.Value(dtype))
+    made.cast_column("expressions", values).save_to_disk(where)
+    collection = open_collection(where)
+    assert np.array_equal(collection[:].X.toarray(), COUNTS)
+    for path in where.glob("*.arrow"):
+        os.truncate(path, 100)
+    for read_it in (lambda: collection[:], lambda: collection.where("row > 3")):
+        with pytest.raises(FormatError, match=r"\.arrow: was replaced or written to"):
+            read_it()
+
+
+def test_a_folder_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch):
+    one, other, where = (tmp_path / name for name in ("one", "other", "where"))
+    for path, values in ((one, X), (other, X * 2)):
+        write_dataset(path, values, pd.DataFrame({"row": np.arange(N_ROWS)}))
+    shutil.copytree(one, where)
+    list_columns = ArrowTable.list_columns
+
+    def replace_first(*arguments):
+        shutil.rmtree(where)
+        shutil.copytree(other, where)
+        return list_columns(*arguments)
+
+    monkeypatch.setattr(ArrowTable, "list_columns", replace_first)
+    with pytest.raises(FormatError, match="was replaced or written to"):
+        open_collection(where)
 
 
 WITHOUT = """

@@ -186,6 +186,20 @@ class TestFilesThatChange:
         with pytest.raises(FormatError, match=f"^{path}: was replaced or written to"):
             collection[:]
 
+    @pytest.mark.parametrize("change", ["renamed over", "written in place", "removed"])
+    def test_annotations_are_not_read(self, path, change):
+        function, error, words = CHANGES[change]
+        collection = open_collection(path)
+        assert collection.where("number > 57").tolist() == [58, 59]
+        function(path)
+        for read in (
+            lambda: collection.where("number > 57"),
+            lambda: collection.read_obs(["number"]),
+            lambda: collection.obs_names([3]),
+        ):
+            with pytest.raises(error, match=f"^{path}: {words}"):
+                read()
+
     def test_that_may_not_be_read_any_more(self, path, monkeypatch):
         copy = pickle.dumps(open_collection(path))
 

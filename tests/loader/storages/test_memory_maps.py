@@ -1,5 +1,6 @@
 """Folders of memory maps: what BioNeMo makes of them, and what is said of others."""
 
+import os
 import pickle
 import struct
 
@@ -191,6 +192,25 @@ class TestNpyFolder:
         collection[:]
         assert len(pickle.dumps(collection)) < X.data.nbytes
         assert np.array_equal(pickle.loads(pickle.dumps(collection))[:].X.toarray(), COUNTS)
+
+    @pytest.mark.parametrize("dtype", ["float16", "float32"])
+    @pytest.mark.parametrize("change", ["truncated", "written in place"])
+    @pytest.mark.parametrize("name", ["data", "indices", "indptr"])
+    def test_files_that_change_are_not_read(self, tmp_path, dtype, change, name):
+        """Reading beyond the end of a mapped file would kill the process."""
+        folder = write_npy(tmp_path / "cells", X)
+        np.save(folder / "data.npy", X.data.astype(dtype))
+        for path in folder.iterdir():
+            os.utime(path, ns=(0, 0))
+        collection = open_collection(folder)
+        assert np.array_equal(collection[:].X.toarray(), COUNTS)
+        path = folder / f"{name}.npy"
+        if change == "truncated":
+            os.truncate(path, 100)
+        else:
+            path.write_bytes(path.read_bytes())
+        with pytest.raises(FormatError, match=f"{name}.npy: was replaced or written to"):
+            collection[:]
 
     def test_files_that_are_missing_or_do_not_fit(self, tmp_path):
         with pytest.raises(PathError, match="there is no such folder"):

@@ -180,6 +180,14 @@ class TestChangedFiles:
         with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
             collection[:]
 
+    def test_the_working_folder_may_change(self, whole, tmp_path, monkeypatch):
+        shutil.copy(whole, tmp_path / "cells.parquet")
+        monkeypatch.chdir(tmp_path)
+        collection = open_collection(ParquetSource("cells.parquet", n_vars=N_VARS))
+        monkeypatch.chdir("/")
+        assert np.array_equal(collection[:].X.toarray(), COUNTS)
+        assert collection.where("row > 57").tolist() == [58, 59]
+
     def test_replaced_while_it_is_read(self, opened, monkeypatch):
         path, collection = opened
         decode = ParquetLists._decode

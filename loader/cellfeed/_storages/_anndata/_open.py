@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -76,7 +77,8 @@ class AnnDataSource(FileSource):
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
-        return self._obs_rows.read(columns, rows)
+        with self._unchanged():
+            return self._obs_rows.read(columns, rows)
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
@@ -140,13 +142,23 @@ class AnnDataSource(FileSource):
 
     def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
         """Return those obs columns that can be read without pandas."""
-        with damage_named(self._file.location, "obs"):
+        with self._unchanged(), damage_named(self._file.location, "obs"):
             return frames.plain_obs(self._file, columns)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read obs columns, and nothing else."""
-        with damage_named(self._file.location, "obs"):
+        with self._unchanged(), damage_named(self._file.location, "obs"):
             return frames.read_obs(self._file, columns)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Check that the file has not changed once it is read, also where it seems damaged."""
+        try:
+            yield
+        except FormatError:
+            self._file.check_unchanged()
+            raise
+        self._file.check_unchanged()
 
 
 class MuDataSource(AnnDataSource):
