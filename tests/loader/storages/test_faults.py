@@ -19,7 +19,7 @@ from tests.warm import python as warm
 
 from cellfeed import FormatError, open_collection
 from cellfeed._storages._anndata._damage import damage_named
-from cellfeed._storages._anndata._local_h5file import LocalH5File
+from cellfeed._storages._source import WatchedFiles
 from cellfeed.sources import Location
 
 # 60 cells of 30 genes; 5 to 30 elements in a row, chunks of 50 elements or 7 rows.
@@ -169,7 +169,7 @@ class TestChunks:
         os.truncate(path, (first + stop) // 2)
         with pytest.raises(FormatError, match=f"^{path}: was replaced or written to"):
             collection[:]
-        monkeypatch.setattr(LocalH5File, "check_unchanged", lambda self: None)  # just after it
+        monkeypatch.setattr(WatchedFiles, "check", lambda self: None)  # as a time would not tell
         expected = rf"^{path}: `{element}`, .* \(bytes {first} to {stop}\): are beyond the end"
         with pytest.raises(FormatError, match=expected):
             collection[[59]]
