@@ -494,13 +494,14 @@ class RanksCompared:
             A rank began another epoch, or elsewhere in it.
         """
         self._publish()  # that this rank has come so far
-        since, shared = self._met_since(beginning), self._shared_groups()
+        shared = self._shared_groups()
+        since = self._met_since(beginning, shared)
         for other, (clock, intervals) in (self._others() or {}).items():
             its = self._beside(beginning, shared[other], intervals).trained
             is_final = _is_known(beginning, clock)
             if other in since and its and is_final and its.place != beginning.place:
                 self._refuse(beginning, other, its)
-        self._require_no_other_dataset(beginning, since)
+        self._require_no_other_dataset(beginning, {k: shared[k] for k in since})
 
     def warn_of_others(self, beginning: Beginning) -> None:
         """Warn if a rank delivered as many epochs since the last collective, but not the same.
@@ -527,10 +528,10 @@ class RanksCompared:
         ParameterError
             A rank has begun nothing that this one did.
         """
-        since, others, own = self._met_since(beginning), self._others(), self._begun
+        shared, others, own = self._shared_groups(), self._others(), self._begun
+        since = self._met_since(beginning, shared)
         if others is None or beginning.clock not in own:  # or it was long ago
             return others is None and bool(since)
-        shared = self._shared_groups()
         asked = since or {*shared} - {dist.get_rank()}
         theirs = {
             k: self._beside(beginning, shared[k], others[k][1]).begun for k in asked if k in others
@@ -565,11 +566,9 @@ class RanksCompared:
             return found[0]
         return _Interval([begun for each in found for begun in each.begun])
 
-    def _met_since(self, beginning: Beginning) -> set[int]:
+    def _met_since(self, beginning: Beginning, shared: dict[int, set[str]]) -> set[int]:
         """Return the ranks that were in a collective with this one since an iteration began."""
-        then = dict(beginning.clock)
-        moved = {name for name, n in self.clock or () if n > then.get(name, n)}
-        shared = self._shared_groups()
+        moved = _moved(beginning.clock, self.clock or ())
         return {rank for rank, names in shared.items() if names & moved} - {dist.get_rank()}
 
     def _refuse(
@@ -580,10 +579,11 @@ class RanksCompared:
         If this process ended at once, a collective of the others would fail before they say so.
         """
         store, key = _store(), f"cellfeed/refused/{mine.clock[0][1]}"  # the group of all is first
+        n_others = len(self._met_since(mine, self._shared_groups()))
         try:
             store.add(key, 1)
             for _ in range(_N_WAITS):
-                if store.add(key, 0) > len(self._met_since(mine)):
+                if store.add(key, 0) > n_others:
                     break
                 time.sleep(_WAIT_SECONDS)
         except RuntimeError:  # see `compare`
@@ -598,24 +598,22 @@ class RanksCompared:
             raise ParameterError(msg)
         raise ParameterError(_difference_of_epochs(mine, other, its))
 
-    def _require_no_other_dataset(self, beginning: Beginning, since: set[int]) -> None:
+    def _require_no_other_dataset(self, beginning: Beginning, met: dict[int, set[str]]) -> None:
         """Check that ranks did not train in another order of another dataset meanwhile.
 
         Datasets have other numbers, and other seeds, after one that only some of the ranks made.
         """
-        store, shared = _store(), self._shared_groups()
-        clock = beginning.clock
+        store, clock = _store(), beginning.clock
         mine = [
             (n, each.place)
             for n, each in self._trained
             if _are_same({*dict(clock)}, clock, each.clock)
         ]
         with contextlib.suppress(RuntimeError):  # see `compare`
-            for other in since:
+            for other, names in met.items():
                 key = f"cellfeed/trained/{other}"
                 trained = json.loads(store.get(key)) if store.check([key]) else []
                 found = [(n, Beginning.of(each)) for n, each in trained]
-                names = shared[other]
                 its = {n: each for n, each in found if _are_same(names, clock, each.clock)}
                 # If this rank trained there too, it began this one by itself, as is said elsewhere.
                 is_mine = all((n, each.place) in mine for n, each in its.items())
@@ -690,8 +688,13 @@ def _is_known(beginning: Beginning, clock: Clock) -> bool:
 
     Collectives of gloo wait for it, others may be behind.
     """
-    then = dict(beginning.clock)
-    return dist.get_backend() == "gloo" or any(n > then.get(name, n) for name, n in clock)
+    return dist.get_backend() == "gloo" or bool(_moved(beginning.clock, clock))
+
+
+def _moved(before: Clock, now: Clock) -> set[str]:
+    """Return the groups in which there were collectives in between."""
+    then = dict(before)
+    return {name for name, n in now if n > then.get(name, n)}
 
 
 def _are_same(shared: set[str], one: Clock, other: Clock) -> bool:

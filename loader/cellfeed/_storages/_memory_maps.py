@@ -339,7 +339,7 @@ class MappedCsr(FlatCsr):
 
     def stored_bytes(self) -> int:
         """Return the size of its files in bytes, or the share of its rows in them."""
-        n_bytes = int(self._files.sizes(np.arange(3)).sum())
+        n_bytes = int(self._files.sizes(_FILES).sum())
         return round(n_bytes * self.shape[0] / max(1, self._arrays.n_rows))
 
     def chunked(self) -> CsrChunks:
