@@ -128,7 +128,8 @@ class CellDataset(ResumableDataset):
         be made on all ranks, in the same order. One of the ranks may take extra minibatches, for
         example to inspect them: an iteration that it breaks off by itself does not count. If ranks
         have trained in different epochs, all of them raise an error; then call `set_epoch` before
-        each epoch on all ranks.
+        each epoch on all ranks. Given values other than those of torch.distributed are not
+        compared with other ranks: each iteration counts, and `set_epoch` keeps ranks together.
     device_mesh
         The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
         ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other

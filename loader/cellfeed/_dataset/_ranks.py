@@ -337,6 +337,7 @@ class RanksCompared:
         self._begun: dict[Clock, _Interval] = {}
         self._published: set[int] = set()  # ranks that have published where they began
         self._is_watched = False  # whether this rank may be the only one that has
+        self._has_warned = False  # that ranks cannot be compared
         self._group: Any = None  # that these are of
 
     @property
@@ -367,6 +368,38 @@ class RanksCompared:
             is_of_all = group is dist.distributed_c10d._get_default_group()  # noqa: SLF001
             if is_of_all or (is_of_any if of_mesh is None else name == of_mesh):
                 yield name, group
+
+    @property
+    def n_elsewhere(self) -> int:
+        """Number of collectives of this rank in other groups that may be of training."""
+        if not self._have_met:
+            return 0
+        counted, backend = {name for name, _ in self._groups()}, dist.get_backend()
+        return sum(
+            _n_collectives(group) or 0
+            for group, name in dist.distributed_c10d._world.pg_names.items()  # noqa: SLF001 - no other
+            if name not in counted and dist.get_backend(group) == backend
+        )
+
+    def warn_of_other_groups(self, beginning: Beginning, n_elsewhere: int) -> None:
+        """Warn, once, if ranks train in groups by which they are not compared.
+
+        Parameters
+        ----------
+        beginning, n_elsewhere
+            Where an iteration began, and `n_elsewhere` when it did.
+        """
+        is_compared = self._has_warned or self.clock != beginning.clock
+        if not is_compared and self.n_elsewhere > n_elsewhere:
+            self._has_warned = True
+            warnings.warn(
+                f"since epoch {beginning.epoch} began, there were collectives in other groups, but "
+                "none in the group of all ranks or of a device mesh, so that ranks cannot be "
+                "compared; call torch.distributed.barrier() after each epoch, also after one that "
+                "is broken off",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _shared_groups(self) -> dict[int, set[str]]:
         """Return the names of these groups that each rank shares with this one."""

@@ -14,7 +14,7 @@ from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._trainers import n_taken_ahead
 from cellfeed._decode import Counter, Counters
 from cellfeed._errors import DeliveryError, StateError
-from cellfeed._torch import get_worker_info
+from cellfeed._torch import get_worker_info, torch
 from cellfeed.sampling import Progress
 
 # Makes the plan of an epoch on this rank from `epoch` and `after`: an `EpochPlan`, or that of
@@ -67,8 +67,9 @@ class Counted:
         Whether it begins where the epoch was stopped.
     run, n_resumed
         The run that it belongs to, and how often that was resumed before.
-    begun, group
-        Where it began, if it is compared with other ranks, and the group of these.
+    begun, group, n_elsewhere
+        Where it began, if it is compared with other ranks, the group of these, and the collectives
+        in other groups; None where nothing is trained.
     history
         Called after each minibatch; None in worker processes.
     log
@@ -87,6 +88,7 @@ class Counted:
     n_resumed: int
     begun: Beginning | None = None
     group: Any = None
+    n_elsewhere: int | None = None
     history: Callable[[], object] | None = None
     log: Callable[[], object] | None = None
     n_ahead: int = 0
@@ -428,6 +430,8 @@ class Run:
             if clock is not None:
                 counted.begun = Beginning(clock, counted.epoch, counted.n_before, plan.seed)
                 counted.group = self._compared.group
+                if torch.is_grad_enabled():
+                    counted.n_elsewhere = self._compared.n_elsewhere
                 self._compared.begin(counted.begun)
         return share, counted
 
@@ -491,6 +495,10 @@ class Run:
 
     def _count_trained(self) -> None:
         """Make the next iteration the one after those that count."""
+        for each in self._untrained:
+            begun = self._comparable(each)
+            if begun is not None and each.n_elsewhere is not None and each.is_over:
+                self._compared.warn_of_other_groups(begun, each.n_elsewhere)
         if self._counter.next != self._next:  # workers of another DataLoader began epochs
             self._set_next(self._counter.next)
         self._trained, self._untrained = self._decide()

@@ -302,6 +302,64 @@ def test_a_dataset_that_one_rank_makes_by_itself_is_no_reason_to_lose_cells(tmp_
             assert "make the same datasets in the same order on all ranks" in said
 
 
+def test_collectives_in_a_group_of_their_own_are_reported(tmp_path):
+    """Such as those of DistributedDataParallel(process_group=...), by which none are compared."""
+    found = torchrun(
+        tmp_path,
+        2,
+        f"""{_TRAINING}
+        warnings.filterwarnings("always", message="since epoch")
+        dist.init_process_group("gloo")
+        own = dist.new_group()
+
+        def passes(loader, n, *, trains=True):
+            iterator = iter(loader)
+            for _ in range(n):
+                next(iterator)
+                dist.all_reduce(torch.ones(1), group=own if trains else None)
+
+        def apart(loader, *, in_step):
+            if rank == 0:
+                epoch(loader)
+            for _ in range(3):
+                for minibatch in loader:
+                    dist.all_reduce(torch.ones(1), group=own)
+                if in_step:
+                    dist.barrier()
+
+        def said(function, *arguments, **options):
+            with warnings.catch_warnings(record=True) as caught:
+                error = refusal(function, *arguments, **options)
+            dist.barrier()
+            return [str(each.message) for each in caught], error
+
+        for kind in ("plain", "workers", "interleaved"):
+            found[f"apart {{kind}}"] = said(apart, new(kind, seed=0), in_step=False)
+            found[f"barrier {{kind}}"] = said(apart, new(kind, seed=0), in_step=True)
+            loader = new(kind, seed=0)
+            passes(loader, 1)
+            found[f"one {{kind}}"] = said(passes, loader, 1)
+            loader = new(kind, seed=0)
+            with torch.no_grad():
+                passes(loader, 2)
+                found[f"evaluation {{kind}}"] = said(passes, loader, 2)
+            loader = new(kind, seed=0)
+            passes(loader, 2, trains=False)
+            found[f"trained {{kind}}"] = said(passes, loader, 2, trains=False)
+        """,
+    )
+    for rank in found:
+        for kind in ("plain", "workers", "interleaved"):
+            for what in ("apart", "one"):
+                (warning,), error = rank[f"{what} {kind}"]
+                assert error is None
+                assert "there were collectives in other groups, but none in the group" in warning
+                assert "call torch.distributed.barrier() after each epoch" in warning
+            for what in ("evaluation", "trained"):
+                assert rank[f"{what} {kind}"] == [[], None]
+            assert rank[f"barrier {kind}"][1].startswith("ranks are in different epochs, so that")
+
+
 def test_others_know_after_a_collective_what_a_rank_began(tmp_path):
     """Though torch's store does not answer when something is set, which may arrive late."""
     found = torchrun(
