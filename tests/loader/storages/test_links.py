@@ -405,6 +405,44 @@ class TestVirtualDatasets:
         with pytest.raises(FormatError, match=rf"^{here}: `X` is virtual.*{said}"):
             open_collection(here)
 
+    def test_that_can_grow_are_refused_where_a_part_of_a_source_is_gone(self, folder):
+        there, here = write_pair(folder, "dense", {})
+        with h5py.File(there) as file:
+            X = file["X"][:]
+        source = there.with_name("source.h5")
+
+        def write(values: np.ndarray) -> None:
+            with h5py.File(source, "w") as file:
+                file.create_dataset("X", data=values, maxshape=(None, M), compression="gzip")
+
+        with h5py.File(here, "r+") as file:
+            attributes = dict(file["X"].attrs)
+            layout = h5py.VirtualLayout(X.shape, X.dtype, maxshape=(None, M))
+            layout[:] = h5py.VirtualSource(source, "X", (N + 1, M), X.dtype)[1:]
+            del file["X"]
+            file.create_virtual_dataset("X", layout).attrs.update(attributes)
+        write(np.concatenate([X[:1], X]))
+        assert np.array_equal(dense(open_collection(here)[:].X), X)
+        write(X[: N // 2])
+        with pytest.raises(FormatError, match=rf"^{here}: `X` is virtual.*now has another shape"):
+            open_collection(here)
+
+    @pytest.mark.parametrize("step", [1, 2])
+    def test_that_grow_with_their_sources(self, folder, step):
+        there, here = write_pair(folder, "csr", {})
+        unlimited = h5py.h5s.UNLIMITED
+        with h5py.File(there) as file, h5py.File(here, "r+") as growing:
+            for name in ("X/data", "X/indices"):
+                n, dtype = file[name].shape[0], file[name].dtype
+                layout = h5py.VirtualLayout((n,), dtype, maxshape=(None,))
+                values = h5py.VirtualSource(there, name, (n,), dtype, maxshape=(None,))
+                for first in range(step):
+                    rows = slice(first, unlimited, step)
+                    layout[rows] = values[rows]
+                del growing[name]
+                growing.create_virtual_dataset(name, layout)
+        assert np.array_equal(dense(open_collection(here)[:].X), in_memory(there, "X"))
+
     def test_of_virtual_datasets(self, folder):
         there, here = write_pair(folder, "dense", {})
         between = folder / "between.h5ad"
@@ -418,13 +456,17 @@ class TestVirtualDatasets:
 
     @pytest.mark.parametrize("n_lost", [1, 9])
     @pytest.mark.parametrize("name", ["X/data", "X/indices"])
-    def test_of_sparse_rows_lack_no_values(self, folder, name, n_lost):
+    @pytest.mark.parametrize("can_grow", [False, True])
+    def test_of_sparse_rows_lack_no_values(self, folder, name, n_lost, can_grow):
         """HDF5 reads what is mapped to nothing as zeros."""
         _, here = write_pair(folder, "csr", {})
         with h5py.File(here, "r+") as file:
             n, dtype = file[name].shape[0], file[name].dtype
-            layout = h5py.VirtualLayout((n,), dtype)
-            layout[: n - n_lost] = h5py.VirtualSource("there/big.h5ad", name, (n,))[: n - n_lost]
+            most = None if can_grow else n
+            layout = h5py.VirtualLayout((n,), dtype, maxshape=(most,))
+            source = h5py.VirtualSource("there/big.h5ad", name, (n,), maxshape=(most,))
+            rows = slice(n_lost, h5py.h5s.UNLIMITED if can_grow else n)
+            layout[rows] = source[rows]
             del file[name]
             file.create_virtual_dataset(name, layout)
         with pytest.raises(FormatError, match=rf"`X`: {n_lost} of its .* are missing"):

@@ -176,8 +176,7 @@ class LocalH5File(H5File, ByteStore):
             self._watch_raw(dataset, name)
         if not dataset.is_virtual:
             return 0
-        is_growing = None in dataset.maxshape  # with all that the sources have
-        n_mapped, n_lost = dataset.size if is_growing else 0, 0
+        n_mapped = n_lost = 0
         for area, file_name, source_name, source_area in dataset.virtual_sources():
             what = f"`{name}` is virtual, with values of `{source_name}` in {file_name!r}"
             if depth == _MOST_VIRTUAL or _NUMBERED.search(file_name + source_name):
@@ -193,10 +192,9 @@ class LocalH5File(H5File, ByteStore):
                 source = file.get(source_name)
                 if not isinstance(source, h5py.Dataset):
                     raise self._elsewhere(f"{what}, which has no such array", dataset)
-                if not is_growing:
-                    if not _fits(source, area, source_area):
-                        raise self._elsewhere(f"{what}, which now has another shape", dataset)
-                    n_mapped += area.get_select_npoints()
+                if not _is_unlimited(area) and not _fits(source, area, source_area):
+                    raise self._elsewhere(f"{what}, which now has another shape", dataset)
+                n_mapped += min(_n_selected(dataset, area), _n_selected(source, source_area))
                 n_lost += lost_chunks(source) + self._watch_values(source, name, depth + 1)
         return n_lost + max(0, int(dataset.size) - n_mapped)
 
@@ -278,6 +276,29 @@ def _fits(source: h5py.Dataset, area: h5py.h5s.SpaceID, source_area: h5py.h5s.Sp
         return has_rows and bool(source.size >= area.get_select_npoints())
     last = source_area.get_select_bounds()[1]
     return len(last) == source.ndim and bool(np.less(last, source.shape).all())
+
+
+def _is_unlimited(area: h5py.h5s.SpaceID) -> bool:
+    """Return whether an area has all rows that its dataset will ever have."""
+    if area.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not area.is_regular_hyperslab():
+        return False
+    _, _, counts, blocks = area.get_regular_hyperslab()
+    return h5py.h5s.UNLIMITED in (*counts, *blocks)
+
+
+def _n_selected(dataset: h5py.Dataset, area: h5py.h5s.SpaceID) -> int:
+    """Return how many elements of a dataset an area has."""
+    if area.get_select_type() == h5py.h5s.SEL_ALL:
+        return int(dataset.size)
+    if not _is_unlimited(area):
+        return int(area.get_select_npoints())
+    n = 1
+    for size, start, stride, count, block in zip(
+        dataset.shape, *area.get_regular_hyperslab(), strict=True
+    ):
+        whole, rest = divmod(max(0, size - start), stride)
+        n *= min(count * block, whole * min(block, stride) + min(block, rest))
+    return n
 
 
 def _find(name: str, holder: Path, prefixes: str) -> Path | None:
