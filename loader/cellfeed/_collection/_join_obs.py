@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from typing import Any, Literal, NoReturn, get_args
@@ -182,9 +183,11 @@ def join_column(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> 
         is_nullable = any(_is_nullable(series) for _, series in parts)
         return NumericColumn(_join_numbers(name, parts), is_nullable)
     columns = [series.astype("category").cat for _, series in parts]
-    return _join_codes(
+    joined = _join_codes(
         [(each.codes.to_numpy(), each.categories.to_numpy(dtype=object)) for each in columns]
     )
+    is_nullable = any(isinstance(series.dtype, pd.BooleanDtype) for _, series in parts)
+    return replace(joined, is_nullable=is_nullable)
 
 
 def _kind(name: str, where: Location, series: pd.Series[Any]) -> str:

@@ -287,7 +287,7 @@ def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> N
 def _series_of(column: ObsColumn) -> Callable[[slice], pd.Series[Any]]:
     """Return a function that makes a pandas series of some rows of a column.
 
-    Categories stay codes, except for booleans.
+    Categories stay codes, except for booleans, unless these are categories with missing values.
     """
     if not isinstance(column, CategoricalColumn):
         numbers = column.values
@@ -299,9 +299,11 @@ def _series_of(column: ObsColumn) -> Callable[[slice], pd.Series[Any]]:
         wide = np.dtype(np.int64) if is_narrow else numbers.dtype  # so that results do not wrap
         return lambda part: pd.Series(numbers[part].astype(wide, copy=False))
     codes = column.codes
-    if {type(each) for each in column.categories} <= {bool, np.bool_} and column.categories.size:
+    has_missing = bool(codes.min(initial=0) < 0)
+    kinds = {type(each) for each in column.categories}
+    if column.is_nullable or (kinds and kinds <= {bool, np.bool_} and not has_missing):
         values = np.append(column.categories.astype(bool), [False])  # the last is of code -1
-        if codes.min() >= 0:
+        if not has_missing:
             return lambda part: pd.Series(values[codes[part]])
         return lambda part: pd.Series(pd.arrays.BooleanArray(values[codes[part]], codes[part] < 0))
     dtype = pd.CategoricalDtype(pd.Index(column.categories))

@@ -232,10 +232,13 @@ class CategoricalColumn:
     categories
         The vocabulary, shape (n_categories,): the union over all files, in order of first
         appearance. ``categories[code]`` decodes any code except -1.
+    is_nullable
+        Whether missing ones are pandas' NA in a file, of which no comparison holds.
     """
 
     codes: NDArray[np.signedinteger]
     categories: NDArray[Any]
+    is_nullable: bool = False
 
     @property
     def values(self) -> NDArray[np.signedinteger]:

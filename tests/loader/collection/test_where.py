@@ -1,5 +1,6 @@
 import tracemalloc
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -193,6 +194,18 @@ class TestWhere:
         assert collection.where("flag").tolist() == [0, 3]
         assert collection.where("not flag").tolist() == [1]
         assert collection.where("flag == False or flag").tolist() == [0, 1, 3]
+        none = pd.array([None] * 4, dtype="boolean")
+        assert open_collection(write_h5ad(np.eye(4), {"flag": none})).where("not flag").size == 0
+
+    def test_missing_categories_of_booleans_differ_from_both(self, write_h5ad):
+        """As in pandas, and unlike NA."""
+        flags = pd.Categorical([True, False, None, True])
+        path = write_h5ad(np.eye(4), {"flag": flags})
+        obs = ad.read_h5ad(path).obs.reset_index()
+        collection = open_collection(path)
+        for query in ("flag != True", "not flag == True", "flag == False", "flag not in [True]"):
+            expected = obs.query(query, engine="python").index.tolist()
+            assert collection.where(query).tolist() == expected, query
 
     def test_missing_integers_are_in_no_comparison(self, write_h5ad):
         """Unlike NaN, which differs from every number."""
