@@ -297,6 +297,7 @@ def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
         ["--workers", "-1"],
         ["--budget", "0"],
         ["--entropy-floor", "1.5"],
+        ["--seed", "-1"],
         ["--memory", "12 parsecs"],
         ["--memory", "0"],
         ["--memory", "."],

@@ -7,7 +7,9 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 from tests import commands
 from tests.tuner.mixing import BlockPlans, Mixing, Selected, label_of
@@ -113,6 +115,22 @@ def test_balanced_classes_are_held_against_equal_ones():
     low, high = found.bounds
     assert found.expected.low <= high  # beyond chance
     assert found.expected.high >= low
+
+
+def test_small_collections_are_held_against_many_epochs(tmp_path):
+    rng = np.random.default_rng(0)
+    plates = np.repeat([0, 1], [360, 40])
+    donors = rng.choice(4, 400, p=[0.9, 0.05, 0.03, 0.02])
+    path = tmp_path / "small.h5ad"
+    obs = pd.DataFrame({"donor": donors}, [str(k) for k in range(400)])
+    ad.AnnData(np.zeros((400, 1), np.float32), obs=obs).write_h5ad(path)
+    collection = open_collection(path, obs=["donor"])
+    selected = Selected.of(collection, strategy=ClassBalancedSampling(plates))
+    label = selected.label("donor", selected.drawn_rows())
+    weights = np.bincount(donors, 1 / np.bincount(plates)[plates])
+    shares = np.sort(label.target.counts / label.target.n_rows)
+    assert shares == pytest.approx(np.sort(weights / weights.sum()), abs=0.002)
+    assert label.n_per_epoch == 400
 
 
 def test_missing_labels_are_held_against_as_many_known_ones():

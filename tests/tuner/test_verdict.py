@@ -191,6 +191,8 @@ def test_what_no_assumption_explains_is_outside():
 
 def test_a_collection_as_theory_has_it_departs_in_nothing_but_its_size():
     counted = count_labels(homogeneous(6400, 64, n_labels=4))
-    found = deviations(counted, 0.0, batch_size=64, block_size=64, fetch_factor=64)
+    found = deviations(
+        counted, 0.0, n_rows=counted.n_rows, batch_size=64, block_size=64, fetch_factor=64
+    )
     assert [each.assumption for each in found] == ["few blocks"]
     assert found[0].bits < 0.001

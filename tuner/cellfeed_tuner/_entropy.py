@@ -171,6 +171,11 @@ def has_random_blocks(strategy: SamplingStrategy) -> bool:
     return isinstance(_of_cells(strategy), blocks)
 
 
+def has_weights(strategy: SamplingStrategy) -> bool:
+    """Return whether a strategy draws cells by weights, other ones in each epoch."""
+    return isinstance(_of_cells(strategy), BlockWeightedSampling | ClassBalancedSampling)
+
+
 def _of_cells(strategy: SamplingStrategy) -> SamplingStrategy:
     """Return the strategy of cells that come with controls, or the strategy itself."""
     return strategy.strategy if isinstance(strategy, MatchedControls) else strategy

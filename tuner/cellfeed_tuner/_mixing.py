@@ -80,11 +80,14 @@ def deviations(
     counted: LabelCounts,
     within_block_bits: float,
     *,
+    n_rows: int,
     batch_size: int,
     block_size: int,
     fetch_factor: int,
 ) -> list[Deviation]:
-    """Return which assumptions of the theory a collection violates, the largest effect first.
+    """Return which assumptions of the theory an epoch violates, the largest effect first.
+
+    An epoch delivers ``n_rows``, with labels in the proportions of ``counted``.
 
     - Labels mixed inside blocks add at most the entropy within a block (chain rule).
     - The n blocks of a fetch, drawn without replacement from N, have (N - n) / (N - 1) times the
@@ -96,7 +99,7 @@ def deviations(
     - Missing labels make minibatches and fetches smaller, most so if whole blocks are missing,
       which is assumed.
     """
-    n_rows, counts = counted.n_rows, counted.counts
+    counts = counted.counts
     fetch_size = batch_size * fetch_factor
 
     def homogeneous(m: int = batch_size, f: int = fetch_factor, n: int | None = None) -> float:
@@ -108,7 +111,7 @@ def deviations(
     in_fetch = max(1.0, min(fetch_size / block_size, n_blocks))
     bias = (counts.size - 1) / (2 * in_fetch * log(2)) * (in_fetch - 1) / max(1, n_blocks - 1)
     most = log2(in_fetch + (fetch_size % block_size > 0))
-    share_missing = counted.n_missing / n_rows
+    share_missing = counted.n_missing / counted.n_rows
     known_rows = max(1, round(batch_size * (1 - share_missing)))
     short, partial = n_rows % block_size, n_rows % fetch_size
     in_partial = max(1, partial // batch_size)
@@ -551,7 +554,7 @@ class Mixing:
             result.n_rounds + 1,  # the first round counts here too
             planned,
             fetches_per_round=configuration.fetches_per_round,
-            fetches_per_epoch=label.target.n_rows // fetch_size,
+            fetches_per_epoch=label.n_per_epoch // fetch_size,
             fetches_per_block=-(-configuration.block_size // fetch_size),
         )
         return verdict(bits, standard_error=error, deviations=self._deviations(label, settings))
@@ -561,6 +564,7 @@ class Mixing:
         return deviations(
             label.target,
             self._within(label, block_size, *others),
+            n_rows=label.n_per_epoch,
             batch_size=self._plans.batch_size,
             block_size=block_size,
             fetch_factor=fetch_factor,
@@ -579,7 +583,7 @@ class Mixing:
             random_bits=max(
                 self._random[label.name], self._random_of_known(label, in_blocks) or 0.0
             ),
-            n_distinct=label.target.n_rows // self._plans.batch_size,
+            n_distinct=label.n_per_epoch // self._plans.batch_size,
         )
 
 

@@ -237,6 +237,9 @@ def _request(
     if not 0 <= entropy_floor <= 1:
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)
+    if facts["seed"] < 0:
+        msg = f"`seed >= 0` must hold, but got seed={facts['seed']}"
+        raise ParameterError(msg)
     if need is not None and step_seconds is not None:
         msg = f"give need={need} or step_seconds={step_seconds}, not both"
         raise ParameterError(msg)

@@ -31,11 +31,14 @@ from cellfeed_tuner._entropy import (
     count_labels,
     effective_block_size,
     has_random_blocks,
+    has_weights,
     replay_plan,
 )
 
 # Draws of an epoch that represent all of them. Chosen: frequencies are then known to 0.05 %.
 MOST_DRAWS = 1 << 22
+# Draws of several epochs where one has fewer. Chosen: frequencies are known to 0.1 %, in a second.
+_LEAST_DRAWS = 1 << 20
 # Rows of an epoch that show how labels are distributed over its blocks. Chosen: thousands of
 # typical blocks.
 MOST_IN_BLOCKS = 1 << 18
@@ -207,13 +210,16 @@ class Label:
     counted
         How often each value occurs among the visited cells.
     drawn
-        How often an epoch of the strategy draws each value; None if as often as it occurs.
+        How often the strategy draws each value; None if as often as it occurs.
+    n_epochs
+        Number of epochs in ``drawn``.
     """
 
     name: str
     codes: NDArray[np.integer]
     counted: LabelCounts
     drawn: LabelCounts | None = None
+    n_epochs: int = 1
 
     @classmethod
     def of_values(cls, name: str, values: ArrayLike) -> "Label":
@@ -228,6 +234,11 @@ class Label:
         """How often each value is drawn."""
         return self.counted if self.drawn is None else self.drawn
 
+    @property
+    def n_per_epoch(self) -> int:
+        """Cells that an epoch delivers."""
+        return self.target.n_rows // self.n_epochs
+
     def check(
         self,
         what: str,
@@ -237,8 +248,8 @@ class Label:
         error: type[CellfeedError] = ColumnError,
     ) -> None:
         """Refuse a label with nothing to mix, or with nearly as many values as cells."""
-        for each in (self.counted, self.target):
-            n_labels, n_labelled = each.counts.size, int(each.counts.sum())
+        for each, n_epochs in ((self.counted, 1), (self.target, self.n_epochs)):
+            n_labels, n_labelled = each.counts.size, int(each.counts.sum()) // n_epochs
             if n_labels < _LEAST_LABELS:
                 msg = (
                     f"{what} has {n_labels} value(s){where}, so there is nothing to mix; choose a "
@@ -422,8 +433,17 @@ class Selected:
         return self.blocks(1).n_positions(len(self.collection))
 
     def drawn_rows(self) -> NDArray[np.int64]:
-        """Return the rows that an epoch delivers, or evenly spaced ones of very many."""
-        return self._rows_at(np.arange(0, self.n_drawn, self.rows_per_drawn), 1)
+        """Return the rows of `n_drawn_epochs`, or evenly spaced ones of very many."""
+        positions = np.arange(0, self.n_drawn, self.rows_per_drawn)
+        found = [self._rows_at(positions, 1, epoch_key=k) for k in range(self.n_drawn_epochs)]
+        return np.concatenate(found)
+
+    @property
+    def n_drawn_epochs(self) -> int:
+        """Number of epochs in `drawn_rows`: several where short ones draw other cells each."""
+        if self.strategy is None or not has_weights(self.strategy):
+            return 1
+        return -(-_LEAST_DRAWS // self.n_drawn)
 
     @property
     def rows_per_drawn(self) -> int:
@@ -435,8 +455,11 @@ class Selected:
         n = self.blocks(block_size).n_positions(len(self.collection))
         return self._rows_at(np.arange(min(n, max(block_size, MOST_IN_BLOCKS))), block_size)
 
-    def _rows_at(self, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
-        order = self.blocks(block_size).epoch_order(n_rows=len(self.collection), epoch_key=0)
+    def _rows_at(
+        self, positions: NDArray[np.int64], block_size: int, *, epoch_key: int = 0
+    ) -> NDArray[np.int64]:
+        strategy = self.blocks(block_size)
+        order = strategy.epoch_order(n_rows=len(self.collection), epoch_key=epoch_key)
         return order(positions)
 
     def label(
@@ -451,7 +474,7 @@ class Selected:
         opened is given.
         """
         column = opened_column(self.collection, name) if column is None else column
-        of_all, drawn = codes_of(column, column.values), None
+        of_all, drawn, n_epochs = codes_of(column, column.values), None, 1
         codes = of_all if self.indices is None else of_all[self.indices]
         counted = count_labels(codes)
         if drawn_rows is not None:
@@ -459,10 +482,11 @@ class Selected:
             if self.strategy is not None:
                 found, times = count_labels(codes[drawn_rows]), self.rows_per_drawn
                 drawn = LabelCounts(found.counts * times, found.n_missing * times)
+                n_epochs = self.n_drawn_epochs
         values = column.values  # noqa: PD011 - of labels
         known = values[np.isfinite(values)] if values.dtype.kind == "f" else values[:0]
         first, *others = self.collection.locations
-        label = Label(name, codes, counted, drawn)
+        label = Label(name, codes, counted, drawn, n_epochs)
         label.check(
             f"obs column {name!r}",
             f" in {first}{' and the other files' if others else ''}",
@@ -515,7 +539,7 @@ class Plans(ABC):
     has_theory, is_of_sets
         Whether blocks come in random order, so that theory applies, and whether sets do.
     drawn_rows
-        Rows that an epoch delivers; None if each row is delivered once.
+        Rows that epochs deliver; None if each row is delivered once.
     """
 
     batch_size: int
