@@ -125,9 +125,7 @@ def preshuffle(
                 paths,
                 out,
                 elements=elements if elements in (None, "all") else elements.split(","),
-                genes=None
-                if genes is None
-                else [line.strip() for line in genes.read_text().splitlines() if line.strip()],
+                genes=None if genes is None else _names_in(genes),
                 rows=None if rows is None else _loaded(rows),
                 group_by=None if group_by is None else group_by.split(","),
                 scheduler=scheduler,
@@ -287,6 +285,18 @@ def _loaded(path: Path) -> Any:
     except (ValueError, EOFError) as error:
         msg = f"{path}: is not an array of NumPy; write it with `numpy.save`"
         raise FormatError(msg) from error
+
+
+def _names_in(path: Path) -> list[str]:
+    """Return the lines of a text file that are not empty."""
+    from cellfeed import FormatError  # noqa: PLC0415
+
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        msg = f"{path}: is not text in UTF-8; write one gene on each line"
+        raise FormatError(msg) from error
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _parts(n: int) -> str:

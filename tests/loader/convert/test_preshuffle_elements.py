@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -437,7 +438,7 @@ def test_command(pair, out, tmp_path):
     paths, adatas = pair
     open_collection(paths[0], elements=["layers/normal"])[[0]]  # compiled, which stderr tells
     genes, rows = tmp_path / "genes.txt", tmp_path / "rows.npy"
-    genes.write_text("g3\ng1\n")
+    genes.write_text("g3\ng1\n", "utf-8-sig")  # as Windows writes it
     np.save(rows, np.arange(0, 71, 2))
     result = commands.cellfeed(
         "preshuffle", *paths, out, "--elements", "X,layers/normal", "--genes", genes,
@@ -453,13 +454,17 @@ def test_command(pair, out, tmp_path):
 def test_command_refuses_in_one_line(plates, out, tmp_path):
     broken = tmp_path / "rows.npy"
     broken.write_text("no array")
+    latin = tmp_path / "latin.txt"
+    latin.write_text("gène", "latin-1")
     for options, message in (
         (["--rows", broken], "is not an array of NumPy"),
         (["--where", "plate =="], "`where`|condition|query"),
         (["--elements", "pca"], "`elements` must be"),
         (["--genes", tmp_path / "none.txt"], "none.txt"),
+        (["--genes", latin], "latin.txt: is not text in UTF-8"),
     ):
         result = commands.cellfeed("preshuffle", *plates, out, *options)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.startswith(("Error: ", "Usage: "))
-        assert "Traceback" not in result.stderr, message
+        assert "Traceback" not in result.stderr
+        assert re.search(message, result.stderr)
