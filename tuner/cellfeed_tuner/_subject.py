@@ -37,8 +37,8 @@ from cellfeed_tuner._entropy import (
 
 # Draws of an epoch that represent all of them. Chosen: frequencies are then known to 0.05 %.
 MOST_DRAWS = 1 << 22
-# Draws of several epochs where one has fewer. Chosen: frequencies are known to 0.1 %, in a second.
-_LEAST_DRAWS = 1 << 20
+# Draws of several epochs where one has fewer. Chosen: frequencies are then known to 0.1 %.
+_LEAST_DRAWS = 1 << 18
 # Rows of an epoch that show how labels are distributed over its blocks. Chosen: thousands of
 # typical blocks.
 MOST_IN_BLOCKS = 1 << 18
@@ -434,9 +434,12 @@ class Selected:
 
     def drawn_rows(self) -> NDArray[np.int64]:
         """Return the rows of `n_drawn_epochs`, or evenly spaced ones of very many."""
+        strategy, n_rows = self.blocks(1), len(self.collection)
         positions = np.arange(0, self.n_drawn, self.rows_per_drawn)
-        found = [self._rows_at(positions, 1, epoch_key=k) for k in range(self.n_drawn_epochs)]
-        return np.concatenate(found)
+        orders = (
+            strategy.epoch_order(n_rows=n_rows, epoch_key=k) for k in range(self.n_drawn_epochs)
+        )
+        return np.concatenate([order(positions) for order in orders])
 
     @property
     def n_drawn_epochs(self) -> int:
@@ -452,15 +455,9 @@ class Selected:
 
     def rows_in_blocks(self, block_size: int) -> NDArray[np.int64]:
         """Return the rows of the first blocks of an epoch, block after block."""
-        n = self.blocks(block_size).n_positions(len(self.collection))
-        return self._rows_at(np.arange(min(n, max(block_size, MOST_IN_BLOCKS))), block_size)
-
-    def _rows_at(
-        self, positions: NDArray[np.int64], block_size: int, *, epoch_key: int = 0
-    ) -> NDArray[np.int64]:
-        strategy = self.blocks(block_size)
-        order = strategy.epoch_order(n_rows=len(self.collection), epoch_key=epoch_key)
-        return order(positions)
+        strategy, n_rows = self.blocks(block_size), len(self.collection)
+        n = min(strategy.n_positions(n_rows), max(block_size, MOST_IN_BLOCKS))
+        return strategy.epoch_order(n_rows=n_rows, epoch_key=0)(np.arange(n))
 
     def label(
         self,

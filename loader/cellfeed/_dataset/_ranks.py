@@ -389,17 +389,17 @@ class RanksCompared:
         beginning, n_elsewhere
             Where an iteration began, and `n_elsewhere` when it did.
         """
-        is_compared = self._has_warned or self.clock != beginning.clock
-        if not is_compared and self.n_elsewhere > n_elsewhere:
-            self._has_warned = True
-            warnings.warn(
-                f"since epoch {beginning.epoch} began, there were collectives in other groups, but "
-                "none in the group of all ranks or of a device mesh, so that ranks cannot be "
-                "compared; call torch.distributed.barrier() after each epoch, also after one that "
-                "is broken off",
-                UserWarning,
-                stacklevel=2,
-            )
+        is_compared = self.clock != beginning.clock
+        if is_compared or self._has_warned or self.n_elsewhere == n_elsewhere:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"since epoch {beginning.epoch} began, there were collectives in other groups, but "
+            "none in the group of all ranks or of a device mesh, so that ranks cannot be compared; "
+            "call torch.distributed.barrier() after each epoch, also after one that is broken off",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _shared_groups(self) -> dict[int, set[str]]:
         """Return the names of these groups that each rank shares with this one."""
