@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Rank = tuple[int, int]  # rank, and the number of ranks
 # Of each rank, that others may look at.
 _N_BEGINNINGS = 16
+# Groups of a mesh along which stages of a pipeline send to each other, by their usual names.
+_PIPELINES = ("mesh_pp", "mesh_pipe", "mesh_pipeline", "mesh_stage")
 # How long a rank that has found a difference waits for others to find it: twenty seconds, since
 # others may still be starting their workers on a busy machine.
 _N_WAITS, _WAIT_SECONDS = 400, 0.05
@@ -359,14 +361,16 @@ class RanksCompared:
     def _groups(self) -> Iterator[tuple[str, Any]]:
         """Yield the groups whose collectives belong to training, with their names.
 
-        They are, after that of all ranks, that of the mesh along which data differ, or those of any
-        mesh. In others, such as of a thread that saves checkpoints, ranks need not be in step.
+        They are, after that of all ranks, those of meshes, except for stages of a pipeline: gloo
+        counts what these send, too, which are different numbers. In others, such as of a thread
+        that saves checkpoints, ranks need not be in step.
         """
         of_mesh = self._ranks.mesh_group
         for group, name in dist.distributed_c10d._world.pg_names.items():  # noqa: SLF001 - no other
-            is_of_any = str(getattr(group, "group_desc", "")).startswith("mesh_")
             is_of_all = group is dist.distributed_c10d._get_default_group()  # noqa: SLF001
-            if is_of_all or (is_of_any if of_mesh is None else name == of_mesh):
+            described = str(getattr(group, "group_desc", ""))
+            is_of_mesh = described.startswith("mesh_") and described not in _PIPELINES
+            if is_of_all or is_of_mesh or name == of_mesh:
                 yield name, group
 
     @property

@@ -90,6 +90,14 @@ def in_steps(tmp_path_factory) -> list[dict[str, Any]]:
             whole = make(seed=0, device_mesh=given).loader()
             found[f"{name}: expected"] = [epoch(whole) for _ in range(7)]
             dist.barrier()
+        looked = make(seed=0, device_mesh=mesh["dp"]).loader()
+        found["looked"] = []
+        for minibatch in looked:
+            found["looked"].append(np.asarray(minibatch).tolist())
+            step()
+            if len(found["looked"]) == 2 and mesh["tp"].get_local_rank() == 0:
+                next(iter(looked))
+        found["after a look"] = train(looked, None)
         parted = make(seed=0, device_mesh=mesh["dp"]).loader()
         if rank == 2:
             parted.set_epoch(1)
@@ -113,13 +121,18 @@ def test_epochs_that_are_left_count_by_collectives_of_a_mesh(in_steps, name):
     assert all(rank[f"{name}: state"] == in_steps[0][f"{name}: state"] for rank in in_steps)
 
 
+def test_looks_of_one_rank_in_each_place_do_not_count(in_steps):
+    for rank in in_steps:
+        assert [rank["looked"], rank["after a look"]] == rank["dp: expected"][:2]
+
+
 def test_ranks_that_meet_one_in_another_epoch_say_so(in_steps):
-    """As they end, the next collectives of others fail."""
-    assert [in_steps[number]["parted"] for number in (1, 3)] == [None, None]
-    for number, other in ((0, 2), (2, 0)):
+    """As they end, the next collectives of rank 1 fail, which is in no group with rank 2."""
+    assert in_steps[1]["parted"] is None
+    for number in (0, 2, 3):
         said = in_steps[number]["parted"]
         assert said.startswith("ranks are in different epochs, so that cells are missing: ")
-        assert f"rank {other} began epoch" in said
+        assert "rank 2 began epoch 1" in said
 
 
 @pytest.mark.parametrize("workers", [0, 2])
