@@ -236,6 +236,40 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
         assert done.returncode == 0, done.stderr
         assert np.array_equal(np.load(folder / "found.npy"), in_memory(here, "X"))
 
+    @pytest.mark.parametrize("is_virtual", [False, True])
+    def test_files_between_are_watched(self, folder, is_virtual):
+        there, here = write_pair(folder, "dense", {})
+        between, last = folder / "between.h5", folder / "last.h5"
+        with h5py.File(last, "w") as file, h5py.File(there) as values:
+            values.copy("X", file, "values")
+        with h5py.File(between, "w") as file:
+            file["X"] = h5py.ExternalLink("last.h5", "values")
+        if is_virtual:
+            link_virtually(here, "X", "between.h5")
+        else:
+            link(here, "X", h5py.ExternalLink("between.h5", "X"))
+        pickled = pickle.dumps(collection := open_collection(here))
+        assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
+        assert [path.name for path in collection.files] == ["small.h5ad", "between.h5", "last.h5"]
+        for path in (between, last):
+            before = path.stat().st_mtime_ns
+            os.utime(path, ns=(0, 0))
+            for each in (collection, pickle.loads(pickled)):
+                with pytest.raises(FormatError, match=rf"^{path}: was replaced"):
+                    each[:]
+            os.utime(path, ns=(before, before))
+
+    def test_in_the_current_folder_alone_are_refused(self, folder, monkeypatch):
+        """Another process, or a later read, may find another file there."""
+        there, here = write_pair(folder, "dense", {})
+        monkeypatch.chdir(there.parent)
+        link(here, "X", h5py.ExternalLink("big.h5ad", "X"))
+        with pytest.raises(FormatError, match=r"`X` is a link into 'big.h5ad', which is in the cu"):
+            open_collection(here)
+        monkeypatch.chdir(here.parent)
+        link(here, "X", h5py.ExternalLink("there/big.h5ad", "X"))  # also beside it
+        assert np.array_equal(dense(open_collection(here)[:].X), in_memory(here, "X"))
+
     def test_preshuffle(self, folder):
         there, here = self.linked(folder)
         out = folder / "out.zarr"

@@ -216,12 +216,15 @@ def broken_link(group: h5py.Group, name: str) -> h5py.ExternalLink | h5py.SoftLi
 
 
 def external_link(group: h5py.Group, name: str, depth: int = 0) -> h5py.ExternalLink | None:
-    """Return the first link of a path into another file; None if all of it is in this one."""
+    """Return the first link of a path into another file, with the rest of the path there.
+
+    None if all of it is in this one.
+    """
     parts = [part for part in name.split("/") if part]
     for k, part in enumerate(parts):
         link = group.get(part, getlink=True)
         if isinstance(link, h5py.ExternalLink):
-            return link
+            return h5py.ExternalLink(link.filename, "/".join([link.path, *parts[k + 1 :]]))
         if isinstance(link, h5py.SoftLink) and depth < _MOST_LINKS:
             start = group.file if link.path.startswith("/") else group
             return external_link(start, "/".join([link.path, *parts[k + 1 :]]), depth + 1)

@@ -155,9 +155,10 @@ class LocalH5File(H5File, ByteStore):
             self._n_unmapped[name] = self._watch_values(found, name)
 
     def _watch_linked(self, file: h5py.File, name: str) -> None:
-        path = _path_of(file)
-        if external_link(self(), name) is None:
-            msg = f"{self.location}: `{name}` lies in {path}, which this process has mounted there"
+        path = self._watch_links(self(), name, name)
+        if path is None:
+            there = _path_of(file)
+            msg = f"{self.location}: `{name}` lies in {there}, which this process has mounted there"
             raise FormatError(f"{msg}; unmount it")
         theirs = _state_of(file)
         inode = _inode_of(theirs)
@@ -165,7 +166,29 @@ class LocalH5File(H5File, ByteStore):
             self._linked[inode] = LocalH5File(path, self.location.options)
         if _inode_of(_state_of(self._linked[inode]())) != inode:
             raise replaced(path)
-        self._watched.see(path, theirs)
+
+    def _watch_links(self, file: h5py.File, there: str, name: str) -> Path | None:
+        """Watch the files through which links lead from another one; return the last, if any.
+
+        Parameters
+        ----------
+        file, there
+            An open file, and a path in it.
+        name
+            The array or group that is read, for messages.
+        """
+        link = external_link(file, there)
+        if link is None:
+            return None
+        path = _find(link.filename, _path_of(file), os.environ.get("HDF5_EXT_PREFIX", ""))
+        if path is None:
+            what = (
+                f"`{name}` is a link into {link.filename!r}, which is in the current folder alone"
+            )
+            raise FormatError(f"{self.location}: {what}; put that file beside {_path_of(file)}")
+        self._watched.see(path, path.stat())
+        with h5py.File(path, "r") as following:
+            return self._watch_links(following, link.path, name) or path
 
     def _watch_values(self, dataset: h5py.Dataset, name: str, depth: int = 0) -> int:
         """Watch the files with the values of a dataset; return how many elements are nowhere.
@@ -189,6 +212,7 @@ class LocalH5File(H5File, ByteStore):
                 path = found
                 self._watched.see(found, found.stat())
             with h5py.File(path, "r") as file:
+                self._watch_links(file, source_name, name)
                 source = file.get(source_name)
                 if not isinstance(source, h5py.Dataset):
                     raise self._elsewhere(f"{what}, which has no such array", dataset)
@@ -302,7 +326,7 @@ def _n_selected(dataset: h5py.Dataset, area: h5py.h5s.SpaceID) -> int:
 
 
 def _find(name: str, holder: Path, prefixes: str) -> Path | None:
-    """Return the file in which HDF5 finds a source of a virtual dataset; None if there is none.
+    """Return the file that HDF5 finds by the name in a virtual dataset or link; None without one.
 
     Parameters
     ----------
