@@ -9,6 +9,7 @@ from cellfeed._bytes._location import (
     StorageOptions,
     broken_link,
     digest_of,
+    digest_of_array,
     identity,
     lasting_identity,
     removed,

@@ -7,10 +7,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from cellfeed._errors import FormatError, PathError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
@@ -219,6 +222,11 @@ def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIden
 def digest_of(*parts: str) -> str:
     """Return a digest of texts, for `LastingIdentity`."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def digest_of_array(array: "NDArray[Any] | None") -> str:
+    """Return a digest of the values of a contiguous array; empty if there is none."""
+    return "" if array is None else hashlib.blake2b(array.data, digest_size=16).hexdigest()
 
 
 def broken_link(path: Path) -> PathError:

@@ -1,6 +1,5 @@
 """Loading a collection into a database: in parts, each in one transaction, by several processes."""
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -20,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, digest_of, lasting_identity
+from cellfeed._bytes import Location, digest_of, digest_of_array, lasting_identity
 from cellfeed._collection import Collection, open_collection, require_named
 from cellfeed._convert._preshuffle._job import InputFile
 from cellfeed._convert._preshuffle._tables import ObsTable
@@ -229,11 +228,9 @@ def _identity(source: Source, elements: Sequence[str]) -> str:
         if not files:
             return ""
         version = lasting_identity((str(each.absolute()), each.stat()) for each in files).digest
-    stored = hashlib.blake2b(digest_size=16)
-    for element in map(source.elements.__getitem__, elements):
-        for order in (element.row_order, element.stored_columns):
-            stored.update(b"\0" if order is None else order.tobytes())
-    return digest_of(version, source.selection(), stored.hexdigest())
+    found = map(source.elements.__getitem__, elements)
+    orders = (order for each in found for order in (each.row_order, each.stored_columns))
+    return digest_of(version, source.selection(), *map(digest_of_array, orders))
 
 
 def _genes(

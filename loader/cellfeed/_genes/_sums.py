@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._bytes import LastingIdentity, digest_of, lasting_identity
+from cellfeed._bytes import LastingIdentity, digest_of, digest_of_array, lasting_identity
 from cellfeed._bytes._tables import CachedTables
 from cellfeed._collection import Collection
 from cellfeed._dataset import CellDataset
@@ -167,10 +166,10 @@ def sums_of(
     key = digest_of(
         element.name,
         *map(str, element.column_names),
-        "" if batches.rows is None else hashlib.sha256(batches.rows.data).hexdigest(),
+        digest_of_array(batches.rows),
         repr(transform),
         repr((are_logs, n_largest)),
-        "" if limits is None else hashlib.sha256(limits.data).hexdigest(),
+        digest_of_array(limits),
     )
     cached = CachedTables("sums", key, lambda: _identity(collection))
 
@@ -188,7 +187,7 @@ def sums_of(
             cached.get("all cells", 1, lambda: _merged(found), fewest=0)
         return found
 
-    digest = hashlib.sha256(batches.codes.data).hexdigest()
+    digest = digest_of_array(batches.codes)
     depends_on = "all cells" if len(batches.names) == 1 else f"batches {digest}"
     tables = cached.get(depends_on, 1, compute, fewest=0)
     shape = len(batches.names), element.n_columns, -1
@@ -220,8 +219,7 @@ def _identity(collection: Collection) -> LastingIdentity | None:
             return None
         parts += [str(source.location), version, source.selection()]
         for element in source.elements.values():
-            for order in (element.row_order, element.stored_columns):
-                parts.append("" if order is None else hashlib.sha256(order.data).hexdigest())
+            parts += map(digest_of_array, (element.row_order, element.stored_columns))
     return LastingIdentity(digest_of(*parts), is_settled)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, digest_of_array
 from cellfeed._decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
 from cellfeed._errors import (
     ColumnError,
@@ -610,28 +610,41 @@ class HuggingFaceSource(Source):
         columns = Columns(
             self.location, self._lists, n_stored, _names(var_names, ids, n_vars), n_markers or 0
         )
-        element = self._element(columns, dtypes[1], n_vars)
+        element, placed = self._element(columns, dtypes[1], n_vars)
         element.row_order = self._table.row_order
+        rows = [digest_of_array(each) for each in (element.row_order, placed)]
+        if placed is None and self._table.paths:
+            rows.append(getattr(dataset, "_fingerprint", ""))
+        self._selection = repr((self._lists, n_vars, n_markers, rows))
         if ids is not None:
             other = _LEFT_OUT if n_markers is None else _NOT_THERE
             element.stored_columns = np.full(n_stored, other, np.int32)
             element.stored_columns[ids] = np.arange(ids.size)
         self.elements = {"X": element}
 
-    def _element(self, columns: Columns, dtype: np.dtype[Any], n_vars: int) -> StoredElement:
+    def _element(
+        self, columns: Columns, dtype: np.dtype[Any], n_vars: int
+    ) -> tuple[StoredElement, NDArray[np.int64] | None]:
+        """Return the element, and where its rows lie in files, if they do."""
         order = self._table.row_order
         n_rows = len(self._table()) if order is None else order.size
         paths, stored = self._table.list_columns(self._lists)
+        placed = None
+        if stored is not None:
+            placed = np.concatenate([stored.files, stored.n_rows, stored.offsets.ravel()])
         if stored is not None and dtype != np.float16:
-            return ArrowLists(columns, paths, stored, (n_rows, n_vars))
+            return ArrowLists(columns, paths, stored, (n_rows, n_vars)), placed
         reason = (
             "cellfeed does not decode float16"
             if stored
             else "its files do not have the layout of memory"
         )
-        return ArrowRows(
-            columns, self._table, dtype, (n_rows, n_vars), reason if self._table.paths else None
-        )
+        why_slow = reason if self._table.paths else None
+        return ArrowRows(columns, self._table, dtype, (n_rows, n_vars), why_slow), placed
+
+    def selection(self) -> str:
+        """Return the columns with lists, and which rows of its files it has."""
+        return self._selection
 
     def _largest(self) -> int:
         """Return the largest gene number, after reading all of them."""

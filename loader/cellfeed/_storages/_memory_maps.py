@@ -454,7 +454,12 @@ class MemoryMapSource(Source):
                 msg = f"`{name}` must have {n} rows, but has {len(table)}"
                 raise ParameterError(f"{self.location}: {msg}")
         self._obs, self._var = obs, var
+        self._selection = "" if len(self._rows) == arrays.n_rows else repr(self._rows)
         self.elements = {"X": MappedCsr(self.location, arrays, self._rows, names, n_columns or 0)}
+
+    def selection(self) -> str:
+        """Return the rows of the part of an SCDL folder."""
+        return self._selection
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, StorageOptions, digest_of
+from cellfeed._bytes import Location, StorageOptions, digest_of, digest_of_array
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._remote import open_object
 from cellfeed._decode import Lists, SlowRead
@@ -690,6 +690,7 @@ class ParquetSource(Source):
             self._var = _read_gene_table(table, names, locations[0].options)
         lists = self._lists(genes, values)
         self._genes = tuple(self._gene_columns(gene_columns) if lists is None else lists)
+        self._selection = ""
         if lists is None:
             groups = files.row_groups(self._genes)
             kinds = [files.schema.field(name).type.to_pandas_dtype() for name in self._genes]
@@ -708,6 +709,7 @@ class ParquetSource(Source):
         n_markers: int | None,
     ) -> ParquetLists:
         dtypes, names = [self._dtype_of_list(name) for name in lists], None
+        self._selection = repr((lists, n_vars, n_markers, digest_of_array(known)))
         if dtypes[0].kind not in "iu":
             msg = f"{self._where}: column {lists[0]!r} has {dtypes[0]}, which are no gene numbers"
             raise FormatError(f"{msg}; give another column as `genes=`")
@@ -729,6 +731,10 @@ class ParquetSource(Source):
             known = np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1))
         shape, numbers = (int(groups.starts[-1]), n_vars), _GeneNumbers(known, are_named, n_markers)
         return ParquetLists(self._files, groups, lists, shape, dtypes[1], numbers, names)
+
+    def selection(self) -> str:
+        """Return the columns with lists, and how their gene numbers are read."""
+        return self._selection
 
     @property
     def _where(self) -> str:

@@ -97,9 +97,10 @@ class Source(ABC):
         return None
 
     def selection(self) -> str:
-        """Return what selects its cells from those at the same location, such as a query.
+        """Return what selects its cells and values from those at the same location.
 
-        Empty if it has all cells.
+        For example, it is a query, or the names of the columns that ``X`` is read from. Empty if it
+        has all cells, and the names of elements say which values they have.
         """
         return ""
 

@@ -18,7 +18,9 @@ from tests import commands
 from cellfeed import (
     ColumnError,
     FormatError,
+    HuggingFaceSource,
     ParameterError,
+    ParquetSource,
     highly_variable_genes,
     open_collection,
     qc_metrics,
@@ -521,3 +523,40 @@ class TestCommand:
         ended = self.genes(*files)
         assert ended.exit_code == 2
         assert "needs scikit-misc" in ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved", "object"])
+def test_sums_of_other_values_or_rows_of_a_file_are_not_taken(tmp_path, kind):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    datasets = pytest.importorskip("datasets")
+    rng = np.random.default_rng(0)
+    genes = [np.sort(rng.choice(9, 3, replace=False)).tolist() for _ in range(40)]
+    values = {name: rng.poisson(9, (40, 3)).astype("f4") for name in ("expressions", "corrected")}
+    dense = {name: np.zeros((40, 9)) for name in values}
+    for name, each in values.items():
+        np.put_along_axis(dense[name], np.array(genes), each, 1)
+    columns = {"genes": genes} | {name: each.tolist() for name, each in values.items()}
+    folder = tmp_path / "cells"
+    if kind == "parquet":
+        folder.mkdir()
+        pq.write_table(pa.table(columns), folder / "a.parquet")
+    else:
+        datasets.Dataset.from_dict(columns).save_to_disk(str(folder))
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))  # it has not just been written
+    source = ParquetSource if kind == "parquet" else HuggingFaceSource
+    given: Any = folder
+    if kind == "object":
+        given = datasets.load_from_disk(str(folder))
+    for name in ("expressions", "corrected"):
+        cells, _ = qc_metrics(open_collection(source(given, n_vars=9, genes="genes", values=name)))
+        assert cells["total_counts"].tolist() == dense[name].sum(1).tolist()
+    for n_markers in (0, 1):
+        marked = source(given, n_vars=9, n_markers=n_markers)
+        cells, _ = qc_metrics(open_collection(marked))
+        expected = values["expressions"][:, n_markers:].sum(1)
+        assert cells["total_counts"].tolist() == expected.tolist()
+    if kind == "object":
+        for rows in (range(20), range(20, 40), range(0, 40, 2), range(1, 40, 2)):
+            cells, _ = qc_metrics(open_collection(source(given.select(rows), n_vars=9)))
+            assert cells["total_counts"].tolist() == dense["expressions"][rows].sum(1).tolist()
