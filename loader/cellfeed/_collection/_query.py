@@ -98,7 +98,7 @@ class Query:
             pandas cannot compare columns of these dtypes.
         """
         for name in self._conditions:
-            if not pd.api.types.is_bool_dtype(columns[name].dtype):
+            if not _are_booleans(columns[name]):
                 raise self._refused(
                     f"{name!r} is not true or false; compare it, as in `{name} == 1`"
                 )
@@ -118,7 +118,7 @@ class Query:
             said = _PLACEHOLDER.sub(lambda match: repr(names[int(match[1])]), str(error))
             what = " ".join(said.split()) or type(error).__name__
             raise self._refused(f"pandas cannot evaluate it: {what}") from error
-        if not isinstance(found, pd.Series) or not pd.api.types.is_bool_dtype(found.dtype):
+        if not isinstance(found, pd.Series) or not _are_booleans(found):
             raise self._refused("gives values that are not true or false; compare them")
         return found.to_numpy(dtype=bool, na_value=False)
 
@@ -247,6 +247,11 @@ class Query:
         if not all(isinstance(each, ast.Constant) for each in elements):
             raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
         return ast.List(elements, ast.Load())
+
+
+def _are_booleans(series: pd.Series[Any]) -> bool:
+    is_category = isinstance(series.dtype, pd.CategoricalDtype)  # which may be of booleans
+    return not is_category and pd.api.types.is_bool_dtype(series.dtype)
 
 
 def _column(number: int) -> str:

@@ -22,7 +22,7 @@ from cellfeed._errors import CellfeedError, FormatError, PathError, one_line
 from cellfeed._lazy import ad, pd
 from cellfeed._rows import Layout
 from cellfeed._runs import Runs, count_rows, expand
-from cellfeed._storages._registry import Storage, library
+from cellfeed._storages._registry import Storage, library, to_frame
 from cellfeed._storages._source import (
     DirectCsr,
     OpenedPerProcess,
@@ -367,8 +367,7 @@ class CellstreamSource(Source):
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read some obs columns, and nothing else."""
         with self._archive.failures_named("obs"):
-            found: pd.DataFrame = self._obs_table(columns).to_pandas(ignore_metadata=True)
-        return found
+            return to_frame(self._obs_table(columns))
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read some rows of obs columns, indexed by the names of the cells."""

@@ -326,8 +326,15 @@ def import_arrow(location: Location, extra: str) -> Any:
     return import_module("pyarrow")
 
 
+# Dtypes of pandas whose missing values are NA.
+_NULLABLE = {f"{kind}{bits}" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)}
+_NULLABLE |= {"Float32", "Float64", "boolean"}
+
+
 def to_frame(table: Any) -> pd.DataFrame:
     """Return an Arrow table as a data frame, with text as categories.
+
+    Columns that pandas wrote with missing values of its own (NA) have them again.
 
     Parameters
     ----------
@@ -335,4 +342,13 @@ def to_frame(table: Any) -> pd.DataFrame:
         A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
     """
     frame: pd.DataFrame = table.to_pandas(strings_to_categorical=True, ignore_metadata=True)
+    written = (table.schema.pandas_metadata or {}).get("columns", ())
+    dtypes = {each["field_name"]: each["numpy_type"] for each in written}
+    for name in frame:
+        column = table.column(name)
+        if dtypes.get(name) in _NULLABLE:
+            dtype: Any = pd.api.types.pandas_dtype(dtypes[name])
+            frame[name] = dtype.__from_arrow__(column)
+        elif str(column.type) == "bool" and column.null_count == len(column):
+            frame[name] = pd.Categorical(frame[name], [False, True])
     return frame

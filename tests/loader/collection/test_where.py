@@ -206,6 +206,9 @@ class TestWhere:
         for query in ("flag != True", "not flag == True", "flag == False", "flag not in [True]"):
             expected = obs.query(query, engine="python").index.tolist()
             assert collection.where(query).tolist() == expected, query
+        for query in ("flag", "not flag"):
+            with pytest.raises(ParameterError, match=r"not true or false; compare"):
+                collection.where(query)
 
     def test_missing_integers_are_in_no_comparison(self, write_h5ad):
         """Unlike NaN, which differs from every number."""
@@ -214,6 +217,36 @@ class TestWhere:
         assert open_collection(nullable).where("n != 1").tolist() == [1]
         assert open_collection(plain).where("n != 1").tolist() == [1, 2]
         assert open_collection([plain, nullable]).where("not n == 1").tolist() == [1, 5]
+
+    def test_missing_values_of_parquet_are_those_that_pandas_wrote(self, tmp_path):
+        pytest.importorskip("pyarrow")
+        table = pd.DataFrame(
+            {
+                "genes": [[0], [1], [2], [0]],
+                "expressions": [[1.0], [2.0], [3.0], [4.0]],
+                "n": pd.array([1, 2, None, 1], dtype="Int64"),
+                "flag": pd.array([True, None, False, True], dtype="boolean"),
+                "number": [1.0, np.nan, 2.0, 3.0],
+                "none": pd.array([None] * 4, dtype="boolean"),
+            }
+        )
+        path, without = tmp_path / "a.parquet", tmp_path / "b.parquet"
+        table.to_parquet(path)
+        collection, again = open_collection(path), pd.read_parquet(path)
+        for query in (
+            "n != 1",
+            "not n == 1",
+            "flag != True",
+            "not flag",
+            "number != 1",
+            "not none",
+        ):
+            expected = again.query(query, engine="python").index.tolist()
+            assert collection.where(query).tolist() == expected, query
+        pq = pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pq.read_table(path).replace_schema_metadata(), without)
+        assert open_collection(without).where("n != 1").tolist() == [1, 2]  # NaN
+        assert open_collection([path, without]).where("none == False").tolist() == []
 
     def test_files_may_have_other_categories(self, write_h5ad):
         paths = [
