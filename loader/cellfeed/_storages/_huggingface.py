@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._bytes import Location, digest_of_array
+from cellfeed._bytes import Location, digest_of, digest_of_array
 from cellfeed._decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
 from cellfeed._errors import (
     ColumnError,
@@ -612,9 +612,9 @@ class HuggingFaceSource(Source):
         )
         element, placed = self._element(columns, dtypes[1], n_vars)
         element.row_order = self._table.row_order
-        rows = [digest_of_array(each) for each in (element.row_order, placed)]
-        if placed is None and self._table.paths:
-            rows.append(getattr(dataset, "_fingerprint", ""))
+        if not placed and self._table.paths:
+            placed = getattr(dataset, "_fingerprint", "")
+        rows = digest_of_array(element.row_order), placed
         self._selection = repr((self._lists, n_vars, n_markers, rows))
         if ids is not None:
             other = _LEFT_OUT if n_markers is None else _NOT_THERE
@@ -624,14 +624,16 @@ class HuggingFaceSource(Source):
 
     def _element(
         self, columns: Columns, dtype: np.dtype[Any], n_vars: int
-    ) -> tuple[StoredElement, NDArray[np.int64] | None]:
-        """Return the element, and where its rows lie in files, if they do."""
+    ) -> tuple[StoredElement, str]:
+        """Return the element, and a digest of where its rows lie in files, if they do."""
         order = self._table.row_order
         n_rows = len(self._table()) if order is None else order.size
         paths, stored = self._table.list_columns(self._lists)
-        placed = None
+        placed = ""
         if stored is not None:
-            placed = np.concatenate([stored.files, stored.n_rows, stored.offsets.ravel()])
+            places = np.concatenate([stored.n_rows, stored.offsets.ravel()])
+            names = [paths[k].name for k in stored.files.tolist()]
+            placed = digest_of(digest_of_array(places), *names)
         if stored is not None and dtype != np.float16:
             return ArrowLists(columns, paths, stored, (n_rows, n_vars)), placed
         reason = (

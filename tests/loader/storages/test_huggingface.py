@@ -16,12 +16,15 @@ from tests.loader.storages.arrow_files import dataset_of, write_dataset
 from tests.warm import python as warm
 
 from cellfeed import (
+    BlockShuffling,
     CategoricalColumn,
+    CellDataset,
     ColumnError,
     FormatError,
     HuggingFaceSource,
     ParameterError,
     PathError,
+    StateError,
     open_collection,
 )
 from cellfeed._storages._huggingface import ArrowTable
@@ -141,6 +144,20 @@ def test_rows_and_columns_of_an_object(dataset, choose, rows):
         assert collection.describe()["is_fast"].all()
         assert np.array_equal(collection[:].X.toarray(), COUNTS[rows])
         assert np.array_equal(collection[:].obs["row"], rows)
+
+
+@pytest.mark.parametrize("rows", [range(30), list(range(30, 0, -1))])
+def test_states_are_of_the_chosen_rows(dataset, rows):
+    def of(rows):
+        collection = open_collection(HuggingFaceSource(dataset.select(rows), n_vars=N_VARS))
+        return CellDataset(collection, BlockShuffling(4), 8, seed=0)
+
+    iterator = iter(before := of(rows))
+    next(iterator)
+    of(rows).load_state_dict(before.state_dict())
+    for others in (range(30, 60), range(1, 60, 2)):
+        with pytest.raises(StateError, match="the state is of other data"):
+            of(others).load_state_dict(before.state_dict())
 
 
 def test_what_is_not_in_files_as_in_memory(tmp_path):
