@@ -313,6 +313,24 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
                 raw.write_bytes(pointer.tobytes())
             assert np.array_equal(dense(open_collection(here)[:].X), in_memory(here, "X"))
 
+    @pytest.mark.parametrize("is_link", [True, False])
+    def test_sources_in_a_file_on_a_server_may_lead_elsewhere(self, folder, is_link):
+        """HDF5 would return zeros."""
+        _, here = write_pair(folder, "dense", {})
+        with h5py.File(here, "r+") as file:
+            attributes, stored = dict(file["X"].attrs), file["X"]
+            layout = h5py.VirtualLayout(stored.shape, stored.dtype)
+            layout[...] = h5py.VirtualSource(".", "uns/values", stored.shape)
+            del file["X"]
+            file.create_virtual_dataset("X", layout).attrs.update(attributes)
+            if is_link:
+                file["uns/values"] = h5py.ExternalLink("there/big.h5ad", "X")
+        said = (
+            "'there/big.h5ad', which is not looked for" if is_link else "`uns/values`, which is not"
+        )
+        with WebServer(folder) as server, pytest.raises(FormatError, match=said):
+            open_collection(f"{server.url}/{here.name}")
+
     def test_servers_are_refused(self, folder):
         """There, HDF5 would take the file itself for the one that a link names."""
         _, here = write_pair(folder, "dense", {})

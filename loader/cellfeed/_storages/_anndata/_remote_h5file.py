@@ -110,12 +110,18 @@ class RemoteH5File(H5File):
         """Refuse arrays with values in other files; see `H5File`."""
         if not isinstance(found, h5py.Dataset):
             return
-        names = [file_name for file_name, _, _ in found.external or ()]
-        if found.is_virtual:
-            names += [each.file_name for each in found.virtual_sources()]
-        for file_name in names:
-            if file_name != ".":
-                raise self._elsewhere(name, file_name)
+        for file_name, _, _ in found.external or ():
+            raise self._elsewhere(name, file_name)
+        for source in found.virtual_sources() if found.is_virtual else ():
+            if source.file_name != ".":
+                raise self._elsewhere(name, source.file_name)
+            try:
+                self.stored(source.dset_name)
+            except KeyError:
+                msg = (
+                    f"`{name}` is virtual, with values of `{source.dset_name}`, which is not there"
+                )
+                raise FormatError(f"{self.location}: {msg}; write the file again") from None
 
     def _elsewhere(self, name: str, file_name: str) -> FormatError:
         msg = (
