@@ -167,8 +167,7 @@ def effective_block_size(strategy: SamplingStrategy, n_rows: int) -> float:
 
 def has_random_blocks(strategy: SamplingStrategy) -> bool:
     """Return whether a strategy visits blocks in random order, so that theory applies."""
-    blocks = BlockShuffling | BlockWeightedSampling | ClassBalancedSampling
-    return isinstance(_of_cells(strategy), blocks)
+    return has_weights(strategy) or isinstance(_of_cells(strategy), BlockShuffling)
 
 
 def has_weights(strategy: SamplingStrategy) -> bool:
