@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.tuner.mixing import mixing_of
+from tests.tuner.mixing import BlockPlans, mixing_of
 
 from cellfeed_tuner import Constraints, label_entropy, theory
 
@@ -23,9 +23,21 @@ def test_a_configuration_at_the_floor_reaches_it_for_every_seed(sizes):
     assert mixed == {True}
 
 
-def test_what_is_near_the_floor_is_replayed_for_longer():
-    near, far = np.std(shares((64, 256), 0.99)), np.std(shares((64, 256), 0.5))
-    assert near < 0.6 * far
+def test_what_is_near_the_floor_is_replayed_for_longer(monkeypatch):
+    n_replayed, replay = list[int](), BlockPlans.replay
+
+    def counted(*arguments, **options):
+        found = replay(*arguments, **options)
+        n_replayed.append(found[0].n_minibatches)
+        return found
+
+    monkeypatch.setattr(BlockPlans, "replay", counted)
+    n_of = {}
+    for floor in (0.99, 0.5):
+        n_replayed.clear()
+        mixing_of({"plate": PLATES}, floor=floor)[(64, 256)]
+        n_of[floor] = max(n_replayed)
+    assert n_of[0.99] > 2 * n_of[0.5]
 
 
 def test_the_share_is_that_of_a_long_replay():

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.tuner.entropies import plug_in
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError
-from cellfeed_tuner import label_entropy, minibatch_entropies, theory
+from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, Streaming
+from cellfeed_tuner import label_entropy, minibatch_entropies, strategy_entropy, theory
 from cellfeed_tuner._entropy import entropies_of
 
 
@@ -44,6 +44,44 @@ def test_replay_agrees_with_theory_where_blocks_hold_one_label():
         expected = theory.expected_entropy_bits(p, 64, cell.block_size, cell.fetch_factor)
         margin = 2 * (cell.bits.high - cell.bits.low)
         assert cell.bits.value == pytest.approx(expected, abs=margin), cell
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "batch_size", "block_size", "fetch_factor"),
+    [
+        (300_000, 64, 1000, 16),
+        (300_000, 64, 1100, 16),
+        (400_000, 64, 4096, 65),
+        (40_000, 64, 96, 4),
+    ],
+)
+def test_where_fetches_and_blocks_differ_in_size(n_rows, batch_size, block_size, fetch_factor):
+    """At the start of an epoch, fetches cross fewer boundaries of blocks than later."""
+    labels = np.arange(n_rows) // -(-n_rows // 10)
+    (found,) = label_entropy(
+        labels, batch_size=batch_size, block_sizes=[block_size], fetch_factors=[fetch_factor],
+        n_rows=n_rows // 2,
+    )  # fmt: skip
+    strategy = BlockShuffling(block_size)
+    epochs = [
+        EpochPlan(
+            strategy=strategy, n_rows=n_rows, batch_size=batch_size, fetch_factor=fetch_factor,
+            epoch=epoch,
+        )
+        for epoch in range(100, 104)
+    ]  # fmt: skip
+    whole = np.mean([minibatch_entropies(labels, each).mean() for each in epochs])
+    assert found.bits.value == pytest.approx(whole, abs=found.bits.high - found.bits.low)
+
+
+def test_of_a_fixed_order_is_that_of_all_of_it():
+    """Not of the cells at its two ends, which have one label each."""
+    labels = np.random.default_rng(0).integers(2, 10, 100_000)
+    labels[:10_000], labels[-10_000:] = 0, 1
+    plan = EpochPlan(strategy=Streaming(), n_rows=labels.size, batch_size=64, fetch_factor=16)
+    found, whole = strategy_entropy(labels, plan, n_rows=50_000), minibatch_entropies(labels, plan)
+    assert found.bits.value == pytest.approx(whole.mean(), abs=0.2)
+    assert found.drawn_bits == pytest.approx(theory.entropy_bits(np.bincount(labels)), abs=0.1)
 
 
 @pytest.mark.parametrize(("block_size", "n_rows"), [(64, 64_000), (64, 64_032), (1_024, 64_000)])

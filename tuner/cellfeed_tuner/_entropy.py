@@ -25,9 +25,9 @@ from cellfeed_tuner._interval import Estimate, mean_with_interval
 # Fewest fetches for the interval of an entropy. Chosen: minibatches of one fetch resemble each
 # other.
 LEAST_FETCHES = 16
-# Epochs whose two ends are replayed for a large collection, and most epochs that are replayed for
-# a small one. Chosen.
-EPOCHS_OF_ENDS, MOST_EPOCHS = 16, 256
+# Epochs of which parts are replayed for a large collection, parts of each, and most epochs that are
+# replayed for a small one. Chosen.
+EPOCHS_OF_PARTS, PARTS_OF_EPOCH, MOST_EPOCHS = 16, 16, 256
 
 # Replaying a plan: the rows of its minibatches, without reading data.
 
@@ -51,14 +51,14 @@ class FetchSpread:
 class PlanReplay:
     """A statistic of minibatches: its mean over each fetch's full minibatches, and their number.
 
-    Both have shape (n_fetches,). A whole fetch has ``fetch_factor`` minibatches. One block may fill
-    ``fetches_per_block`` consecutive fetches, which therefore resemble each other.
+    Both have shape (n_fetches,). A whole fetch has ``fetch_factor`` minibatches. ``n_alike``
+    consecutive fetches may resemble each other, as those of one epoch do.
     """
 
     fetch_means: NDArray[np.float64]
     fetch_sizes: NDArray[np.int64]
     fetch_factor: int
-    fetches_per_block: int = 1
+    n_alike: int = 1
 
     @classmethod
     def of(cls, values: NDArray[np.float64], fetch_factor: int) -> "PlanReplay":
@@ -74,11 +74,8 @@ class PlanReplay:
 
     @property
     def mean(self) -> Estimate:
-        """Mean over minibatches with its 95 % interval.
-
-        The interval rests on groups of fetches that share no blocks, except at their ends.
-        """
-        starts = np.arange(0, self.fetch_sizes.size, self.fetches_per_block)
+        """Mean over minibatches with its 95 % interval, from groups of fetches that are alike."""
+        starts = np.arange(0, self.fetch_sizes.size, self.n_alike)
         sizes = np.add.reduceat(self.fetch_sizes, starts)
         sums = np.add.reduceat(self.fetch_means * self.fetch_sizes, starts)
         return mean_with_interval(sums / sizes, weights=sizes)
@@ -104,49 +101,60 @@ def by_round(values: NDArray[np.float64], minibatches_per_round: int) -> NDArray
 def replay_plan(
     plan: EpochPlan, statistics: Sequence[Statistic], *, n_rows: int
 ) -> list[PlanReplay]:
-    """Replay fetches until they hold ``n_rows`` rows and suffice for an interval.
+    """Replay epochs, from that of ``plan`` on, until they hold ``n_rows`` rows.
 
-    Rows are drawn once for all statistics. For a large collection, the first and the last whole
-    fetches of some epochs represent all: blocks are exchangeable, except for a short one, which
-    shifts the boundaries of later blocks and mostly lies between the two ends. For a smaller
-    collection, up to 256 whole epochs are replayed, from the epoch of ``plan`` on.
+    Rows are drawn once for all statistics. For a small collection, up to 256 whole epochs are
+    replayed. For a larger one, whole fetches of 16 epochs are drawn, about evenly over each: where
+    blocks begin within a fetch depends on its place, and strategies in a fixed order have other
+    cells at each.
     """
     least_rows = max(n_rows, LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
     sizes = list[NDArray[np.int64]]()
-    for rows in _parts(plan, least_rows):
+    is_small = plan.n_delivered < least_rows
+    for rows in _whole_epochs(plan, least_rows) if is_small else _parts_of_epochs(plan, least_rows):
         n_fetches, n_minibatches, batch_size = rows.shape
         for statistic, found in zip(statistics, means, strict=True):
             values = statistic(rows.reshape(-1, batch_size))
             found.append(values.reshape(n_fetches, n_minibatches).mean(axis=1))
         sizes.append(np.full(n_fetches, n_minibatches))
+    fetch_sizes = np.concatenate(sizes)
     return [
         PlanReplay(
             fetch_means=np.concatenate(found),
-            fetch_sizes=np.concatenate(sizes),
+            fetch_sizes=fetch_sizes,
             fetch_factor=plan.fetch_factor,
-            fetches_per_block=fetches_per_block(plan),
+            n_alike=fetches_per_block(plan) if is_small else fetch_sizes.size // EPOCHS_OF_PARTS,
         )
         for found in means
     ]
 
 
-def _parts(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
-    """Yield minibatches by fetch until there are enough rows."""
-    if plan.n_delivered >= least_rows:
-        half = -(-least_rows // (2 * EPOCHS_OF_ENDS * plan.fetch_size))
-        for epoch in range(plan.epoch, plan.epoch + EPOCHS_OF_ENDS):
-            this_epoch = replace(plan, epoch=epoch)
-            yield from _whole_fetches(this_epoch, 0, half)
-            yield from _whole_fetches(this_epoch, -half, 0)
-        return
-    replayed = 0
-    for epoch in range(plan.epoch, plan.epoch + MOST_EPOCHS):
-        for rows in minibatches_by_fetch(replace(plan, epoch=epoch)):
-            yield rows
-            replayed += rows.shape[0] * rows.shape[1] * plan.batch_size
-            if replayed >= least_rows:
-                return
+def _whole_epochs(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
+    """Yield minibatches by fetch until there are enough rows, up to the end of an epoch."""
+    for k in range(min(MOST_EPOCHS, -(-least_rows // plan.n_delivered))):
+        yield from minibatches_by_fetch(replace(plan, epoch=plan.epoch + k))
+
+
+def _parts_of_epochs(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
+    """Yield as many whole fetches of each epoch, in runs that begin at random places in its parts.
+
+    A short block shifts the boundaries of those after it, so that fetches of an epoch are alike.
+    """
+    n_fetches = -(-least_rows // (EPOCHS_OF_PARTS * plan.fetch_size))
+    length = min(n_fetches, max(fetches_per_block(plan), -(-n_fetches // PARTS_OF_EPOCH)))
+    places = np.arange(0, n_fetches, length)
+    draw = np.random.default_rng([plan.seed, plan.epoch])
+    parts = np.tile(np.arange(EPOCHS_OF_PARTS)[:, None], places.size)
+    # Together, the epochs' places in one part fill it evenly.
+    jitter = (draw.permuted(parts, axis=0) + draw.random(parts.shape)) / EPOCHS_OF_PARTS
+    starts = ((places + length * jitter) / n_fetches * plan.n_whole_fetches).astype(np.int64)
+    for k in range(EPOCHS_OF_PARTS):
+        epoch = replace(plan, epoch=plan.epoch + k)
+        for start, place in zip(starts[k].tolist(), places.tolist(), strict=True):
+            stop = start + min(length, n_fetches - place)
+            yield from _whole_fetches(epoch, start, min(stop, plan.n_whole_fetches))
+            yield from _whole_fetches(epoch, 0, stop - plan.n_whole_fetches)  # goes around
 
 
 def fetches_per_block(plan: EpochPlan) -> int:
@@ -193,9 +201,7 @@ def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
 
 
 def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
-    """Yield minibatches of some whole fetches; up to 0, of the last ones of the epoch."""
-    if stop <= 0:
-        start, stop = plan.n_whole_fetches + start, plan.n_whole_fetches + stop
+    """Yield minibatches of some whole fetches."""
     at_once = max(1, _ROWS_AT_ONCE // plan.fetch_size)
     for first in range(start, stop, at_once):
         n = min(at_once, stop - first)
