@@ -259,6 +259,27 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
                     each[:]
             os.utime(path, ns=(before, before))
 
+    @pytest.mark.parametrize("layout", ["dense", "csr"])
+    def test_that_lead_back_into_the_file_itself(self, folder, layout):
+        """Only the file between changes; its links choose among arrays of the first one."""
+        _, here = write_pair(folder, layout, {})
+        between = folder / "between.h5"
+        with h5py.File(here, "r+") as file:
+            file.move("X", "uns/first")
+            file.copy("raw/X", file, "uns/second")
+            file["X"] = h5py.ExternalLink("between.h5", "X")
+        os.utime(here, ns=(0, 0))
+        for name in ("first", "second", "first"):
+            with h5py.File(between, "w") as file:
+                file["X"] = h5py.ExternalLink("small.h5ad", f"uns/{name}")
+            os.utime(between, ns=(0, len(name)))
+            collection = open_collection(here)
+            assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
+            assert between in collection.files
+        os.utime(between, ns=(0, 0))
+        with pytest.raises(FormatError, match=rf"^{between}: was replaced"):
+            collection[:]
+
     def test_in_the_current_folder_alone_are_refused(self, folder, monkeypatch):
         """Another process, or a later read, may find another file there."""
         there, here = write_pair(folder, "dense", {})

@@ -221,15 +221,13 @@ def external_link(group: h5py.Group, name: str, depth: int = 0) -> h5py.External
     None if all of it is in this one.
     """
     parts = [part for part in name.split("/") if part]
-    for k, part in enumerate(parts):
-        link = group.get(part, getlink=True)
+    for k in range(len(parts)):
+        link = group.get("/".join(parts[: k + 1]), getlink=True)
+        rest = parts[k + 1 :]
         if isinstance(link, h5py.ExternalLink):
-            return h5py.ExternalLink(link.filename, "/".join([link.path, *parts[k + 1 :]]))
+            return h5py.ExternalLink(link.filename, "/".join([link.path, *rest]))
         if isinstance(link, h5py.SoftLink) and depth < _MOST_LINKS:
-            start = group.file if link.path.startswith("/") else group
-            return external_link(start, "/".join([link.path, *parts[k + 1 :]]), depth + 1)
-        found = group.get(part)
-        if not isinstance(found, h5py.Group):
-            break
-        group = found
+            parent = group["/".join(parts[:k])] if k else group
+            start = group.file if link.path.startswith("/") else parent
+            return external_link(start, "/".join([link.path, *rest]), depth + 1)
     return None

@@ -143,19 +143,21 @@ class LocalH5File(H5File, ByteStore):
         """Return the file in which an array lies, and what identifies it there."""
         found = self.stored(name)
         there = h5py.h5o.get_info(found.id)
-        if there.fileno == h5py.h5o.get_info(self().id).fileno:
+        is_here = there.fileno == h5py.h5o.get_info(self().id).fileno
+        if is_here and not self.linked_files:
             return self, name
-        return self._linked[_inode_of(_state_of(found.file))], f"at byte {there.addr}"
+        file = self if is_here else self._linked[_inode_of(_state_of(found.file))]
+        return file, f"at byte {there.addr}"
 
     def _examine(self, found: Any, name: str) -> None:
         """Watch the other files of an array or group; see `H5File`."""
+        path = self._watch_links(self(), name, name)  # they may lead back into this file
         if h5py.h5o.get_info(found.id).fileno != h5py.h5o.get_info(self().id).fileno:
-            self._watch_linked(found.file, name)
+            self._watch_linked(found.file, path, name)
         if isinstance(found, h5py.Dataset):
             self._n_unmapped[name] = self._watch_values(found, name)
 
-    def _watch_linked(self, file: h5py.File, name: str) -> None:
-        path = self._watch_links(self(), name, name)
+    def _watch_linked(self, file: h5py.File, path: Path | None, name: str) -> None:
         if path is None:
             there = _path_of(file)
             msg = f"{self.location}: `{name}` lies in {there}, which this process has mounted there"
