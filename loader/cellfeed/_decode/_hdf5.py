@@ -114,6 +114,7 @@ def _iterate_in_python(
 _NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
 _BLOSC_COMPRESSOR = 6  # position among the filter's parameters
 _BLOSC_SNAPPY = 3
+_RAW_EDGES = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 
 
@@ -272,10 +273,41 @@ def _slow_chunks(dataset: h5py.Dataset) -> SlowRead | None:
         return _slow("it is resizable in its second dimension but not in its first")
     if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
         return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
+    if _has_raw_edges(dataset):
+        return _slow("its chunks at the edge are not filtered")
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     if not _is_filled_with_zeros(dataset) and dataset.id.get_num_chunks() < n_chunks:
         return _slow("its missing chunks are not zero")
     return None
+
+
+def _has_raw_edges(dataset: h5py.Dataset) -> bool:
+    """Return whether chunks that reach beyond the array are stored unfiltered.
+
+    Their filter masks do not say so, and h5py has no function for it.
+    """
+    if all(size % chunk == 0 for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)):
+        return False
+    created = dataset.id.get_create_plist()
+    get_options = _get_chunk_options()
+    if get_options is None or not created.get_nfilters():
+        return False
+    options = ctypes.c_uint()
+    with phil:
+        ended = get_options(created.id, ctypes.byref(options))
+    return ended >= 0 and bool(options.value & _RAW_EDGES)
+
+
+@cache
+def _get_chunk_options() -> Any:
+    """Return HDF5's function; None if h5py does not export it."""
+    try:
+        get_options = ctypes.CDLL(h5py.h5d.__file__).H5Pget_chunk_opts
+    except (AttributeError, OSError):
+        return None
+    get_options.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    get_options.restype = ctypes.c_int
+    return get_options
 
 
 def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:

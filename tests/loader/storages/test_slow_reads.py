@@ -1,5 +1,6 @@
 """Why a file is read slowly, from what is wrong with it to what is said."""
 
+import ctypes
 import itertools
 
 import anndata as ad
@@ -105,6 +106,33 @@ def test_dense_hdf5(write_h5ad, name):
     assert collection.describe()["reason"].tolist() == [f"through h5py: {reason}"]
     with h5py.File(collection.locations[0]) as file:
         assert np.array_equal(collection[:].X, file["X"][:])
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "gzip"])
+def test_hdf5_chunks_at_the_edge_that_are_not_filtered(tmp_path, kind):
+    """Written without h5py's own functions, which cannot ask for it."""
+    path, shape, chunks = tmp_path / "edges.h5ad", (35, 7), (10, 4)
+    with h5py.File(path, "w", libver="latest") as file:
+        write_elem(file, "/", ad.AnnData(COUNTS[:35]))
+        attributes = dict(file["X"].attrs)
+        del file["X"]
+        created = h5p.create(h5p.DATASET_CREATE)
+        created.set_chunk(chunks)
+        if kind == "shuffle":
+            created.set_shuffle()
+        else:
+            created.set_deflate(4)
+        set_options = ctypes.CDLL(h5d.__file__).H5Pset_chunk_opts
+        set_options.argtypes = [ctypes.c_int64, ctypes.c_uint]
+        assert set_options(created.id, 2) == 0  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
+        space = h5s.create_simple(shape)
+        h5py.Dataset(h5d.create(file.id, b"X", h5t.NATIVE_FLOAT, space, created))[:] = COUNTS[:35]
+        file["X"].attrs.update(attributes)
+    collection = open_collection(path)
+    assert np.array_equal(collection[:].X, COUNTS[:35])
+    assert collection.describe()["reason"].tolist() == [
+        "through h5py: its chunks at the edge are not filtered"
+    ]
 
 
 @pytest.mark.parametrize("name", ["indices", "data"])
