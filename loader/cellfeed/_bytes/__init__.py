@@ -7,6 +7,7 @@ from cellfeed._bytes._location import (
     LastingIdentity,
     Location,
     StorageOptions,
+    appeared,
     broken_link,
     digest_of,
     digest_of_array,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Identity, Location, identity, removed, replaced
+from cellfeed._bytes import Identity, Location, appeared, identity, removed, replaced
 from cellfeed._decode import ChunkedArray, ChunkReads, FolderFiles, RowRanges, SlowRead, can_cast
 from cellfeed._lazy import pd
 from cellfeed._rows import (
@@ -203,17 +203,22 @@ class OpenedPerProcess(ABC):
 
 
 class WatchedFiles:
-    """Local files that must stay as they were when they were first seen, in any process."""
+    """Local files that must stay as they were when they were first seen, in any process.
+
+    There may be paths at which no file may appear.
+    """
 
     def __init__(self) -> None:
-        self._known = dict[Path, tuple[Path | Location, Identity]]()
+        self._known = dict[Path, tuple[Path | Location, Identity | None]]()
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files, in the order in which they were first seen."""
-        return tuple(self._known)
+        return tuple(path for path, (_, first) in self._known.items() if first is not None)
 
-    def see(self, path: Path, found: os.stat_result, shown: Path | Location | None = None) -> None:
+    def see(
+        self, path: Path, found: os.stat_result | None, shown: Path | Location | None = None
+    ) -> None:
         """Compare the state of a file with the first one.
 
         Parameters
@@ -221,18 +226,19 @@ class WatchedFiles:
         path
             Its absolute path.
         found
-            Its state.
+            Its state; None if there is no file.
         shown
             Its path for messages, if that is another one.
 
         Raises
         ------
         FormatError
-            It was replaced or written to.
+            It was replaced or written to, or has appeared.
         """
-        shown, first = self._known.setdefault(path, (shown or path, identity(found)))
-        if identity(found) != first:
-            raise replaced(shown)
+        now = None if found is None else identity(found)
+        shown, first = self._known.setdefault(path, (shown or path, now))
+        if now != first:
+            raise replaced(shown) if first is not None else appeared(shown)
 
     def check(self) -> None:
         """Check all files.
@@ -240,14 +246,16 @@ class WatchedFiles:
         Raises
         ------
         FormatError
-            One was replaced or written to.
+            One was replaced or written to, or has appeared.
         PathError
             One was removed.
         """
-        for path, (shown, _) in self._known.items():
+        for path, (shown, first) in self._known.items():
             try:
                 found = os.stat(path)  # noqa: PTH116 - called often
             except OSError as error:
+                if first is None:
+                    continue
                 raise removed(shown) from error
             self.see(path, found)
 

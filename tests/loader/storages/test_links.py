@@ -80,13 +80,13 @@ def link(path: Path, name: str, target: Any) -> None:
         file[name] = target
 
 
-def link_virtually(path: Path, name: str, source: str) -> None:
-    """Replace an array by a virtual dataset of one in another file."""
+def link_virtually(path: Path, name: str, source: str, called: str = "") -> None:
+    """Replace an array by a virtual dataset of one in another file, which it may call otherwise."""
     folder = path.parent
     with h5py.File(path, "r+") as file, h5py.File(folder / source, "r") as there:
         attributes, stored = dict(file[name].attrs), there[name]
         layout = h5py.VirtualLayout(stored.shape, stored.dtype)
-        layout[...] = h5py.VirtualSource(source, name, stored.shape)
+        layout[...] = h5py.VirtualSource(called or source, name, stored.shape)
         del file[name]
         file.create_virtual_dataset(name, layout).attrs.update(attributes)
 
@@ -279,6 +279,25 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
         os.utime(between, ns=(0, 0))
         with pytest.raises(FormatError, match=rf"^{between}: was replaced"):
             collection[:]
+
+    @pytest.mark.parametrize("is_virtual", [False, True])
+    def test_where_a_file_appears_that_they_would_lead_to_now(self, folder, is_virtual):
+        """A collection that was moved has files beside it whose first places are empty."""
+        there, here = write_pair(folder, "dense", {})
+        first = folder / "before" / "big.h5ad"
+        shutil.copy(there, folder / "big.h5ad")
+        if is_virtual:
+            link_virtually(here, "X", "big.h5ad", f"{first}")
+        else:
+            link(here, "X", h5py.ExternalLink(f"{first}", "X"))
+        pickled = pickle.dumps(collection := open_collection(here))
+        assert np.array_equal(dense(collection[:].X), in_memory(there, "X"))
+        assert list(collection.files) == [here, folder / "big.h5ad"]
+        first.parent.mkdir()
+        shutil.copy(here, first)
+        for each in (collection, pickle.loads(pickled)):
+            with pytest.raises(FormatError, match=rf"^{first}: has appeared"):
+                each[:]
 
     def test_in_the_current_folder_alone_are_refused(self, folder, monkeypatch):
         """Another process, or a later read, may find another file there."""

@@ -182,7 +182,7 @@ class LocalH5File(H5File, ByteStore):
         link = external_link(file, there)
         if link is None:
             return None
-        path = _find(link.filename, _path_of(file), os.environ.get("HDF5_EXT_PREFIX", ""))
+        path = self._find(link.filename, _path_of(file), os.environ.get("HDF5_EXT_PREFIX", ""))
         if path is None:
             what = (
                 f"`{name}` is a link into {link.filename!r}, which is in the current folder alone"
@@ -191,6 +191,34 @@ class LocalH5File(H5File, ByteStore):
         self._watched.see(path, path.stat())
         with h5py.File(path, "r") as following:
             return self._watch_links(following, link.path, name) or path
+
+    def _find(self, name: str, holder: Path, prefixes: str) -> Path | None:
+        """Return the file that HDF5 finds by the name in a virtual dataset or link, if any.
+
+        Where it looks before, no file may appear.
+
+        Parameters
+        ----------
+        name, holder
+            Name of the file, and the file that refers to it.
+        prefixes
+            Folders to look in first, from the environment.
+        """
+        folder, found = holder.absolute().parent, Path(name)
+        first = prefixes.replace("${ORIGIN}", str(folder)).split(":")
+        folders = [*(Path(each) for each in first if each), folder, Path(), holder.resolve().parent]
+        beside = Path(found.name) if found.is_absolute() else found
+        paths = [found] * found.is_absolute() + [each / beside for each in folders]
+        for path in paths:
+            if h5py.is_hdf5(path):
+                if path != beside:
+                    return path
+                # In other processes the current folder may be another.
+                is_same = h5py.is_hdf5(paths[-1]) and path.samefile(paths[-1])
+                return paths[-1] if is_same else None
+            if not path.exists():
+                self._watched.see(path.absolute(), None)
+        return None
 
     def _watch_values(self, dataset: h5py.Dataset, name: str, depth: int = 0) -> int:
         """Watch the files with the values of a dataset; return how many elements are nowhere.
@@ -208,7 +236,7 @@ class LocalH5File(H5File, ByteStore):
                 raise self._elsewhere(f"{what}, which cellfeed does not follow", dataset)
             path = dataset.file.filename
             if file_name != ".":
-                found = _find(file_name, Path(path), os.environ.get("HDF5_VDS_PREFIX", ""))
+                found = self._find(file_name, Path(path), os.environ.get("HDF5_VDS_PREFIX", ""))
                 if found is None:
                     raise self._elsewhere(f"{what}, which is not there", dataset)
                 path = found
@@ -325,33 +353,6 @@ def _n_selected(dataset: h5py.Dataset, area: h5py.h5s.SpaceID) -> int:
         whole, rest = divmod(max(0, size - start), stride)
         n *= min(count * block, whole * min(block, stride) + min(block, rest))
     return n
-
-
-def _find(name: str, holder: Path, prefixes: str) -> Path | None:
-    """Return the file that HDF5 finds by the name in a virtual dataset or link; None without one.
-
-    Parameters
-    ----------
-    name, holder
-        Name of the file, and the file that refers to it.
-    prefixes
-        Folders to look in first, from the environment.
-    """
-    folder, found = holder.absolute().parent, Path(name)
-    if found.is_absolute():
-        if h5py.is_hdf5(found):
-            return found
-        found = Path(found.name)
-    first = [Path(each.replace("${ORIGIN}", str(folder))) for each in prefixes.split(":") if each]
-    last = holder.resolve().parent
-    for each in [*first, folder, Path(), last]:
-        if h5py.is_hdf5(each / found):
-            if each != Path():
-                return each / found
-            # In other processes the current folder may be another.
-            is_same = h5py.is_hdf5(last / found) and found.samefile(last / found)
-            return last / found if is_same else None
-    return None
 
 
 def _open(path: Location, absolute: Path) -> h5py.File:
