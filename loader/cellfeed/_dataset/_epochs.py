@@ -61,11 +61,11 @@ class Claim(NamedTuple):
     epoch
         Number of the epoch.
     resumes
-        Whether it resumes where it was stopped.
+        How often the run was resumed, if it resumes where it was stopped; 0 if it begins anew.
     """
 
     epoch: int
-    resumes: bool = False
+    resumes: int = 0
 
 
 _FIRST = Claim(0)
@@ -121,9 +121,12 @@ def _before_fork() -> None:
     _starts.n += 1
     for each in _counters:
         counter = each()
-        if counter is not None and counter.is_inherited:
+        if counter is None:
+            continue
+        if counter.is_inherited:
             with counter.locked():  # in memory that is this process's from now on
                 pass
+        counter.note_start()
 
 
 def _after_fork() -> None:
@@ -152,6 +155,7 @@ class EpochCounter:
 
     def __init__(self, upcoming: Claim = _FIRST) -> None:
         self._n_iterations = 0  # of this process, if it is a worker
+        self._at_start = upcoming
         self._create(upcoming)
         with _lock:
             _counters[:] = [each for each in _counters if each() is not None]
@@ -231,6 +235,10 @@ class EpochCounter:
                 shared["claims"][self._is_of(ticket)] = 0
             shared["next"] = claim
 
+    def note_start(self) -> None:
+        """Note where a process begins that is forked now, if it is no worker."""
+        self._at_start = _claim(self._shared["next"])
+
     def _create(self, upcoming: Claim) -> None:
         if hasattr(os, "memfd_create"):  # on Linux, it needs no folder that can be written
             descriptor = os.memfd_create("cellfeed-epochs")
@@ -257,7 +265,7 @@ class EpochCounter:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)  # between processes; released if one dies
             try:
                 if self.is_inherited:
-                    self._create(_claim(self._shared["next"]))
+                    self._create(self._at_start)
                 yield self._shared
             finally:
                 fcntl.lockf(descriptor, fcntl.LOCK_UN)
@@ -269,7 +277,7 @@ class EpochCounter:
 
     def _advance(self, ticket: Ticket | None = None) -> Claim:
         shared, claimed = self._shared, _claim(self._shared["next"])
-        shared["next"] = claimed.epoch + 1, False
+        shared["next"] = claimed.epoch + 1, 0
         if ticket is not None:
             shared["claims"][shared["n_claims"] % _N_CLAIMS] = *ticket, *claimed
             shared["n_claims"] += 1
@@ -280,8 +288,12 @@ class EpochCounter:
         if popen is None:
             return {"next": self.next}
         # A process is being started: share the memory, and say which of the starts this is.
-        with self.locked():
-            return {"descriptor": DupFd(self._descriptor), "start": _starts.of(popen)}
+        with self.locked() as shared:
+            return {
+                "next": _claim(shared["next"]),
+                "descriptor": DupFd(self._descriptor),
+                "start": _starts.of(popen),
+            }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state.get("next", _FIRST))  # type: ignore[misc]
@@ -291,8 +303,7 @@ class EpochCounter:
 
 
 def _claim(shared: Any) -> Claim:
-    epoch, resumes = shared.tolist()
-    return Claim(epoch, bool(resumes))
+    return Claim(*shared.tolist())
 
 
 def require_epoch(epoch: Any) -> int:

@@ -26,6 +26,8 @@ Stop = Literal["first_exhausted", "all_exhausted"]
 # Proportions are taken for fractions, so that 0.1 is a tenth.
 _LARGEST_DENOMINATOR = 10**9
 _QUEUED_MINIBATCHES = 8
+# Apart, so that no epoch of a dataset comes again in a later epoch of all, also on other ranks.
+_LATER_ROUNDS = 1 << 40
 _ORDER = 0x1E  # apart from the keys of the datasets, which derive theirs from the same seed
 
 
@@ -48,10 +50,10 @@ class InterleavedDatasets(ResumableDataset):
     stop
         When an epoch ends. "first_exhausted": as soon as one dataset has delivered all its
         minibatches, and the others a number in proportion. "all_exhausted": when all datasets
-        have delivered theirs; those that finish earlier continue with their next epoch.
+        have delivered theirs; those that finish earlier continue with another epoch of their own.
     n_minibatches
         Number of minibatches in an epoch, in place of ``stop``; datasets that are exhausted
-        continue with their next epoch.
+        continue with another epoch of their own.
 
     Raises
     ------
@@ -259,7 +261,7 @@ class InterleavedDatasets(ResumableDataset):
             n_begun -= skipped
             if skipped == count:
                 continue
-            plan = dataset.plan(epoch=share.epoch * len(counts) + times)
+            plan = dataset.plan(epoch=share.epoch + times * _LATER_ROUNDS)
             own = plan.share_of_worker(
                 worker=share.worker, num_workers=share.num_workers, n_delivered=skipped
             )

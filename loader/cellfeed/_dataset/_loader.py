@@ -117,7 +117,8 @@ class MinibatchLoader(DataLoader[Any]):
         wait_for_dropped()  # their workers take memory and processors
         with interrupts_held():
             counted = self._begin_for_workers()
-            minibatches: Any = super().__iter__()
+            with counted.starting():
+                minibatches: Any = super().__iter__()
         if self.persistent_workers:
             minibatches = _InTurn(self, minibatches)
         return self._announced(_complete(counted, minibatches, is_kept=self.persistent_workers))

@@ -4,6 +4,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias
@@ -128,6 +129,15 @@ class Counted:
         n += progress.n_minibatches
         return replace(self.start, progress=replace(progress, n_minibatches=n))
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Close it if it fails before it counts."""
+        try:
+            yield
+        except BaseException:
+            self.is_closed = True
+            raise
+
     def counting(
         self, minibatches: Iterator[Any], *, remedy: str = "please report this"
     ) -> Generator[Any, None, None]:
@@ -151,11 +161,15 @@ class Counted:
                 self.counters.add(Counter.MINIBATCHES, 1)
                 _warn_of_doubts(self.counters)
                 self.n_delivered += 1
-                self._record()
-                if self.history is not None:
-                    self.history()
-                if self.log is not None:
-                    self.log()
+                try:
+                    self._record()
+                    if self.history is not None:
+                        self.history()
+                    if self.log is not None:
+                        self.log()
+                except BaseException:
+                    self.n_delivered -= 1  # its consumer does not receive it
+                    raise
                 yield delivered.pop()
                 before, now = now, time.perf_counter_ns()
                 self.counters.add(Counter.TRAINING, now - before)
@@ -233,7 +247,7 @@ class Run:
     @property
     def is_resumed(self) -> bool:
         """Whether the next iteration resumes an epoch."""
-        return self._counter.next.resumes
+        return bool(self._counter.next.resumes)
 
     @property
     def n_resumed_after(self) -> int:
@@ -262,7 +276,11 @@ class Run:
             ``epoch`` is not an integer, is negative or is too large.
         """
         self._count_trained()
-        if Claim(epoch, resumes=True) not in (self._counter.next, self._resumed_untouched):
+        is_resumed = self.n_resumed and Claim(epoch, self.n_resumed) in (
+            self._counter.next,
+            self._resumed_untouched,
+        )
+        if not is_resumed:
             self._latest, self._earlier = None, []
             self._set_next(Claim(epoch))
 
@@ -270,7 +288,7 @@ class Run:
         """Make the next iteration resume at a position."""
         self._latest, self._earlier, self._stopped = None, [], position
         self.n_resumed += 1
-        claim = Claim(position.epoch, resumes=True)
+        claim = Claim(position.epoch, self.n_resumed)
         if get_worker_info() is None:
             self._set_next(claim)
         else:  # of a loader that saves and restores each of its workers
@@ -383,21 +401,30 @@ class Run:
         self, plan_of: PlanOf, worker: int | None, num_workers: int, claim: Claim
     ) -> tuple[Any, Counted]:
         """Return the share and the count of a worker, or of all workers if it is None."""
+        if claim.resumes not in (0, self.n_resumed):
+            msg = (
+                "a state was loaded after these worker processes had started, which do not know "
+                "it; make the DataLoader again, or iterate over `dataset.loader(...)`"
+            )
+            raise StateError(msg)
         stopped = self._stopped if claim.resumes and self._stopped is not None else Position()
         plan, last = plan_of(epoch=claim.epoch, after=stopped.after), stopped.progress
         n_before = last.n_minibatches
+        # The only worker of a rank has delivered all of its minibatches.
+        n_ranks = last.world_size if last.num_workers > 1 else plan.world_size
         if n_before and (last.world_size, last.num_workers) != (plan.world_size, num_workers):
             plan, n_before = plan_of(epoch=claim.epoch, after=(*stopped.after, last)), 0
         if stopped.worker is None:
             share = plan.share(worker=worker or 0, num_workers=num_workers, n_delivered=n_before)
-        elif (stopped.worker, last.num_workers) == (worker, num_workers):
+        elif (stopped.worker, last.num_workers, n_ranks) == (worker, num_workers, plan.world_size):
             share = plan.share_of_worker(
                 worker=worker, num_workers=num_workers, n_delivered=n_before
             )
         else:
             msg = (
-                f"the state is of worker {stopped.worker} of {last.num_workers}, "
-                f"but this is worker {worker} of {num_workers}; use as many as before"
+                f"the state is of worker {stopped.worker} of {last.num_workers} on one of "
+                f"{last.world_size} ranks, but this is worker {worker} of {num_workers} on one of "
+                f"{plan.world_size}; use as many as before"
             )
             raise StateError(msg)
         is_counted_alone = get_worker_info() is not None
@@ -415,7 +442,7 @@ class Run:
             n_left=share.n_minibatches if is_counted_alone else plan.n_minibatches - n_before,
             # A worker hands over to a loader in another process, which waits for others too.
             counters=Counters() if is_counted_alone else self._counters,
-            resumes=claim.resumes,
+            resumes=bool(claim.resumes),
             run=weakref.ref(self),
             n_resumed=self.n_resumed,
             history=None if is_counted_alone else self.history,
@@ -437,10 +464,15 @@ class Run:
 
     @property
     def _resumed_untouched(self) -> Claim | None:
-        """The claim of the latest iteration, if it resumed an epoch and delivered nothing."""
+        """The claim of the latest iteration, if it resumed an epoch and delivered nothing.
+
+        A thread that waits for its first minibatch will have it.
+        """
         latest = self._latest
-        if latest and latest.resumes and not (latest.n_delivered or latest.has_ended):
-            return Claim(latest.epoch, resumes=True)
+        if latest is None or not latest.resumes or latest.n_delivered or latest.has_ended:
+            return None
+        if latest.is_closed:
+            return Claim(latest.epoch, self.n_resumed)
         return None
 
     def _make_latest(self, counted: Counted) -> None:

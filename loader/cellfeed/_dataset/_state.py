@@ -370,7 +370,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
         # Begun here and not in the generator, which starts at its first use.
         share, counted = self._run.begin(self._plan_of)
         if get_worker_info() is None:
-            align_lightning(self, self._length, counted.n_left, resumes=counted.resumes)
+            with counted.starting():
+                align_lightning(self, self._length, counted.n_left, resumes=counted.resumes)
         return counted.counting(self._minibatches(share))
 
     def _prepare(self, num_workers: int) -> None:
@@ -614,5 +615,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """Begin an epoch that worker processes deliver; see `EpochCounter.claim_for_workers`."""
         self._prepare(num_workers)
         ticket, counted = self._run.begin_for_workers(self._plan_of, latest, num_workers)
-        align_lightning(self, self._length, counted.n_left, resumes=counted.resumes)
+        with counted.starting():
+            align_lightning(self, self._length, counted.n_left, resumes=counted.resumes)
         return ticket, counted

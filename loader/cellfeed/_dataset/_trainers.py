@@ -22,6 +22,23 @@ _LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
 _RAY = "ray.train.torch.train_loop_utils"
 
 
+class _Active:
+    """One of the iterations over a loader, all of which Accelerate would remove with the first."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """See `MinibatchLoader`."""
+        return bool(self._loader.end_of_dataloader)
+
+    @property
+    def remainder(self) -> int:
+        """See `MinibatchLoader`."""
+        return int(self._loader.remainder)
+
+
 def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
     """Yield minibatches without keeping the last, as those of Accelerate's active DataLoader.
 
@@ -29,12 +46,12 @@ def accumulating(loader: Any, minibatches: Iterator[Any]) -> Generator[Any, None
     """
     from accelerate.state import GradientState  # noqa: PLC0415 - only where it is used
 
-    gradients = GradientState()
-    gradients._add_dataloader(loader)  # noqa: SLF001 - as its own DataLoaders do
+    gradients, active = GradientState(), _Active(loader)
+    gradients._add_dataloader(active)  # noqa: SLF001 - as its own DataLoaders do
     try:
         yield from minibatches
     finally:
-        gradients._remove_dataloader(loader)  # noqa: SLF001
+        gradients._remove_dataloader(active)  # noqa: SLF001
 
 
 def require_kept_whole(dataset: Any, *, world_size: int, resumes_another: bool) -> None:

@@ -18,11 +18,14 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         f"""
         from accelerate import Accelerator
 
-        def updates(accelerator, model, loader):
+        def updates(accelerator, model, loader, looks=False):
             made = []
             for minibatch in loader:
                 with accelerator.accumulate(model):
                     made.append(accelerator.sync_gradients)
+                if looks and len(made) == 2:
+                    next(looking := iter(loader))
+                    looking.close()
             return made
 
         options = dict(cpu=True, gradient_accumulation_steps={N_ACCUMULATED})
@@ -34,6 +37,8 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
             assert prepared is loader
             found[f"epochs {{workers}}"] = [epoch(prepared) for _ in range(3)]
             found[f"updates {{workers}}"] = updates(accelerator, model, prepared)
+            one_looks = updates(accelerator, model, prepared, looks=rank == 0)
+            found[f"one looks {{workers}}"] = one_looks
 
             def anew():
                 again = Accelerator(**options)
@@ -68,7 +73,8 @@ class TestPrepared:
         n = len(ranks[0][f"epochs {workers}"][0])
         assert n % N_ACCUMULATED != 0
         expected = [k % N_ACCUMULATED == 0 or k == n for k in range(1, n + 1)]
-        assert [rank[f"updates {workers}"] for rank in ranks] == [expected] * len(ranks)
+        for what in ("updates", "one looks"):
+            assert [rank[f"{what} {workers}"] for rank in ranks] == [expected] * len(ranks)
 
     def test_it_is_saved_and_restored_in_the_middle_of_an_epoch(self, ranks, workers):
         for rank in ranks:

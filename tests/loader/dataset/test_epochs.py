@@ -291,6 +291,61 @@ def test_a_loaded_state_that_another_epoch_discards(dataset):
     assert_is_epoch(dataset, batches(dataset), 3)
 
 
+class Waiting:
+    """Rows that come once two threads want some."""
+
+    shape, dtype = (N_ROWS,), np.dtype(np.int64)
+
+    def __init__(self) -> None:
+        self.threads, self.are_wanted = set[int](), threading.Event()
+
+    def __len__(self) -> int:
+        return N_ROWS
+
+    def __getitem__(self, rows: Any) -> Any:
+        self.threads.add(threading.get_ident())
+        if len(self.threads) > 1:
+            self.are_wanted.set()
+        assert self.are_wanted.wait(600)
+        return np.asarray(rows)
+
+
+def test_only_one_of_two_threads_resumes():
+    """Though the first has no minibatch yet when the second begins."""
+    first, resumed = (CellDataset(Waiting(), BlockShuffling(4), 8, 2, seed=0) for _ in range(2))
+    first.collection.are_wanted.set()
+    iterator = iter(first)
+    for _ in range(5):
+        next(iterator)
+    resumed.load_state_dict(first.state_dict())
+    found: list[list[list[int]]] = []
+    threads = [threading.Thread(target=lambda: found.append(batches(resumed))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(len, found)) == [8, 13]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_that_is_no_worker_begins_where_it_was_started(dataset, method):
+    """Also if it iterates after the process that started it has begun the next epoch."""
+    context = multiprocessing.get_context(method)
+    may_begin, found = context.Event(), context.SimpleQueue()
+    child = context.Process(target=iterate_later, args=(dataset, may_begin, found))
+    child.start()
+    assert_is_epoch(dataset, batches(dataset), 0)
+    may_begin.set()
+    assert_is_epoch(dataset, found.get(), 0)
+    child.join()
+    assert_is_epoch(dataset, batches(dataset), 1)
+
+
+def iterate_later(dataset: CellDataset, may_begin: Any, found: Any) -> None:
+    may_begin.wait()
+    found.put(batches(dataset))
+
+
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):
     for epoch, num_workers in enumerate([0, 2, 1, 2]):
         loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)

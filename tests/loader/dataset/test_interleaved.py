@@ -63,8 +63,10 @@ class TestOneProcess:
             assert len(part) == mixed.minibatches_of_each[number]
             n_epochs = -(-len(part) // len(datasets[number]))
             alone = numbered(number, sizes[number][0])
-            alone.set_epoch(epoch * n_epochs)
-            expected = [each for _ in range(n_epochs) for each in delivered(alone)]
+            expected = list[list[int]]()
+            for later in range(n_epochs):
+                alone.set_epoch(epoch + later * 2**40)
+                expected += delivered(alone)
             assert part == expected[: len(part)]
 
     def test_without_proportions_every_cell_comes_once(self):
@@ -177,6 +179,26 @@ class TestStopped:
         again = self.mixed().loader(num_workers=2)
         again.load_state_dict(state)
         assert delivered(again) == rest
+
+    @pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning")
+    def test_other_ranks_after_an_epoch_repeat_none_of_a_dataset(self):
+        """On one rank, a dataset comes half as often in an epoch as on two."""
+
+        def mixed(rank, world_size):
+            ranks = {"rank": rank, "world_size": world_size}
+            datasets = [numbered(k, n, factor=5, **ranks) for k, n in enumerate((80, 800))]
+            return InterleavedDatasets(datasets, [1, 1], n_minibatches=80)
+
+        def of_first(all_of_rank):
+            return [tuple(each) for part in all_of_rank for each in of_each(delivered(part), 2)[0]]
+
+        two = [mixed(rank, 2) for rank in range(2)]
+        before = of_first([*two, *two])
+        one = mixed(0, 1)
+        one.load_state_dict(two[0].state_dict())
+        later = of_first([one] * 4)
+        assert len(set(before)) == len(before)
+        assert len({*before, *later}) == len(before) + len(later)
 
     def test_other_workers_or_datasets_are_refused(self):
         first = self.mixed()

@@ -136,6 +136,24 @@ class TestLog:
         assert sum(values["cellfeed/cells_per_second"] for values, _ in logged) > 0
         assert any(values["cellfeed/decompressing_us_per_cell"] > 0 for values, _ in logged)
 
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_a_minibatch_whose_log_fails_was_not_delivered(self, file, num_workers):
+        def log(_values, step):
+            if step == 3:
+                raise KeyboardInterrupt
+
+        expected = [each.rows.tolist() for each in dataset_of(file)]
+        dataset = dataset_of(file)
+        dataset.log_statistics(log, every=1)
+        loader = dataset.loader(num_workers)
+        iterator = iter(loader)
+        delivered = [next(iterator).rows.tolist() for _ in range(2)]
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        resumed = dataset_of(file)
+        resumed.load_state_dict(loader.state_dict())
+        assert delivered + [each.rows.tolist() for each in resumed] == expected
+
     def test_they_are_of_the_work_since_the_last_time(self, file):
         dataset, seen = dataset_of(file), list[Any]()
         before = dataset.statistics()

@@ -114,6 +114,25 @@ class TestWorkersThatPersist:
         expected = [each.tolist() for each in LoaderInTurns(second, 2)]
         assert [each.tolist() for each in loader] == expected[5:]
 
+    @pytest.mark.parametrize("n_before", [0, 2])
+    def test_those_of_another_loader_refuse_a_state_that_they_do_not_know(self, capfd, n_before):
+        """They would start the epoch again, or resume at an earlier state that they do know."""
+        dataset = _dataset(90)
+        if n_before:
+            _taken(iter(dataset), n_before)
+            dataset.load_state_dict(dataset.state_dict())
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+        assert len(list(loader)) == 23 - n_before
+        other = _dataset(90)
+        other.set_epoch(3)
+        _taken(iter(other), 5)
+        dataset.load_state_dict(other.state_dict())
+        with pytest.raises((StateError, RuntimeError)):
+            list(loader)
+        assert (
+            "a state was loaded after these worker processes had started" in capfd.readouterr().err
+        )
+
 
 def _less_its_mean(fetched: Any) -> Any:
     """Every value depends on all rows of the fetch."""

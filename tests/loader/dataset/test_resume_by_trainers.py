@@ -1,6 +1,7 @@
 """Runs that others stop and resume: torchdata, Lightning, and whoever kills a process."""
 
 import functools
+import itertools
 import json
 import textwrap
 from collections import Counter
@@ -13,7 +14,7 @@ from hypothesis import settings
 from tests.warm import python as warm
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from cellfeed import BlockShuffling, CellDataset
+from cellfeed import BlockShuffling, CellDataset, StateError
 
 
 def _dataset() -> CellDataset:
@@ -49,6 +50,36 @@ def test_the_loader_of_torchdata(num_workers, persistent, n_before):
     goes_on.load_state_dict(state)
     rest = [each.tolist() for _ in range(2) for each in goes_on]
     assert rest[:24] == whole[n_before : n_before + 24]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:ranks are not compared")
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_the_loader_of_torchdata_on_other_ranks(num_workers, before, after):
+    """A worker knows only what it has delivered itself."""
+
+    def loader(rank, world_size):
+        ranks = {"rank": rank, "world_size": world_size}
+        dataset = CellDataset(np.arange(240), BlockShuffling(2), 4, 3, seed=5, **ranks)
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers)
+
+    delivered = Counter[int]()
+    for rank in range(before):
+        stopped = loader(rank, before)
+        for minibatch in itertools.islice(stopped, 13):
+            delivered.update(minibatch.tolist())
+        state = stopped.state_dict()
+    resumed = [loader(rank, after) for rank in range(after)]
+    for each in resumed:
+        each.load_state_dict(state)
+    if num_workers > 1:
+        with pytest.raises(StateError, match=f"on one of {before} ranks, but this is worker"):
+            list(resumed[0])
+        return
+    for minibatch in itertools.chain(*resumed):
+        delivered.update(minibatch.tolist())
+    assert sorted(delivered) == list(range(240))
+    assert delivered.total() - 240 < after
 
 
 def test_lightning_saves_and_restores_it(tmp_path):

@@ -294,7 +294,7 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
         assert np.array_equal(dense(collection[:].X), in_memory(there, "X"))
         assert list(collection.files) == [here, folder / "big.h5ad"]
         first.parent.mkdir()
-        shutil.copy(here, first)
+        shutil.copy(there, first)
         for each in (collection, pickle.loads(pickled)):
             with pytest.raises(FormatError, match=rf"^{first}: has appeared"):
                 each[:]
