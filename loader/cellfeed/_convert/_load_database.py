@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -626,8 +627,17 @@ def _without_interrupts() -> Iterator[None]:
 
 def _begin(job: Job) -> None:
     global _writer  # noqa: PLW0603 - one for each process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _writer = _PartWriter(job)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+
+
+def _end_with_parent() -> None:
+    """Exit once the process that waits is gone, also if it was killed; the executor would not."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _write(number: int) -> int:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import anndata as ad
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import scipy.sparse as sp
 from tests import commands
@@ -139,7 +140,13 @@ def test_a_load_that_is_killed_goes_on(
         assert killed.stdout is not None
         for _ in range(3):
             assert int(killed.stdout.readline()) % 64 == 0
+        writing = psutil.Process(killed.pid).children(recursive=True)
         killed.send_signal(signal.SIGKILL)
+    assert len(writing) >= (processes if processes > 1 else 0)
+    latest = time.monotonic() + 600
+    while any(map(is_alive, writing)):  # none outlives the one that was killed
+        assert time.monotonic() < latest
+        time.sleep(0.05)
     url = f"{postgres_server.url}?collection={quote(name)}"
     n_there = postgres_server.ask(f'SELECT count(*) FROM "{name}".cells')[0][0]
     assert n_there >= 3 * 64
@@ -174,6 +181,13 @@ def test_writing_processes_leave_ctrl_c_to_the_one_that_waits(
     arguments = [*files[0], postgres_server.url, request.node.name]
     done = warm.run([sys.executable, str(script), *map(str, arguments)])
     assert (done.returncode, done.stdout, done.stderr) == (0, "11\n", "")
+
+
+def is_alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def load_when_free(load, paths):
