@@ -1,5 +1,7 @@
 """Replayed label entropy, against the dataset itself and against theory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,14 +64,13 @@ def test_where_fetches_and_blocks_differ_in_size(n_rows, batch_size, block_size,
         labels, batch_size=batch_size, block_sizes=[block_size], fetch_factors=[fetch_factor],
         n_rows=n_rows // 2,
     )  # fmt: skip
-    strategy = BlockShuffling(block_size)
-    epochs = [
-        EpochPlan(
-            strategy=strategy, n_rows=n_rows, batch_size=batch_size, fetch_factor=fetch_factor,
-            epoch=epoch,
-        )
-        for epoch in range(100, 104)
-    ]  # fmt: skip
+    plan = EpochPlan(
+        strategy=BlockShuffling(block_size),
+        n_rows=n_rows,
+        batch_size=batch_size,
+        fetch_factor=fetch_factor,
+    )
+    epochs = [replace(plan, epoch=epoch) for epoch in range(100, 104)]
     whole = np.mean([minibatch_entropies(labels, each).mean() for each in epochs])
     assert found.bits.value == pytest.approx(whole, abs=found.bits.high - found.bits.low)
 

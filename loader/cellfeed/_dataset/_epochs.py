@@ -258,7 +258,8 @@ class EpochCounter:
     def locked(self) -> Iterator[Any]:
         """Provide the memory of this process, or of the one whose worker this is.
 
-        A process that was started with the counter of another, and is no worker, copies it first.
+        A process that was started with the counter of another, and is no worker, gets memory of its
+        own first, which begins where the process was started.
         """
         with _lock:  # between threads
             descriptor, open_until_unlocked = self._descriptor, self._closing

@@ -73,14 +73,24 @@ def list_chunks(
 
 
 @cache
-def _iterate() -> Any:
-    """Return HDF5's function with the compiled callback; None if h5py does not export it."""
+def _exported(name: str, *arguments: Any) -> Any:
+    """Return a function of HDF5 by the types of its arguments; None if h5py does not export it."""
     try:
-        iterate = ctypes.CDLL(h5py.h5d.__file__).H5Dchunk_iter
+        function = getattr(ctypes.CDLL(h5py.h5d.__file__), name)
     except (AttributeError, OSError):
         return None
-    iterate.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
-    iterate.restype = ctypes.c_int
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    return function
+
+
+@cache
+def _iterate() -> Any:
+    """Return HDF5's function with the compiled callback; None if h5py does not export it."""
+    iterate = _exported(
+        "H5Dchunk_iter", ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+    )
+    if iterate is None:
+        return None
 
     def run(dataset: h5py.Dataset, state: NDArray[np.int64]) -> int:
         try:
@@ -289,25 +299,13 @@ def _has_raw_edges(dataset: h5py.Dataset) -> bool:
     if all(size % chunk == 0 for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)):
         return False
     created = dataset.id.get_create_plist()
-    get_options = _get_chunk_options()
+    get_options = _exported("H5Pget_chunk_opts", ctypes.c_int64, ctypes.c_void_p)
     if get_options is None or not created.get_nfilters():
         return False
     options = ctypes.c_uint()
     with phil:
         ended = get_options(created.id, ctypes.byref(options))
     return ended >= 0 and bool(options.value & _RAW_EDGES)
-
-
-@cache
-def _get_chunk_options() -> Any:
-    """Return HDF5's function; None if h5py does not export it."""
-    try:
-        get_options = ctypes.CDLL(h5py.h5d.__file__).H5Pget_chunk_opts
-    except (AttributeError, OSError):
-        return None
-    get_options.argtypes = [ctypes.c_int64, ctypes.c_void_p]
-    get_options.restype = ctypes.c_int
-    return get_options
 
 
 def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:
