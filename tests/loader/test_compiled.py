@@ -368,10 +368,15 @@ class TestFolders:
         standin.change_columns()
         assert standin.use("int64")["found"] == RIGHT | {"int64": 2}
 
-    @pytest.mark.parametrize("kind", ["others may write", "link", "file"])
+    @pytest.mark.parametrize("kind", ["of another user", "others may write", "link", "file"])
     def test_none(self, standin, temporary, kind):
         private = temporary / f"cellfeed-{os.geteuid()}"
-        if kind == "others may write":
+        if kind == "of another user":
+            if os.geteuid():
+                pytest.skip("root alone can give a folder to another user")
+            private.mkdir(mode=0o700)
+            os.chown(private, 12345, -1)
+        elif kind == "others may write":
             private.mkdir()
             private.chmod(0o777)
         elif kind == "link":  # which another user may have made

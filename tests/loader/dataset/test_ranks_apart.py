@@ -200,6 +200,15 @@ def apart(tmp_path_factory) -> list[dict[str, Any]]:
                 if rank == 0:
                     loaded.load_state_dict(stopped.state_dict())
                 found[f"state {{kind}} {{in_step}}"] = train(loaded, in_step=in_step)
+                left, within = new(kind, seed=0), new(kind, seed=0)
+                iterator = iter(left)
+                for _ in range(3):
+                    next(iterator)
+                    dist.barrier()
+                if rank == 1:
+                    within.load_state_dict(left.state_dict())
+                del iterator
+                found[f"within {{kind}} {{in_step}}"] = train(within, in_step=in_step)
                 whole = new(kind, seed=0)
                 if rank == 1:
                     epoch(whole)
@@ -216,7 +225,13 @@ def apart(tmp_path_factory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["plain", "workers", "interleaved"])
 @pytest.mark.parametrize("in_step", [0, 1])
 @pytest.mark.parametrize(
-    ("what", "epochs"), [("state", (1, 0)), ("whole", (0, 1)), ("set", (0, 5))]
+    ("what", "epochs"),
+    [
+        ("state", (1, 0)),
+        ("within", (0, "0 after 3 minibatches")),
+        ("whole", (0, 1)),
+        ("set", (0, 5)),
+    ],
 )
 def test_ranks_in_different_epochs_say_so(apart, what, epochs, in_step, kind):
     for number, rank in enumerate(apart):

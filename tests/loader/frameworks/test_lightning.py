@@ -56,7 +56,7 @@ class Model(pl.LightningModule):  # type: ignore[misc]
             raise KeyboardInterrupt
 
 
-def trainer():
+def trainer(**options):
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     return pl.Trainer(
         max_epochs=3,
@@ -66,6 +66,7 @@ def trainer():
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        **options,
     )
 
 
@@ -86,6 +87,19 @@ def test_training_goes_on_exactly_where_a_scheduler_asks_for_the_number_of_steps
         path = tmp_path / f"{n}.ckpt"
         before = fit(Model(n, path), num_workers=num_workers)
         assert before + fit(Model(), path, num_workers=num_workers) == whole
+
+
+def test_the_search_for_a_learning_rate_leaves_the_minibatches_as_they_are(tmp_path):
+    tuner = pytest.importorskip("pytorch_lightning.tuner")
+    trained, tried = Model(), Model()
+    tried.lr = 0.1
+    trainer().fit(trained, dataset().loader())
+    loader, by = dataset().loader(), trainer(default_root_dir=tmp_path)
+    tuner.Tuner(by).lr_find(tried, loader, num_training=5)
+    assert tried.seen
+    tried.seen.clear()
+    by.fit(tried, loader)
+    assert tried.seen == trained.seen
 
 
 def test_each_part_has_its_cells():

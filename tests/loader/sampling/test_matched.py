@@ -123,6 +123,16 @@ def controls_of(strategy, n_rows, key, together):
     return order(positions), order.others(positions, together=together)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, "Int64", np.float32, object, "category"])
+def test_minus_one_is_missing_whatever_the_dtype(dtype):
+    treatment = pd.Series([0, 0, 1, 1, 2, -1, 1]).astype(dtype)
+    pool = pd.Series([5, 5, 5, -1, 5, 5, 5]).astype(dtype)
+    strategy = MatchedControls(Streaming(), treatment, 0, [pool], k=2, unmatched="drop")
+    rows, controls = controls_of(strategy, 7, key=0, together=3)
+    assert rows.tolist() == [2, 4, 6]
+    assert np.sort(controls).tolist() == [[0, 1]] * 3
+
+
 N_CONTROLS = 23
 
 
