@@ -29,6 +29,7 @@ from cellfeed._storages._source import (
     Source,
     StoredElement,
     WatchedFiles,
+    as_names,
     as_text,
     fill,
 )
@@ -266,7 +267,7 @@ class CellFrames(DirectCsr):
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the genes."""
-        return self._archive.read_var().index.to_numpy(object)
+        return as_names(self._archive.read_var().index)
 
     def stored_bytes(self) -> int:
         """Return the size in bytes of the frames, and of the tables that locate them."""

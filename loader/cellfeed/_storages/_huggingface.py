@@ -39,6 +39,7 @@ from cellfeed._storages._source import (
     Source,
     StoredElement,
     WatchedFiles,
+    as_names,
     files_in,
 )
 
@@ -714,7 +715,7 @@ def _names(
     if len(names) != n_vars:
         msg = f"`var_names` must name {n_vars} genes, but got {len(names)} names"
         raise ParameterError(msg)
-    return np.array([str(name) for name in names], object)
+    return as_names(pd.Index([*names], dtype=object))
 
 
 # Folders that HuggingFace's ``datasets`` library wrote.

@@ -18,9 +18,9 @@ from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd, sp
 from cellfeed._rows import CsrChunks, CsrRows, DenseChunks
 from cellfeed._runs import Runs, expand
-from cellfeed._storages._anndata import as_names, open_sources
+from cellfeed._storages._anndata import open_sources
 from cellfeed._storages._huggingface import HuggingFaceSource
-from cellfeed._storages._source import Source, StoredElement
+from cellfeed._storages._source import Source, StoredElement, as_names
 
 # Arrays in memory, as chunks that need no reading.
 

@@ -27,7 +27,7 @@ from cellfeed._storages._registry import (
     import_arrow,
     to_frame,
 )
-from cellfeed._storages._source import FlatCsr, Source, files_in
+from cellfeed._storages._source import FlatCsr, Source, as_names, files_in, numbers_rows
 
 # The arrays of a folder of memory maps: their files, dtypes and sizes.
 
@@ -238,7 +238,7 @@ def gene_tables(folder: Location, n_rows: int) -> list[tuple[range, pd.DataFrame
 def names_of(var: pd.DataFrame) -> NDArray[np.object_] | None:
     """Return the names of genes; None if no column contains them."""
     column = next((name for name in _NAMES if name in var), None)
-    return None if column is None else var[column].astype(str).to_numpy(object)
+    return None if column is None else as_names(pd.Index(var[column]))
 
 
 def obs_tables(folder: Location, n_rows: int) -> tuple[Any, list[Path]]:
@@ -396,8 +396,8 @@ class MemoryMapSource(Source):
         A data frame with a row for each cell, which replaces the table of the folder and stays in
         memory.
     var
-        A data frame with a row for each gene, indexed by gene name, which replaces the table of the
-        folder.
+        A data frame with a row for each gene, indexed by gene name or with a column of names, which
+        replaces the table of the folder.
     part
         Number of the part of an SCDL folder to read, if its cells have several tables of genes.
 
@@ -409,7 +409,7 @@ class MemoryMapSource(Source):
         The arrays do not form one CSR matrix; or the cells of an SCDL folder have several tables of
         genes, which `open_collection` opens as several sources.
     ParameterError
-        The number of rows of a table is not the number of cells or genes.
+        The number of rows of a table is not the number of cells or genes, or ``var`` has no names.
 
     Examples
     --------
@@ -439,6 +439,7 @@ class MemoryMapSource(Source):
         self._n_stored, n_columns = arrays.n_rows, arrays.n_columns
         self._rows = range(arrays.n_rows)
         names: NDArray[np.object_] | None = None
+        given = var is not None
         if var is None and is_scdl(Path(self.location)):
             tables = gene_tables(self.location, arrays.n_rows)
             self._rows, var = _table_of(self.location, tables, part)
@@ -447,12 +448,15 @@ class MemoryMapSource(Source):
             msg = f"{self.location}: `part` applies only to SCDL folders without a given `var`"
             raise ParameterError(f"{msg}; leave it out")
         elif var is not None:
-            names = var.index.astype(str).to_numpy(object)
+            names = names_of(var) if numbers_rows(var.index) else as_names(var.index)
             n_columns = len(var) if n_columns is None else n_columns
         for table, name, n in ((obs, "obs", len(self._rows)), (var, "var", n_columns)):
             if table is not None and len(table) != n:
                 msg = f"`{name}` must have {n} rows, but has {len(table)}"
                 raise ParameterError(f"{self.location}: {msg}")
+        if given and names is None:
+            msg = f"{self.location}: `var` has no names of genes"
+            raise ParameterError(f"{msg}; give a data frame that is indexed by them")
         self._obs, self._var = obs, var
         self._selection = "" if len(self._rows) == arrays.n_rows else repr(self._rows)
         self.elements = {"X": MappedCsr(self.location, arrays, self._rows, names, n_columns or 0)}

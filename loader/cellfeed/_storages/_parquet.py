@@ -43,7 +43,13 @@ from cellfeed._storages._parquet_files import (
     is_parquet,
 )
 from cellfeed._storages._registry import Storage, import_arrow, to_frame
-from cellfeed._storages._source import FoundCsr, Source, StoredElement
+from cellfeed._storages._source import (
+    FoundCsr,
+    Source,
+    StoredElement,
+    as_names,
+    numbers_rows,
+)
 from cellfeed.machine import threads_per_process
 
 # Threads of this process that decode row groups. They do not hold the GIL meanwhile.
@@ -543,18 +549,21 @@ def _read_gene_table(given: Any, names: str | None, options: StorageOptions) -> 
             location = location.with_options(options)
         files = ParquetFiles(location, files_at(location))
         table: pd.DataFrame = next(files.read(files.schema.names)).to_pandas()
-        names = names or next((each for each in _NAMES if each in table), None)
-        if names is None:
-            msg = f"{location.shown}: has no column with the names of genes"
-            raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
+        is_indexed = False
     elif hasattr(given, "set_index"):
         table, location = given, Location("gene_table")
+        is_indexed = not numbers_rows(table.index)
     else:
         msg = "`gene_table` must be a data frame, or the path or URL of a Parquet file"
         raise ParameterError(f"{msg}, but got one of type {type(given).__name__}")
+    if names is None and is_indexed:
+        return table.set_index(pd.Index(as_names(table.index), dtype=object))
+    names = names or next((each for each in _NAMES if each in table), None)
     if names is None:
-        return table
-    return table.set_index(_column_of(table, names, location, "names").astype(str).rename(None))
+        msg = f"{location.shown}: has no column with the names of genes"
+        raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
+    column = pd.Index(_column_of(table, names, location, "names"))
+    return table.set_index(pd.Index(as_names(column), dtype=object))
 
 
 def _column_of(table: pd.DataFrame, name: str, location: Location, option: str) -> Any:
@@ -602,15 +611,15 @@ class ParquetSource(Source):
         Names of the columns with the two lists. By default, the first of these that there are:
         ``genes`` and ``expressions``, ``gene_ids`` and ``values``, ``indices`` and ``data``.
     gene_table
-        The genes, in the order of the columns of the matrix: a data frame indexed by their names,
-        or the path or URL of a Parquet file. By default, the file ``gene_metadata.parquet`` in the
-        folder of the cells, or in the folder ``metadata`` beside that one, if it exists.
+        The genes, in the order of the columns of the matrix: a data frame, or the path or URL of a
+        Parquet file. By default, the file ``gene_metadata.parquet`` in the folder of the cells, or
+        in the folder ``metadata`` beside that one, if it exists.
     tokens
         The column of ``gene_table`` with the gene numbers, distinct integers from 0.
     names
         The column of ``gene_table`` with the names of genes. By default, the first of these that
         there is: ``ensembl_id``, ``gene_id``, ``feature_id``, ``gene_symbol``, ``gene_name``,
-        ``feature_name``; of a data frame, its index.
+        ``feature_name``. Of a data frame, its index, unless that has numbers.
     n_vars
         Number of genes, if there is no table and gene numbers are columns of the matrix, from 0. By
         default, the largest gene number, which footers say, plus one.

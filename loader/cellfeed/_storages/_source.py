@@ -174,6 +174,21 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype({name: "string" for name in table if table[name].dtype == object})
 
 
+def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:
+    """Return an index as text, None where it is missing."""
+    names = index.astype(object).to_numpy(copy=True)
+    missing = pd.isna(names)
+    if not all(isinstance(name, str) for name in names):
+        names = index.astype(str).astype(object).to_numpy(copy=True)
+    names[missing] = None
+    return names
+
+
+def numbers_rows(index: pd.Index[Any]) -> bool:
+    """Whether an index has numbers, as a data frame has that nobody has indexed by names."""
+    return index.dtype.kind in "iuf"
+
+
 class OpenedPerProcess(ABC):
     """A file, archive or connection that each process opens when it is first called.
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from cellfeed import (
     ColumnError,
     FormatError,
     HuggingFaceSource,
+    MismatchError,
     ParameterError,
     PathError,
     StateError,
@@ -120,6 +122,10 @@ def test_genes_that_are_known_by_ids_are_joined_by_names(folder):
     collection = open_collection(sources, genes=["gene 2", "gene 0"])
     wanted = np.vstack([COUNTS[:, [9, 7]], COUNTS[:, [2, 0]]])
     assert np.array_equal(collection[:].X.toarray(), wanted)
+    lacking: Any = [*names[:3], None]
+    unnamed = HuggingFaceSource(folder, gene_ids=[7, 3, 9, 4], var_names=lacking)
+    with pytest.raises(MismatchError, match="1 gene has no name"):
+        open_collection([unnamed, sources[0]], join_vars="outer")
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,15 @@ class TestNpyFolder:
         with pytest.raises(FormatError, match=r"indptr\.npy: is not a complete \.npy file"):
             open_collection(where)
 
+    def test_names_are_those_of_the_table_and_no_numbers_of_rows(self, tmp_path):
+        where = write_npy(tmp_path / "cells", X)
+        names = [f"ENSG{k}" for k in range(X.shape[1])]
+        var = pd.DataFrame({"gene_id": names})
+        for given in (var, var.set_index("gene_id"), var.set_index(var.index + 5)):
+            assert open_collection(MemoryMapSource(where, var=given)).var_names.tolist() == names
+        with pytest.raises(ParameterError, match="`var` has no names of genes; give a data frame"):
+            MemoryMapSource(where, var=var.rename(columns={"gene_id": "name"}))
+
     def test_tables_that_do_not_fit(self, tmp_path):
         where = write_npy(tmp_path / "cells", X)
         for table in ("obs", "var"):

@@ -20,6 +20,7 @@ from cellfeed import (
     CellDataset,
     ColumnError,
     FormatError,
+    MismatchError,
     ParameterError,
     ParquetSource,
     PathError,
@@ -389,6 +390,39 @@ class TestGenes:
         one = open_collection(ParquetSource(tmp_path / "cells", gene_columns=["HLA"]), obs=["row"])
         assert np.array_equal(one[:].X, COUNTS[:, :1])
 
+    @pytest.mark.parametrize("given", ["file", "read", "filtered", "indexed", "numbers as text"])
+    def test_names_are_those_of_the_table_however_it_is_given(self, tmp_path, given):
+        """Genes are matched by name; the numbers of its rows are none."""
+        rows, sources = np.arange(6).reshape(2, 3).astype(np.float32), []
+        names = np.array(["7157", "4609", "238"] if given == "numbers as text" else [*"pqr"])
+        for study, order in (("a", [0, 1, 2]), ("b", [2, 0, 1])):
+            path = tmp_path / f"{study}.parquet"
+            pq.write_table(pa.table(lists_of(sp.csr_matrix(rows[:, order] + 1))), path)
+            genes = pd.DataFrame({"token_id": range(3), "gene_symbol": names[order]})
+            genes.to_parquet(tmp_path / f"{study}_genes.parquet")
+            if given == "file":
+                genes = tmp_path / f"{study}_genes.parquet"
+            elif given == "filtered":
+                genes = genes.set_index(pd.Index([5, 9, 70]))
+            elif given in ("indexed", "numbers as text"):
+                genes = genes.set_index("gene_symbol")
+            sources.append(ParquetSource(path, gene_table=genes))
+        collection = open_collection(sources)
+        assert collection.var_names.tolist() == names.tolist()
+        assert np.array_equal(collection[:].X.toarray(), [*rows + 1, *rows + 1])
+
+    def test_genes_without_a_name_are_not_matched(self, tmp_path):
+        path = tmp_path / "cells.parquet"
+        pq.write_table(pa.table(lists_of(sp.csr_matrix(np.eye(2, dtype=np.float32)))), path)
+        genes = pd.DataFrame({"token_id": [0, 1], "gene_id": ["p", None]})
+        one, other = (
+            ParquetSource(path, gene_table=each)
+            for each in (genes, genes[::-1].set_index("gene_id"))
+        )
+        assert open_collection(one).var_names.tolist() == ["p", None]
+        with pytest.raises(MismatchError, match="1 gene has no name"):
+            open_collection([one, other], join_vars="outer")
+
     def test_joined_with_other_files_by_name(self, repository, write_h5ad):
         path = write_h5ad(
             np.ones((4, 2), np.float32), {"row": [1, 2, 3, 4]}, genes=["ENSG3", "ENSG1"]
@@ -422,6 +456,11 @@ class TestRefused:
             ({"gene_table": "none.parquet"}, PathError, "none.parquet"),
             ({"gene_table": GENES, "tokens": "t"}, ColumnError, "no column 't'; give `tokens=`"),
             ({"gene_table": GENES, "names": "n"}, ColumnError, "no column 'n'; give `names=`"),
+            (
+                {"gene_table": GENES[["token_id"]]},
+                ColumnError,
+                "^gene_table: has no column with the names of genes; give `names=`, from: token_id",
+            ),
             ({"gene_table": GENES, "tokens": "gene_symbol"}, FormatError, "must have distinct int"),
         ],
     )

@@ -33,6 +33,7 @@ from cellfeed._storages._anndata._file import (
     text,
     texts,
 )
+from cellfeed._storages._source import as_names
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
@@ -134,16 +135,6 @@ def _is_text(stored: h5py.Dataset) -> bool:
     """Return whether an array is of text of any length, in UTF-8, or of one length."""
     text = h5py.check_string_dtype(stored.dtype)
     return text is not None and (text.length is not None or text.encoding == "utf-8")
-
-
-def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:
-    """Return an index as text, None where it is missing."""
-    names = index.astype(object).to_numpy(copy=True)
-    missing = pd.isna(names)
-    if not all(isinstance(name, str) for name in names):
-        names = index.astype(str).astype(object).to_numpy(copy=True)
-    names[missing] = None
-    return names
 
 
 def _digest(joined: bytes) -> bytes:

@@ -29,6 +29,7 @@ from cellfeed._storages._source import (
     OpenedPerProcess,
     Source,
     StoredElement,
+    as_names,
     as_text,
     fill,
     why_not_cast,
@@ -256,7 +257,7 @@ class SomaElement(StoredElement):
         if not np.array_equal(named.index.to_numpy(), np.arange(len(named))):
             msg = f"{self._store.location}: `{self.var}` has gaps in soma_joinid"
             raise FormatError(f"{msg}; write the experiment again with all its genes")
-        return super().var_names() if column is None else named[column].to_numpy(object)
+        return super().var_names() if column is None else as_names(pd.Index(named[column]))
 
     def stored_bytes(self) -> int:
         """Return the size of its files in bytes, 0 if they are not on this machine."""
@@ -480,8 +481,8 @@ class SomaSource(Source):
             names = name_column(var, "var")
             wanted = [*([] if names is None else [names]), *columns_of(var, "var")]
             table = read_table(var, wanted, None)
-        index = table.index.astype(str) if names is None else table.pop(names)
-        return table.set_index(pd.Index(index, dtype=object, name=None))
+        index = table.index if names is None else pd.Index(table.pop(names))
+        return table.set_index(pd.Index(as_names(index), dtype=object))
 
     def _read_joinids(self) -> NDArray[np.int64] | range:
         with self._store.failures_named("obs"):
