@@ -144,7 +144,8 @@ class CellDataset(ResumableDataset):
     dtype
         Dtype of all elements in minibatches of a `Collection`, such as ``"float32"``, or a
         mapping with the dtypes of some elements, such as ``{"X": "float32"}``. If None, the
-        dtypes of the collection. A ``fetch_callback`` chooses its own.
+        dtypes of the collection. A ``fetch_callback`` chooses its own. SciPy has no float16: sparse
+        rows with ``as_torch=False``, and all that a ``fetch_transform`` returns, are float32 then.
     num_threads
         Number of threads in each process that read and decode a `Collection`. If None, the number
         of processors available to this process, divided among its worker processes and the ranks

@@ -64,7 +64,8 @@ class ElementTokens:
         if getattr(tokenizer, "genes", "nonzero") == "all":
             settings[fields.N_KNOWN] = known.size
             numbers_of = np.cumsum(tokens >= 0) - 1
-            self._known = np.append(numbers_of, tokens[known]).astype(np.int32)
+            by_token = np.argsort(tokens[known], kind="stable")
+            self._known = np.concatenate([numbers_of, tokens[known], by_token]).astype(np.int32)
         if isinstance(tokenizer, RankTokens):
             settings[fields.TOKENIZER] = fields.RANKED
             settings[fields.HAS_TIES] = genes.has_ties

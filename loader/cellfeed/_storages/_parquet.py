@@ -611,9 +611,10 @@ class ParquetSource(Source):
         Names of the columns with the two lists. By default, the first of these that there are:
         ``genes`` and ``expressions``, ``gene_ids`` and ``values``, ``indices`` and ``data``.
     gene_table
-        The genes, in the order of the columns of the matrix: a data frame, or the path or URL of a
-        Parquet file. By default, the file ``gene_metadata.parquet`` in the folder of the cells, or
-        in the folder ``metadata`` beside that one, if it exists.
+        The genes, in the order of the columns of the matrix unless ``gene_columns`` names these: a
+        data frame, or the path or URL of a Parquet file. By default, the file
+        ``gene_metadata.parquet`` in the folder of the cells, or in the folder ``metadata`` beside
+        that one, if it exists.
     tokens
         The column of ``gene_table`` with the gene numbers, distinct integers from 0.
     names
@@ -781,6 +782,13 @@ class ParquetSource(Source):
             if self._kind(schema.field(name).type) != "number":
                 msg = f"{self._where}: column {name!r} is of type {schema.field(name).type}"
                 raise FormatError(f"{msg}, not a number for each cell; leave it out")
+        if self._var is not None:
+            table = self._var[~self._var.index.duplicated()]
+            for name in given:
+                if name not in table.index:
+                    msg = f"{self._where}: `gene_table` has no gene {name!r} of `gene_columns`"
+                    raise ParameterError(f"{msg}; give a table of all, or leave it out")
+            self._var = table.loc[[*given]]
         return [*given]
 
     def _dtype_of_list(self, name: str) -> np.dtype[Any]:

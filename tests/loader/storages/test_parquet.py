@@ -389,6 +389,13 @@ class TestGenes:
         assert np.array_equal(collection[[9, 0]].X, COUNTS[[9, 0]][:, ::-1])
         one = open_collection(ParquetSource(tmp_path / "cells", gene_columns=["HLA"]), obs=["row"])
         assert np.array_equal(one[:].X, COUNTS[:, :1])
+        genes = pd.DataFrame({"n": range(N_VARS)}, index=names[::-1])
+        few = ParquetSource(tmp_path / "cells", gene_columns=names[:3], gene_table=genes)
+        assert few.read_var()["n"].to_dict() == {names[k]: N_VARS - 1 - k for k in range(3)}
+        last = open_collection(few, genes=(few.read_var()["n"] == N_VARS - 3).to_numpy())
+        assert np.array_equal(last[:].X, COUNTS[:, [2]])
+        with pytest.raises(ParameterError, match="has no gene 'HLA' of `gene_columns`"):
+            ParquetSource(tmp_path / "cells", gene_columns=names, gene_table=genes[:-1])
 
     @pytest.mark.parametrize("given", ["file", "read", "filtered", "indexed", "numbers as text"])
     def test_names_are_those_of_the_table_however_it_is_given(self, tmp_path, given):

@@ -60,11 +60,8 @@ def made_of(  # noqa: C901, PLR0912
         nonzero = np.flatnonzero(own_values)
         kept = np.ones(genes.size, bool)
         if genes.size > room and getattr(tokenizer, "subset", "random") == "top":
-            order = np.lexsort([own, own_values == 0, -own_values])
-            zeros = np.flatnonzero(own_values == 0)
-            order = np.concatenate([order[: nonzero.size], zeros])
             kept[:] = False
-            kept[order[:room]] = True
+            kept[np.lexsort([own, -own_values])[:room]] = True
         elif genes.size > room:
             kept = chosen_of(genes.size, room, key, SUBSET)
         if isinstance(tokenizer, BinnedValues) and nonzero.size:

@@ -204,6 +204,15 @@ def test_long_rows_with_ties_are_sorted(write_h5ad, kind):
         assert_equal(minibatch, oracle_of(tokenizer, X, range(3), genes=genes), tokenizer)
 
 
+@pytest.mark.parametrize("as_stored", [sp.csr_matrix, np.asarray])
+def test_zeros_for_which_there_is_room_are_those_of_the_smallest_tokens(write_h5ad, as_stored):
+    vocabulary = SPECIAL | {"a": 19, "b": 13, "c": 15, "d": 14, "e": 17}
+    path = write_h5ad(as_stored(np.array([[0.0, 0, 0, 0, 8]])), genes=[*"abcde"])
+    tokenizer = BinnedValues(vocabulary, subset="top", genes="all", max_length=4)
+    (minibatch,) = CellDataset(open_collection(path), Streaming(), 1, transform=tokenizer)
+    assert minibatch["tokens"].tolist() == [[1, 13, 14, 17]]
+
+
 def test_after_other_transforms(write_h5ad):
     X = np.random.default_rng(0).poisson(1, (40, N_GENES)).astype(np.float32)
     collection = open_collection(write_h5ad(sp.csr_matrix(X)))

@@ -651,8 +651,9 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
         For each column its token, int32, -1 if unknown, in the upper half of a word; and in the
         lower, the bits of the reciprocal of its median, float32.
     known
-        If all known columns have tokens in each row: the number of each column among them, and
-        after these numbers their tokens; see `fields.N_KNOWN`. Otherwise empty.
+        If all known columns have tokens in each row: the number of each column among them, after
+        these numbers their tokens, and the order that sorts these; see `fields.N_KNOWN`. Otherwise
+        empty.
     divisors, quantiles, replacements
         The median of each column; quantiles that are bounds of bins; tokens that replace others.
         Each is empty if it is not used.
@@ -725,11 +726,12 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
                 for i in range(n_made):
                     to_out[i] = tokens[order[half, i]]
         elif kind == fields.BINNED:
-            n_genes, own, own_values = n, tokens, found
+            n_genes, own, own_values, by_token = n, tokens, found, known
             for i in range(n):
                 at[i] = i
             if are_all:
-                n_genes, own, own_values = n_known, known[known.size - n_known :], spread
+                n_genes, own_values, by_token = n_known, spread, known[known.size - n_known :]
+                own = known[known.size - 2 * n_known : known.size - n_known]
                 for i in range(n):
                     at[i] = known[places[i]]
                 for i in range(n_genes):
@@ -749,8 +751,9 @@ def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
             if is_top:
                 n_zeros = room - n
                 for i in range(n_genes):
-                    chosen[i] = (own_values[i] == 0.0) & (n_zeros > 0)
-                    n_zeros -= chosen[i]
+                    place = by_token[i] if are_all else np.int32(i)
+                    chosen[place] = (own_values[place] == 0.0) & (n_zeros > 0)
+                    n_zeros -= chosen[place]
                 for i in range(min(room, n)):
                     chosen[at[order[half, i]]] = True
             elif n_genes > room:
