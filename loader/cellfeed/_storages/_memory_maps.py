@@ -27,7 +27,7 @@ from cellfeed._storages._registry import (
     import_arrow,
     to_frame,
 )
-from cellfeed._storages._source import FlatCsr, Source, as_names, files_in, numbers_rows
+from cellfeed._storages._source import FlatCsr, Source, files_in, gene_names
 
 # The arrays of a folder of memory maps: their files, dtypes and sizes.
 
@@ -235,12 +235,6 @@ def gene_tables(folder: Location, n_rows: int) -> list[tuple[range, pd.DataFrame
     return tables
 
 
-def names_of(var: pd.DataFrame) -> NDArray[np.object_] | None:
-    """Return the names of genes; None if no column contains them."""
-    column = next((name for name in _NAMES if name in var), None)
-    return None if column is None else as_names(pd.Index(var[column]))
-
-
 def obs_tables(folder: Location, n_rows: int) -> tuple[Any, list[Path]]:
     """Return pyarrow, and the tables of cells, after comparing their row counts with the index."""
     arrow = import_arrow(folder, "scdl")
@@ -443,12 +437,12 @@ class MemoryMapSource(Source):
         if var is None and is_scdl(Path(self.location)):
             tables = gene_tables(self.location, arrays.n_rows)
             self._rows, var = _table_of(self.location, tables, part)
-            names, n_columns = names_of(var), len(var)
+            names, n_columns = gene_names(var, _NAMES, may_be_index=False), len(var)
         elif part is not None:
             msg = f"{self.location}: `part` applies only to SCDL folders without a given `var`"
             raise ParameterError(f"{msg}; leave it out")
         elif var is not None:
-            names = names_of(var) if numbers_rows(var.index) else as_names(var.index)
+            names = gene_names(var, _NAMES, may_be_index=True)
             n_columns = len(var) if n_columns is None else n_columns
         for table, name, n in ((obs, "obs", len(self._rows)), (var, "var", n_columns)):
             if table is not None and len(table) != n:

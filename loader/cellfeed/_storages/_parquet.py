@@ -48,7 +48,7 @@ from cellfeed._storages._source import (
     Source,
     StoredElement,
     as_names,
-    numbers_rows,
+    gene_names,
 )
 from cellfeed.machine import threads_per_process
 
@@ -549,21 +549,19 @@ def _read_gene_table(given: Any, names: str | None, options: StorageOptions) -> 
             location = location.with_options(options)
         files = ParquetFiles(location, files_at(location))
         table: pd.DataFrame = next(files.read(files.schema.names)).to_pandas()
-        is_indexed = False
     elif hasattr(given, "set_index"):
         table, location = given, Location("gene_table")
-        is_indexed = not numbers_rows(table.index)
     else:
         msg = "`gene_table` must be a data frame, or the path or URL of a Parquet file"
         raise ParameterError(f"{msg}, but got one of type {type(given).__name__}")
-    if names is None and is_indexed:
-        return table.set_index(pd.Index(as_names(table.index), dtype=object))
-    names = names or next((each for each in _NAMES if each in table), None)
     if names is None:
+        found = gene_names(table, _NAMES, may_be_index=table is given)
+    else:
+        found = as_names(pd.Index(_column_of(table, names, location, "names")))
+    if found is None:
         msg = f"{location.shown}: has no column with the names of genes"
         raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
-    column = pd.Index(_column_of(table, names, location, "names"))
-    return table.set_index(pd.Index(as_names(column), dtype=object))
+    return table.set_index(pd.Index(found, dtype=object))
 
 
 def _column_of(table: pd.DataFrame, name: str, location: Location, option: str) -> Any:
@@ -702,6 +700,8 @@ class ParquetSource(Source):
         self._genes = tuple(self._gene_columns(gene_columns) if lists is None else lists)
         self._selection = ""
         if lists is None:
+            if self._var is not None:
+                self._var = self._rows_of(self._var)
             groups = files.row_groups(self._genes)
             kinds = [files.schema.field(name).type.to_pandas_dtype() for name in self._genes]
             dtype = np.result_type(*kinds)
@@ -782,14 +782,16 @@ class ParquetSource(Source):
             if self._kind(schema.field(name).type) != "number":
                 msg = f"{self._where}: column {name!r} is of type {schema.field(name).type}"
                 raise FormatError(f"{msg}, not a number for each cell; leave it out")
-        if self._var is not None:
-            table = self._var[~self._var.index.duplicated()]
-            for name in given:
-                if name not in table.index:
-                    msg = f"{self._where}: `gene_table` has no gene {name!r} of `gene_columns`"
-                    raise ParameterError(f"{msg}; give a table of all, or leave it out")
-            self._var = table.loc[[*given]]
         return [*given]
+
+    def _rows_of(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of a table of genes for `_genes`, each of which has a column."""
+        table = table[~table.index.duplicated()]
+        for name in self._genes:
+            if name not in table.index:
+                msg = f"{self._where}: `gene_table` has no gene {name!r} of `gene_columns`"
+                raise ParameterError(f"{msg}; give a table of all, or leave it out")
+        return table.loc[[*self._genes]]
 
     def _dtype_of_list(self, name: str) -> np.dtype[Any]:
         arrow = import_arrow(self.location, EXTRA)

@@ -184,9 +184,18 @@ def as_names(index: pd.Index[Any]) -> NDArray[np.object_]:
     return names
 
 
-def numbers_rows(index: pd.Index[Any]) -> bool:
-    """Whether an index has numbers, as a data frame has that nobody has indexed by names."""
-    return index.dtype.kind in "iuf"
+def gene_names(
+    table: pd.DataFrame, columns: Sequence[str], *, may_be_index: bool
+) -> NDArray[np.object_] | None:
+    """Return the names of the genes of a table; None if it has none.
+
+    They are the first of the columns that there is; or the index, if it may be, unless it has
+    numbers, as that of a data frame has that nobody has indexed by names.
+    """
+    if may_be_index and table.index.dtype.kind not in "iuf":
+        return as_names(table.index)
+    column = next((each for each in columns if each in table), None)
+    return None if column is None else as_names(pd.Index(table[column]))
 
 
 class OpenedPerProcess(ABC):
