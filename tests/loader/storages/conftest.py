@@ -1,8 +1,18 @@
-"""What the suites for sources start in processes is marked so, wherever they are inherited."""
+"""Fixtures of storages; and what the suites for sources start in processes is marked so."""
+
+import itertools
 
 import pytest
+from tests.loader.storages.zarr_cells import write_cells
 
 
 def pytest_itemcollected(item):
     if getattr(item, "originalname", "") == "test_in_worker_processes":
         item.add_marker(pytest.mark.process)
+
+
+@pytest.fixture
+def new_store(tmp_path):
+    """Return a function that writes a zarr store of its own with each call."""
+    numbers = itertools.count()
+    return lambda X, /, **options: write_cells(tmp_path / f"{next(numbers)}.zarr", X, **options)

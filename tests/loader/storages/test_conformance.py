@@ -14,10 +14,9 @@ import hdf5plugin
 import numpy as np
 import pytest
 from anndata.io import write_elem
-from h5py import h5d, h5p, h5s, h5t
+from h5py import h5d, h5p, h5s
 from hypothesis import strategies as st
 
-from cellfeed import open_collection
 from cellfeed.testing import SourceConformance, StoredCase
 
 FILTERS: dict[str, Mapping[str, Any]] = {
@@ -263,39 +262,6 @@ SKIPPING = {
     "shuffle": stored_chunk,
     **dict.fromkeys(["lzf", "zstd", "blosc lz4"], stored_chunk),
 }
-
-
-def low_level_types():
-    bfloat16 = h5t.IEEE_F32LE.copy()
-    bfloat16.set_fields(15, 7, 8, 0, 7)
-    bfloat16.set_size(2)
-    other_bias = h5t.IEEE_F64LE.copy()
-    other_bias.set_ebias(1000)
-    bits_in_between = h5t.STD_I32LE.copy()
-    bits_in_between.set_precision(12)
-    bits_in_between.set_offset(4)
-    return {"bfloat16": bfloat16, "other bias": other_bias, "bits in between": bits_in_between}
-
-
-@pytest.mark.parametrize("name", low_level_types())
-@pytest.mark.parametrize("chunked", [False, True])
-def test_types_that_are_not_those_of_memory(write_h5ad, name, chunked):
-    """HDF5 converts what NumPy has no dtype for, so its bytes are not to be taken as they are."""
-    matrix = np.random.default_rng(0).poisson(1.0, (40, 7)).astype(np.float32)
-
-    def edit(file):
-        attributes = dict(file["X"].attrs)
-        del file["X"]
-        created = h5p.create(h5p.DATASET_CREATE)
-        if chunked:
-            created.set_chunk((9, 7))
-        space = h5s.create_simple(matrix.shape)
-        stored = h5d.create(file.id, b"X", low_level_types()[name], space, created)
-        h5py.Dataset(stored)[...] = matrix
-        file["X"].attrs.update(attributes)
-
-    collection = open_collection(write_h5ad(matrix, edit=edit))
-    assert np.array_equal(collection[::-1].X, matrix[::-1])
 
 
 def test_without_pytest_or_hypothesis_the_suite_tells_how_to_install_them(monkeypatch):

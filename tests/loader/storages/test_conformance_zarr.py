@@ -4,26 +4,19 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import anndata as ad
 import numcodecs
 import numpy as np
 import pytest
 import zarr
-from anndata.io import write_elem
 from hypothesis import strategies as st
-from tests.loader.zarr_stores import written_at_once
+from tests.loader.matrices import dense
+from tests.loader.storages.zarr_cells import quiet, write_cells
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
+from cellfeed import open_collection
 from cellfeed.testing import SourceConformance, StoredCase
 
-pytestmark = pytest.mark.filterwarnings(
-    # What zarr says when these stores are written, also where workers are spawned.
-    "ignore:.*does not have a Zarr V3 specification",
-    "ignore:zarr v3 autosharding will be the default",
-    "ignore:Consolidated metadata is currently not part",
-    "ignore:Writing zarr v2 data will no longer be the default",
-    "ignore:Numcodecs codecs are not in the Zarr version 3 specification",
-)
+pytestmark = quiet
 
 V2_CODECS: dict[str, Any] = {
     "none": None,
@@ -40,9 +33,11 @@ V3_CODECS: dict[str, Any] = {
     "blosc lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
     "blosc zstd": [BloscCodec(cname="zstd", shuffle="bitshuffle")],
     "zstd": [ZstdCodec()],
+    "zstd with checksum": [ZstdCodec(checksum=True)],
     "gzip": [GzipCodec()],
     "with checksum": [ZstdCodec(), Crc32cCodec()],
 }
+CODECS = {2: V2_CODECS, 3: V3_CODECS}
 SLOW = {"bz2", "with checksum"}
 
 
@@ -54,8 +49,24 @@ class ZarrStorage:
     codec: str = "none"
     chunks: tuple[int, int] = (7, 4)
     shard: int | None = None  # chunks of one, along each dimension
+    index_location: Literal["start", "end"] = "end"
     separator: Literal[".", "/"] = "."
     empty_chunks: bool = True  # whether chunks that hold zeros alone are written
+
+    def options(self, name: str, chunks: tuple[int, ...]) -> dict[str, Any]:
+        """Return what zarr has to be told of an array."""
+        names = "v2" if self.zarr_format == 2 else "default"
+        options: dict[str, Any] = {
+            "chunks": chunks,
+            "compressors": CODECS[self.zarr_format][self.codec],
+            "chunk_key_encoding": {"name": names, "separator": self.separator},
+            # Where stored values were never written, nobody can tell zeros from a lost file.
+            "config": {"write_empty_chunks": self.empty_chunks or name == "data"},
+        }
+        if self.shard:
+            shape = tuple(n * self.shard for n in chunks)
+            options["shards"] = {"shape": shape, "index_location": self.index_location}
+        return options
 
 
 @st.composite
@@ -63,9 +74,10 @@ def storages(draw: st.DrawFn) -> ZarrStorage:
     zarr_format = draw(st.sampled_from([3, 3, 2]))
     return ZarrStorage(
         zarr_format=zarr_format,  # type: ignore[arg-type]
-        codec=draw(st.sampled_from(list(V2_CODECS if zarr_format == 2 else V3_CODECS))),
+        codec=draw(st.sampled_from(list(CODECS[zarr_format]))),
         chunks=draw(st.tuples(st.integers(1, 40), st.integers(1, 40))),
         shard=draw(st.none() | st.integers(1, 4)) if zarr_format == 3 else None,
+        index_location=draw(st.sampled_from(["end", "start"])),
         separator=draw(st.sampled_from([".", "/"])),
         empty_chunks=draw(st.booleans()),
     )
@@ -90,65 +102,38 @@ class TestZarr(SourceConformance):
     @pytest.fixture
     def write(self, tmp_path):
         numbers = itertools.count()
-
-        def write(case):
-            path = tmp_path / f"{next(numbers):05}.zarr"
-            write_store(path, case)
-            return path
-
-        return write
+        return lambda case: write_store(tmp_path / f"{next(numbers):05}.zarr", case)
 
 
 def write_store(path, case):
-    with written_at_once(path) as memory:
-        write_case(zarr.create_group(memory, zarr_format=case.storage.zarr_format), case)
-
-
-def write_case(root, case):
-    storage = case.storage
-    root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-    with ad.settings.override(allow_write_nullable_strings=True):
-        write_elem(root, "obs", case.obs)
-        write_elem(root, "var", case.var)
-        if case.element == "raw/X":
-            write_elem(root.require_group("raw"), "var", case.var)
-    if case.layout == "dense":
-        create(root, case.element, case.dense, storage.chunks, storage)
-        root[case.element].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-        return
-    group = root.create_group(case.element)
-    group.attrs.update(
-        {
-            "encoding-type": "csr_matrix",
-            "encoding-version": "0.1.0",
-            "shape": [case.n_rows, case.n_vars],
-        }
+    storage, rows = case.storage, case.storage.chunks
+    chunks = {"X": rows, "indices": rows[:1], "data": rows[1:]}
+    write_cells(
+        path,
+        case.dense if case.layout == "dense" else case,
+        zarr_format=storage.zarr_format,
+        element=case.element,
+        obs=case.obs,
+        var=case.var,
+        indptr={"dtype": case.indptr.dtype.newbyteorder("=")} if case.layout == "csr" else {},
+        **{name: storage.options(name, each) for name, each in chunks.items()},
     )
-    group.create_array("indptr", data=case.indptr.astype(case.indptr.dtype.newbyteorder("=")))
-    for name, rows in zip(("indices", "data"), storage.chunks, strict=True):
-        create(group, name, getattr(case, name), (rows,), storage)
+    parts = {"": "dense"} if case.layout == "dense" else {"/indices": "indices", "/data": "data"}
+    root = zarr.open_group(path, mode="r")
+    for name, part in parts.items():  # the oracle is right
+        array: Any = root[f"{case.element}{name}"]
+        np.testing.assert_array_equal(array[...], getattr(case, part))
+    return path
 
 
-def create(group, name, values, chunks, storage):
-    options: dict[str, Any] = {}
-    if storage.zarr_format == 2:
-        options["compressors"] = V2_CODECS[storage.codec]
-        options["chunk_key_encoding"] = {"name": "v2", "separator": storage.separator}
-    else:
-        options["compressors"] = V3_CODECS[storage.codec]
-        options["chunk_key_encoding"] = {"name": "default", "separator": storage.separator}
-        if storage.shard:
-            options["shards"] = tuple(n * storage.shard for n in chunks)
-    # Where stored values were never written, nobody can tell zeros from a lost file.
-    writes_zeros = storage.empty_chunks or name == "data"
-    array = group.create_array(
-        name,
-        shape=values.shape,
-        dtype=values.dtype,
-        chunks=chunks,
-        config={"write_empty_chunks": writes_zeros},
-        **options,
-    )
-    if values.size:
-        array[...] = values
-    np.testing.assert_array_equal(array[...], values)
+@pytest.mark.parametrize("layout", ["csr", "dense"])
+@pytest.mark.parametrize(
+    ("zarr_format", "codec"), [(each, codec) for each in CODECS for codec in CODECS[each]]
+)
+def test_every_codec(tmp_path, layout, zarr_format, codec):
+    for shard in (None, 3)[: zarr_format - 1]:
+        storage = ZarrStorage(zarr_format=zarr_format, codec=codec, shard=shard)
+        case = StoredCase(layout=layout, n_rows=13, n_vars=9, storage=storage)
+        collection = open_collection(write_store(tmp_path / f"{shard}.zarr", case))
+        assert np.array_equal(dense(collection[::-1].X), case.in_memory()[::-1])
+        assert collection.describe()["is_fast"].tolist() == [codec not in SLOW]

@@ -2,10 +2,7 @@
 
 import os
 import pickle
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.servers.web import WebServer
 
 from cellfeed import (
-    BlockShuffling,
-    CellDataset,
     FormatError,
     ParameterError,
     PathError,
@@ -104,109 +100,147 @@ def in_memory(path: Path, name: str) -> Any:
     return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
 
 
-@pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("layout", ["dense", "csr"])
-class TestExternalLinks:
-    @pytest.mark.parametrize("name", ELEMENTS)
-    def test_of_an_element(self, folder, layout, filters, name):
-        there, here = write_pair(folder, layout, FILTERS[filters])
+ELEMENTWISE = ["link", "through a file", "through a soft link"]
+ARRAYWISE = [*ELEMENTWISE, "virtual", "raw"]
+
+
+def places(layout: str) -> dict[str, list[str]]:
+    """Return what can lie elsewhere, and in which ways."""
+    matrices = ["X", "layers/counts", "raw/X"]
+    found = dict.fromkeys(["obsm/frame", "obs/type/categories", "var"], ELEMENTWISE)
+    found |= dict.fromkeys(["obsm/pca", "obs/number", "obs/type/codes"], ARRAYWISE)
+    if layout == "dense":
+        return found | dict.fromkeys(matrices, ARRAYWISE)
+    parts = [f"{name}/{part}" for name in matrices for part in ("data", "indices", "indptr")]
+    return found | dict.fromkeys(matrices, ELEMENTWISE) | dict.fromkeys(parts, ARRAYWISE)
+
+
+def place(here: Path, name: str, way: str) -> set[Path]:
+    """Let an element or array lie elsewhere; return in which files."""
+    there, between = here.parent / "there" / "big.h5ad", here.parent / "sub" / "between.h5"
+    if way == "virtual":
+        link_virtually(here, name, "there/big.h5ad")
+    elif way == "raw":
+        raw = here.parent / f"{name.replace('/', ' ')}.bin"
+        write_raw(here, name, raw)
+        return {raw}
+    elif way == "link":
         link(here, name, h5py.ExternalLink("there/big.h5ad", f"/{name}"))
-        expected = in_memory(here, name)
-        assert np.array_equal(expected, in_memory(there, name))
-        collection = open_collection(here, elements=[name])
-        assert np.array_equal(values(collection, [name])[name], expected)
-        assert name == "obsm/frame" or collection.describe()["is_fast"].all()
-        assert set(collection.files) == {here, there}
-
-    def test_of_several_elements_that_are_read_together(self, folder, layout, filters):
-        _, here = write_pair(folder, layout, FILTERS[filters])
-        link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
-        link(here, "obsm/pca", h5py.ExternalLink("there/big.h5ad", "/obsm/pca"))
-        collection = open_collection(here, elements=ELEMENTS)
-        for name, found in values(collection, ELEMENTS).items():
-            assert np.array_equal(found, in_memory(here, name)), name
-
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_in_workers(self, folder, layout, filters, num_workers):
-        _, here = write_pair(folder, layout, FILTERS[filters])
-        link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
-        collection = open_collection([here], elements=["X"])
-        dataset = CellDataset(collection, BlockShuffling(2), 8, fetch_factor=2)
-        expected = in_memory(here, "X")
-        for minibatch in dataset.loader(num_workers=num_workers):
-            assert np.array_equal(dense(minibatch.X), expected[minibatch.rows])
-
-    def test_through_further_links(self, folder, layout, filters):
-        there, here = write_pair(folder, layout, FILTERS[filters])
-        with h5py.File(folder / "between.h5", "w") as file:
-            file["matrix"] = h5py.ExternalLink("there/big.h5ad", "/layers/counts")
-            file["all"] = h5py.ExternalLink("there/big.h5ad", "/")
-            file["soft"] = h5py.SoftLink("/all/raw/X")
-        link(here, "X", h5py.ExternalLink("between.h5", "/matrix"))
-        link(here, "layers/counts", h5py.ExternalLink("between.h5", "/all/X"))
-        link(here, "raw/X", h5py.ExternalLink("between.h5", "/soft"))
+    elif way == "through a soft link":
         with h5py.File(here, "r+") as file:
-            file["uns/elsewhere"] = h5py.ExternalLink("between.h5", "/all")
-        link(here, "obsm/pca", h5py.SoftLink("/uns/elsewhere/obsm/pca"))
-        for name, found in values(open_collection(here, elements=ELEMENTS), ELEMENTS).items():
-            assert np.array_equal(found, in_memory(here, name)), name
-            assert np.array_equal(found, in_memory(here if name == "obsm/frame" else there, name))
-
-    def test_of_obs_and_var(self, folder, layout, filters):
-        there, here = write_pair(folder, layout, FILTERS[filters])
-        for name in ("obs/number", "obs/type/categories", "var"):
-            link(here, name, h5py.ExternalLink("there/big.h5ad", f"/{name}"))
-        collection = open_collection(here, obs=["number", "type"])
-        expected = ad.read_h5ad(here).obs
-        assert list(collection.obs["number"].values) == expected["number"].tolist()
-        assert list(collection.obs["number"].values) == [*np.arange(N) * 2.0]
-        types: Any = collection.obs["type"]
-        assert list(types.categories) == list(expected["type"].cat.categories)
-        assert list(collection.var_names) == list(ad.read_h5ad(here).var_names)
-        assert there in collection.files
-
-    def test_are_watched(self, folder, layout, filters):
-        there, here = write_pair(folder, layout, FILTERS[filters])
-        link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
-        collection = open_collection(here)
-        assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
-        os.utime(there, ns=(0, 0))
-        with pytest.raises(FormatError, match=rf"^{there}: was replaced or written to"):
-            collection[:]
-        there.unlink()
-        with pytest.raises(PathError, match=rf"^{there}: was removed"):
-            collection[:]
-
-    def test_that_lead_to_nothing_are_named(self, folder, layout, filters):
-        there, here = write_pair(folder, layout, FILTERS[filters])
-        link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
-        there.rename(folder / "moved.h5ad")
-        said = rf"^{here}: `X` is a link to `/X` of 'there/big.h5ad', which cannot be opened; put"
-        with pytest.raises(FormatError, match=said):
-            open_collection(here)
-        for target in ("/nowhere", "/layers/counts"):  # the second is a link to itself
-            link(here, "layers/counts", h5py.SoftLink(target))
-            with pytest.raises(FormatError, match=rf"`layers/counts` is a link to `{target}`, wh"):
-                open_collection(here, elements=["layers/counts"])
-        link(here, "obs", h5py.ExternalLink("there/big.h5ad", "/obs"))
-        with pytest.raises(FormatError, match=r": `obs` is a link to `/obs` of 'there/big.h5ad'"):
-            open_collection(here, elements=["layers/counts"])
+            if "uns/elsewhere" not in file:
+                file["uns/elsewhere"] = h5py.ExternalLink("there/big.h5ad", "/")
+        link(here, name, h5py.SoftLink(f"/uns/elsewhere/{name}"))
+    else:  # HDF5 names a file by the links that lead to it, and one that is open as it was opened
+        between.parent.mkdir(exist_ok=True)
+        with h5py.File(between, "a") as file:
+            file[name] = h5py.ExternalLink("../there/big.h5ad", f"/{name}")
+        called = ("sub/../sub/between.h5", str(between))[len(name) % 2]
+        link(here, name, h5py.ExternalLink(called, f"/{name}"))
+        return {between, there}
+    return {there}
 
 
-@pytest.mark.parametrize("element", ["X", "X/data"])
-def test_of_one_file_by_several_paths(folder, element):
-    """HDF5 names a file by the links that lead to it, and one that is open as it was opened."""
-    _, here = write_pair(folder, "csr", {})
-    between = folder / "sub" / "between.h5"
-    between.parent.mkdir()
-    with h5py.File(between, "w") as file, h5py.File(here) as own:
-        file["further"] = h5py.ExternalLink("../there/big.h5ad", f"/{element}")
-        file.copy(own["layers/counts"], "counts")
-    link(here, element, h5py.ExternalLink("sub/../sub/between.h5", "/further"))
-    link(here, "layers/counts", h5py.ExternalLink(str(between), "/counts"))
-    names = ["X", "layers/counts"]
-    for name, found in values(open_collection(here, elements=names), names).items():
+@pytest.fixture(scope="module")
+def pairs(new_folder):
+    """Folders as `write_pair` makes them, by layout and filters."""
+    folders = dict[tuple[str, str], Path]()
+    for layout in ("dense", "csr"):
+        for filters, options in FILTERS.items():
+            folders[layout, filters] = new_folder()
+            write_pair(folders[layout, filters], layout, options)
+    return folders
+
+
+@given(
+    layout=st.sampled_from(["dense", "csr"]), filters=st.sampled_from([*FILTERS]), data=st.data()
+)
+def test_what_lies_elsewhere_is_read_as_by_anndata_and_watched(
+    pairs, new_folder, layout, filters, data
+):
+    here = shutil.copytree(pairs[layout, filters], new_folder() / "pair") / "small.h5ad"
+    names = data.draw(st.lists(st.sampled_from([*places(layout)]), min_size=1, unique=True))
+    ways, files = dict[str, str](), set[Path]()
+    for name in names:
+        if not any(f"{name}/".startswith(f"{other}/") for other in ways):
+            ways[name] = data.draw(st.sampled_from(places(layout)[name]))
+    for name in [each for each in ways if each.rpartition("/")[0] in ways]:
+        del ways[name]  # it goes with the whole element
+    for name, way in ways.items():
+        files |= place(here, name, way)
+    uncached = data.draw(st.booleans())
+    options: Any = {"elements": ELEMENTS, "obs": ["number", "type"], "uncached": uncached}
+    collection = open_collection(here, **options)
+    adata = ad.read_h5ad(here)
+    for name, found in values(collection, ELEMENTS).items():
         assert np.array_equal(found, in_memory(here, name)), name
+    assert list(collection.obs["number"].values) == adata.obs["number"].tolist()
+    types: Any = collection.obs["type"]
+    assert types.decode(types.codes).tolist() == adata.obs["type"].tolist()
+    assert list(collection.var_names) == list(adata.var_names)
+    assert {path.resolve() for path in collection.files} == {here, *files}
+    described = collection.describe().set_index("element")["is_fast"]
+    for name in ELEMENTS[:-1]:
+        own = [way for each, way in ways.items() if f"{each}/".startswith(f"{name}/")]
+        assert described[name] or {"virtual", "raw"} & {*own}
+    changed = data.draw(st.sampled_from(sorted(files)))
+    os.utime(changed, ns=(0, 0))
+    with pytest.raises(FormatError, match=rf"{changed.name}: was replaced or written to"):
+        collection[:]
+    changed.unlink()
+    with pytest.raises(PathError, match=rf"{changed.name}: was removed"):
+        collection[:]
+
+
+def lose(here: Path) -> None:
+    for path in [here.parent / "there" / "big.h5ad", *here.parent.glob("*.bin")]:
+        if path.exists():
+            path.rename(here.parent / f"moved {path.name}")
+
+
+def cut_raw(here: Path) -> None:
+    """HDF5 would read zeros."""
+    for path in here.parent.glob("*.bin"):
+        os.truncate(path, 100)
+
+
+IS_LINK = "`{0}` is a link to `/{0}` of 'there/big.h5ad', which cannot be opened; put"
+IS_VIRTUAL = "`{0}` is virtual, .* `{0}` in 'there/big.h5ad', which is not there"
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "change", "said"),
+    [
+        ("X", "link", lose, IS_LINK),
+        ("obs", "link", lose, IS_LINK),
+        ("X", "virtual", lose, IS_VIRTUAL),
+        ("obsm/pca", "virtual", lose, IS_VIRTUAL),
+        ("obs/number", "virtual", lose, IS_VIRTUAL),
+        ("obs/type/codes", "virtual", lose, IS_VIRTUAL),
+        *(
+            (name, "raw", change, said)
+            for name in ("X", "obsm/pca", "obs/number")
+            for change, said in (
+                (lose, "`{0}` has its bytes in .*, which is not there"),
+                (cut_raw, "`{0}` has its bytes in '.*bin', which is too short"),
+            )
+        ),
+    ],
+)
+def test_what_is_lost_is_named(folder, name, way, change, said):
+    _, here = write_pair(folder, "dense", {})
+    place(here, name, way)
+    change(here)
+    with pytest.raises(FormatError, match=f"^{here}: {said.format(name)}"):
+        open_collection(here, elements=["X", "obsm/pca"], obs=["number", "type"])
+
+
+@pytest.mark.parametrize("target", ["/nowhere", "/layers/counts"])
+def test_links_to_nothing_and_to_themselves_are_named(folder, target):
+    _, here = write_pair(folder, "dense", {})
+    link(here, "layers/counts", h5py.SoftLink(target))
+    with pytest.raises(FormatError, match=rf"`layers/counts` is a link to `{target}`, wh"):
+        open_collection(here, elements=["layers/counts"])
 
 
 class TestWhereElse:
@@ -217,24 +251,11 @@ class TestWhereElse:
         link(here, "X", h5py.ExternalLink("there/big.h5ad", "/X"))
         return there, here
 
-    def test_uncached(self, folder):
-        _, here = self.linked(folder)
-        collection = open_collection(here, uncached=True)
-        assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
-
-    def test_another_process(self, folder):
-        """With another current folder, as `spawn` may leave it."""
+    def test_a_copy_where_another_folder_is_the_current_one(self, folder, monkeypatch):
         _, here = self.linked(folder)
         pickled = pickle.dumps(open_collection(here))
-        code = f"""
-import pickle
-import numpy as np
-collection = pickle.loads({pickled!r})
-np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
-"""
-        done = run(code)
-        assert done.returncode == 0, done.stderr
-        assert np.array_equal(np.load(folder / "found.npy"), in_memory(here, "X"))
+        monkeypatch.chdir("/")
+        assert np.array_equal(dense(pickle.loads(pickled)[:].X), in_memory(here, "X"))
 
     @pytest.mark.parametrize("is_virtual", [False, True])
     def test_files_between_are_watched(self, folder, is_virtual):
@@ -377,39 +398,22 @@ np.save({str(folder / "found.npy")!r}, collection[:].X.toarray())
         link(here, "X", h5py.ExternalLink("there/big.h5ad", "/layers/counts"))
         link_virtually(here, "obsm/pca", "there/big.h5ad")
         link(here, "obs/number", h5py.ExternalLink("there/big.h5ad", "/obs/number"))
-        with WebServer.in_process(folder) as url:
+        with WebServer(folder) as server:
             for name in ("X", "obsm/pca"):
                 said = rf"small.h5ad: `{name}` is in another file, 'there/big.h5ad', which is not"
                 with pytest.raises(FormatError, match=said):
-                    open_collection(f"{url}/small.h5ad", elements=[name])
+                    open_collection(f"{server.url}/small.h5ad", elements=[name])
             with pytest.raises(FormatError, match=r"`obs/number` is in another file"):
-                open_collection(f"{url}/small.h5ad", elements=["layers/counts"], obs=["number"])
-            collection = open_collection(f"{url}/small.h5ad", elements=["layers/counts"])
+                open_collection(
+                    f"{server.url}/small.h5ad", elements=["layers/counts"], obs=["number"]
+                )
+            collection = open_collection(f"{server.url}/small.h5ad", elements=["layers/counts"])
             assert np.array_equal(collection[:]["layers/counts"], in_memory(here, "layers/counts"))
             link(here, "obs/type/codes", h5py.ExternalLink("there/big.h5ad", "/obs/number"))
             with pytest.raises(FormatError, match=r"`obs/type/codes` is in another file"):
-                open_collection(f"{url}/small.h5ad", elements=["layers/counts"], obs=["type"])
-
-
-def run(code: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
-
-
-@pytest.mark.parametrize("array", ["data", "indices", "indptr"])
-@pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("kind", ["link", "virtual", "raw"])
-def test_one_array_of_a_csr_matrix(folder, array, filters, kind):
-    _, here = write_pair(folder, "csr", FILTERS[filters])
-    name = f"X/{array}"
-    if kind == "link":
-        link(here, name, h5py.ExternalLink("there/big.h5ad", f"/{name}"))
-    elif kind == "virtual":
-        link_virtually(here, name, "there/big.h5ad")
-    else:
-        write_raw(here, name, folder / "raw.bin")
-    collection = open_collection(here)
-    assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
+                open_collection(
+                    f"{server.url}/small.h5ad", elements=["layers/counts"], obs=["type"]
+                )
 
 
 def write_raw(path: Path, name: str, raw: Path, offset: int = 16) -> None:
@@ -451,32 +455,6 @@ def test_modalities_that_are_links(folder):
 
 
 class TestVirtualDatasets:
-    @pytest.mark.parametrize("name", ["X", "obsm/pca", "obs/number"])
-    def test_are_read_as_by_anndata_until_their_source_moves(self, folder, name):
-        there, here = write_pair(folder, "dense", {"compression": "gzip"})
-        link_virtually(here, name, "there/big.h5ad")
-        element = name if not name.startswith("obs/") else "X"
-        collection = open_collection(here, elements=[element], obs=["number"])
-        assert np.array_equal(dense(collection[:][element]), in_memory(here, element))
-        expected = ad.read_h5ad(here).obs["number"].tolist()
-        assert list(collection.obs["number"].values) == expected
-        os.utime(there, ns=(0, 0))
-        with pytest.raises(FormatError, match=rf"^{there}: was replaced"):
-            collection[:]
-        there.rename(folder / "moved.h5ad")
-        said = rf"^{here}: `{name}` is virtual, .* `{name}` in 'there/big.h5ad', which is not there"
-        with pytest.raises(FormatError, match=said):
-            open_collection(here, elements=[element], obs=["number"])
-
-    def test_of_codes_are_refused_where_their_source_has_moved(self, folder):
-        there, here = write_pair(folder, "dense", {})
-        link_virtually(here, "obs/type/codes", "there/big.h5ad")
-        column: Any = open_collection(here, obs=["type"]).obs["type"]
-        assert np.array_equal(column.codes, TYPES.codes)
-        there.rename(folder / "moved.h5ad")
-        with pytest.raises(FormatError, match=r"`obs/type/codes` is virtual.*is not there"):
-            open_collection(here, obs=["type"])
-
     @pytest.mark.parametrize(
         ("change", "said"),
         [
@@ -584,120 +562,16 @@ class TestVirtualDatasets:
             assert np.array_equal(dense(collection[[row]].X), X[row].toarray())
 
 
-class TestRawFiles:
-    @pytest.mark.parametrize("name", ["X", "obsm/pca", "obs/number"])
-    def test_are_read_as_by_anndata_and_watched(self, folder, name):
-        _, here = write_pair(folder, "dense", {})
-        raw = folder / "raw.bin"
-        write_raw(here, name, raw)
-        element = name if not name.startswith("obs/") else "X"
-        collection = open_collection(here, elements=[element], obs=["number"])
-        assert np.array_equal(dense(collection[:][element]), in_memory(here, element))
-        assert raw in collection.files
-        os.utime(raw, ns=(0, 0))
-        with pytest.raises(FormatError, match=rf"^{raw}: was replaced"):
-            collection[:]
-        os.truncate(raw, 100)  # HDF5 reads zeros
-        said = rf"^{here}: `{name}` has its bytes in '{re.escape(str(raw))}', which is too short"
-        with pytest.raises(FormatError, match=said):
-            open_collection(here, elements=[element], obs=["number"])
-        raw.unlink()
-        with pytest.raises(FormatError, match=rf"`{name}` has its bytes in .*, which is not there"):
-            open_collection(here, elements=[element], obs=["number"])
-
-    def test_beside_the_current_folder(self, folder, monkeypatch):
-        """HDF5 looks for relative names in the current folder."""
-        _, here = write_pair(folder, "dense", {})
-        monkeypatch.chdir(folder)
-        write_raw(here, "X", Path("raw.bin"))
-        collection = open_collection(here)
-        assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
-        monkeypatch.chdir(folder / "there")
-        with pytest.raises(PathError, match=r"^raw\.bin: was removed"):
-            collection[:]
-
-
-@pytest.mark.filterwarnings("ignore:.*zarr v2 data will no longer:UserWarning")
-@pytest.mark.filterwarnings("ignore:zarr v3 autosharding will be the default")
-@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
-class TestLinksInZarr:
-    """Links of the file system, such as git-annex and datalad make."""
-
-    def write(self, folder: Path, version: int, how: str) -> Path:
-        path = folder / "cells.zarr"
-        with ad.settings.override(zarr_write_format=version):
-            cells(COUNTS).write_zarr(path)
-        options: dict[str, Any] = {"chunks": (10, 4)}
-        if how == "shards":
-            options["shards"] = (20, 12)
-        if how == "slow":
-            options |= {"dtype": ">f4"}
-        values = COUNTS.astype(options.pop("dtype", "f4"))
-        root = zarr.open_group(path, mode="r+", use_consolidated=False)
-        attributes = dict(root["X"].attrs)
-        del root["X"]
-        root.create_array("X", data=values, **options).attrs.update(attributes)
-        zarr.consolidate_metadata(root.store)
-        return path
-
-    @pytest.mark.parametrize(
-        ("version", "how"), [(2, "files"), (3, "files"), (3, "shards"), (2, "slow")]
-    )
-    def test_are_followed_and_no_zeros_where_they_lead_to_nothing(self, folder, version, how):
-        path, annex = self.write(folder, version, how), folder / "annex"
-        annex.mkdir()
-        files = [each for each in (path / "X").rglob("*") if each.is_file()]
-        chunks = [each for each in files if each.name not in ("zarr.json", ".zarray", ".zattrs")]
-        for k, chunk in enumerate(chunks):
-            chunk.rename(annex / str(k))
-            chunk.symlink_to(annex / str(k))
-        assert np.array_equal(open_collection(path)[:].X, COUNTS)
-        (annex / "1").unlink()
-        with pytest.raises((PathError, FormatError), match=re.escape(str(chunks[1]))):
-            open_collection(path)[:]
-
-    @pytest.mark.parametrize("version", [2, 3])
-    @pytest.mark.parametrize(
-        "name",
-        ["obs/type/codes", "obs/number", "var/_index", "obsm/frame/a", "obsm/frame/_index"],
-    )
-    def test_of_tables_are_no_zeros_where_they_lead_to_nothing(self, folder, version, name):
-        path, there = self.write(folder, version, "files"), folder / "there"
-        name = f"{name}/values" if (path / name / "values").is_dir() else name
-        chunk = path / name / ("c/0" if version == 3 else "0")
-        chunk.rename(there)
-        chunk.symlink_to(there)
-
-        def read() -> Any:
-            obs = ["type", "number"]
-            collection = open_collection(path, elements=["X", "obsm/frame"], obs=obs)
-            return collection, collection[:]["obsm/frame"], collection.var_names
-
-        collection, frame, _ = read()
-        assert np.array_equal(frame, cells(COUNTS).obsm["frame"])
-        assert np.array_equal(collection.obs["type"].codes, TYPES.codes)
-        assert list(collection.obs["number"].values) == list(range(N))
-        there.unlink()
-        with pytest.raises(PathError, match=rf"{chunk}: is a link to {there}, which is missing"):
-            read()
-
-    @pytest.mark.parametrize("name", ["obs", "var"])
-    def test_of_whole_tables_are_named(self, folder, name):
-        path = self.write(folder, 3, "files")
-        shutil.rmtree(path / name)
-        (path / name).symlink_to(folder / "gone")
-        with pytest.raises(PathError, match=rf"^{path / name}: is a link to {folder / 'gone'}, wh"):
-            open_collection(path)
-
-    @pytest.mark.parametrize("part", ["X", "X/c"])
-    def test_of_folders(self, folder, part):
-        path = self.write(folder, 3, "files")
-        there = (path / part).rename(folder / "there")
-        (path / part).symlink_to(there)
-        assert np.array_equal(open_collection(path)[:].X, COUNTS)
-        there.rename(folder / "moved")
-        with pytest.raises(PathError, match=rf"{part}: is a link to {there}, which is missing"):
-            open_collection(path)
+def test_raw_files_beside_the_current_folder(folder, monkeypatch):
+    """HDF5 looks for relative names in the current folder."""
+    _, here = write_pair(folder, "dense", {})
+    monkeypatch.chdir(folder)
+    write_raw(here, "X", Path("raw.bin"))
+    collection = open_collection(here)
+    assert np.array_equal(dense(collection[:].X), in_memory(here, "X"))
+    monkeypatch.chdir(folder / "there")
+    with pytest.raises(PathError, match=r"^raw\.bin: was removed"):
+        collection[:]
 
 
 @pytest.mark.parametrize("kind", ["itself", "linked"])

@@ -1,19 +1,17 @@
 """Why a file is read slowly, from what is wrong with it to what is said."""
 
 import ctypes
-import itertools
 
 import anndata as ad
 import h5py
 import hdf5plugin
 import numcodecs
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
-import zarr
 from anndata.io import write_elem
 from h5py import h5d, h5p, h5s, h5t
+from tests.loader.storages.zarr_cells import quiet
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import open_collection
@@ -34,31 +32,33 @@ def of_hdf5(**options):
     return edit
 
 
-def low_level(*, kind=h5t.NATIVE_FLOAT, compact=False, filled=None):
+def low_level(*, kind=h5t.NATIVE_FLOAT, layout=h5d.CHUNKED, filled=None):
     def edit(file):
         attributes = dict(file["X"].attrs)
         del file["X"]
         created = h5p.create(h5p.DATASET_CREATE)
-        created.set_layout(h5d.COMPACT if compact else h5d.CHUNKED)
-        if not compact:
+        created.set_layout(layout)
+        if layout == h5d.CHUNKED:
             created.set_chunk((10, 7))
         if filled is not None:
             created.set_fill_value(np.array(filled, np.float32))
         stored = h5py.Dataset(h5d.create(file.id, b"X", kind, h5s.create_simple((40, 7)), created))
-        if filled is None:
-            stored[...] = COUNTS
-        else:
-            stored[:20] = COUNTS[:20]
+        n = 40 if filled is None else 20
+        stored[:n] = COUNTS[:n]
         file["X"].attrs.update(attributes)
 
     return edit
 
 
-def bfloat16():
-    kind = h5t.IEEE_F32LE.copy()
-    kind.set_fields(15, 7, 8, 0, 7)
-    kind.set_size(2)
-    return kind
+# HDF5 converts what NumPy has no dtype for, so its bytes are not to be taken as they are.
+BFLOAT16 = h5t.IEEE_F32LE.copy()
+BFLOAT16.set_fields(15, 7, 8, 0, 7)
+BFLOAT16.set_size(2)
+OTHER_BIAS = h5t.IEEE_F64LE.copy()
+OTHER_BIAS.set_ebias(1000)
+BITS_IN_BETWEEN = h5t.STD_I32LE.copy()
+BITS_IN_BETWEEN.set_precision(12)
+BITS_IN_BETWEEN.set_offset(4)
 
 
 def virtual(file):
@@ -87,9 +87,17 @@ HDF5 = {
         NOT_SUPPORTED.format("gzip 4 with fletcher32"),
     ),
     "big-endian": (of_hdf5(data=COUNTS.astype(">f4")), "its numbers are big-endian"),
-    "bfloat16": (low_level(kind=bfloat16()), "its numbers must be converted to float32"),
+    "bfloat16": (low_level(kind=BFLOAT16), "its numbers must be converted to float32"),
+    "other bias": (
+        low_level(kind=OTHER_BIAS),
+        f"its numbers must be converted to {np.dtype(np.longdouble)}",
+    ),
+    "bits in between": (
+        low_level(kind=BITS_IN_BETWEEN, layout=h5d.CONTIGUOUS),
+        "its numbers must be converted to int32",
+    ),
     "virtual": (virtual, "its values are in other files"),
-    "compact": (low_level(compact=True), "it is stored in its own header (compact)"),
+    "compact": (low_level(layout=h5d.COMPACT), "it is stored in its own header (compact)"),
     "never written": (never_written, "it was never written completely"),
     "fill value": (low_level(filled=3), "its missing chunks are not zero"),
     "growing": (
@@ -188,6 +196,15 @@ ZARR = {
         },
         "its index of shards is not supported",
     ),
+    "shards in shards": (
+        3,
+        {
+            "serializer": ShardingCodec(
+                chunk_shape=(5, 7), codecs=[ShardingCodec(chunk_shape=(1, 7))]
+            )
+        },
+        "codec sharding_indexed is not supported",
+    ),
     "shards compressed": (
         3,
         {"serializer": ShardingCodec(chunk_shape=(5, 7)), "compressors": [ZstdCodec()]},
@@ -196,35 +213,11 @@ ZARR = {
 }
 
 
-@pytest.fixture
-def write_zarr(tmp_path):
-    numbers = itertools.count()
-
-    def write(zarr_format, options):
-        path = tmp_path / f"{next(numbers)}.zarr"
-        root = zarr.create_group(path, zarr_format=zarr_format)
-        root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-        with ad.settings.override(allow_write_nullable_strings=True):
-            write_elem(root, "obs", pd.DataFrame(index=[f"cell{k}" for k in range(40)]))
-            write_elem(root, "var", pd.DataFrame(index=[f"gene{k}" for k in range(7)]))
-        given = {"dtype": "float32", "chunks": (10, 7), "compressors": None, **options}
-        X = root.create_array("X", shape=COUNTS.shape, **given)
-        X[...] = COUNTS
-        X.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-        return path
-
-    return write
-
-
-@pytest.mark.filterwarnings(
-    # What zarr says when these stores are written.
-    "ignore:.*does not have a Zarr V3 specification",
-    "ignore:Combining a `sharding_indexed` codec disables",
-    "ignore:zarr v3 autosharding will be the default",
-)
+@quiet
 @pytest.mark.parametrize("name", ZARR)
-def test_dense_zarr(write_zarr, name):
+def test_dense_zarr(new_store, name):
     zarr_format, options, reason = ZARR[name]
-    collection = open_collection(write_zarr(zarr_format, options))
+    options = {"chunks": (10, 7), "compressors": None, **options}
+    collection = open_collection(new_store(COUNTS, zarr_format=zarr_format, X=options))
     assert collection.describe()["reason"].tolist() == [f"through zarr: {reason}"]
     assert np.array_equal(collection[:].X, COUNTS)

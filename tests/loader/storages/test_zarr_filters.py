@@ -4,31 +4,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import anndata as ad
 import numcodecs
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
-from anndata.io import write_elem
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.matrices import dense
-from tests.loader.zarr_stores import written_at_once
+from tests.loader.storages.zarr_cells import quiet, write_cells
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import LZ4, AsType, Delta
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
 
-pytestmark = pytest.mark.filterwarnings(
-    # What zarr says when these stores are written, and when they are read by it.
-    "ignore:.*does not have a Zarr V3 specification",
-    "ignore:zarr v3 autosharding will be the default",
-    "ignore:Consolidated metadata is currently not part",
-    "ignore:Writing zarr v2 data will no longer be the default",
-    "ignore:Numcodecs codecs are not in the Zarr version 3 specification",
-)
+pytestmark = quiet
 
 V2_CODECS: dict[str, Any] = {
     "none": None,
@@ -52,27 +42,6 @@ def as_type(narrow: str, wide: str, zarr_format: int = 3) -> Any:
     if zarr_format == 2:
         return numcodecs.AsType(narrow, wide)
     return AsType(encode_dtype=narrow, decode_dtype=wide)
-
-
-def write_store(path: Path, matrix: Any, *, zarr_format: Any = 3, **options: Any) -> Path:
-    """Write CSR, or a dense matrix; options of each array are given by its name."""
-    with written_at_once(path) as memory:
-        write_matrix(zarr.create_group(memory, zarr_format=zarr_format), matrix, options)
-    return path
-
-
-def write_matrix(root: zarr.Group, matrix: Any, options: dict[str, Any]) -> None:
-    root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-    with ad.settings.override(allow_write_nullable_strings=True):
-        for name, n in (("obs", matrix.shape[0]), ("var", matrix.shape[1])):
-            write_elem(root, name, pd.DataFrame(index=[f"{name}{i}" for i in range(n)]))
-    if isinstance(matrix, np.ndarray):
-        root.create_array("X", data=matrix, **options["X"])
-        return
-    group = root.create_group("X")
-    group.attrs.update({"encoding-type": "csr_matrix", "shape": list(matrix.shape)})
-    for name in ("indptr", "indices", "data"):
-        group.create_array(name, data=getattr(matrix, name), **options.get(name, {}))
 
 
 @st.composite
@@ -124,7 +93,7 @@ def test_rows_are_those_in_memory(drawn, seed):
     X, options = drawn
     rng = np.random.default_rng(seed)
     with TemporaryDirectory() as folder:
-        collection = open_collection(write_store(Path(folder, "a.zarr"), X, **options))
+        collection = open_collection(write_cells(Path(folder, "a.zarr"), X, **options))
         assert collection.dtype == X.dtype
         assert collection.describe()["is_fast"].all()
         for share in (0.5, 0.2, 0.2):  # chunks that were decoded whole, then only as far as wanted
@@ -135,32 +104,22 @@ def test_rows_are_those_in_memory(drawn, seed):
 
 
 @pytest.mark.parametrize("out", ["float32", "float64", "int8", "uint8", "int32", "bool"])
-def test_values_are_cast_as_if_they_were_wide(tmp_path, out):
+def test_values_are_cast_as_if_they_were_wide(new_store, out):
     X = sp.csr_matrix(np.random.default_rng(0).integers(0, 300, (30, 20)).astype("f4"))
     narrow = {"chunks": (64,), "filters": [as_type("<u2", "<f4")]}
-    stores = [
-        write_store(tmp_path / name, X, data=options)
-        for name, options in (("narrow.zarr", narrow), ("wide.zarr", {"chunks": (64,)}))
-    ]
-    narrow_rows, wide_rows = (
-        np.concatenate(
-            [
-                dense(minibatch.X)
-                for minibatch in CellDataset(
-                    open_collection(store), BlockShuffling(4), batch_size=5, dtype=out, seed=1
-                )
-            ]
-        )
-        for store in stores
-    )
-    np.testing.assert_array_equal(narrow_rows, wide_rows)
+    rows = list[np.ndarray]()
+    for options in (narrow, {"chunks": (64,)}):
+        collection = open_collection(new_store(X, data=options))
+        dataset = CellDataset(collection, BlockShuffling(4), batch_size=5, dtype=out, seed=1)
+        rows.append(np.concatenate([dense(minibatch.X) for minibatch in dataset]))
+    np.testing.assert_array_equal(*rows)
 
 
 @pytest.mark.parametrize("chunk", [(7, 9), (7, 4)])
-def test_of_dense_matrices(tmp_path, chunk):
+def test_of_dense_matrices(new_store, chunk):
     X = np.random.default_rng(0).integers(0, 300, (30, 9)).astype("f4")
     options = {"chunks": chunk, "filters": [as_type("<u2", "<f4"), delta("<u2")]}
-    collection = open_collection(write_store(tmp_path / "a.zarr", X, X=options))
+    collection = open_collection(new_store(X, X=options))
     assert collection.describe()["is_fast"].all()
     rows = np.array([0, 3, 8, 29])
     np.testing.assert_array_equal(collection[rows].X, X[rows])
@@ -177,11 +136,11 @@ OTHERS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_others_go_through_zarr(tmp_path, name):
+def test_others_go_through_zarr(new_store, name):
     X = sp.csr_matrix(np.random.default_rng(0).integers(1, 300, (12, 5)).astype("f4"))
     filters = [codec(**options) for codec, options in OTHERS[name]]
     options = {"chunks": (16,), "filters": filters}
-    collection = open_collection(write_store(tmp_path / "a.zarr", X, data=options))
+    collection = open_collection(new_store(X, data=options))
     (reason,) = collection.describe()["reason"]
     assert "is not supported" in reason
     np.testing.assert_array_equal(collection[np.arange(12)].X.toarray(), X.toarray())
@@ -189,14 +148,12 @@ def test_others_go_through_zarr(tmp_path, name):
 
 @pytest.mark.parametrize("compressor", [BloscCodec, ZstdCodec, LZ4])
 @pytest.mark.parametrize("name", ["indices", "data"])
-def test_a_chunk_that_is_damaged_is_an_error(tmp_path, compressor, name):
+def test_a_chunk_that_is_damaged_is_an_error(new_store, compressor, name):
     X = sp.csr_matrix(np.random.default_rng(0).integers(1, 300, (40, 30)).astype("f4"))
     X.indices = X.indices.astype("u2")
     common = {"chunks": (128,), "compressors": [compressor()]}
     filters = {"indices": [delta("<u2")], "data": [as_type("<u2", "<f4"), delta("<u2")]}
-    store = write_store(
-        tmp_path / "a.zarr", X, **{key: common | {"filters": filters[key]} for key in filters}
-    )
+    store = new_store(X, **{key: common | {"filters": filters[key]} for key in filters})
     chunk = store / "X" / name / "c" / "3"
     for content in (chunk.read_bytes()[:-1], b"\xff" * 64, b""):
         chunk.write_bytes(content)
@@ -204,11 +161,10 @@ def test_a_chunk_that_is_damaged_is_an_error(tmp_path, compressor, name):
             open_collection(store)[np.arange(40)]
 
 
-def test_differences_that_are_not_compressed(tmp_path):
+def test_differences_that_are_not_compressed(new_store):
     X = sp.csr_matrix(np.random.default_rng(0).integers(0, 3, (40, 30)).astype("f4"))
     common = {"chunks": (32,), "compressors": None}
-    store = write_store(
-        tmp_path / "a.zarr",
+    store = new_store(
         X,
         indices=common | {"filters": [delta("<i4")]},
         data=common | {"filters": [as_type("<u2", "<f4")]},
@@ -222,9 +178,9 @@ def test_differences_that_are_not_compressed(tmp_path):
         open_collection(store)[np.arange(40)]
 
 
-def test_a_column_that_the_sum_leads_out_of_the_matrix_is_an_error(tmp_path):
+def test_a_column_that_the_sum_leads_out_of_the_matrix_is_an_error(new_store):
     X = sp.csr_matrix(np.eye(8, dtype="f4"))
-    store = write_store(tmp_path / "a.zarr", X, indices={"chunks": (8,), "filters": [delta("<i4")]})
+    store = new_store(X, indices={"chunks": (8,), "filters": [delta("<i4")]})
     array: Any = zarr.open_group(store)["X/indices"]
     array[:] = np.array([0, 1, 2, 3, 4, 5, 6, 8], "i4")
     with pytest.raises(FormatError, match="a column index outside of the matrix"):
