@@ -37,7 +37,8 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._history import Asked, EarlierRun, Key, fingerprint
 from cellfeed_tuner._interval import quotient
-from cellfeed_tuner._machine import Cpu, Memory, Platform, Storage
+from cellfeed_tuner._machine import BytesRead, Cpu, Memory, Platform, Storage
+from cellfeed_tuner._results import Waiting
 
 
 @pytest.fixture(autouse=True)
@@ -406,6 +407,11 @@ RESULTS = {
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),
     "remote": FROM_A_SERVER,
+    "link": replace(
+        FROM_A_SERVER,
+        dataset=replace(FROM_A_SERVER.dataset, cache_bytes=0),
+        bottleneck=replace(BOTTLENECK, kind="reading"),
+    ),
     "remote, undecided": replace(
         FROM_A_SERVER, recommended=CHOICE, prefetch_results=FROM_A_SERVER.prefetch_results[:1]
     ),
@@ -425,7 +431,33 @@ RESULTS = {
         ),
         configurations=tuple(with_a_further_label(each) for each in RECOMMENDED.configurations),
     ),
-    "busy": replace(RECOMMENDED, busy=Busy(other_cores=1.4, share=0.35)),
+    "warnings": replace(
+        RECOMMENDED,
+        busy=Busy(other_cores=1.4, share=0.35),
+        replicate_spread=0.18,
+        configurations=tuple(
+            replace(each, verdict=GRID[1].verdict) if each.verdict == GRID[6].verdict else each
+            for each in RECOMMENDED.configurations
+        ),
+        dataset=replace(
+            DATASET,
+            slow_reading="p3.h5ad: `X` is read slowly: filter <b> is not supported",
+            uncached=True,
+            elements=("layers/counts",),
+        ),
+    ),
+    "waiting": replace(
+        RECOMMENDED,
+        constraints=replace(RECOMMENDED.constraints, step_seconds=0.005),
+        recommended=replace(
+            CHOICE,
+            waiting=Waiting(share=Estimate(0.125, 0.1, 0.15), n_rounds=8, expected_share=0.2),
+        ),
+        configurations=tuple(
+            replace(each, bytes_read_per_cell=BytesRead(7_500.0, 15_000.0))
+            for each in RECOMMENDED.configurations
+        ),
+    ),
     "ranges": OF_RANGES,
     "ranges without a choice": replace(
         OF_RANGES,
@@ -441,21 +473,3 @@ RESULTS = {
 def result_of():
     """Returns the result of a kind."""
     return RESULTS.__getitem__
-
-
-@pytest.fixture(scope="session")
-def kinds():
-    """All kinds of results."""
-    return list(RESULTS)
-
-
-@pytest.fixture(params=list(RESULTS))
-def any_kind(request):
-    """Each kind of result."""
-    return request.param
-
-
-@pytest.fixture
-def any_result(any_kind, result_of):
-    """A result of each kind."""
-    return result_of(any_kind)

@@ -4,11 +4,23 @@ import contextlib
 import io
 from pathlib import Path
 
+import pytest
+
 from cellfeed_tuner import AutotuneResult
+from cellfeed_tuner._commands._autotune_run import LiveDisplay
 from cellfeed_tuner._reports._page import html_report
 from cellfeed_tuner._reports._text import code_to_paste, html_summary, in_words, print_report
 
-__all__ = ["code_to_paste", "html_report", "html_summary", "in_words", "printed", "said_of"]
+__all__ = [
+    "LiveDisplay",
+    "code_to_paste",
+    "html_report",
+    "html_summary",
+    "in_words",
+    "page_without_pictures",
+    "printed",
+    "said_of",
+]
 
 SAVED_AS = Path("autotune.json")
 
@@ -23,3 +35,13 @@ def printed(result: AutotuneResult, saved_as: Path = SAVED_AS) -> str:
 def said_of(result: AutotuneResult, saved_as: Path = SAVED_AS) -> str:
     """The same, with lines joined."""
     return " ".join(printed(result, saved_as).split())
+
+
+def page_without_pictures(result: AutotuneResult, *, code: str) -> str:
+    """The page, with an empty element for each picture; drawing them takes nearly all the time."""
+    page = "cellfeed_tuner._reports._page"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("trade_off_figure", "heat_map_figure", "bounds_figure"):
+            patch.setattr(f"{page}.{name}", lambda *_: None)
+        patch.setattr(f"{page}._inline_svg", lambda *_, **__: "<svg></svg>")
+        return html_report(result, code=code)

@@ -1,94 +1,118 @@
-"""The ``autotune`` command, from its arguments to its files."""
+"""``autotune`` as users run it: from a shell, from a script and in a notebook."""
 
 import html
 import json
+import re
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import anndata as ad
 import h5py
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from nbclient import NotebookClient
+from rich.console import Console
 from tests import commands
-from tests.tuner.reports import printed
+from tests.tuner.reports import LiveDisplay, page_without_pictures
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
-from cellfeed_tuner import AutotuneResult, Estimate, autotune
-from cellfeed_tuner._interval import interval
-from cellfeed_tuner._measuring import _process
-from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner import AutotuneResult, Configuration, measure
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL_GRID = ["--block-sizes=4,16", "--fetch-factors=2 8", "--workers=0", "--budget=600"]
+ONE = ["--block-sizes", "4", "--fetch-factors", "8", "--workers", "0", "--budget", "600"]
 
 
-@pytest.fixture(scope="module")
-def tuned(short_replicates, small_collection, tmp_path_factory):
-    """What the command printed and wrote for the small collection."""
-    output = tmp_path_factory.mktemp("tuned")
-    settings = ["--label", "plate", "--output", output, "--entropy-floor", "0.9", *SMALL_GRID]
-    printed = commands.autotune(small_collection, *settings)
-    assert printed.exit_code == 0, printed.output
-    return printed, output
+@pytest.fixture
+def tune(small_collection, tmp_path):
+    """Runs the command on the small collection; gives what it printed and, if it ended well, all
+    that it wrote.
+    """
+
+    def tune(*options, exit_code=0):
+        settings = ["--label", "plate", "--output", tmp_path, *options]
+        printed = commands.autotune(small_collection, *settings)
+        assert printed.exit_code == exit_code, printed.output
+        written = json.loads((tmp_path / "autotune.json").read_text())
+        page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
+        assert (tmp_path / "autotune.png").read_bytes().startswith(b"\x89PNG")
+        for kind in ("json", "png", "html"):
+            assert str(tmp_path / f"autotune.{kind}") in printed.output
+        return printed, written, page
+
+    return tune
 
 
-def test_it_prints_the_grid_the_reason_and_the_code(tuned):
-    printed, output = tuned
-    assert "Recommended: block size" in printed.stdout
-    assert "random sampling's entropy" in " ".join(printed.stdout.split())
-    code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]
-    scope: dict[str, Any] = {}
-    exec(textwrap.dedent(code), scope)
-    assert len(scope["minibatch"]) <= scope["dataset"].batch_size
-    assert str(output / "autotune.png") in printed.stdout
-    assert "Measuring throughput" in printed.stderr
-    assert "Measuring throughput" not in printed.stdout
-
-
-def test_it_writes_the_schema_that_was_promised(tuned):
-    _, output = tuned
-    result = json.loads((output / "autotune.json").read_text())
-    assert result["schema"] == "cellfeed.autotune/2"
-    assert {"machine", "dataset", "configurations", "recommended"} <= result.keys()
-    assert len(result["configurations"]) == 4
+def check_configurations(result):
     for each in result["configurations"]:
         assert {"block_size", "fetch_factor", "num_workers"} == each["configuration"].keys()
         names = {"measured", "expected", "lower_bound", "upper_bound", "random"}
         assert names <= each["entropy_bits"].keys()
+        verdict = each["verdict"]
+        # A slow machine may have too few whole fetches in the time, and nothing or little to judge.
+        if each["status"] != "not enough samples":
+            assert (verdict is not None) == (each["status"] == "measured")
+        if verdict is not None:
+            assert verdict["kind"] in {"inside", "outside", "assumptions"}, each
+            assert {"bits", "error_bits", "assumptions", "sentence"} <= verdict.keys()
         if each["status"] == "measured":
-            assert {"value", "low", "high"} == each["cells_per_second"].keys()
             assert each["cells_per_second"]["low"] <= each["cells_per_second"]["high"]
             assert each["peak_memory_bytes"] > 0
 
 
-def test_every_measured_configuration_is_judged(tuned):
-    _, output = tuned
-    result = json.loads((output / "autotune.json").read_text())
-    for each in result["configurations"]:
-        assert_judged_if_timed(each)
-        if each["verdict"] is not None:
-            assert each["verdict"]["kind"] in {"inside", "outside", "assumptions"}, each
-            assert {"bits", "error_bits", "assumptions", "sentence"} <= each["verdict"].keys()
-    chosen = AutotuneResult.load(output / "autotune.json").chosen
+@pytest.mark.smoke
+@pytest.mark.process
+def test_a_collection_is_tuned_and_the_result_used(tune, small_collection, tmp_path):
+    printed, result, page = tune("--entropy-floor", "0.9", *SMALL_GRID)
+    assert "Recommended: block size" in printed.stdout
+    assert "random sampling's entropy" in " ".join(printed.stdout.split())
+    assert "Measuring throughput" in printed.stderr
+    assert "Measuring throughput" not in printed.stdout
+    assert result["schema"] == "cellfeed.autotune/2"
+    assert {"machine", "dataset", "configurations", "recommended"} <= result.keys()
+    assert len(result["configurations"]) == 4
+    check_configurations(result)
+
+    loaded = AutotuneResult.load(tmp_path / "autotune.json")
+    chosen, recommended = loaded.chosen, loaded.recommended
     assert chosen is not None
-    page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
+    assert recommended is not None
+    assert recommended.reason in page
     assert chosen.verdict is None or chosen.verdict.sentence in page
     assert "The files are not shuffled" in page
+    assert recommended.peak_memory_bytes == chosen.peak_memory_bytes
+    for speed in (chosen.cells_per_second, recommended.cells_per_second):
+        assert speed is not None
+        assert f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]" in printed.stdout
+
+    code = textwrap.dedent(printed.stdout.split("To train with it:")[1].split("Wrote")[0])
+    assert code.strip() in page
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    assert len(scope["minibatch"]) <= scope["dataset"].batch_size
+    collection = open_collection(small_collection, obs=["plate"])
+    dataset = CellDataset.from_autotune(collection, tmp_path / "autotune.json", seed=0)
+    sizes = recommended.configuration
+    assert dataset.strategy.block_size == sizes.block_size  # type: ignore[attr-defined]
+    assert dataset.fetch_factor == sizes.fetch_factor
+    assert dataset.loader().num_workers == sizes.num_workers
+    rows = np.concatenate([minibatch.rows for minibatch in dataset.loader()])
+    assert np.array_equal(np.sort(rows), np.arange(len(collection)))
 
 
-def assert_judged_if_timed(each):
-    """A slow machine may have too few whole fetches in the time, and nothing or little to judge."""
-    if each["status"] != "not enough samples":
-        assert (each["verdict"] is not None) == (each["status"] == "measured")
-
-
+@pytest.mark.process
 def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, capfd):
     plates = np.random.default_rng(0).permutation(np.repeat(["p0", "p1", "p2"], 1000))
     obs = pd.DataFrame({"plate": pd.Categorical(plates)}, index=[str(i) for i in range(3000)])
@@ -109,115 +133,46 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
 
 
-def test_a_loader_that_is_wrong_is_named_as_such(result_of):
-    result = result_of("wrong loader")
-    said = printed(result).strip()
-    assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
-    assert f"{result.loader_fault}; please report this." in said
-
-
-def test_figures_from_few_rounds_are_marked(result_of):
-    said = printed(result_of("few rounds"))
-    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with others; " in said
-
-
-def test_of_ranges_what_a_study_proposes_is_measured(small_collection, tmp_path):
+@pytest.mark.process
+def test_of_ranges_what_a_study_proposes_is_measured(tune):
     ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
-    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.8"]
-    printed = commands.autotune(small_collection, *settings, *ranges, "--budget", "600")
-    assert printed.exit_code == 0, printed.output
-    result = json.loads((tmp_path / "autotune.json").read_text())
+    settings = ["--entropy-floor", "0.8", *ranges, "--budget", "600"]
+    _, result, page = tune(*settings)
     assert result["ranges"]["block_sizes"] == [1, 256]
     assert result["ranges"]["n_configurations"] == 256 * 16
     assert result["ranges"]["n_considered"] >= len(result["configurations"])
+    check_configurations(result)
     for each in result["configurations"]:
         assert 1 <= each["configuration"]["block_size"] <= 256
         assert 1 <= each["configuration"]["fetch_factor"] <= 16
         expected = each["entropy_bits"]["expected"]["value"]
         assert expected >= 0.8 * each["entropy_bits"]["random"]
-        assert_judged_if_timed(each)
-    page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
-    assert "Of 4,096 configurations (block size 1 to 256," in page
-    assert (tmp_path / "autotune.png").read_bytes().startswith(b"\x89PNG")
-    page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert "Of 4,096 configurations (block size 1 to 256," in page
     # What was found is found again.
-    again = commands.autotune(small_collection, *settings, *ranges, "--budget", "600", "--json")
-    assert json.loads(again.stdout)["earlier"]["use"] != "none"
+    _, again, _ = tune(*settings)
+    assert again["earlier"]["use"] != "none"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ("4;16", "'4;16' is not a list of integers; write 4,16,64, or 1:4096 for a range"),
-        ("1:8,16", "'1:8,16' is not a list of integers"),
-        ("0:8", "0 is below 1, the minimum"),
-        ("8:4", "'8:4' is an empty range; write the lower end first"),
-    ],
-)
-def test_sizes_that_are_none_are_refused_in_a_line(small_collection, sizes, said):
-    printed = commands.autotune(small_collection, "--label", "plate", "--block-sizes", sizes)
-    assert printed.exit_code == 2
-    assert said in " ".join(printed.stderr.split())
+@pytest.mark.process
+def test_json_on_stdout_even_where_nothing_can_be_stored(tune, monkeypatch, caplog):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
+    printed, result, _ = tune("--entropy-floor", "0.5", *ONE, "--json")
+    assert json.loads(printed.stdout) == result
+    for said in ("Measuring throughput", "Wrote", "Recommended: block size 4"):
+        assert said in printed.stderr
+    assert [each.name for each in caplog.records] == ["cellfeed_tuner._history"]
 
 
-def test_the_picture_is_a_picture(tuned):
-    _, output = tuned
-    assert (output / "autotune.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_page_has_the_recommendation_and_its_code(tuned):
-    printed, output = tuned
-    page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
-    recommended = json.loads((output / "autotune.json").read_text())["recommended"]
-    assert recommended["reason"] in page
-    chosen = AutotuneResult.load(output / "autotune.json").chosen
-    assert chosen is not None
-    assert chosen.cells_per_second is not None
-    assert interval(chosen.cells_per_second) in printed.stdout
-    assert interval(Estimate(**recommended["cells_per_second"])) in printed.stdout
-    assert recommended["peak_memory_bytes"] == chosen.peak_memory_bytes
-    code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]
-    assert textwrap.dedent(code).strip() in page
-    assert str(output / "autotune.html") in printed.stdout
-
-
-@pytest.mark.parametrize(("floor", "exit_code"), [("0.5", 0), ("1", 1)])
-def test_with_json_stdout_has_the_result_and_nothing_else(
-    small_collection, tmp_path, floor, exit_code
-):
-    grid = ["--block-sizes", "16", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
-    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", floor, *grid]
-    printed = commands.autotune(small_collection, *settings, "--json")
-    assert printed.exit_code == exit_code, printed.output
-    assert json.loads(printed.stdout) == json.loads((tmp_path / "autotune.json").read_text())
-    assert "Measuring throughput" in printed.stderr
-    assert "Wrote" in printed.stderr
-    said = "No configuration is feasible" if exit_code else "Recommended: block size 16"
-    assert said in printed.stderr
-
-
-def test_the_result_is_used(tuned, small_collection):
-    _, output = tuned
-    sizes = json.loads((output / "autotune.json").read_text())["recommended"]["configuration"]
-    collection = open_collection(small_collection, obs=["plate"])
-    dataset = CellDataset.from_autotune(collection, output / "autotune.json", seed=0)
-    assert dataset.strategy.block_size == sizes["block_size"]  # type: ignore[attr-defined]
-    assert dataset.fetch_factor == sizes["fetch_factor"]
-    assert dataset.loader().num_workers == sizes["num_workers"]
-    rows = np.concatenate([minibatch.rows for minibatch in dataset.loader()])
-    assert np.array_equal(np.sort(rows), np.arange(len(collection)))
-
-
-def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(small_collection, tmp_path):
+@pytest.mark.process
+def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(tune):
     grid = ["--block-sizes", "64", "--fetch-factors", "1", "--workers", "0", "--budget", "600"]
-    printed = commands.autotune(small_collection, "--label", "plate", "--output", tmp_path, *grid)
-    assert printed.exit_code == 1
+    printed, result, _ = tune(*grid, exit_code=1)
     assert "No configuration is feasible" in printed.stdout
     assert "The nearest is block size 64" in printed.stdout
-    assert json.loads((tmp_path / "autotune.json").read_text())["recommended"] is None
+    assert result["recommended"] is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "label"), [("scgen_valid.h5ad", "cell_type"), ("pbmc68k_reduced.h5ad", "louvain")]
 )
@@ -227,6 +182,157 @@ def test_real_files_of_any_age_are_tuned(name, label, tmp_path):
     printed = commands.autotune(SHARED / name, "--label", label, "--output", tmp_path, *grid)
     assert printed.exit_code == 0, printed.output
     assert "Recommended: block size 8, fetch factor 2, 0 workers" in printed.stdout
+
+
+@pytest.mark.process
+def test_a_second_run_knows_of_the_first_and_other_data_replace_its_result(
+    tune, small_collection, tmp_path
+):
+    def use(*more):
+        printed, result, page = tune("--entropy-floor", "0.5", *ONE, *more)
+        assert result["earlier"]["sentence"] in page
+        assert "this replaced" not in printed.stdout
+        return result["earlier"]["use"]
+
+    assert use() == "none"
+    assert use() == "order"
+    assert use("--batch-size", "32") == "none"
+    assert use("--fresh") == "none"
+    shown = json.loads(commands.autotune("show", "--json").stdout)["runs"]
+    assert [each["asked"]["batch_size"] for each in shown] == [64, 32]
+    assert Path(shown[0]["path"]).parent == small_collection
+
+    first, second, _ = sorted(small_collection.iterdir())
+    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5", *ONE]
+    said = " ".join(commands.autotune(first, second, *settings).stdout.split())
+    assert f"this replaced the result of {first} (--output chooses another folder)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_module_in_the_current_folder_is_not_taken_for_ours(
+    small_collection, tmp_path, monkeypatch
+):
+    # A process that imports by itself.
+    monkeypatch.setattr("cellfeed_tuner._measuring._process.subprocess", subprocess)
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
+    monkeypatch.chdir(tmp_path)
+    collection = open_collection(small_collection)
+    found = measure(collection, Configuration(block_size=4, fetch_factor=8), seconds=0.1)
+    assert found.failure == ""
+
+
+@pytest.mark.process
+def test_a_script_without_a_main_guard_measures_a_warm_cache(small_collection, tmp_path):
+    script = tmp_path / "tune.py"
+    script.write_text(
+        "from cellfeed import open_collection\n"
+        "from cellfeed_tuner import autotune\n"
+        f"collection = open_collection({str(small_collection)!r}, obs=['plate'])\n"
+        "result = autotune(collection, label='plate', block_sizes=[4], fetch_factors=[2],\n"
+        "                  workers=[1], budget=600, cache='warm', entropy_floor=0.5)\n"
+        "print(result.configurations[0].status, result.cache, result.recommended is not None)\n"
+    )
+    # As fast as the machine is.
+    assert re.fullmatch("(measured|not enough samples) warm True\n", warm.output_of(script))
+
+
+COUNT = "with open({ran!r}, 'a') as file: file.write('once ')"
+TUNE = """
+from cellfeed import CellDataset, open_collection
+from cellfeed_tuner import autotune
+
+collection = open_collection({folder!r}, obs=["plate"])
+result = autotune(
+    collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0, 1],
+    entropy_floor=0.5, budget=600,
+)
+result
+"""
+TRAIN = """
+dataset = CellDataset.from_autotune(collection, result, seed=0)
+print(sum(len(minibatch) for minibatch in dataset.loader()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_notebook_tunes_once_and_trains(small_collection, tmp_path, monkeypatch):
+    """The measuring process runs no cell again, though cells have no main guard."""
+    monkeypatch.setattr("jupyter_client.launcher.Popen", warm.Popen)
+    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
+    ran = tmp_path / "ran"
+    sources = COUNT.format(ran=str(ran)), TUNE.format(folder=str(small_collection)), TRAIN
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources)))
+    NotebookClient(notebook, timeout=300).execute()
+    assert ran.read_text() == "once "
+    (shown,) = notebook.cells[1].outputs  # nothing on stdout or stderr beside it
+    assert "Recommended: block size 4, fetch factor 8" in shown.data["text/html"]
+    assert shown.data["text/plain"].startswith("<AutotuneResult: block size 4, fetch factor 8, ")
+    (printed,) = notebook.cells[2].outputs
+    assert printed.text == "4500\n"
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch):
+    """The process that measures is not started beforehand, and must not be started later."""
+    command = "cellfeed_tuner._commands._autotune_cli"
+    monkeypatch.setattr(f"{command}._measuring_process", lambda _: nullcontext())
+    monkeypatch.setattr("cellfeed_tuner._measuring._process.subprocess.Popen", pytest.fail)
+
+
+@pytest.fixture
+def report(nothing_is_measured, result_of, small_collection, tmp_path, monkeypatch):
+    """Runs the command as if it had found the result of a kind; it draws little."""
+    monkeypatch.setattr("cellfeed_tuner.plots.autotune_figure", lambda _: Figure(figsize=(1, 1)))
+    monkeypatch.setattr("cellfeed_tuner._reports._page.html_report", page_without_pictures)
+
+    def report(kind, *options, folder="all"):
+        monkeypatch.setattr("cellfeed_tuner._autotune.tuned", lambda *_, **__: result_of(kind))
+        # A slow machine leaves picture and page out where the budget is spent.
+        settings = ["--label", "plate", "--output", tmp_path / folder, "--budget", "100000"]
+        return commands.autotune(small_collection, *settings, *options)
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code", "said"),
+    [
+        ("recommended", 0, "Recommended: block size 64"),
+        ("nothing feasible", 1, "No configuration is feasible"),
+        ("wrong loader", 1, "THE LOADER DELIVERS WRONG DATA"),
+    ],
+)
+def test_what_was_found_is_printed_and_written(report, result_of, tmp_path, kind, exit_code, said):
+    printed = report(kind)
+    assert printed.exit_code == exit_code, printed.output
+    assert said in printed.stdout
+    assert AutotuneResult.load(tmp_path / "all" / "autotune.json") == result_of(kind)
+    assert (tmp_path / "all" / "autotune.png").read_bytes().startswith(b"\x89PNG")
+    page = html.unescape((tmp_path / "all" / "autotune.html").read_text(encoding="utf-8"))
+    if exit_code == 0:
+        code = printed.stdout.split("To train with it:")[1].split("Wrote")[0]
+        assert textwrap.dedent(code).strip() in page
+    as_json = report(kind, "--json")
+    assert as_json.exit_code == exit_code
+    assert json.loads(as_json.stdout) == result_of(kind).to_json()
+    assert said in as_json.stderr
+
+
+def test_the_first_file_that_does_not_fit_is_named(report, tmp_path):
+    report("recommended", folder="whole")
+    paths = [tmp_path / "whole" / f"autotune.{kind}" for kind in ("json", "png", "html")]
+    sizes = [path.stat().st_size for path in paths]
+    for fitting in sizes:
+        first = next(path for path, size in zip(paths, sizes, strict=True) if size >= fitting)
+        with commands.files_end_after(fitting - 1):
+            printed = report("recommended", folder=f"{fitting}")
+        assert printed.exit_code == 2
+        path = tmp_path / f"{fitting}" / first.name
+        assert f"{path}`" in printed.stderr.splitlines()[-1]
+        assert "Recommended" in printed.stdout
+        assert not path.exists()
 
 
 @pytest.fixture
@@ -267,17 +373,14 @@ def files(small_collection, tmp_path):
         (["{good}"], "nope", "has no column 'nope'; its columns are: plate, cell_type, constant"),
         (["{good}"], "constant", "there is nothing to mix; choose a label with at least two"),
         (["{good}", "{folder}/other_genes.h5ad"], "plate", "other_genes.h5ad: has other genes"),
-        (
-            ["{folder}/quantities.h5ad"],
-            "score",
-            "obs column 'score' has 300 values in 300 cells, so that hardly two cells of a",
-        ),
+        (["{folder}/quantities.h5ad"], "score", "'score' has 300 values in 300 cells, so that"),
         (["{folder}/quantities.h5ad"], "rounded", "'rounded' has 60 values in 300 cells"),
         (["{folder}/quantities.h5ad"], "rounded", "make bins of it (pandas.cut)"),
         (["{folder}/quantities.h5ad"], "barcode", "'barcode' has 300 values in 300 cells"),
         (["{folder}/quantities.h5ad"], "nearly", "'nearly' has 200 values in 300 cells"),
     ],
 )
+@pytest.mark.usefixtures("nothing_is_measured")
 def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
     printed = commands.autotune(*(path.format(**files) for path in paths), "--label", label)
     assert printed.exit_code == 2
@@ -288,137 +391,52 @@ def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("option", "said"),
     [
-        ["--batch-size", "0"],
-        ["--block-sizes", "0,4"],
-        ["--block-sizes", "four"],
-        ["--fetch-factors", "-1"],
-        ["--workers", "-1"],
-        ["--budget", "0"],
-        ["--entropy-floor", "1.5"],
-        ["--seed", "-1"],
-        ["--memory", "12 parsecs"],
-        ["--memory", "0"],
-        ["--memory", "."],
-        ["--need", "inf"],
-        ["--batch-size", "100000"],
-        ["--need", "-5"],
-        ["--step-ms", "0"],
-        ["--step-ms", "3", "--need", "100"],
-        ["--cache", "lukewarm"],
+        (["--block-sizes", "4;16"], "'4;16' is not a list of integers; write 4,16,64, or 1:4096"),
+        (["--block-sizes", "1:8,16"], "'1:8,16' is not a list of integers"),
+        (["--block-sizes", "0:8"], "0 is below 1, the minimum"),
+        (["--block-sizes", "8:4"], "'8:4' is an empty range; write the lower end first"),
+        (["--block-sizes", "0,4"], "0 is below 1"),
+        (["--block-sizes", "four"], "'four' is not"),
+        (["--fetch-factors", "-1"], "-1"),
+        (["--workers", "-1"], "-1"),
+        (["--batch-size", "0"], "0"),
+        (["--batch-size", "100000"], "100"),
+        (["--budget", "0"], "0"),
+        (["--entropy-floor", "1.5"], "1.5"),
+        (["--seed", "-1"], "-1"),
+        (["--memory", "12 parsecs"], "12 parsecs"),
+        (["--memory", "0"], "0"),
+        (["--memory", "."], "."),
+        (["--need", "inf"], "inf"),
+        (["--need", "-5"], "-5"),
+        (["--step-ms", "0"], "0"),
+        (["--step-ms", "3", "--need", "100"], "need"),
+        (["--cache", "lukewarm"], "lukewarm"),
+        (["--output", "/proc/nowhere"], "/proc/nowhere: not writable ("),
     ],
 )
-def test_impossible_settings_are_refused_before_any_measuring(small_collection, tmp_path, option):
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_impossible_settings_are_refused_before_any_measuring(
+    small_collection, tmp_path, option, said
+):
     printed = commands.autotune(small_collection, "--label", "plate", "--output", tmp_path, *option)
     assert printed.exit_code == 2
-    assert "Error:" in printed.stderr
+    _, error, reason = " ".join(printed.stderr.split()).partition("Error:")
+    assert error
+    assert said in reason
     assert "Measuring" not in printed.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_measuring(small_collection):
-    printed = commands.autotune(small_collection, "--label", "plate", "--output", "/proc/nowhere")
-    assert printed.exit_code == 2
-    assert "/proc/nowhere: not writable (" in printed.stderr
-    assert "Measuring" not in printed.stderr
-
-
-def test_a_module_in_the_current_folder_is_not_taken_for_ours(
-    small_collection, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(_process, "subprocess", subprocess)  # which imports by itself
-    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
-    monkeypatch.chdir(tmp_path)
-    collection = open_collection(small_collection, obs=["plate"])
-    with MeasuringProcess(collection) as process:
-        process.start()
-        assert process._process.poll() is None
-
-
-def test_a_script_without_a_main_guard_can_call_it(small_collection, tmp_path):
-    script = tmp_path / "tune.py"
-    script.write_text(
-        "from cellfeed import open_collection\n"
-        "from cellfeed_tuner import autotune\n"
-        f"collection = open_collection({str(small_collection)!r}, obs=['plate'])\n"
-        "result = autotune(collection, label='plate', block_sizes=[4], fetch_factors=[2],\n"
-        "                  workers=[1], budget=600)\n"
-        "print(result.configurations[0].status)\n"
-    )
-    # As fast as the machine is.
-    assert warm.output_of(script) in {"measured\n", "not enough samples\n"}
-
-
-def test_a_warm_cache_is_measured_as_such(small_collection):
-    collection = open_collection(small_collection, obs=["plate"])
-    result = autotune(
-        collection, label="plate", block_sizes=[4], fetch_factors=[8], workers=[0], budget=600.0,
-        cache="warm",
-    )  # fmt: skip
-    assert result.cache == "warm"
-    assert result.recommended is not None
-
-
-def test_a_second_run_knows_of_the_first(small_collection, tmp_path):
-    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5"]
-    settings += ["--block-sizes", "4", "--fetch-factors", "8", "--workers", "0", "--budget", "600"]
-
-    def use(*more):
-        printed = commands.autotune(small_collection, *settings, *more)
-        assert printed.exit_code == 0, printed.output
-        earlier = json.loads((tmp_path / "autotune.json").read_text())["earlier"]
-        page = (tmp_path / "autotune.html").read_text(encoding="utf-8")
-        assert earlier["sentence"] in html.unescape(page)
-        return earlier["use"]
-
-    assert use() == "none"
-    assert use() == "order"
-    assert use("--batch-size", "32") == "none"
-    assert use("--fresh") == "none"
-    shown = json.loads(commands.autotune("show", "--json").stdout)["runs"]
-    assert [each["asked"]["batch_size"] for each in shown] == [64, 32]
-    assert Path(shown[0]["path"]).parent == small_collection
-
-
-def test_where_nothing_can_be_kept_the_search_goes_on(
-    small_collection, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
-    printed = commands.autotune(
-        small_collection, "--label", "plate", "--output", tmp_path, *SMALL_GRID
-    )
-    assert printed.exit_code in {0, 1}
-    assert [each.name for each in caplog.records] == ["cellfeed_tuner._history"]
-
-
-def test_the_help_of_autotune_names_its_subcommands():
-    printed = commands.autotune("--help")
-    assert "Commands:" in printed.stdout
-    assert "explain" in printed.stdout
-
-
-def test_that_a_result_of_other_data_is_replaced_is_said(small_collection, tmp_path):
-    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5", *SMALL_GRID]
-    first, *others = sorted(small_collection.iterdir())
-    said = [
-        " ".join(commands.autotune(*paths, *settings).stdout.split())
-        for paths in ([small_collection], [small_collection], [first, others[0]])
-    ]
-    replaced = "this replaced the result of"
-    assert [replaced in each for each in said] == [False, False, True]
-    assert f"{replaced} {first} (--output chooses another folder)" in said[-1]
-
-
-def test_without_a_label_it_says_what_there_is(small_collection):
+def test_what_to_ask_is_said(small_collection, tmp_path, monkeypatch):
     printed = commands.autotune(small_collection)
     assert printed.exit_code == 2
     said = " ".join(printed.stderr.split())
     assert "Missing option '--label': an obs column to mix minibatches by" in said
     assert said.endswith("obs has: plate, cell_type, constant")
-
-
-def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, monkeypatch):
+    # A path may have the name of a subcommand.
     (tmp_path / "explain").symlink_to(small_collection)
     monkeypatch.chdir(tmp_path)
     printed = commands.autotune("./explain", "--label", "nope")
@@ -426,9 +444,52 @@ def test_a_path_may_have_the_name_of_a_subcommand(small_collection, tmp_path, mo
     assert "has no column 'nope'" in printed.stderr
 
 
+@pytest.mark.process
 def test_runs_as_a_module():
     command = [sys.executable, "-m", "cellfeed_tuner", "--help"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("Usage: python -m cellfeed_tuner [OPTIONS] PATH...")
     _, _, listed = ran.stdout.partition("Commands:")
     assert "and where the time goes." in " ".join(listed.split())
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_in_a_terminal_progress_is_drawn_once_a_second_at_most_and_by_no_thread():
+    file, clock = StringIO(), Clock()
+    console = Console(file=file, force_terminal=True, width=100, height=20, color_system=None)
+    n_threads, drawn = threading.active_count(), 0
+    with LiveDisplay(console, clock=clock) as display:
+        for tick in range(100):
+            before = len(file.getvalue())
+            clock.now = 0.1 * tick
+            display.show("throughput", clock.now, 60, "timing block size 4")
+            drawn += len(file.getvalue()) > before
+        assert threading.active_count() == n_threads
+        *_, line, below = [line.strip() for line in file.getvalue().rstrip().splitlines()]
+    assert 8 <= drawn <= 11
+    assert "Measuring throughput" in line
+    assert line.endswith("9 of 60 s")
+    assert below == "timing block size 4"
+
+
+def test_outside_of_a_terminal_each_stage_is_a_line_and_every_15_s_is_another():
+    file, clock = StringIO(), Clock()
+    with LiveDisplay(Console(file=file), clock=clock) as display:
+        for stage in ("machine", "entropy", "start", "throughput"):
+            for tick in range(3 if stage != "throughput" else 40):
+                clock.now = float(tick)
+                display.show(stage, tick, 60, f"timing number {tick}")
+    assert file.getvalue().splitlines() == [
+        "Inspecting the machine ...",
+        "Computing label entropy ...",
+        "Starting the measuring process ...",
+        "Measuring throughput ...",
+        "  15 of 60 s: timing number 15",
+        "  30 of 60 s: timing number 30",
+    ]

@@ -1,0 +1,459 @@
+"""A result of every kind in all forms: in a terminal, in a notebook, as a page and as JSON."""
+
+import importlib
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+from tests.tuner.conftest import RESULTS
+from tests.tuner.reports import (
+    code_to_paste,
+    html_report,
+    html_summary,
+    in_words,
+    page_without_pictures,
+    printed,
+)
+
+from cellfeed_tuner import AutotuneResult, plots
+
+CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
+SCHEMA = Path(__file__).parents[2] / "docs" / "autotune_schema.py"
+# Kinds whose pictures are unlike those of all others.
+PICTURED = [
+    "recommended", "nothing feasible", "few rounds", "not enough samples", "nothing measured",
+    "wrong loader", "several labels", "ranges", "one configuration",
+]  # fmt: skip
+RECOMMENDED = RESULTS["recommended"]
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page, as far as it matters here."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags = Counter[str]()
+        self.attributes = list[tuple[str, str]]()
+        self.texts = dict[str, str]()
+        self.open = list[str]()
+        self._section = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in {"br", "meta"}:
+            self.open.append(tag)
+        if tag == "section":
+            self._section = dict(attrs)["id"]
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags[tag] += 1
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and data.strip():
+            for where in (self._section, f"<{self.open[-1]}>"):
+                self.texts[where] = self.texts.get(where, "") + data
+
+    def values(self, name):
+        return [value for key, value in self.attributes if key == name]
+
+
+@cache
+def page_of(kind):
+    """Draw the page of a kind, with its pictures, once."""
+    return html_report(RESULTS[kind], code=CODE)
+
+
+def check_terminal(result):
+    """It starts with the answer, which fits on a screen."""
+    text = printed(result)
+    assert len(text.split("\nTo train with it:")[0].splitlines()) < 24
+    said = " ".join(text.split())
+    if result.loader_fault is not None:
+        assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
+        assert result.loader_fault in said
+    elif result.recommended is None:
+        assert said.startswith("No configuration is feasible. ")
+    else:
+        assert said.startswith(f"Recommended: {result.recommended.settings} ")
+        assert result.recommended.reason in said
+        assert "CellDataset.from_autotune(" in said
+
+
+def check_notebook(result):
+    """It is short, and needs no style; so is what Python prints of it."""
+    shown = Page(html_summary(result))
+    assert not shown.attributes
+    assert shown.tags.keys() <= {"div", "p", "span", "strong", "table", "tr", "th", "td", "pre"}
+    text = "".join(shown.texts.values())
+    assert len(text) < 6_000
+    chosen = result.recommended
+    wrong = result.loader_fault is not None
+    nothing = "THE LOADER DELIVERS WRONG DATA" if wrong else "No configuration is feasible"
+    assert (f"{chosen.configuration}" if chosen else nothing) in text
+    assert len(repr(result)) < 120
+    assert "\n" not in repr(result)
+
+
+def check_page(result, html):
+    """It has the sections of its kind, a row for each configuration, and needs nothing else."""
+    page = Page(html)
+    is_grid = result.ranges is None
+    is_judged = any(each.verdict for each in result.configurations)
+    n_timed = sum(each.cells_per_second is not None for each in result.configurations)
+    wanted = {
+        "recommendation": True, "code": result.recommended, "measured": n_timed,
+        "bottleneck": True, "trade-off": True, "grid": is_grid, "bounds": is_grid or is_judged,
+        "configurations": True, "conditions": True,
+    }  # fmt: skip
+    sections = [name for name, is_there in wanted.items() if is_there]
+    assert [name for name in page.values("id") if name in wanted] == sections
+    assert all(page.texts[name].strip() for name in sections)
+    assert page.texts.get("code", "").count(CODE) == (result.recommended is not None)
+    assert page.tags["svg"] == (n_timed > 0) + 3 * is_grid
+    stages = result.bottleneck.stages if result.bottleneck else ()
+    n_remarks = sum(bool(each.note or each.verdict) for each in result.configurations)
+    n_rows = len(result.configurations) + n_remarks + len(stages)
+    assert page.tags["tr"] == 1 + n_rows + (n_timed and 1 + n_timed)
+
+    assert Counter(page.values("id")).most_common(1)[0][1] == 1
+    assert not {"script", "link", "img", "image", "iframe", "object", "embed"} & page.tags.keys()
+    assert not {"src", "srcset", "xlink:href", "onload", "onclick"} & dict(page.attributes).keys()
+    places = {f"#{name}" for name in page.values("id")}
+    assert set(page.values("href")) <= places
+    assert set(re.findall(r"url\(([^)]*)\)", html)) <= places
+    assert "@import" not in html
+    assert "//" not in html.replace("s3://cells/", "")  # which is text
+    assert "default-src 'none'" in " ".join(page.values("content"))
+    return page
+
+
+@pytest.fixture(scope="module")
+def validate():
+    """Checks plain values against the published schema."""
+    jsonschema: Any = importlib.import_module("jsonschema")  # which has no types
+    schema = runpy.run_path(str(SCHEMA))["result_schema"]()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+
+    def validate(plain):
+        validator.validate(plain)
+        assert plain.keys() == schema["$defs"]["AutotuneResult"]["properties"].keys()
+
+    return validate
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_every_kind_has_all_forms(kind, validate, tmp_path):
+    result = RESULTS[kind]
+    check_terminal(result)
+    check_notebook(result)
+    check_page(result, page_without_pictures(result, code=CODE))
+    for path in (tmp_path / "autotune.json", str(tmp_path / "text.json")):
+        result.save(path)
+        assert AutotuneResult.load(path) == result
+    validate(json.loads(json.dumps(result.to_json(), allow_nan=False)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [pytest.param(PICTURED[0], marks=pytest.mark.smoke), *PICTURED[1:]]
+)
+def test_pictures_of_a_kind(kind):
+    page = check_page(RESULTS[kind], page_of(kind))
+    assert page.values("href")
+    if kind != "recommended":
+        plots.autotune_figure(RESULTS[kind]).draw_without_rendering()
+        return
+    drawn = page.texts["<text>"]
+    for text in ("throughput (cells/s)", "Pareto front", "block size (cells)", "upper bound"):
+        assert text in drawn
+    # What is pointed at is described: two squares and a point of each that was measured.
+    titles = re.findall(r"<title>(.*?)</title>", page_of(kind))[1:]
+    for each in RECOMMENDED.configurations:
+        n_squares = sum(title.startswith(f"{each.configuration}: ") for title in titles)
+        assert n_squares >= (each.cells_per_second is not None)
+    chosen = RECOMMENDED.recommended.configuration
+    point = f"{chosen}: 8,800 [8,500, 9,100] cells/s; 3.456 bits, 96.0%"
+    assert sum(title.startswith(point) for title in titles) == 3
+
+
+@pytest.mark.slow
+def test_the_same_result_gives_the_same_page():
+    assert page_of("ranges") == html_report(RESULTS["ranges"], code=CODE)
+
+
+@cache
+def texts_of(kind):
+    """What is said of a kind, by the section of the page or the other form that says it."""
+    result = RESULTS[kind]
+    return Page(page_without_pictures(result, code=CODE)).texts | {
+        "terminal": " ".join(printed(result).split()),
+        "notebook": "".join(Page(html_summary(result)).texts[""].splitlines()),
+        "repr": repr(result),
+        "to paste": code_to_paste(result, Path("autotune.json")),
+    }
+
+
+FACTS = [
+    ("recommended", "terminal notebook recommendation repr", "8,800 [8,500, 9,100] cells/s"),
+    ("recommended", "notebook recommendation", "3.456 bits, 96.0% of random sampling"),
+    ("recommended", "recommendation configurations", "because there are few blocks."),
+    ("recommended", "notebook recommendation", "its 2 closest rivals8,800 ["),
+    ("recommended", "terminal recommendation", "1 not timed (budget exhausted)"),
+    ("recommended", "terminal configurations", "no workers here"),
+    ("recommended", "bounds", "4 inside: as planned"),
+    ("recommended", "conditions", "cold: dropped before each epoch"),
+    ("recommended", "conditions", "The files are not shuffled"),
+    ("recommended", "conditions", "torchnot installed"),
+    ("recommended", "conditions", "2026-11-21 09:30 UTC"),
+    ("recommended", "bottleneck", "Not known: there is no recommendation"),
+    ("not measured in turns", "terminal notebook recommendation", "not compared with others"),
+    ("not measured in turns", "terminal notebook recommendation", "9,000 [8,100, 10,800]"),
+    ("few rounds", "terminal notebook recommendation repr", "from only 5 rounds"),
+    ("few rounds", "configurations", "9,000 [8,100, 10,800]*"),
+    ("few rounds", "configurations", "* Not enough samples: only 4 to 7 rounds"),
+    ("predicted", "terminal notebook recommendation", "This is a prediction"),
+    ("predicted", "repr", "cells/s, predicted>"),
+    ("nothing feasible", "terminal notebook recommendation", "The nearest is block size 64"),
+    ("nothing feasible", "conditions", "at least 50,000 cells/s"),
+    ("not enough samples", "terminal notebook recommendation", "None could be timed: its buffers"),
+    ("not enough samples", "terminal notebook recommendation", "A larger --budget may suffice."),
+    ("not enough samples", "trade-off", "No throughput was measured"),
+    ("not enough samples", "bounds", "No measured configuration could be judged"),
+    ("not enough samples", "conditions", "storage ordernot checked"),
+    ("ranges without a choice", "terminal notebook recommendation", "1 failed: no workers here"),
+    ("wrong loader", "terminal notebook recommendation repr", "minibatch 0 has plate p3"),
+    ("wrong loader", "bounds", "1 loader: not as planned"),
+    ("wrong loader", "configurations", "The loader delivered wrong data: measured something"),
+    ("several labels", "<title>", "mixed by plate and cell_line"),
+    ("several labels", "notebook recommendation", "entropy of cell_line3.421 bits, 95.0%"),
+    ("several labels", "notebook recommendation", "entropy of plate within drug0.800 bits, 88.9%"),
+    ("several labels", "recommendation", "cell_line: The theory does not apply"),
+    ("several labels", "bounds", "Label plate."),
+    ("several labels", "configurations", "cell_line: share of random"),
+    ("several labels", "configurations", "plate within drug: expected bits"),
+    ("several labels", "conditions", "cell_linevalues50, 5.600 bitswithout label7 cells"),
+    ("ranges", "recommendation", "Of 35,651,584 configurations (block size 1 to 4,096,"),
+    ("ranges", "bounds", "14 inside: as planned"),
+    ("warm", "conditions", "warm: all files were read beforehand"),
+    ("unknown cache", "conditions", "unknown: the kernel kept pages"),
+    ("explained", "terminal bottleneck", "decompression: 80.0 [72.0, 88.0] us of the 113.0 us"),
+    ("explained", "terminal bottleneck", "at least 2.5x the throughput (estimated from a sample)"),
+    ("explained", "bottleneck", "decompressing160.0 [144.0, 176.0]"),
+    ("explained", "bottleneck", "1.67 bytes are decompressed for each byte used"),
+    ("link", "terminal bottleneck", "53.1 MB per second of stored chunks are read"),
+    ("warnings", "terminal notebook recommendation", "Other programs took 35% of the processors"),
+    ("warnings", "conditions", "1.4 cores busy"),
+    ("warnings", "terminal notebook recommendation", "of a configuration differ by 18%"),
+    ("warnings", "terminal notebook recommendation", "outside the paper's bounds"),
+    ("warnings", "terminal notebook recommendation conditions", "filter <b> is not supported"),
+    ("warnings", "conditions", "uncached: pages are dropped as they are read"),
+    ("warnings", "to paste", ", elements=['layers/counts'], uncached=True)"),
+    ("remote", "to paste", ", storage_options=...)"),
+    ("waiting", "terminal recommendation", "waits for data 12.5% [10.0%, 15.0%] of the time"),
+    ("waiting", "recommendation", "requested 1.5x that, and the system read 3.0x that"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "places", "fact"), FACTS)
+def test_what_sets_a_kind_apart_is_said(kind, places, fact):
+    for place in re.split(" (?!paste)", places):
+        assert fact in texts_of(kind)[place]
+        assert kind == "recommended" or fact not in texts_of("recommended").get(place, "")
+
+
+def test_only_what_failed_is_listed_in_a_terminal():
+    said = texts_of("recommended")["terminal"]
+    assert said.count(" workers: ") + said.count(" worker: ") == 1
+    assert "few blocks" not in said  # a verdict that warns of nothing
+
+
+def changed(result, changes):
+    """Replace fields, which may be those of a field."""
+    for name, value in changes.items():
+        outer, _, inner = name.partition(".")
+        value = changed(getattr(result, outer), {inner: value}) if inner else value  # noqa: PLW2901
+        result = replace(result, **{outer: value})
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("waiting", {}, "[10.0%, 15.0%] of the time, measured over 8 whole fetches per worker."),
+        ("waiting", {"waiting.n_rounds": 1}, "12.5% of the time, measured over 1 whole fetch per"),
+        ("waiting", {"waiting.n_rounds": 1}, "too few to rely on"),
+        ("waiting", {"waiting.share": None}, "training would wait for data 20.0% of the time."),
+        ("reading", {"cache": "cold"}, "requested 1.5x that, and the system read 3.0x that"),
+        ("reading", {"cache": "warm"}, "the loader requested 1.5x that."),
+        ("link", {"recommended.prefetch": 16}, "still helps, so latency limits throughput."),
+        ("link", {"recommended.prefetch": 4}, "the bandwidth of the link or the server limits"),
+        ("link", {"bottleneck.kind": "decompressing"}, "does not help, so latency is hidden."),
+        ("link", {"recommended.prefetch": None}, "of stored chunks are read."),
+        ("link", {"cache": "cold"}, None),
+        ("link", {"bottleneck": None}, None),
+        ("link", {"dataset.cache_bytes": 10**9}, None),
+    ],
+)
+def test_waiting_and_reading_in_words(kind, changes, said):
+    result = RESULTS["link" if kind == "link" else "waiting"]
+    of = {k.replace("waiting.", "recommended.waiting."): each for k, each in changes.items()}
+    result = changed(result, of)
+    assert said is None or said in in_words(kind, result)[0]
+    assert len(in_words(kind, result)) == (said is not None)
+    if kind == "reading":
+        read = 3.0 if result.cache == "cold" else 1.5
+        assert result.read_amplification(result.chosen) == read
+
+
+def test_a_command_in_advice_is_code():
+    (advice,) = RESULTS["explained"].storage_advice
+    advice = replace(advice, command="cellfeed preshuffle 'a&b' shuffled")
+    result = replace(RESULTS["explained"], storage_advice=(advice,))
+    page = Page(page_without_pictures(result, code=CODE))
+    assert advice.command in page.texts["<code>"]
+    assert "`" not in page.texts["bottleneck"]
+
+
+def test_the_measured_are_compared_with_the_chosen():
+    html, without = (
+        page_without_pictures(RESULTS[kind], code=CODE).partition('id="measured"')[2]
+        for kind in ("recommended", "nothing feasible")
+    )
+    html, without = html.partition("</section>")[0], without.partition("</section>")[0]
+    rows = re.findall(r'<tr class="(\w+)">(.*?)</tr>', html)
+    settings = [
+        re.findall(r'<td data-of="(?:block size|workers)">(\d+)</td>', row) for _, row in rows
+    ]
+    assert settings == [["1024", "0"], ["64", "0"], ["64", "1"], ["4", "1"], ["4", "0"], ["4", "0"]]
+    assert [kind for kind, _ in rows].index("chosen") == 1
+    assert [row.count("recommended</td>") for _, row in rows] == [0, 1, 0, 0, 0, 0]
+    assert ">below the entropy floor</td>" in rows[0][1]
+    # The figure measured in turns, as everywhere.
+    assert ">0.89x [0.83x, 0.95x]</td>" in rows[2][1]
+    assert ">8,800 [8,500, 9,100]</td>" in rows[1][1]
+    assert ">slower</td>" in rows[2][1]
+    assert "The entropy floor of 0.95 costs throughput: below it, block size 1024, " in html
+    assert "was 1.36x [1.18x, 1.58x] as fast." in html
+    assert without.count('<td data-of="times recommended"></td>') == 6
+    assert "recommended</td>" not in without
+    assert "entropy floor of" not in without
+
+
+def test_each_configuration_says_what_became_of_it():
+    html = page_without_pictures(RECOMMENDED, code=CODE).split('id="configurations"')[1]
+    table = texts_of("recommended")["configurations"]
+    assert re.findall(r'<tr class="(\w+)">', html)[0] == "chosen"  # in sight
+    for each in RECOMMENDED.configurations:
+        assert each.note in table
+        assert each.verdict is None or each.verdict.sentence in table
+    for status in ("recommended", "over the memory limit", "below the entropy floor", "failed"):
+        assert status in table
+
+
+@pytest.mark.parametrize(
+    "page_with", [page_without_pictures, pytest.param(html_report, marks=pytest.mark.slow)]
+)
+def test_what_comes_from_the_user_is_escaped(page_with):
+    evil = "</title></style><script>alert(1)</script><img src=x onerror='alert(\"2\")'>&amp;"
+    result = changed(
+        RECOMMENDED, {"dataset.label": evil, "dataset.paths": (f"{evil}.h5ad", "\udcff.h5ad")}
+    )
+    failed = replace(result.configurations[5], note=evil)
+    grid = (*result.configurations[:5], failed, *result.configurations[6:])
+    html = page_with(replace(result, configurations=grid), code=evil)
+    html.encode()
+    page = Page(html)
+    assert not {"script", "img"} & page.tags.keys()
+    assert page.texts["<title>"].startswith(f"autotune: 28,000 cells mixed by {evil}")
+    assert f"{evil}.h5ad" in page.texts["conditions"]
+    assert evil in page.texts["configurations"]
+    assert evil in page.texts["code"]
+    notebook = Page(html_summary(result))
+    assert "script" not in notebook.tags
+    assert evil in notebook.texts[""]
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """Opens a page in a browser without a window; gives its DOM and what its console said."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("there is no Chromium; apt-get install chromium")
+    profile = tmp_path_factory.mktemp("profile")
+
+    def browse(page, *options):
+        ran = subprocess.run(
+            [
+                browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                "--no-first-run", "--hide-scrollbars", "--force-color-profile=srgb",
+                "--enable-logging=stderr", f"--user-data-dir={profile}", *options, page.as_uri(),
+            ],
+            capture_output=True, text=True, check=True, timeout=600,
+        )  # fmt: skip
+        return ran.stdout, [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+
+    return browse
+
+
+# Of pages in frames of one, this writes down what became of each.
+WRITE_DOWN = """<script>
+onload = () => document.body.replaceChildren(
+  ...[...document.querySelectorAll("iframe")].map((frame) => Object.assign(
+    document.createElement("pre"),
+    {textContent: frame.contentDocument.documentElement.outerHTML})));
+</script>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_browser_shows_all_pages_and_complains_of_a_wrong_one(browse, tmp_path):
+    pages = [page_of(kind) for kind in PICTURED]
+    pages.append(pages[0].replace("</main>", "<script>alert(1)</script></main>"))
+    for number, page in enumerate(pages):
+        (tmp_path / f"{number}.html").write_text(page, encoding="utf-8")
+    frames = [f'<iframe src="{number}.html"></iframe>' for number in range(len(pages))]
+    (tmp_path / "all.html").write_text("<!doctype html>" + "".join(frames) + WRITE_DOWN)
+    # A browser takes longer to start than to show them all.
+    dom, complaints = browse(tmp_path / "all.html", "--dump-dom", "--allow-file-access-from-files")
+    assert complaints
+    assert all(f"/{len(PICTURED)}.html" in line for line in complaints), complaints
+    shown = map(unescape, re.findall(r"<pre>(.*?)</pre>", dom, re.DOTALL))
+    for html, found in zip(pages[:-1], list(shown)[:-1], strict=True):
+        written, seen = Page(html), Page(found)
+        assert seen.values("id") == written.values("id")
+        assert seen.tags == written.tags
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_browser_draws_the_figures(browse, tmp_path):
+    file, picture = tmp_path / "autotune.html", tmp_path / "page.png"
+    file.write_text(page_of("recommended"), encoding="utf-8")
+    _, complaints = browse(file, f"--screenshot={picture}", "--window-size=1200,3600")
+    assert complaints == []
+    pixels = (imread(picture)[:, :, :3] * 255).round().astype(int)
+    assert pixels.shape[:2] == (3600, 1200)
+    colours = {tuple(pixel) for pixel in pixels.reshape(-1, 3)[::7].tolist()}
+    assert (91, 163, 208) in colours  # the darkest ground of a square in the heat maps
