@@ -1,25 +1,24 @@
-"""What each rank reads, with real processes: torch.distributed, and Lightning's Trainer."""
+"""What each rank reads: of torchrun, of Lightning's Trainer, and of processes that are forked."""
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import textwrap
-from collections import Counter
-from collections.abc import Sequence
+import warnings
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.loader.dataset.torchrun import assert_divided, torchrun
 from tests.warm import python as warm
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError
+from cellfeed import BlockShuffling, CellDataset
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.process
 
-N_ROWS, N_RANKS, N_EPOCHS = 101, 2, 2
+N_ROWS, N_RANKS = 101, 2
 # When the dataset is made, whose DataLoader it is, and how workers start; what a server forks
 # gets a copy of the dataset alone.
 CASES = [
@@ -33,94 +32,91 @@ CASES = [
     "after plain forkserver",
 ]
 
-# A rank's script begins with this, and ends by saying what it found.
-PROLOGUE = """
-    import json, multiprocessing, os, sys, warnings
-    import numpy as np
-    import torch
-    import torch.distributed as dist
-    from torch.utils.data import DataLoader
-    from cellfeed import BlockShuffling, CellDataset, ParameterError
 
-    rank, meeting_point = int(sys.argv[1]), sys.argv[2]
-    warnings.filterwarnings("ignore", message=".*multi-threaded.*")
-    warnings.filterwarnings("ignore", message="This DataLoader will create")
-    warnings.filterwarnings("ignore", message="ranks are not compared where another")
-
-    def make(seed=0, **options):
-        return CellDataset(np.arange(101), BlockShuffling(4), 8, 2, seed=seed, **options)
-
-    def join():
-        dist.init_process_group("gloo", init_method=meeting_point, rank=rank, world_size=2)
-
-    def refusal(function, *arguments, **options):
-        try:
-            function(*arguments, **options)
-        except (ParameterError, RuntimeError) as error:
-            return str(error)
-
-    def epochs(loader):
-        return [[np.asarray(batch).tolist() for batch in loader] for _ in range(2)]
-
-    found = {}
-"""
-EPILOGUE = """
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
-"""
-
-
-def run_ranks(
-    folder: Path, body: str, arguments: Sequence[str] = (), **environment: str
-) -> list[dict[str, Any]]:
-    """Run a script as two processes that meet, and return what each of them found."""
-    known = "ignore:ranks are not compared where another:UserWarning"  # in workers, too
-    python = sys.executable, "-W", "error::UserWarning", "-W", known, "-c"
-    script = "".join(map(textwrap.dedent, (PROLOGUE, body, EPILOGUE)))
-    processes = [
-        warm.Popen(
-            [*python, script, str(rank), meeting_point, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"} | environment,
-        )
-        for meeting_point in [f"file://{folder}/meet"]
-        for rank in range(N_RANKS)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(printed.splitlines()[-1]) for printed, _ in outputs]
-
-
-def assert_is_divided(epochs_of_ranks: list[list[list[int]]]) -> None:
-    """Each rank has its own rows, all rows are there, and one is repeated to make ranks equal."""
-    for epoch in zip(*epochs_of_ranks, strict=True):
-        assert len({len(minibatches) for minibatches in epoch}) == 1
-        rows = Counter(row for minibatches in epoch for each in minibatches for row in each)
-        assert len(rows) == N_ROWS
-        assert rows.total() == N_ROWS + N_ROWS % N_RANKS
+@pytest.mark.smoke
+def test_two_ranks_of_torchrun(tmp_path):
+    """Nobody gives a seed; the state that one of them saves is that of both."""
+    ranks = torchrun(
+        tmp_path,
+        2,
+        """
+        before = make()
+        dist.init_process_group("gloo")
+        found["epochs"] = [epoch(before.loader()) for _ in range(2)]
+        for k, minibatch in enumerate(before.loader(), 1):
+            dist.all_reduce(torch.ones(1))
+            if k == 3:
+                break
+        states = [before.state_dict()]
+        dist.broadcast_object_list(states)
+        resumed = make()
+        resumed.load_state_dict(states[0])
+        before.set_epoch(2)
+        found["third"], found["rest"] = epoch(before), epoch(resumed)
+        """,
+    )
+    for epochs in zip(*(rank["epochs"] for rank in ranks), strict=True):
+        assert_divided(epochs, N_ROWS)
+    assert ranks[0]["epochs"][0] != ranks[0]["epochs"][1]
+    for rank in ranks:
+        assert rank["rest"] == rank["third"][3:]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict[str, Any]]:
-    """What two ranks got of datasets made before and after they met, in every way."""
-    return run_ranks(
+    """What two ranks say and get, before and after they meet."""
+    return torchrun(
         tmp_path_factory.mktemp("ranks"),
+        N_RANKS,
+        f"cases = {CASES!r}",
         """
+        import multiprocessing
+        import anndata
+        import pandas as pd
+        from cellfeed import open_collection
+
         multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
-        made = {case: make() for case in sys.argv[3:] if case.startswith("before")}
-        join()
-        found = {"lengths": {}, "epochs": {}, "ranks": []}
-        for case in sys.argv[3:]:
+        for name, case in {
+            "iteration": list,
+            "loader": lambda dataset: list(dataset.loader(1)),
+            "length": len,
+            "plan": lambda dataset: dataset.plan(epoch=0),
+        }.items():
+            with warned() as found[name]:
+                dataset = make(seed=0)
+                case(dataset)
+                case(dataset)
+        with warned() as found["explicit"]:
+            list(make(rank=0, world_size=1, seed=0))
+        with warned() as found["made"]:
+            made = {case: make(seed=0) for case in cases if case.startswith("before")}
+            drawn = {way: make() for way in ("0", "2", "plain", "looked at", "used")}
+            given = {
+                "swapped": make(rank=1 - rank, world_size=2, seed=0),
+                "more": make(rank=0, world_size=4, seed=0),
+            }
+            alone = make(rank=0, world_size=1, seed=0)
+            persistent = make(seed=0).loader(1, persistent_workers=True)
+            too_few = make(9, drop_last=True, seed=0)
+        with warned():
+            list(persistent)
+            next(iter(drawn["used"]))
+            drawn["looked at"].seed
+        with warned() as found["joined"]:
+            dist.init_process_group("gloo")
+            list(make(seed=0))
+
+        for name, dataset in given.items():
+            found[name] = [refusal(case, dataset) for case in (len, list)]
+        found["swapped late"] = refusal(make, rank=1 - rank, world_size=2, seed=0)
+        found["alone"] = epoch(alone)
+        found["too few"] = refusal(list, too_few)
+        found["persistent"] = refusal(list, persistent)
+
+        found["lengths"], found["ranks"] = {}, []
+        for case in cases:
             _, kind, method = case.split()
-            dataset = made.get(case) or make()
+            dataset = made.get(case) or make(seed=0)
             options = {} if method == "0" else {
                 "num_workers": 2 if method == "fork" else 1,
                 "multiprocessing_context": method,
@@ -130,267 +126,34 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
                 loader = dataset.loader(**options)
             else:
                 loader = DataLoader(dataset, batch_size=None, **options)
-            found["epochs"][case], found["lengths"][case] = epochs(loader), len(loader)
+            found[case], found["lengths"][case] = [epoch(loader), epoch(loader)], len(loader)
             plan = dataset.plan(epoch=0)
             found["ranks"] += [[dataset.rank, dataset.world_size], [plan.rank, plan.world_size]]
-        """,
-        CASES,
-    )
 
+        found["drawn 0"] = [epoch(drawn["0"]) for _ in range(2)]
+        loader = drawn["2"].loader(2)
+        found["drawn 2"] = [epoch(loader) for _ in range(2)]
+        len(drawn["plain"])
+        found["drawn plan"] = refusal(drawn["plain"].plan, epoch=0)
+        plain = DataLoader(drawn["plain"], batch_size=None, num_workers=1)
+        found["drawn plain"] = refusal(list, plain)
+        for way in ("used", "looked at"):
+            found[way] = refusal(list, drawn[way])
+        late = make()
+        found["seeds"] = [drawn["0"].seed, late.seed]
+        plain = DataLoader(late, batch_size=None, num_workers=2)
+        found["drawn late"] = [epoch(plain) for _ in range(2)]
 
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_share_the_rows_whenever_the_dataset_is_made(ranks, case):
-    epochs = [rank["epochs"][case] for rank in ranks]
-    assert_is_divided(epochs)
-    for rank, delivered in zip(ranks, epochs, strict=True):
-        length = rank["lengths"][case]
-        assert [len(minibatches) for minibatches in delivered] == [length] * N_EPOCHS
-    assert epochs[0][0] != epochs[0][1]
-
-
-def test_a_dataset_says_which_rank_it_is_now(ranks):
-    for number, rank in enumerate(ranks):
-        assert rank["ranks"] == [[number, N_RANKS]] * len(rank["ranks"]) != []
-
-
-@pytest.fixture(scope="module")
-def seeds(tmp_path_factory) -> list[dict[str, Any]]:
-    """What became of seeds that were drawn before ranks met."""
-    return run_ranks(
-        tmp_path_factory.mktemp("seeds"),
-        """
-        drawn = {way: make(seed=None) for way in ("0", "2", "plain", "looked at")}
-        seen = drawn["looked at"].seed
-        used = make(seed=None)
-        next(iter(used))
-        join()
-        found["0"] = epochs(drawn["0"])
-        found["seed"] = drawn["0"].seed
-        found["2"] = epochs(drawn["2"].loader(2))
-        length = len(drawn["plain"])
-        found["plan"] = refusal(drawn["plain"].plan, epoch=0)
-        found["plain"] = refusal(epochs, DataLoader(drawn["plain"], batch_size=None, num_workers=1))
-        found["used"] = refusal(list, used)
-        found["looked at"] = refusal(list, drawn["looked at"])
-        late = make(seed=None)
-        found["late"] = late.seed
-        found["late plain"] = epochs(DataLoader(late, batch_size=None, num_workers=2))
-        """,
-    )
-
-
-class TestASeedThatNobodyGave:
-    @pytest.mark.parametrize("way", ["0", "2", "late plain"])
-    def test_becomes_that_of_all_ranks_when_an_epoch_begins(self, seeds, way):
-        assert_is_divided([rank[way] for rank in seeds])
-
-    @pytest.mark.parametrize("way", ["seed", "late"])
-    def test_is_said(self, seeds, way):
-        assert seeds[0][way] == seeds[1][way]
-
-    @pytest.mark.parametrize("way", ["plan", "plain"])
-    def test_is_refused_where_ranks_cannot_agree(self, seeds, way):
-        for rank in seeds:
-            assert "this process drew `seed` for itself" in rank[way]
-            assert "give `seed`, or iterate over `dataset.loader()`" in rank[way]
-
-    @pytest.mark.parametrize("way", ["used", "looked at"])
-    def test_is_refused_where_it_was_in_use(self, seeds, way):
-        for rank in seeds:
-            assert "\n" not in rank[way]
-            assert "has already used a seed that it drew for itself" in rank[way]
-            assert rank[way].endswith("give `seed`")
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory) -> list[dict[str, Any]]:
-    """What ranks that are given say, and a process that is by itself among several."""
-    return run_ranks(
-        tmp_path_factory.mktemp("others"),
-        """
-        class Caught(list):
-            def __enter__(self):
-                self.catcher = warnings.catch_warnings(record=True)
-                self.log = self.catcher.__enter__()
-                warnings.simplefilter("always")
-                return self
-            def __exit__(self, *problem):
-                self += [str(each.message) for each in self.log
-                         if "WORLD_SIZE" in str(each.message)]
-                self.catcher.__exit__(*problem)
-
-        cases = {
-            "iteration": lambda dataset: list(dataset),
-            "loader": lambda dataset: list(dataset.loader(1)),
-            "length": len,
-            "plan": lambda dataset: dataset.plan(epoch=0),
-        }
-        for name, case in cases.items():
-            with Caught() as found[name]:
-                dataset = make()
-                case(dataset)
-                case(dataset)
-        with Caught() as found["explicit"]:
-            list(make(rank=0, world_size=1))
-        with Caught() as found["made"]:
-            make()
-        given = {"swapped": make(rank=1 - rank, world_size=2), "more": make(rank=0, world_size=4)}
-        alone = make(rank=0, world_size=1)
-        persistent = make().loader(1, persistent_workers=True)
-        with Caught():
-            list(persistent)
-        too_few = CellDataset(np.arange(9), BlockShuffling(4), 8, 2, drop_last=True, seed=0)
-        with Caught() as found["joined"]:
-            join()
-            list(make())
-        for name, dataset in given.items():
-            found[name] = [refusal(case, dataset) for case in (len, list)]
-        found["swapped late"] = refusal(make, rank=1 - rank, world_size=2)
-        found["alone"] = epochs(alone)
-        found["too few"] = refusal(list, too_few)
-        found["persistent"] = refusal(list, persistent)
-        """,
-        WORLD_SIZE="2",
-    )
-
-
-class TestByItself:
-    @pytest.mark.parametrize("way", ["iteration", "loader", "length", "plan"])
-    def test_a_process_that_should_have_met_others_is_warned_once(self, others, way):
-        for rank in others:
-            (said,) = rank[way]
-            assert said.startswith("WORLD_SIZE=2, but torch.distributed is not initialised")
-            assert "initialise it first, or give `rank` and `world_size`" in said
-
-    @pytest.mark.parametrize("way", ["explicit", "made", "joined"])
-    def test_nothing_is_said_where_it_is_meant_or_may_come_yet(self, others, way):
-        assert [rank[way] for rank in others] == [[], []]
-
-    def test_a_rank_may_read_everything_if_it_says_so(self, others):
-        for rank in others:
-            for minibatches in rank["alone"]:
-                assert sorted(row for each in minibatches for row in each) == list(range(N_ROWS))
-
-
-class TestRanksThatAreGiven:
-    def test_are_refused_where_torch_distributed_has_others(self, others):
-        for number, rank in enumerate(others):
-            given = f"rank={1 - number} and world_size=2 were given, but torch.distributed has "
-            for said in [*rank["swapped"], rank["swapped late"]]:
-                assert said.startswith(given + f"rank {number} of 2; leave both out")
-            for said in rank["more"]:
-                assert said.startswith("rank=0 and world_size=4 were given, but torch.distributed")
-
-    def test_one_without_the_other(self):
-        given: list[dict[str, Any]] = [{"rank": 0}, {"world_size": 1}]
-        for parameters in given:
-            with pytest.raises(
-                ParameterError, match=r"must be given together, .*; give both, or neither"
-            ):
-                CellDataset(np.arange(9), BlockShuffling(4), 8, **parameters)
-
-
-def test_ranks_that_leave_nothing_are_refused_though_met_late(others):
-    for rank in others:
-        assert rank["too few"].startswith("none of 9 rows is left")
-
-
-def test_workers_that_persist_are_refused_where_ranks_met_since(others):
-    for number, rank in enumerate(others):
-        assert rank["persistent"] == (
-            "persistent worker processes were started by rank 0 of 1, "
-            f"which is now rank {number} of 2; make a new loader"
-        )
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, method):
-    """As ranks that are started with the dataset do, whose epochs must be the same.
-
-    A server that forks gives it pickled, and starts the workers of plain DataLoaders, too.
-    """
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import json, multiprocessing, sys, warnings
-            import numpy as np
-            import torch.distributed as dist
-            from torch.utils.data import DataLoader
-            from cellfeed import BlockShuffling, CellDataset
-
-            def train(dataset, other, rank, meeting_point, answers):
-                warnings.filterwarnings("ignore", message="This DataLoader will create")
-                dist.init_process_group(
-                    "gloo", init_method=meeting_point, rank=rank, world_size=2
-                )
-                loaders = [
-                    dataset,
-                    DataLoader(dataset, batch_size=None, num_workers=2),
-                    dataset.loader(2, multiprocessing_context="fork"),
-                    # Of which only workers count, in memory of the process that starts them.
-                    DataLoader(other, batch_size=None, num_workers=2),
-                    DataLoader(other, batch_size=None, num_workers=2),
-                ]
-                found = [[batch.tolist() for batch in loader] for loader in loaders]
-                dist.barrier()
-                dist.destroy_process_group()
-                answers.put((rank, found))
-
-            if __name__ == "__main__":
-                dataset, other = (
-                    CellDataset(np.arange(101), BlockShuffling(4), 8, 2, seed=seed)
-                    for seed in (None, 0)
-                )
-                dataset.set_epoch(5)
-                [*other]  # epoch 0
-                multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
-                context = multiprocessing.get_context(sys.argv[1])
-                answers = context.Queue()
-                children = [
-                    context.Process(target=train, args=(dataset, other, rank, sys.argv[2], answers))
-                    for rank in range(2)
-                ]
-                for child in children:
-                    child.start()
-                found = dict(answers.get(timeout=500) for _ in children)
-                for child in children:
-                    child.join()
-                print(json.dumps([found[0], found[1]]))
-            """
-        )
-    )
-    printed = warm.output_of(
-        *(script, method, f"file://{tmp_path}/meet"),
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-    )
-    found = json.loads(printed.splitlines()[-1])
-    assert_is_divided(found)
-    for rank in range(2):
-        alike = CellDataset(
-            np.arange(101), BlockShuffling(4), 8, 2, seed=0, rank=rank, world_size=2
-        )
-        for epoch, minibatches in zip((1, 2), found[rank][3:], strict=True):
-            alike.set_epoch(epoch)
-            assert sorted(chain(*minibatches)) == sorted(np.concatenate([*alike]).tolist())
-
-
-def test_a_rank_that_reads_something_else_is_reported(tmp_path):
-    """By the one that begins last; nobody waits for it."""
-    found = run_ranks(
-        tmp_path,
-        """
-        import anndata
-        import pandas as pd
-        from cellfeed import open_collection
-        join()
+        # Datasets that differ between ranks.
         warnings.filterwarnings("ignore", message="only rank")  # as the other is refused
-        other = CellDataset(np.arange(101 - rank), BlockShuffling(4), 8, 2, seed=0)
-        sizes = CellDataset(np.arange(101), BlockShuffling(4 + rank), 8, 2, seed=0)
         names = [f"g{k}" for k in range(6)]
         adata = anndata.AnnData(np.ones((9, 6)), var=pd.DataFrame(index=names))
         adata.layers["counts"] = adata.X
-        datasets = {"other": other, "sizes": sizes, "same": make()}
+        datasets = {
+            "n_rows": make(101 - rank, seed=0),
+            "block_size": CellDataset(np.arange(101), BlockShuffling(4 + rank), 8, 2, seed=0),
+            "same": make(seed=0),
+        }
         for name, options in {
             "genes": {"genes": names[:2][:: 1 - 2 * rank]},
             "elements": {"elements": [["X"], ["layers/counts"]][rank]},
@@ -398,78 +161,207 @@ def test_a_rank_that_reads_something_else_is_reported(tmp_path):
         }.items():
             collection = open_collection(adata, **options)
             datasets[name] = CellDataset(collection, BlockShuffling(2), 2, seed=0)
-        collection = open_collection(adata)
-        dtype = ["float32", "float64"][rank]
+        collection, dtype = open_collection(adata), ["float32", "float64"][rank]
         datasets["dtype"] = CellDataset(collection, BlockShuffling(2), 2, seed=0, dtype=dtype)
+        found["differing"] = {}
         for name, dataset in datasets.items():
             if rank == 1:
                 dist.barrier()
-            found[name] = refusal(lambda: list(dataset))
+            found["differing"][name] = refusal(list, dataset)
             if rank == 0:
                 dist.barrier()
         """,
     )
-    names = ["other", "sizes", "same", "genes", "elements", "same genes", "dtype"]
-    assert found[0] == dict.fromkeys(names)
-    assert "n_rows=100 on rank 1, n_rows=101 on rank 0" in found[1]["other"]
-    assert "block_size=5 on rank 1, block_size=4 on rank 0" in found[1]["sizes"]
+
+
+@pytest.mark.parametrize("case", [*CASES, "drawn 0", "drawn 2", "drawn late"])
+def test_ranks_share_the_rows_of_every_epoch(ranks, case):
+    """Whenever the dataset is made; a seed that nobody gave becomes that of all ranks."""
+    epochs = [rank[case] for rank in ranks]
+    for number in range(2):
+        assert_divided([each[number] for each in epochs], N_ROWS)
+    assert epochs[0][0] != epochs[0][1]
+    for rank, delivered in zip(ranks, epochs, strict=True):
+        assert {*map(len, delivered)} == {rank["lengths"].get(case, 7)}
+
+
+def test_a_dataset_says_which_rank_it_is_now(ranks):
+    for number, rank in enumerate(ranks):
+        assert rank["ranks"] == [[number, N_RANKS]] * len(rank["ranks"]) != []
+
+
+class TestASeedThatNobodyGave:
+    def test_is_said(self, ranks):
+        assert ranks[0]["seeds"] == ranks[1]["seeds"]
+
+    @pytest.mark.parametrize("way", ["drawn plan", "drawn plain"])
+    def test_is_refused_where_ranks_cannot_agree(self, ranks, way):
+        for rank in ranks:
+            assert "this process drew `seed` for itself" in rank[way]
+            assert "give `seed`, or iterate over `dataset.loader()`" in rank[way]
+
+    @pytest.mark.parametrize("way", ["used", "looked at"])
+    def test_is_refused_where_it_was_in_use(self, ranks, way):
+        for rank in ranks:
+            assert "\n" not in rank[way]
+            assert "has already used a seed that it drew for itself" in rank[way]
+            assert rank[way].endswith("give `seed`")
+
+
+class TestByItself:
+    @pytest.mark.parametrize("way", ["iteration", "loader", "length", "plan"])
+    def test_a_process_that_should_have_met_others_is_warned_once(self, ranks, way):
+        for rank in ranks:
+            (said,) = rank[way]
+            assert said.startswith("WORLD_SIZE=2, but torch.distributed is not initialised")
+            assert "initialise it first, or give `rank` and `world_size`" in said
+
+    @pytest.mark.parametrize("way", ["explicit", "made", "joined"])
+    def test_nothing_is_said_where_it_is_meant_or_may_come_yet(self, ranks, way):
+        assert [rank[way] for rank in ranks] == [[], []]
+
+    def test_a_rank_may_read_everything_if_it_says_so(self, ranks):
+        for rank in ranks:
+            assert sorted(chain(*rank["alone"])) == list(range(N_ROWS))
+
+
+def test_ranks_that_are_given_are_refused_where_torch_distributed_has_others(ranks):
+    for number, rank in enumerate(ranks):
+        given = f"rank={1 - number} and world_size=2 were given, but torch.distributed has "
+        for said in [*rank["swapped"], rank["swapped late"]]:
+            assert said.startswith(given + f"rank {number} of 2; leave both out")
+        for said in rank["more"]:
+            assert said.startswith("rank=0 and world_size=4 were given, but torch.distributed")
+
+
+def test_what_ranks_that_met_late_refuse(ranks):
+    for number, rank in enumerate(ranks):
+        assert rank["too few"].startswith("none of 9 rows is left")
+        assert rank["persistent"] == (
+            "persistent worker processes were started by rank 0 of 1, "
+            f"which is now rank {number} of 2; make a new loader"
+        )
+
+
+def test_a_rank_that_reads_something_else_is_reported(ranks):
+    """By the one that begins last; nobody waits for it."""
+    first, last = (rank["differing"] for rank in ranks)
+    assert first == dict.fromkeys(first)
+    assert last.pop("same") is last.pop("same genes") is None
+    assert "n_rows=100 on rank 1, n_rows=101 on rank 0" in last["n_rows"]
+    assert "block_size=5 on rank 1, block_size=4 on rank 0" in last["block_size"]
     for name in ("genes", "elements", "dtype"):
-        assert found[1][name].startswith(
+        assert last[name].startswith(
             f"ranks read different data, or read them differently: {name}=["
         )
-    assert found[1]["same"] is found[1]["same genes"] is None
 
 
+def train(dataset, other, rank, meeting_point, answers):
+    """What a process does that is started with datasets."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group(
+        "gloo", init_method=meeting_point, rank=rank, world_size=N_RANKS
+    )
+    plain: dict[str, Any] = {"batch_size": None, "num_workers": 2}
+    loaders = [
+        dataset,
+        torch.utils.data.DataLoader(dataset, **plain),
+        dataset.loader(2, multiprocessing_context="fork"),
+        # Of which only workers count, in memory of the process that starts them.
+        torch.utils.data.DataLoader(other, **plain),
+        torch.utils.data.DataLoader(other, **plain),
+    ]
+    found = [[np.asarray(batch).tolist() for batch in loader] for loader in loaders]
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    answers.put((rank, found))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, method):
+    """As ranks that are started with the dataset do, whose epochs must be the same.
+
+    A server that forks gives it pickled, and starts the workers of plain DataLoaders, too.
+    """
+    dataset, other = (
+        CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=seed) for seed in (None, 0)
+    )
+    dataset.set_epoch(5)
+    assert sum(map(len, other)) == N_ROWS  # epoch 0
+    context: Any = multiprocessing.get_context(method)
+    answers, place = context.Queue(), f"file://{tmp_path}/meet"
+    children = [
+        context.Process(target=train, args=(dataset, other, rank, place, answers))
+        for rank in range(N_RANKS)
+    ]
+    for child in children:
+        child.start()
+    found = dict(answers.get(timeout=500) for _ in children)
+    for child in children:
+        child.join()
+    for epochs in zip(found[0], found[1], strict=True):
+        assert_divided(epochs, N_ROWS)
+    for rank in range(N_RANKS):
+        alike = CellDataset(
+            np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0, rank=rank, world_size=N_RANKS
+        )
+        for epoch, minibatches in zip((1, 2), found[rank][3:], strict=True):
+            alike.set_epoch(epoch)
+            assert sorted(chain(*minibatches)) == sorted(np.concatenate([*alike]).tolist())
+
+
+_LIGHTNING = """
+    import json, sys
+    import numpy as np
+    import pytorch_lightning as pl
+    import torch
+    from cellfeed import BlockShuffling, CellDataset
+
+    class Model(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.epochs = torch.nn.Linear(1, 1), []
+
+        def on_train_epoch_start(self):
+            self.epochs.append([])
+
+        def training_step(self, batch, _):
+            self.epochs[-1].append(batch.tolist())
+            return self.layer(batch[:, None].float()).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 1e-9)
+
+    loaders = [
+        CellDataset(np.arange(101), BlockShuffling(4), 8, 2).loader(workers) for workers in (0, 2)
+    ]
+    found = []
+    for loader in loaders:
+        model = Model()
+        trainer = pl.Trainer(
+            devices=2, strategy="ddp", accelerator="cpu", max_epochs=2, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )
+        trainer.fit(model, train_dataloaders=loader)
+        assert trainer.num_training_batches == len(loader)
+        found.append(model.epochs)
+    with open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w") as file:
+        json.dump(found, file)
+"""
+
+
+@pytest.mark.slow
 def test_ranks_of_lightning(tmp_path):
     """The dataset is made long before Lightning starts the other rank and they meet."""
     pytest.importorskip("pytorch_lightning")
     script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import json, os, sys
-            import numpy as np
-            import pytorch_lightning as pl
-            import torch
-            from cellfeed import BlockShuffling, CellDataset
-
-            class Model(pl.LightningModule):
-                def __init__(self):
-                    super().__init__()
-                    self.layer, self.epochs = torch.nn.Linear(1, 1), []
-
-                def on_train_epoch_start(self):
-                    self.epochs.append([])
-
-                def training_step(self, batch, _):
-                    self.epochs[-1].append(batch.tolist())
-                    return self.layer(batch[:, None].float()).mean()
-
-                def configure_optimizers(self):
-                    return torch.optim.SGD(self.parameters(), 1e-9)
-
-            loaders = [
-                CellDataset(np.arange(101), BlockShuffling(4), 8, 2).loader(workers)
-                for workers in (0, 2)
-            ]
-            found = []
-            for loader in loaders:
-                model = Model()
-                trainer = pl.Trainer(
-                    devices=2, strategy="ddp", accelerator="cpu", max_epochs=2, logger=False,
-                    enable_checkpointing=False, enable_progress_bar=False,
-                    enable_model_summary=False,
-                )
-                trainer.fit(model, train_dataloaders=loader)
-                assert trainer.num_training_batches == len(loader)
-                found.append(model.epochs)
-            with open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w") as file:
-                json.dump(found, file)
-            """
-        )
-    )
+    script.write_text(textwrap.dedent(_LIGHTNING))
     warm.output_of(script, tmp_path, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})
     of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
     for epochs in zip(*of_ranks, strict=True):  # without worker processes, and with two
-        assert_is_divided(list(epochs))
+        for number in range(2):
+            assert_divided([each[number] for each in epochs], N_ROWS)
         assert epochs[0][0] != epochs[0][1]

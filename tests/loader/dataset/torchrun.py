@@ -11,12 +11,13 @@ from tests.warm import python as warm
 
 # Each rank's script begins with this, and ends by saying what it found.
 _PROLOGUE = """
-    import json, os, sys, warnings
+    import json, os, pickle, sys, time, warnings
+    from contextlib import contextmanager
     import numpy as np
     import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader
-    from cellfeed import BlockShuffling, CellDataset, CellfeedError
+    from cellfeed import BlockShuffling, CellDataset, CellfeedError, InterleavedDatasets
 
     warnings.filterwarnings("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -32,8 +33,18 @@ _PROLOGUE = """
     def refusal(function, *arguments, **options):
         try:
             function(*arguments, **options)
-        except CellfeedError as error:
+        except (CellfeedError, RuntimeError) as error:
             return str(error)
+
+    @contextmanager
+    def warned():
+        texts = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield texts
+        known = "multi-threaded", "not writable", "This DataLoader", "ranks are not compared"
+        said = (str(each.message) for each in caught)
+        texts += [each for each in said if not any(part in each for part in known)]
 
     if __name__ == "__main__":
         rank, folder, found = int(os.environ["RANK"]), sys.argv[1], {}
@@ -47,10 +58,10 @@ _EPILOGUE = """
 """
 
 
-def torchrun(folder: Path, n: int, body: str) -> list[dict[str, Any]]:
+def torchrun(folder: Path, n: int, *bodies: str) -> list[dict[str, Any]]:
     """Run a script as ``n`` processes, and return what each of them found."""
     script = folder / "script.py"
-    main = "".join(map(textwrap.dedent, (body, _EPILOGUE)))
+    main = "".join(map(textwrap.dedent, (*bodies, _EPILOGUE)))
     script.write_text(textwrap.dedent(_PROLOGUE) + textwrap.indent(main, "    "))
     warm.torchrun(n, script, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
