@@ -35,7 +35,8 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
-from cellfeed_tuner._history import Asked, EarlierRun, Key, fingerprint
+from cellfeed_tuner._history import Asked, EarlierRun, Key, fingerprint, record
+from cellfeed_tuner._history import cache_folder as folder_of_runs
 from cellfeed_tuner._interval import quotient
 from cellfeed_tuner._machine import BytesRead, Cpu, Memory, Platform, Storage
 from cellfeed_tuner._results import Waiting
@@ -109,6 +110,17 @@ def trials_of():
         ]
 
     return make
+
+
+@pytest.fixture
+def stored(earlier_run, trials_of):
+    """Store a run, as `earlier_run` makes it."""
+
+    def store(costs, **facts):
+        run = earlier_run(costs, **facts)
+        record(folder_of_runs(), run, trials_of(run))
+
+    return store
 
 
 MACHINE = Machine(

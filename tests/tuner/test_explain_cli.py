@@ -1,4 +1,4 @@
-"""The ``autotune explain`` command."""
+"""``autotune explain`` and ``autotune show``, which read what was stored."""
 
 import json
 from dataclasses import replace
@@ -8,65 +8,58 @@ from tests import commands
 
 from cellfeed_tuner import Configuration, theory
 
+FAST = Configuration(block_size=64, fetch_factor=16)
+
 
 @pytest.fixture
 def explain(result_of, tmp_path):
-    """Runs the command on a saved result of a kind, or on a result."""
+    """Runs the command on a saved result of a kind, or on a result; options are given as text."""
 
-    def run(of, *options):
+    def run(of, options=""):
         path = tmp_path / "autotune.json"
         (result_of(of) if isinstance(of, str) else of).save(path)
-        ran = commands.autotune("explain", path, *options)
+        ran = commands.autotune("explain", path, *options.split())
         assert ran.exit_code == 0, ran.output
         return " ".join(ran.stdout.split())
 
     return run
 
 
-def test_the_choice_and_the_bottleneck_are_explained(explain):
-    said = explain("explained")
-    assert "block size 64, fetch factor 64, 0 workers" in said
-    assert "It is the fastest of the 4 measured configurations" in said
-    assert "Bound by decompression: 80.0 [72.0, 88.0] us" in said
-    assert "decompressing 160.0 [144.0, 176.0] █" in said
-    assert "1.67 bytes are decompressed for each byte used." in said
-    assert "A training step longer than 7.2 ms hides" in said  # 64 x 113 us
-    assert "would mix equally well in blocks of 1,024 and give at least 2.5x the throughput" in said
-
-
-def test_without_a_bottleneck_it_says_so(explain):
-    assert "Where the time goes: Not known: there is no recommendation" in explain("recommended")
-
-
-def test_without_a_choice_the_nearest_is_named(explain):
-    assert "No configuration is feasible. The nearest is block size 64" in explain(
-        "nothing feasible"
-    )
-
-
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("kind", "options", "said"),
     [
-        (64.0, "The loader is fast enough: the training step takes longer, 1,000.0 us per cell."),
-        (1.0, "Bound by decompression: 80.0 [72.0, 88.0] us"),
+        ("explained", "", "block size 64, fetch factor 64, 0 workers"),
+        ("explained", "", "It is the fastest of the 4 measured configurations"),
+        ("explained", "", "Bound by decompression: 80.0 [72.0, 88.0] us"),
+        ("explained", "", "decompressing 160.0 [144.0, 176.0] █"),
+        ("explained", "", "1.67 bytes are decompressed for each byte used."),
+        ("explained", "", "A training step longer than 7.2 ms hides"),  # 64 x 113 us
+        ("explained", "", "in blocks of 1,024 and give at least 2.5x the throughput"),
+        ("explained", "--step-ms 64", "the training step takes longer, 1,000.0 us per cell."),
+        ("explained", "--step-ms 1", "Bound by decompression: 80.0 [72.0, 88.0] us"),
+        ("recommended", "", "Where the time goes: Not known: there is no recommendation"),
+        ("nothing feasible", "", "No configuration is feasible. The nearest is block size 64"),
+        ("few rounds", "", "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with"),
+        ("few rounds", "--block-size 64 --num-workers 1", "rests on only 5 rounds, which is not"),
+        ("few rounds", "--block-size 64 --num-workers 1", "9,600] cells/s (from only 5 rounds)"),
+        ("not enough samples", "--block-size 700", "block size 700 is not in the grid."),
+        ("not enough samples", "--block-size 700", "The nearest is block size 1024"),
+        # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
+        ("recommended", "--block-size 4", "Of the 4 configurations with block size 4, the best is"),
+        ("recommended", "--num-workers 1", "best is block size 64, fetch factor 64, 1 worker."),
+        ("recommended", "--block-size 1024", "best is block size 1024, fetch factor 64, 0 workers"),
     ],
 )
-def test_a_training_step_may_be_the_bottleneck(explain, step, said):
-    assert said in explain("explained", "--step-ms", step)
+def test_what_is_asked_is_explained(explain, kind, options, said):
+    assert said in explain(kind, options)
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("sizes", "reason"),
     [
         # What the grid in conftest says of each.
-        (
-            (4, 4, 1),
-            "It is slower: 3,000 [2,700, 3,600] cells/s, 0.34x [0.29x, 0.40x] the recommended",
-        ),
-        (
-            (64, 64, 1),
-            "It is slower: 8,000 [7,200, 9,600] cells/s, 0.89x [0.83x, 0.95x] the recommended",
-        ),
+        ((4, 4, 1), "It is slower: 3,000 [2,700, 3,600] cells/s, 0.34x [0.29x, 0.40x] the recom"),
+        ((64, 64, 1), "It is slower: 8,000 [7,200, 9,600] cells/s, 0.89x [0.83x, 0.95x] the recom"),
         ((64, 4, 0), "It mixes too little: 1.800 bits are 50.0% of random sampling's 3.600"),
         ((4, 64, 1), "It exceeds the memory limit: its buffers alone take 9,000 MB."),
         ((64, 4, 1), "It failed: no workers here."),
@@ -76,69 +69,40 @@ def test_a_training_step_may_be_the_bottleneck(explain, step, said):
         ((64, 64, 0), "It is the recommended one."),
     ],
 )
-def test_each_configuration_has_its_reason(explain, options, reason):
-    block_size, fetch_factor, num_workers = options
+def test_each_configuration_has_its_reason(explain, sizes, reason):
+    block_size, fetch_factor, num_workers = sizes
     said = explain(
-        "recommended", "--block-size", block_size, "--fetch-factor", fetch_factor,
-        "--num-workers", num_workers,
-    )  # fmt: skip
+        "recommended",
+        f"--block-size {block_size} --fetch-factor {fetch_factor} --num-workers {num_workers}",
+    )
     assert reason in said
-    assert (
-        Configuration(
-            block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
-        ).__str__()
-        in said
-    )
+    asked = Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
+    assert str(asked) in said
 
 
-def test_figures_from_few_rounds_are_called_so(explain):
-    assert "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with others" in explain(
-        "few rounds"
-    )
-    said = explain("few rounds", "--block-size", 64, "--num-workers", 1)
-    assert "- Its throughput rests on only 5 rounds, which is not enough samples." in said
-    assert "8,000 [7,200, 9,600] cells/s (from only 5 rounds)" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "best"),
-    [
-        # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
-        (("--block-size", 4), "Of the 4 configurations with block size 4, the best is block size"),
-        (("--num-workers", 1), "the best is block size 64, fetch factor 64, 1 worker."),
-        (("--block-size", 1024), "the best is block size 1024, fetch factor 64, 0 workers."),
-    ],
-)  # fmt: skip
-def test_of_several_the_best_is_explained(explain, options, best):
-    assert best in explain("recommended", *options)
-
-
-def test_too_much_memory_is_a_reason(explain, result_of):
+def test_limits_are_reasons(explain, result_of):
     result = result_of("recommended")
     greedy = replace(result.configurations[1], peak_memory_bytes=9 * 10**9)
     grid = (result.configurations[0], greedy, *result.configurations[2:])
     said = explain(
-        replace(result, configurations=grid), "--block-size", 4, "--fetch-factor", 4,
-        "--num-workers", 1,
-    )  # fmt: skip
+        replace(result, configurations=grid), "--block-size 4 --fetch-factor 4 --num-workers 1"
+    )
     assert "It takes 9,000 MB, over the limit of 8,000 MB." in said
-
-
-def test_with_a_need_what_mixes_less_is_not_chosen(explain, result_of):
-    result = result_of("recommended")
+    # With a need, what mixes less is not chosen.
     need = replace(result.constraints, need_cells_per_second=1_000.0)
     chosen = replace(result.recommended, configuration=result.configurations[2].configuration)
     said = explain(
         replace(result, constraints=need, recommended=chosen),
-        "--block-size", 64, "--fetch-factor", 64, "--num-workers", 0,
-    )  # fmt: skip
+        "--block-size 64 --fetch-factor 64 --num-workers 0",
+    )
     assert (
         "It is fast enough but mixes less: 96.0% of random sampling's entropy, against 100" in said
     )
 
 
 def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
-    said = explain("explained", "--block-size", 32, "--fetch-factor", 64)
+    options = "--block-size 32 --fetch-factor 64"
+    said = explain("explained", options)
     bits = theory.expected_entropy_bits([2_000] * 14, 64, 32, 64)
     assert "block size 32, fetch factor 64 is not in the grid." in said
     assert f"would have {bits:.3f} bits" in said
@@ -147,12 +111,11 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
         "The nearest measured configuration, in block size and fetch factor together, is "
         "block size 64, fetch factor 64, 0 workers: It is the recommended one."
     ) in said
-
-
-def test_without_label_counts_there_is_no_theory(explain):
-    said = explain("recommended", "--block-size", 32, "--fetch-factor", 64)
+    # Without counts of labels there is no theory, and without throughputs no prediction.
+    said = explain("recommended", options)
     assert "is not in the grid" in said
     assert "If every block held a single label" not in said
+    assert "The cost model" not in explain("not enough samples", "--block-size 700")
 
 
 @pytest.mark.parametrize(
@@ -160,35 +123,28 @@ def test_without_label_counts_there_is_no_theory(explain):
     [
         # Of block size 1,024 only fetch factor 4 was measured, four doublings from the
         # recommended 64, and as many as lie between block sizes 64 and 1,024.
-        (("--block-size", 4096), "block size 4096, fetch factor 64, 0 workers", "block size 64"),
-        (("--block-size", 2), "block size 2, fetch factor 64, 0 workers", "block size 4"),
-        (("--fetch-factor", 8), "block size 64, fetch factor 8, 0 workers", "block size 64"),
-        (("--num-workers", 9), "block size 64, fetch factor 64, 9 workers", "block size 64"),
-        (("--block-size", 8192, "--fetch-factor", 2), "fetch factor 2, 0", "block size 1024"),
+        ("--block-size 4096", "block size 4096, fetch factor 64, 0 workers", "block size 64"),
+        ("--block-size 2", "block size 2, fetch factor 64, 0 workers", "block size 4"),
+        ("--fetch-factor 8", "block size 64, fetch factor 8, 0 workers", "block size 64"),
+        ("--block-size 8192 --fetch-factor 2", "fetch factor 2, 0", "block size 1024"),
+        # Workers decide only between equal sizes.
+        (
+            "--num-workers 9",
+            "block size 64, fetch factor 64, 9 workers",
+            "block size 64, fetch factor 64, 1 worker:",
+        ),
     ],
 )
 def test_the_nearest_is_near_in_both_sizes_and_was_measured(explain, options, meant, nearest):
-    said = explain("explained", *options)
+    said = explain("explained", options)
     assert meant in said
     assert f"measured configuration, in block size and fetch factor together, is {nearest}" in said
-    answer = json.loads(explain("explained", *options, "--json"))["answer"]
+    answer = json.loads(explain("explained", f"{options} --json"))["answer"]
     assert answer["about"]["cells_per_second"]["value"] is not None
 
 
-def test_workers_decide_only_between_equal_sizes(explain):
-    said = explain("explained", "--num-workers", 9)
-    assert "together, is block size 64, fetch factor 64, 1 worker:" in said
-
-
-def test_without_a_choice_the_size_that_was_asked_for_decides(explain):
-    said = explain("not enough samples", "--block-size", 700)
-    assert "block size 700 is not in the grid." in said
-    assert "The nearest is block size 1024" in said
-    assert "The cost model" not in said
-
-
 def test_json_says_the_same(explain):
-    found = json.loads(explain("explained", "--block-size", 4, "--json"))
+    found = json.loads(explain("explained", "--block-size 4 --json"))
     assert found["schema"] == "cellfeed.explain/2"
     assert found["bottleneck"]["kind"] == "decompressing"
     assert found["recommended"]["configuration"]["block_size"] == 64
@@ -203,20 +159,79 @@ def test_json_says_the_same(explain):
     assert json.loads(explain("recommended", "--json"))["answer"] is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": "cellfeed.other/1"}'])
-def test_a_foreign_file_is_one_line_and_code_2(tmp_path, text):
-    path = tmp_path / "foreign.json"
-    path.write_text(text)
-    ran = commands.autotune("explain", path)
-    assert ran.exit_code == 2
-    assert ran.stderr.count("\n") == 1
-    assert "foreign.json" in ran.stderr
-
-
-def test_without_a_file_the_one_in_this_folder_is_read(tmp_path, monkeypatch, result_of):
+@pytest.mark.parametrize("text", [None, "", "{}", '{"schema": "cellfeed.other/1"}'])
+def test_the_file_in_this_folder_is_read_and_a_foreign_one_is_one_line(
+    tmp_path, monkeypatch, result_of, text
+):
     monkeypatch.chdir(tmp_path)
+    path = tmp_path / "autotune.json"
+    if text is not None:
+        path.write_text(text)
     ran = commands.autotune("explain")
     assert ran.exit_code == 2
-    assert "autotune.json: no such file" in ran.stderr
-    result_of("recommended").save(tmp_path / "autotune.json")
+    assert ran.stderr.count("\n") == 1
+    assert "autotune.json" in ran.stderr
+    assert ("no such file" in ran.stderr) == (text is None)
+    result_of("recommended").save(path)
     assert commands.autotune("explain").exit_code == 0
+
+
+def show(*arguments):
+    shown = commands.autotune("show", *arguments)
+    assert shown.exit_code == 0, shown.output
+    return " ".join(shown.stdout.split())
+
+
+def test_nothing_known_is_a_plain_line(cache_folder):
+    said = commands.autotune("show").stdout
+    assert said.startswith("No earlier runs; results of autotune are stored in ")
+    assert str(cache_folder) in said
+    assert json.loads(show("--json"))["runs"] == []
+    assert commands.autotune("show", "plates").exit_code == 2
+
+
+def test_the_last_run_of_each_kind_is_listed(stored):
+    stored({FAST: 1e-4})
+    stored({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00")
+    stored({FAST: 1e-3}, machine="elsewhere")
+    shown = show()
+    assert "100,000 [90,000, 110,000]" in shown
+    assert "1,000 [900, 1,100]" in shown
+    assert "10,000 [9,000" not in shown
+    assert shown.index("2026-11-21") < shown.index("2026-11-20")
+    found = json.loads(show("--json"))
+    assert found["schema"] == "cellfeed.known/1"
+    last, other = found["runs"]
+    assert last["choice"] == {"block_size": 64, "fetch_factor": 16, "num_workers": 0}
+    assert round(last["cells_per_second"]["value"]) == 100_000
+    assert other["machine"]["cpu"] == "cpu of elsewhere"
+    assert last["asked"]["labels"] == ["plate"]
+    assert {"digest", "n_cells"} <= last["data"].keys()
+
+
+def test_says_how_fast_it_is_compared_with_the_run_before(stored):
+    stored({FAST: 1e-4}, began="2026-11-19T00:00:00.000+00:00")
+    for other in ({"machine": "elsewhere"}, {"data": "others"}, {"batch_size": 8}):
+        stored({FAST: 1e-5}, began="2026-11-21T00:00:00.000+00:00", **other)
+    assert "than before" not in show()
+    stored({FAST: 2e-4}, began="2026-11-22T00:00:00.000+00:00", versions="2")
+    assert "slower: 0.50x" in show()
+    last = json.loads(show("--json"))["runs"][0]["before"]
+    assert last["began"].startswith("2026-11-19")
+    assert last["ratio"]["value"] == pytest.approx(0.5)
+    slow = Configuration(block_size=1, fetch_factor=1)
+    stored({slow: 2e-4}, began="2026-11-23T00:00:00.000+00:00", versions="2")
+    for words in ("equally", "1.00x", "2026-11-22", "another", "configuration"):
+        assert words in show()
+
+
+def test_runs_for_other_numbers_of_ranks_or_without_a_choice_are_listed(stored):
+    kinds = [(1, 1), (2, 2), (1, 2)]
+    for n_ranks, world_size in kinds:
+        stored({FAST: 1e-4}, n_ranks=n_ranks, world_size=world_size)
+    ranks = [each["asked"]["ranks"] for each in json.loads(show("--json"))["runs"]]
+    assert [(each["n_local"], each["n_total"]) for each in ranks] == kinds
+    assert show().count("ranks") == 2
+    assert "none" not in show()
+    stored({FAST: 1e-4}, data="without a choice", cells_per_second=None)
+    assert "none" in show()
