@@ -10,6 +10,7 @@ import types
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import light
 from tests.missing import (  # noqa: F401 - hooks
     pytest_fixture_setup,
     pytest_make_collect_report,
@@ -19,7 +20,7 @@ from tests.short_replicates import shorten
 from tests.warm import python as warm
 
 # A shared machine may be slow at any moment; how long a test takes says nothing about the code.
-# Examples are the same in each run; `make thorough` tries more, and others each time; `make quick`
+# Examples are the same in each run; `make thorough` tries more, and others each time; `make test`
 # tries the first few.
 settings.register_profile(
     "cellfeed",
@@ -39,6 +40,15 @@ settings.register_profile("quick", settings.get_profile("cellfeed"), max_example
 settings.load_profile("cellfeed")
 
 N_CELLS_PER_FILE = 1500
+
+
+def pytest_addoption(parser):
+    light.add_option(parser)
+
+
+def pytest_configure(config):
+    """Tests of docstrings are light, too."""
+    config.pluginmanager.register(light)
 
 
 @pytest.hookimpl(optionalhook=True)

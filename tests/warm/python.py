@@ -97,6 +97,7 @@ class Popen(subprocess.Popen[Any]):
         given = inspect.signature(of_python).bind(self, *arguments).arguments
         python, *command = (os.fspath(each) for each in given["args"])
         assert python == sys.executable
+        sys.audit("subprocess.Popen", python, given["args"], given["cwd"], given["env"])
         numbers = [0, 1, 2, *given["pass_fds"]]
         ends = given["p2cread"], given["c2pwrite"], given["errwrite"]
         files = [k if end == -1 else end for k, end in enumerate(ends)] + numbers[3:]

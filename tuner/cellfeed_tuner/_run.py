@@ -25,6 +25,7 @@ from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
+from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results import (
@@ -57,6 +58,8 @@ COMPARING_SECONDS = 2.0
 # If less is left of the budget for measuring, half of the overtime is used too. Chosen: less
 # measures nothing.
 LEAST_SEARCH_SECONDS = 3.0
+# Most seconds for compiling, which the budget does not count. Chosen: five times what it takes.
+MOST_COMPILING_SECONDS = 60.0
 # Share of the budget after which entropies are computed over fewer rows. Chosen.
 REPLAY_SHARE = 0.25
 # Most cells of which obs columns that were not opened are read. Chosen: text takes some 50 bytes.
@@ -106,6 +109,10 @@ class Run:
         request, self._date = self.request, datetime.now(UTC).astimezone()
         self.on_progress("machine", 0, 1)
         self._machine = describe_machine(request.files)
+        if request.selected is not None:
+            with self.budget.paused():  # what plans need is compiled
+                settings = request.plans.differing(request.grid[0].plan_settings)
+                request.plans.replay(settings, (), n_rows=1)
         self._mixing = Mixing(
             request.labels,
             request.within,
@@ -150,6 +157,8 @@ class Run:
             self.process.start(limit_seconds=max(0.0, self.budget.left_to_measure))
         except TimeoutError:
             self._lose("the measuring process had not started")
+        if self.request.selected is not None and not self._lost:
+            self._compile()
         if self.request.step is not None and not self._lost:
             seconds = self._step_seconds()
             if seconds is None:
@@ -158,6 +167,35 @@ class Run:
                 self.request = self.request.with_step(seconds)
                 self._search = self._new_search()
         self._search.measurements.budget = TimeBudget(self._left_to_search(), self.budget.clock)
+
+    def _compile(self) -> None:
+        """Read one fetch before the clock runs, so that what reads these files is compiled."""
+        self.on_progress("compile", 0, 1)
+        with self.budget.paused():
+            # What fails here fails again where it is measured, and is reported there.
+            measure_with(
+                self.process,
+                replace(self._shortest(), least_rounds=1, seconds=0.0, ranks=Ranks()),
+                limit_seconds=MOST_COMPILING_SECONDS,
+            )
+
+    def _shortest(self) -> TimingRequest:
+        """Return a request to time the smallest fetches of the grid, in the fewest processes."""
+        request = self.request
+        smallest = min(
+            request.grid, key=lambda each: (each.num_workers, each.minibatches_per_round)
+        )
+        return TimingRequest(
+            configuration=smallest,
+            batch_size=request.batch_size,
+            labels=(),
+            cache=request.cache,
+            seed=request.seed,
+            least_rounds=STEP_LEAST_ROUNDS,
+            seconds=STEP_SECONDS,
+            make_dataset=request.make_dataset,
+            ranks=request.ranks,
+        )
 
     def _lose(self, why: str) -> None:
         self._lost = f"{why} after {self.budget.spent:.0f} s, so that nothing was measured"
@@ -207,24 +245,10 @@ class Run:
         The first round, which may make or compile a model, does not count. Fetches are the
         smallest of the grid.
         """
-        request = self.request
-        smallest = min(
-            request.grid, key=lambda each: (each.num_workers, each.minibatches_per_round)
-        )
+        shortest = replace(self._shortest(), step=self.request.step)
         found = measure_with(
             self.process,
-            TimingRequest(
-                configuration=smallest,
-                batch_size=request.batch_size,
-                labels=(),
-                cache=request.cache,
-                seed=request.seed,
-                least_rounds=STEP_LEAST_ROUNDS,
-                seconds=STEP_SECONDS,
-                step=request.step,
-                make_dataset=request.make_dataset,
-                ranks=request.ranks,
-            ),
+            shortest,
             limit_seconds=max(STEP_SECONDS, self.budget.left_to_measure / 2),
         )
         if not found.round_seconds:
@@ -232,7 +256,7 @@ class Run:
                 raise ParameterError(f"no training step ended: {found.failure}")
             return None
         computing = np.subtract(found.round_seconds, found.round_waiting_seconds)
-        seconds = float(np.median(computing)) / smallest.minibatches_per_round
+        seconds = float(np.median(computing)) / shortest.configuration.minibatches_per_round
         return max(_LEAST_STEP_SECONDS, seconds)
 
     def search(self) -> None:

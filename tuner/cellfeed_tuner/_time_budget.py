@@ -1,7 +1,8 @@
 """Time budgets: of a whole run, and of its search."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +63,15 @@ class TimeBudget:
     def limit_seconds(self) -> float:
         """After how many seconds a measurement is stopped."""
         return max(LEAST_REPLICATE_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Spend nothing on what a block does."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.started = (self.started or 0.0) + self.clock() - began
 
     def left_until(self, share: float) -> float:
         """Return the seconds left until a share of the budget is spent."""

@@ -35,6 +35,7 @@ _STAGES = {
     "machine": "Inspecting the machine",
     "entropy": "Computing label entropy",
     "start": "Starting the measuring process",
+    "compile": "Reading one fetch, so that nothing is compiled while the clock runs",
     "throughput": "Measuring throughput",
     "explain": "Finding the bottleneck",
 }
