@@ -107,7 +107,7 @@ thorough: $(COMPLETE)
 # Branch coverage of loader and tuner: make coverage [OF=tests/loader/sampling]. Code that tests run
 # in other Python processes is not counted.
 coverage: $(COMPLETE)
-	$(PYTEST) --cov --cov-report=term --cov-report=html $(OF)
+	$(PYTEST) --cov --cov-context=test --cov-report=term --cov-report=html $(OF)
 
 # Build the pages, with warnings as errors. This runs the tutorial.
 docs: $(DOCS)
