@@ -1,16 +1,37 @@
-"""Naming the bottleneck, of stages whose cost is known."""
+"""Where the time goes, of stages whose cost is known, and what another layout would give."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import Statistics
-from cellfeed._decode import Counter
-from cellfeed_tuner import StageModel
+from cellfeed import CellDataset, Cells, Statistics, open_collection
+from cellfeed_tuner import (
+    Configuration,
+    Estimate,
+    Stage,
+    StageModel,
+    autotune,
+    epochs_until_paid,
+    measure,
+)
 from cellfeed_tuner._bottleneck import bottleneck, with_training_step
+from cellfeed_tuner._explain import (
+    StorageLayout,
+    StoreRequest,
+    StoreSample,
+    amplification,
+    explain_throughput,
+    sample_store,
+    storage_advice,
+)
+from cellfeed_tuner._measuring._process import MeasuringProcess
 
 N_CELLS = 100
 MODEL = StageModel(cores=2.0, n_workers=0, n_threads=2)
@@ -21,12 +42,18 @@ COSTS = {
     "placing": 4e-6,
     "making_tensors": 1e-6,
 }
+MODELS = st.builds(
+    StageModel,
+    cores=st.floats(0.5, 64.0),
+    n_workers=st.integers(0, 16),
+    n_threads=st.integers(1, 64),
+)
 
 
 def rounds_of(costs, *, noise=0.0, n_rounds=8, bytes_used=4_000):
     """Make rounds from seconds per cell of each stage, as a dataset would count them."""
     rng = np.random.default_rng(0)
-    nothing = Statistics.of(np.zeros(len(Counter), np.int64))
+    nothing = Statistics(**{field.name: 0 for field in fields(Statistics)})
     rounds = []
     for _ in range(n_rounds):
         counted = {
@@ -55,11 +82,15 @@ def test_stages_are_what_threads_were_busy_with():
     assert found.accounted == pytest.approx(1.0)
     assert found.read_amplification == pytest.approx(1.5)
     assert (found.stored_bytes, found.n_rounds) == (10.0, 8)
+    one = rounds_of(COSTS, n_rounds=1)  # which is not enough
+    assert bottleneck(one, model=MODEL, cells_per_round=N_CELLS, cells_per_second=1.0) is None
 
 
-@pytest.mark.parametrize("name", list(COSTS))
+@pytest.mark.parametrize("name", [*COSTS, "sending"])
 def test_the_stage_that_decides_is_named(name):
-    found = found_in(COSTS | {name: 80e-6}, noise=0.05)
+    n_workers = 4 if name == "sending" else 0
+    model = replace(MODEL, n_workers=n_workers, cores=4.0 * n_workers or 2.0)
+    found = found_in(COSTS | {name: 80e-6}, model=model, noise=0.05)
     assert found.kind == name
     assert found.confidence == 1.0
     (stage,) = [each for each in found.stages if each.name == name]
@@ -76,13 +107,6 @@ def test_planning_that_is_hidden_behind_decompression_saves_nothing():
     assert (found.kind, planning.saving) == ("decompressing", 0.0)
 
 
-def test_sending_is_named_where_workers_are_busy_with_it():
-    model = StageModel(cores=16.0, n_workers=4, n_threads=4)
-    found = found_in(COSTS | {"sending": 30e-6}, model=model)
-    assert found.kind == "sending"
-    assert found.seconds["sending"] == pytest.approx(30e-6)
-
-
 def test_nothing_is_named_where_nothing_stands_out():
     model = StageModel(cores=1000.0, n_workers=0, n_threads=1)
     costs = {"planning": 6.5e-6, "reading": 1e-6, "decompressing": 3e-6, "placing": 3e-6,
@@ -90,22 +114,18 @@ def test_nothing_is_named_where_nothing_stands_out():
     found = found_in(costs, model=model)
     assert found.kind == "nothing"
     assert "No stage dominates" in found.sentence
-
-
-def test_two_that_are_alike_are_not_told_apart_with_confidence():
+    # Of two that are alike, neither is named with confidence.
     found = found_in(COSTS | {"decompressing": 40e-6, "placing": 40e-6}, noise=0.3, n_rounds=4)
     assert found.confidence < 0.95
     assert not found.sentence.startswith("Bound")
 
 
-def test_stages_that_explain_half_of_the_time_are_no_certainty():
+def test_stages_that_do_not_add_up_to_the_time_are_no_certainty():
     found = found_in(COSTS | {"decompressing": 80e-6}, share=0.5)
     assert found.accounted == pytest.approx(0.5)
     assert found.sentence.startswith("Possibly bound")
     assert "The stages explain only 50% of the time." in found.sentence
-
-
-def test_threads_that_wait_for_processors_take_more_than_all_of_the_time():
+    # Threads that wait for processors take more than all of the time.
     found = found_in(COSTS | {"decompressing": 80e-6}, share=2.0)
     assert found.measured_seconds_per_cell < 40e-6
     assert "decompression: 40.0 [40.0, 40.0] us per cell." in found.sentence
@@ -121,16 +141,13 @@ def test_threads_that_wait_for_processors_take_more_than_all_of_the_time():
     costs=st.fixed_dictionaries(dict.fromkeys(COSTS, st.floats(1e-8, 1e-3))),
     step=st.floats(1e-8, 1e-3),
     share=st.floats(0.1, 10.0),
-    model=st.builds(
-        StageModel,
-        cores=st.floats(0.5, 64.0),
-        n_workers=st.integers(0, 16),
-        n_threads=st.integers(1, 64),
-    ),
+    model=MODELS,
 )
 def test_no_stage_saves_more_than_it_takes(costs, step, share, model):
     """If a stage takes t of T, cells come T / (T - t) times as fast without it at most."""
-    found = found_in(costs, model=model, share=share, n_rounds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cellfeed_tuner._bottleneck.N_RESAMPLES", 1)  # for the confidence alone
+        found = found_in(costs, model=model, share=share, n_rounds=2)
     for each in (found, with_training_step(found, step)):
         for stage in each.stages:
             part = model.seconds_per_cell({stage.name: stage.seconds_per_cell.value})
@@ -146,11 +163,6 @@ def test_what_the_library_reads_is_not_told_apart():
     assert "not separated" in found.sentence
 
 
-def test_one_round_is_not_enough():
-    one = rounds_of(COSTS, n_rounds=1)
-    assert bottleneck(one, model=MODEL, cells_per_round=N_CELLS, cells_per_second=1.0) is None
-
-
 def test_a_training_step_that_is_slower_than_the_loader_is_the_bottleneck():
     found = found_in(COSTS | {"decompressing": 80e-6})
     slow = with_training_step(found, 100e-6)
@@ -163,3 +175,264 @@ def test_a_training_step_that_is_slower_than_the_loader_is_the_bottleneck():
     assert fast.measured_seconds_per_cell == found.measured_seconds_per_cell
     # Another step takes the place of the one before.
     assert [each.name for each in with_training_step(slow, 1e-6).stages].count("training") == 1
+
+
+LAYOUT = StorageLayout(
+    n_cells=1_000_000, rows_per_chunk=100.0, batch_size=64, already_shuffled=False
+)
+BLOCKS_OF_16 = Configuration(block_size=16, fetch_factor=64)
+STORE = StoreSample(encode_seconds=20e-6, decode_seconds=4e-6, stored_bytes=3_000.0)
+
+
+@cache
+def bound(*, decompression=70.0, others=10.0, amplified=1.0):
+    """One thread on one core, so that stages add up; so many bytes are decompressed in vain."""
+    found = found_in(
+        {"decompressing": 1e-6 * decompression, "placing": 1e-6 * others},
+        model=StageModel(cores=1.0, n_workers=0, n_threads=1),
+    )
+    return replace(
+        found, stored_bytes=6_000.0, decoded_bytes=amplified * 18_000.0, useful_bytes=18_000.0
+    )
+
+
+def advice_on(found, layout=LAYOUT, store=STORE):
+    return storage_advice(found, BLOCKS_OF_16, layout, store, (1, 16, 1024, 65_536))
+
+
+def with_stages(found, **stages):
+    """Replace what stages take, in microseconds: the mean and the ends of its interval."""
+    made = (
+        Stage(name=name, seconds_per_cell=Estimate(*(1e-6 * each for each in ends)), saving=0.5)
+        for name, ends in stages.items()
+    )
+    return replace(found, stages=tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "block", "fetch"), [(10, 1, 640), (10, 16, 1024), (100, 16, 64), (7, 50, 3200)]
+)
+def test_amplification_is_what_counting_gives(chunk, block, fetch):
+    n_cells = 70_000
+    rng = np.random.default_rng(0)
+    n_chunks = []
+    for _ in range(200):
+        starts = rng.permutation(n_cells // block)[: max(1, fetch // block)] * block
+        # Chunks begin anywhere between rows, as those of a list of elements do.
+        first = (starts + rng.random()) // chunk
+        last = (starts + block - 1 + rng.random()) // chunk
+        touched = [np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]
+        n_chunks.append(np.unique(np.concatenate(touched)).size)
+    counted = np.mean(n_chunks) * chunk / fetch
+    assert amplification(n_cells, chunk, block, fetch) == pytest.approx(counted, rel=0.06)
+    # No cell is decompressed less than once.
+    assert amplification(1_000, 1.0, 1, 1_000) == 1.0
+
+
+def test_smaller_chunks_save_what_is_decompressed_in_vain():
+    # In chunks of 4, blocks of 16 touch (16 + 4 - 1) / 4 of them; the fetch is but a few rows.
+    now, then = 7.0, 19 / 16
+    rechunk = next(each for each in advice_on(bound(amplified=now)) if each.action == "rechunk")
+    assert rechunk.rows_per_chunk == 4
+    assert rechunk.least_speedup == pytest.approx(80 / (70 * then / now + 10), rel=0.01)
+    assert rechunk.sentence.startswith(
+        "Files with about 4 cells per chunk would give at least 3.6x the throughput"
+    )
+
+
+def test_a_shuffled_copy_is_read_in_the_largest_blocks_that_fit_a_fetch():
+    (advice,) = advice_on(bound())
+    assert (advice.action, advice.block_size) == ("preshuffle", 1024)
+    assert advice.least_speedup == pytest.approx(80 / (4 * (1 + 63 / 1024) + 10), rel=0.01)
+    assert "in blocks of 1,024 and give at least 5.6x the throughput" in advice.sentence
+    # Written in three times what an epoch and encoding take, of which 4.6 of 5.6 is then saved.
+    assert advice.epochs_until_paid == 5 == np.ceil(3 * (80 + 20) / (80 - 80 / 5.6))
+    assert advice.sentence.endswith("Writing it pays off within 5 epochs.")
+
+
+@given(conversion=st.floats(0.1, 1e4), now=st.floats(0.1, 1e3), share=st.floats(0.01, 0.99))
+def test_epochs_until_a_conversion_is_paid(conversion, now, share):
+    times = {"conversion_seconds": conversion, "epoch_seconds": now}
+    n = epochs_until_paid(**times, epoch_seconds_then=now * share)
+    assert n is not None
+    assert conversion + n * now * share <= n * now * (1 + 1e-9)
+    assert n == 1 or conversion + (n - 1) * now * share > (n - 1) * now * (1 - 1e-9)
+    assert epochs_until_paid(**times, epoch_seconds_then=now) is None
+
+
+THEN = 4 * (1 + 63 / 1024)  # decompression of a shuffled copy, in microseconds
+
+
+@pytest.mark.parametrize(
+    ("measured", "stages", "least"),
+    [
+        # Of 100 us, 20 that no stage explains stay.
+        (100, {}, 100 / (THEN + 10 + 20)),
+        # Stages that threads waited in are as slow in the copy.
+        (40, {}, 80 / (THEN + 10)),
+        # Stages count with the end of their interval that promises less.
+        (80, {"decompressing": (70, 60, 80), "placing": (10, 8, 12)}, 80 / (THEN + 12 + 8)),
+    ],
+)
+def test_what_is_not_explained_is_not_saved(measured, stages, least):
+    found = replace(bound(), measured_seconds_per_cell=1e-6 * measured)
+    (advice,) = advice_on(with_stages(found, **stages) if stages else found)
+    assert advice.least_speedup == pytest.approx(least)
+
+
+MICROSECONDS = st.floats(0.01, 1_000.0)
+
+
+@given(
+    seconds=st.fixed_dictionaries(dict.fromkeys(COSTS, MICROSECONDS)),
+    measured=MICROSECONDS,
+    stored=st.floats(1.0, 10_000.0),
+    model=MODELS,
+)
+def test_no_promise_exceeds_what_the_changed_stages_take(seconds, measured, stored, model):
+    found = replace(
+        with_stages(bound(amplified=3.0), **{name: (each,) * 3 for name, each in seconds.items()}),
+        model=model,
+        measured_seconds_per_cell=1e-6 * measured,
+    )
+    changed = sum(
+        model.seconds_per_cell({name: seconds[name]}) for name in ("reading", "decompressing")
+    )
+    whole = max(measured, model.seconds_per_cell(seconds))
+    for advice in advice_on(found, store=replace(STORE, stored_bytes=stored)):
+        assert advice.least_speedup >= 1.2
+        if changed < whole:
+            assert advice.least_speedup <= whole / (whole - changed) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("found", "layout"),
+    [
+        (bound(amplified=1.1), {"already_shuffled": True, "rows_per_chunk": 2.0}),
+        (bound(decompression=5.0, others=75.0, amplified=1.1), {"rows_per_chunk": 2.0}),
+        # Stages that differ from round to round.
+        (with_stages(bound(), decompressing=(70, 2, 138), placing=(10, 10, 10)), {}),
+        # What the library of a format reads.
+        (replace(bound(), decoded_bytes=0.0, useful_bytes=0.0), {}),
+    ],
+    ids=["shuffled, in small chunks", "bound by something else", "uncertain", "library"],
+)
+def test_where_it_does_not_matter_nothing_is_said(found, layout):
+    assert advice_on(bound())
+    assert advice_on(found, replace(LAYOUT, **layout)) == ()
+
+
+BATCH_SIZE = 32
+SETTINGS = Configuration(block_size=16, fetch_factor=4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "column_bytes"), [(np.asarray, 0), (sp.csr_array, 2)], ids=["dense", "sparse"]
+)
+def test_a_sample_of_noise_takes_as_many_bytes_as_it_has(layout, column_bytes):
+    """Values that cannot be compressed are stored as they are; columns can, and take no more."""
+    n_cells, n_vars = 64, 1_000
+    noise = np.random.default_rng(0).integers(1, 2**31, (n_cells, n_vars)).astype(np.int32)
+    minibatch = Cells({"X": layout(noise)}, {}, np.arange(n_cells)).to_torch()
+    sample = sample_store([minibatch], n_vars)
+    most = (noise.itemsize + column_bytes) * n_vars
+    assert noise.itemsize * n_vars < sample.stored_bytes < 1.01 * most
+    assert sample.decode_seconds > 0
+
+
+def explained(process, collection, measured, *, step_seconds=None, seconds=600.0):
+    return explain_throughput(
+        process,
+        measured,
+        replace(LAYOUT, n_cells=len(collection), batch_size=BATCH_SIZE),
+        cells_per_second=10_000.0,
+        step_seconds=step_seconds,
+        block_sizes=(16,),
+        seconds=seconds,
+        seed=0,
+    )
+
+
+def test_a_choice_is_explained_by_a_sample_read_with_all_its_settings(
+    small_collection, monkeypatch
+):
+    made, sampled = list[tuple[Any, Any]](), list[object]()
+
+    def make(*arguments, **settings):
+        made.append((arguments, settings))
+        return CellDataset(*arguments, **settings)
+
+    class Here:
+        """A process that measures in this one."""
+
+        def run(self, request, limit_seconds):
+            request.run(collection, sampled.append)
+            assert limit_seconds == 600.0
+            return SimpleNamespace(events=sampled)
+
+    monkeypatch.setattr("cellfeed_tuner._explain.CellDataset", make)
+    collection = open_collection(small_collection)
+    measured = SimpleNamespace(
+        configuration=SETTINGS.changed(align="chunks", num_threads=1),
+        n_threads=1,
+        n_function_threads=0,
+        cells_per_round=N_CELLS,
+        round_statistics=rounds_of(COSTS | {"decompressing": 80e-6}),
+    )
+    found, advice = explained(Here(), collection, measured)
+    assert found is not None
+    assert found.measured_seconds_per_cell == pytest.approx(1e-4)
+    assert (found.kind, found.model.n_workers) == ("decompressing", 0)
+    assert [type(each) for each in sampled] == [StoreSample]
+    assert [each.block_size for each in advice if each.action == "preshuffle"] == [16]
+    ((arguments, options),) = made
+    assert arguments[1].align == "chunks"
+    assert options["num_threads"] == 1
+    slow, advice = explained(Here(), collection, measured, step_seconds=10.0, seconds=0.0)
+    assert slow is not None
+    assert (slow.kind, advice) == ("training", ())
+    measured.round_statistics = ()
+    assert explained(Here(), collection, measured) == (None, ())
+
+
+@pytest.mark.process
+def test_every_measured_round_has_counted_a_fetch(small_collection):
+    collection = open_collection(small_collection)
+    measured = measure(collection, SETTINGS, batch_size=BATCH_SIZE, seconds=0.1)
+    rounds = measured.round_statistics
+    assert len(rounds) == len(measured.round_seconds) >= 8
+    for each in rounds:
+        assert each.n_minibatches == 4
+        assert each.n_cells == 4 * BATCH_SIZE
+    together = sum(rounds[1:], rounds[0])
+    assert 0 < together.bytes_used <= together.bytes_decompressed
+    for stage in COSTS:
+        assert getattr(together, stage) > 0
+    # What the dataset counts as waiting lies within what the loop waited for its minibatches.
+    assert 0 < together.waiting <= sum(measured.round_waiting_seconds)
+    with MeasuringProcess(collection) as process:
+        process.start()
+        found, _ = explained(process, collection, measured)
+        request = StoreRequest(configuration=SETTINGS, batch_size=BATCH_SIZE, seed=0)
+        outcome = process.run(request, limit_seconds=600.0)
+    assert found is not None
+    assert [type(each) for each in outcome.events] == [StoreSample]
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("short_replicates")
+def test_autotune_explains_its_choice(small_collection):
+    collection = open_collection(small_collection, obs=["plate"])
+    result = autotune(
+        collection, label="plate", batch_size=BATCH_SIZE, block_sizes=[1], fetch_factors=[4],
+        workers=[0], budget=600.0, entropy_floor=0.0,
+    )  # fmt: skip
+    assert result.recommended is not None
+    assert result.bottleneck is not None
+    assert result.recommended.cells_per_second is not None
+    assert result.bottleneck.measured_seconds_per_cell == pytest.approx(
+        1 / result.recommended.cells_per_second.value
+    )
+    assert {each.name for each in result.bottleneck.stages} >= {"planning", "decompressing"}
+    assert result.dataset.label_counts == (1500, 1500, 1500)
+    assert result.dataset.elements == ("X",)
