@@ -6,6 +6,7 @@ import pytest
 from tests.loader.dataset.torchrun import assert_divided, torchrun
 
 pytest.importorskip("accelerate")
+pytestmark = pytest.mark.process
 
 N_ROWS, N_ACCUMULATED = 101, 4
 
@@ -92,31 +93,40 @@ def test_another_dataloader_is_not_divided_twice(ranks, dispatches):
         )
 
 
-def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
-    """By itself, any DataLoader will do, from the first epoch on."""
+def test_a_process_by_itself(tmp_path, plates):
+    """Any DataLoader of indexables will do, but for a loaded state; of files, only the loader."""
     (found,) = torchrun(
         tmp_path,
         1,
-        """
-        from accelerate import Accelerator
+        f"""
+        from accelerate import Accelerator, skip_first_batches
+        from cellfeed import open_collection
 
         accelerator = Accelerator(cpu=True)
+        plain = lambda dataset, n=0: accelerator.prepare(
+            DataLoader(dataset, batch_size=None, num_workers=n)
+        )
         stopped = make(seed=0)
-        found["alone"] = epoch(accelerator.prepare(DataLoader(stopped, batch_size=None)))
+        found["alone"] = epoch(plain(stopped))
         list(stopped)
         iterator = iter(stopped)
         found["begun"] = [next(iterator).tolist() for _ in range(3)]
         loaded = make(seed=0)
         loaded.load_state_dict(stopped.state_dict())
-        found["refused"] = refusal(epoch, accelerator.prepare(DataLoader(loaded, batch_size=None)))
-        from accelerate import skip_first_batches
-
+        found["refused"] = refusal(epoch, plain(loaded))
         loader = accelerator.prepare(loaded.loader())
         found["skipped"] = refusal(skip_first_batches, loader, 3)
         found["rest"] = epoch(loader)
         again = make(seed=0)
         again.set_epoch(2)
         found["only skipped"] = epoch(skip_first_batches(again.loader(), 3))
+
+        collection = open_collection({list(map(str, plates))!r})
+        dataset = CellDataset(collection, BlockShuffling(4), 8, 2, seed=0)
+        for workers in (0, 2):
+            found[f"plain {{workers}}"] = refusal(list, plain(dataset, workers))
+            prepared = accelerator.prepare(dataset.loader(workers))
+            found[f"rows {{workers}}"] = sum(map(len, prepared)) - len(collection)
         """,
     )
     assert_divided([found["alone"]], N_ROWS)
@@ -127,28 +137,6 @@ def test_a_place_is_not_dropped_by_the_count_of_accelerate(tmp_path):
     )
     assert_divided([found["begun"] + found["rest"]], N_ROWS)
     assert found["only skipped"] == found["rest"]
-
-
-def test_minibatches_that_accelerate_cannot_count(tmp_path, plates):
-    """By itself, too, it takes only the loader."""
-    (found,) = torchrun(
-        tmp_path,
-        1,
-        f"""
-        from accelerate import Accelerator
-        from cellfeed import open_collection
-
-        accelerator = Accelerator(cpu=True)
-        collection = open_collection({list(map(str, plates))!r})
-        dataset = CellDataset(collection, BlockShuffling(4), 8, 2, seed=0)
-        for workers in (0, 2):
-            plain = DataLoader(dataset, batch_size=None, num_workers=workers)
-            found[f"plain {{workers}}"] = refusal(list, accelerator.prepare(plain))
-            prepared = accelerator.prepare(dataset.loader(workers))
-            found[f"rows {{workers}}"] = sum(map(len, prepared))
-        found["n"] = len(collection)
-        """,
-    )
     for workers in (0, 2):
-        assert found[f"rows {workers}"] == found["n"]
+        assert found[f"rows {workers}"] == 0
         assert "pass `dataset.loader(...)` to `accelerator.prepare`" in found[f"plain {workers}"]

@@ -9,6 +9,7 @@ from tests.loader.dataset.torchrun import assert_divided, torchrun
 from cellfeed import BlockShuffling, CellDataset, ParameterError
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.process
 
 N_ROWS = 101
 
@@ -20,10 +21,11 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         tmp_path_factory.mktemp("mesh"),
         4,
         """
-        import pickle
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+        before = make()
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        found["no mesh"] = epoch(before)
         for workers in (0, 2):
             loader = make(device_mesh=mesh["dp"]).loader(workers)
             found[f"epochs {workers}"] = [epoch(loader) for _ in range(2)]
@@ -46,23 +48,11 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         other = make(seed=0) if rank == 3 else make(seed=0, device_mesh=mesh["dp"])
         if rank == 3:
             dist.barrier()
-        found["other"] = refusal(lambda: epoch(other))
+        found["other"] = refusal(epoch, other)
         if rank < 3:
             dist.barrier()
-        """,
-    )
 
-
-@pytest.fixture(scope="module")
-def in_steps(tmp_path_factory) -> list[dict[str, Any]]:
-    """Four ranks that train with collectives of a mesh only, none of which is among all ranks."""
-    return torchrun(
-        tmp_path_factory.mktemp("steps"),
-        4,
-        """
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        # Trainings with collectives of a mesh only, none of which is among all ranks.
         groups = [mesh[name].get_group() for name in ("dp", "tp")]
 
         def step():
@@ -111,26 +101,26 @@ def in_steps(tmp_path_factory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["dp", "all"])
-def test_epochs_that_are_left_count_by_collectives_of_a_mesh(in_steps, name):
-    for rank in in_steps:
+def test_epochs_that_are_left_count_by_collectives_of_a_mesh(ranks, name):
+    for rank in ranks:
         expected = rank[f"{name}: expected"]
         assert rank[f"{name}: once"] == [each[:1] for each in expected[:4]]
         assert rank[f"{name}: state"]["epoch"] == 3
         assert rank[f"{name}: left"] == [expected[4][:2], expected[5][:3]]
         assert rank[f"{name}: whole"] == expected[6]
-    assert all(rank[f"{name}: state"] == in_steps[0][f"{name}: state"] for rank in in_steps)
+    assert all(rank[f"{name}: state"] == ranks[0][f"{name}: state"] for rank in ranks)
 
 
-def test_looks_of_one_rank_in_each_place_do_not_count(in_steps):
-    for rank in in_steps:
+def test_looks_of_one_rank_in_each_place_do_not_count(ranks):
+    for rank in ranks:
         assert [rank["looked"], rank["after a look"]] == rank["dp: expected"][:2]
 
 
-def test_ranks_that_meet_one_in_another_epoch_say_so(in_steps):
+def test_ranks_that_meet_one_in_another_epoch_say_so(ranks):
     """As they end, the next collectives of rank 1 fail, which is in no group with rank 2."""
-    assert in_steps[1]["parted"] is None
+    assert ranks[1]["parted"] is None
     for number in (0, 2, 3):
-        said = in_steps[number]["parted"]
+        said = ranks[number]["parted"]
         assert said.startswith("ranks are in different epochs, so that cells are missing: ")
         assert "rank 2 began epoch 1" in said
 
@@ -146,39 +136,28 @@ def test_ranks_of_one_place_get_the_same_minibatches(ranks, workers):
 def test_a_copy_has_the_same_place(ranks):
     assert ranks[0]["copied"] == ranks[1]["copied"] != ranks[2]["copied"] == ranks[3]["copied"]
     assert_divided([ranks[0]["copied"], ranks[2]["copied"]], N_ROWS)
-
-
-def test_a_dataset_says_its_place(ranks):
     assert [rank["rank"] for rank in ranks] == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
-
-
-def test_a_mesh_of_one_place_is_one_order_of_all(ranks):
-    """Though nobody gave a seed."""
-    assert_divided([ranks[0]["one"]], N_ROWS)
-    assert all(rank["one"] == ranks[0]["one"] for rank in ranks)
-
-
-def test_the_order_of_ranks_is_that_of_the_mesh(ranks):
-    assert_divided([rank["reversed"] for rank in ranks], N_ROWS)
-
-
-def test_they_have_the_same_state(ranks):
     assert all(rank["saved"] == ranks[0]["saved"] for rank in ranks)
 
 
+def test_other_meshes_and_none(ranks):
+    """A mesh of one place is one order of all, though nobody gave a seed; ranks are as in it."""
+    assert_divided([ranks[0]["one"]], N_ROWS)
+    assert all(rank["one"] == ranks[0]["one"] for rank in ranks)
+    assert_divided([rank["reversed"] for rank in ranks], N_ROWS)
+    assert_divided([rank["no mesh"] for rank in ranks], N_ROWS)
+
+
 def test_a_mesh_that_says_no_rank_is_refused(ranks):
+    mesh: Any = "dp"
+    with pytest.raises(ParameterError, match="must be a DeviceMesh with one dimension, but got"):
+        CellDataset(np.arange(9), BlockShuffling(4), 8, device_mesh=mesh)
     for number, rank in enumerate(ranks):
         assert "must be a DeviceMesh with one dimension" in rank["two dimensions"]
         assert "such as mesh['dp']" in rank["two dimensions"]
         assert "`device_mesh` determines rank and world size" in rank["both"]
         if number > 1:
             assert f"must contain this process, rank {number}" in rank["part"]
-
-
-def test_something_else_is_refused():
-    mesh: Any = "dp"
-    with pytest.raises(ParameterError, match="must be a DeviceMesh with one dimension, but got"):
-        CellDataset(np.arange(9), BlockShuffling(4), 8, device_mesh=mesh)
 
 
 def test_a_rank_without_the_mesh_is_reported(ranks):
