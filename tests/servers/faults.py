@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 __all__ = [
     "Close",
     "ContentRange",
-    "Delay",
     "Fault",
     "Hang",
     "Held",
@@ -17,14 +16,6 @@ __all__ = [
     "WholeFile",
     "redirect",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """Wait for so many seconds, then answer as `then` says; None answers as it should be."""
-
-    seconds: float
-    then: "Fault | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,7 @@ class WholeFile:
     """200 and the whole file, as of a server that knows no ranges."""
 
 
-Fault = Delay | Reset | Close | Hang | Held | Short | Status | ContentRange | WholeFile
+Fault = Reset | Close | Hang | Held | Short | Status | ContentRange | WholeFile
 
 
 def redirect(url: str, code: int = 302) -> Status:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from tests.servers.answers import Answer, Request, State, answer_to, faulty, range_of
-from tests.servers.faults import Close, Delay, Fault, Hang, Held, Reset, Short
+from tests.servers.faults import Close, Fault, Hang, Held, Reset, Short
 from tests.servers.processes import input_ended, listening
 
 __all__ = ["Serving"]
@@ -108,9 +108,6 @@ class Serving:
             state = None if file is None else _state(file)
             request = self._request(method, path, parts.query, headers, state)
             fault = None if self._answer is None else self._answer(request)
-            while isinstance(fault, Delay):
-                await asyncio.sleep(fault.seconds)
-                fault = fault.then
             if isinstance(fault, Held):
                 while not fault.released.is_set():
                     await asyncio.sleep(0.01)

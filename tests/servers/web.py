@@ -31,7 +31,7 @@ class WebServer:
         What is served.
     answer
         Called with each `Request` before it is answered; returns what is to go wrong, or None. It
-        may be replaced at any time, and must not block: that is what `Delay` and `Hang` are for.
+        may be replaced at any time, and must not block: that is what `Held` and `Hang` are for.
 
     Attributes
     ----------
