@@ -1,42 +1,88 @@
-"""Replayed label entropy, against the dataset itself and against theory."""
+"""Label entropy of minibatches that nobody reads, against counting, the dataset and theory."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
+from math import comb, log2
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.tuner.entropies import plug_in
+from tests.tuner.test_theory import plug_in
 
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, Streaming
-from cellfeed_tuner import label_entropy, minibatch_entropies, strategy_entropy, theory
-from cellfeed_tuner._entropy import entropies_of
+from cellfeed_tuner import (
+    Conditional,
+    label_entropy,
+    minibatch_entropies,
+    strategy_entropy,
+    theory,
+)
+from cellfeed_tuner._entropy import (
+    as_codes,
+    count_labels,
+    random_conditional_entropy_bits,
+    replay_plan,
+    statistic_of,
+    storage_order,
+    within_block_bits,
+)
 
 
-@given(hnp.arrays(np.int16, hnp.array_shapes(min_dims=2, max_dims=2), elements=st.integers(-1, 4)))
-def test_entropies_are_the_plug_in_estimate_of_known_labels(minibatches):
-    expected = [plug_in(minibatch) for minibatch in minibatches.tolist()]
-    assert entropies_of(minibatches) == pytest.approx(expected, abs=1e-12)
+def entropy_of(labels, *, batch_size=64, block_size=1, fetch_factor=4, **options):
+    """Label entropy of one configuration."""
+    (found,) = label_entropy(
+        labels, batch_size=batch_size, block_sizes=[block_size], fetch_factors=[fetch_factor],
+        **options,
+    )  # fmt: skip
+    return found
 
 
 @given(
-    n_rows=st.integers(8, 300),
+    hnp.arrays(
+        st.sampled_from([np.int8, np.int16, np.int64]),
+        st.integers(0, 50),
+        elements=st.integers(-3, 20),
+    ),
+    st.sampled_from([0, 10**12]),
+)
+def test_each_label_is_counted(codes, offset):
+    codes = np.where(codes < 0, codes, codes.astype(np.int64) + offset)
+    expected = Counter(codes.tolist())
+    found = count_labels(codes)
+    assert found.counts.tolist() == [expected[code] for code in sorted(expected) if code >= 0]
+    assert found.n_missing == sum(n for code, n in expected.items() if code < 0)
+    assert found.n_rows == codes.size
+
+
+@pytest.mark.parametrize("n_rows", [(1 << 20) - 1, (1 << 20) + 1])
+def test_it_counts_across_the_ends_of_its_parts(n_rows):
+    codes = np.arange(n_rows) % 7 - 1
+    found = count_labels(codes)
+    assert found.n_missing == (codes == -1).sum()
+    assert np.array_equal(found.counts, np.bincount(codes[codes >= 0]))
+
+
+@given(
+    labels=hnp.arrays(np.int16, st.integers(8, 300), elements=st.integers(-1, 4)),
     block_size=st.integers(1, 40),
     fetch_factor=st.integers(1, 6),
     seed=st.integers(0, 5),
 )
 def test_replay_gives_the_minibatches_that_the_dataset_delivers(
-    n_rows, block_size, fetch_factor, seed
+    labels, block_size, fetch_factor, seed
 ):
-    labels = np.arange(n_rows) * 5 // n_rows
     dataset = CellDataset(
         labels, BlockShuffling(block_size), batch_size=8, fetch_factor=fetch_factor, seed=seed
     )
     delivered = [plug_in(batch.tolist()) for batch in dataset if len(batch) == 8]
-    assert minibatch_entropies(labels, dataset.plan(epoch=0)) == pytest.approx(delivered)
+    found = minibatch_entropies(labels, dataset.plan(epoch=0))
+    assert found == pytest.approx(delivered, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_replay_agrees_with_theory_where_blocks_hold_one_label():
     labels = np.repeat(np.random.default_rng(0).integers(0, 14, 4000), 64)
     p = np.bincount(labels)
@@ -60,16 +106,9 @@ def test_replay_agrees_with_theory_where_blocks_hold_one_label():
 def test_where_fetches_and_blocks_differ_in_size(n_rows, batch_size, block_size, fetch_factor):
     """At the start of an epoch, fetches cross fewer boundaries of blocks than later."""
     labels = np.arange(n_rows) // -(-n_rows // 10)
-    (found,) = label_entropy(
-        labels, batch_size=batch_size, block_sizes=[block_size], fetch_factors=[fetch_factor],
-        n_rows=n_rows // 2,
-    )  # fmt: skip
-    plan = EpochPlan(
-        strategy=BlockShuffling(block_size),
-        n_rows=n_rows,
-        batch_size=batch_size,
-        fetch_factor=fetch_factor,
-    )
+    sizes = {"batch_size": batch_size, "fetch_factor": fetch_factor}
+    found = entropy_of(labels, block_size=block_size, n_rows=n_rows // 2, **sizes)
+    plan = EpochPlan(strategy=BlockShuffling(block_size), n_rows=n_rows, **sizes)
     epochs = [replace(plan, epoch=epoch) for epoch in range(100, 104)]
     whole = np.mean([minibatch_entropies(labels, each).mean() for each in epochs])
     assert found.bits.value == pytest.approx(whole, abs=found.bits.high - found.bits.low)
@@ -85,28 +124,17 @@ def test_of_a_fixed_order_is_that_of_all_of_it():
     assert found.drawn_bits == pytest.approx(theory.entropy_bits(np.bincount(labels)), abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block_size", "n_rows"), [(64, 64_000), (64, 64_032), (1_024, 64_000)])
 def test_the_interval_holds_the_mean_over_all_epochs(block_size, n_rows):
     """Also where one block fills many fetches, or a short one moves the boundaries."""
     labels = np.sort(np.random.default_rng(0).integers(0, 14, n_rows))
     estimates = [
-        label_entropy(
-            labels, batch_size=64, block_sizes=[block_size], fetch_factors=[1], n_rows=30_000,
-            seed=seed,
-        )[0].bits
-        for seed in range(100)
-    ]  # fmt: skip
+        entropy_of(labels, block_size=block_size, fetch_factor=1, n_rows=30_000, seed=seed).bits
+        for seed in range(50)
+    ]
     mean = np.mean([each.value for each in estimates])
     assert np.mean([each.low <= mean <= each.high for each in estimates]) > 0.85
-
-
-def test_missing_labels_do_not_count():
-    labels = np.tile([0, 1, -1, -1], 500)
-    (cell,) = label_entropy(labels, batch_size=64, block_sizes=[4], fetch_factors=[4])
-    (known,) = label_entropy(
-        np.tile([0, 1], 500), batch_size=32, block_sizes=[2], fetch_factors=[4]
-    )
-    assert cell.bits.value == pytest.approx(known.bits.value, abs=0.02)
 
 
 @pytest.mark.parametrize("missing_share", [0.3, 0.9])
@@ -115,33 +143,175 @@ def test_single_rows_mix_as_random_sampling_does_whatever_is_missing(missing_sha
     labels = np.where(rng.random(20_000) < missing_share, -1, rng.integers(0, 5, 20_000))
     n_missing = int((labels < 0).sum())
     random = theory.random_entropy_bits(np.bincount(labels[labels >= 0]), 64, n_missing=n_missing)
-    (cell,) = label_entropy(labels, batch_size=64, block_sizes=[1], fetch_factors=[4])
-    assert cell.bits.value == pytest.approx(random, abs=0.01)
+    assert entropy_of(labels).bits.value == pytest.approx(random, abs=0.01)
+    within, given = np.sort(rng.integers(0, 5, 20_000)), labels
+    random = random_conditional_entropy_bits(within, given, 64)
+    found = entropy_of(Conditional(within, given)).bits
+    assert found.low - 0.002 < random < found.high + 0.002
 
 
-def test_a_handful_of_cells_is_not_replayed_for_ever():
-    (cell,) = label_entropy([0, 1, 0, 1, 0], batch_size=2, block_sizes=[1], fetch_factors=[1])
-    assert cell.n_minibatches == 2 * 256
-
-
-def test_a_collection_smaller_than_a_minibatch_has_one_minibatch():
-    (cell,) = label_entropy([0, 0, 1], batch_size=64, block_sizes=[8], fetch_factors=[4], n_rows=1)
-    assert cell.bits.value == pytest.approx(plug_in([0, 0, 1]))
+def test_very_few_cells():
+    found = entropy_of([0, 1, 0, 1, 0], batch_size=2, fetch_factor=1)
+    assert found.n_minibatches == 2 * 256  # not for ever
+    found = entropy_of([0, 0, 1], block_size=8, n_rows=1)  # fewer than a minibatch
+    assert found.bits.value == pytest.approx(plug_in([0, 0, 1]))
 
 
 def test_the_grid_comes_with_block_sizes_outermost():
     cells = label_entropy(
-        np.zeros(100, dtype=np.int8),
-        batch_size=4,
-        block_sizes=[1, 2],
-        fetch_factors=[1, 2],
+        np.zeros(100, dtype=np.int8), batch_size=4, block_sizes=[1, 2], fetch_factors=[1, 2],
         n_rows=100,
-    )
+    )  # fmt: skip
     assert [(c.block_size, c.fetch_factor) for c in cells] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert all(c.bits.value == 0 for c in cells)
 
 
-@pytest.mark.parametrize("labels", [[], [[0, 1]], [0.5, 1.5], ["a", "b"]])
-def test_labels_that_are_no_codes_are_refused(labels):
-    with pytest.raises(ParameterError, match="integer codes"):
-        label_entropy(labels, batch_size=2, block_sizes=[1], fetch_factors=[1])
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        *((labels, "integer codes") for labels in ([], [[0, 1]], [0.5, 1.5], ["a", "b"])),
+        (np.array([2**64 - 1], np.uint64), r"must be less than 2\*\*63, but one is 1844"),
+        (Conditional([0, 1], [0]), "as many rows"),
+        (Conditional([2**40], [2**40]), "63"),
+    ],
+)
+def test_labels_that_are_no_codes_are_refused(labels, why):
+    with pytest.raises(ParameterError, match=why):
+        entropy_of(labels, batch_size=2)
+
+
+def conditional(drawn) -> float:
+    """Mean entropy of the first label within each value of the second, by definition."""
+    known = [(a, b) for a, b in drawn if a >= 0 and b >= 0]
+    total = 0.0
+    for value, n in Counter(b for _, b in known).items():
+        within = Counter(a for a, b in known if b == value)
+        total -= sum(c * log2(c / n) for c in within.values())
+    return total / len(known) if known else 0.0
+
+
+pairs = st.tuples(st.integers(-1, 3), st.integers(-1, 2))
+
+
+@given(st.lists(pairs, min_size=1, max_size=8), st.integers(1, 8))
+def test_random_sampling_of_pairs_gives_the_enumerated_mean(rows, batch_size):
+    drawn = min(batch_size, len(rows))
+    exact = sum(map(conditional, combinations(rows, drawn))) / comb(len(rows), drawn)
+    first, second = np.array(rows).T
+    computed = random_conditional_entropy_bits(first, second, batch_size)
+    assert computed == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint64])
+def test_codes_of_pairs_do_not_overflow(dtype):
+    first, second = np.random.default_rng(0).integers(0, 128, (2, 300))
+    first[:20], second[:20] = 127, 127
+    given_codes = second.astype(dtype)
+    expected = random_conditional_entropy_bits(first, second, 8)
+    assert random_conditional_entropy_bits(first.astype(dtype), given_codes, 8) == expected
+    # They may be unsigned where the others are missing.
+    first[::3] = -1
+    found = [
+        entropy_of(Conditional(first, each), n_rows=2_000).bits.value
+        for each in (second, given_codes)
+    ]
+    assert found[0] == found[1]
+    assert np.array_equal(count_labels(as_codes(given_codes)).counts, np.unique_counts(second)[1])
+
+
+@given(st.lists(pairs, min_size=4, max_size=60))
+def test_the_replay_of_pairs_gives_the_mean_over_the_minibatches_of_the_plan(rows):
+    first, second = np.array(rows).T
+    cell = entropy_of(
+        Conditional(first, second), batch_size=4, block_size=2, fetch_factor=2, n_rows=1
+    )
+    found: list[float] = []
+    for epoch in range(40):
+        plan = EpochPlan(
+            strategy=BlockShuffling(block_size=2),
+            n_rows=len(rows), batch_size=4, fetch_factor=2, epoch=epoch,
+        )  # fmt: skip
+        order = np.concatenate([plan.delivered_rows(i)[0] for i in range(plan.n_fetches)])
+        full = order[: order.size - order.size % 4].reshape(-1, 4)
+        found += [conditional([rows[row] for row in batch]) for batch in full]
+    assert 16 <= cell.n_minibatches < len(found)
+    assert cell.bits.value == pytest.approx(np.mean(found[: cell.n_minibatches]), abs=1e-9)
+
+
+def test_several_labels_are_replayed_as_each_is_alone():
+    rng = np.random.default_rng(0)
+    labels = [np.repeat([0, 1, 2], 500), rng.integers(-1, 9, 1500)]
+    statistics = [statistic_of(codes)[0] for codes in labels]
+    plan = EpochPlan(strategy=BlockShuffling(32), n_rows=1500, batch_size=16, fetch_factor=4)
+    together = replay_plan(plan, statistics, n_rows=4000)
+    for statistic, found in zip(statistics, together, strict=True):
+        (alone,) = replay_plan(plan, [statistic], n_rows=4000)
+        assert alone.mean == found.mean
+
+
+@given(
+    hnp.arrays(np.int8, st.integers(1, 60), elements=st.integers(-1, 4)),
+    st.integers(1, 70),
+    st.sampled_from([1, 16, 1 << 17]),
+)
+def test_the_entropy_within_blocks_is_that_of_a_loop_over_them(codes, block_size, at_once):
+    blocks = [codes[i : i + block_size].tolist() for i in range(0, codes.size, block_size)]
+    expected = sum(len(block) * plug_in(block) for block in blocks) / codes.size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cellfeed_tuner._entropy._ROWS_AT_ONCE", at_once)
+        found = within_block_bits(codes, block_size)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def order_of(codes, *, block_size, n_rows=1_000_000, seed=0):
+    """The storage order of labels, by what is replayed of them alone."""
+    in_blocks, single_rows = label_entropy(
+        codes, batch_size=64, block_sizes=[block_size, 1], fetch_factors=[1], n_rows=n_rows,
+        seed=seed,
+    )  # fmt: skip
+    return storage_order(
+        in_blocks,
+        single_rows,
+        random_bits=count_labels(codes).random_entropy_bits(64),
+        n_distinct=codes.size // 64,
+    )
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.2])
+@pytest.mark.parametrize("n_labels", [2, 14, 400])
+@pytest.mark.parametrize(("n_rows", "block_size"), [(1_000, 300), (20_000, 1_024), (20_000, 7)])
+def test_shuffled_rows_are_recognised_whatever_their_order(missing, n_labels, n_rows, block_size):
+    rng = np.random.default_rng(0)
+    for seed in range(5):
+        codes = rng.integers(0, n_labels, n_rows)
+        codes[rng.random(n_rows) < missing] = -1
+        found = order_of(codes, block_size=block_size, n_rows=50_000, seed=seed)
+        assert found.already_shuffled, found
+        assert "already shuffled, so large blocks cost nothing" in found.sentence
+
+
+@pytest.mark.slow
+def test_the_tolerance_is_four_deviations_of_what_shuffled_rows_give():
+    rng = np.random.default_rng(0)
+    found = [order_of(rng.integers(0, 14, 3_000), block_size=64, n_rows=50_000) for _ in range(60)]
+    below = np.array([each.random_bits - each.expected_bits for each in found])
+    tolerance = np.mean([each.tolerance_bits for each in found])
+    assert tolerance == pytest.approx(3.89 * below.std(ddof=1), rel=0.35)
+
+
+@pytest.mark.parametrize("window", [1, 64, 256, "a tenth"])
+def test_rows_that_are_shuffled_in_part_are_not_shuffled(window):
+    rng = np.random.default_rng(0)
+    if window == "a tenth":  # is of one label, and lies together
+        codes = rng.integers(0, 14, 100_000)
+        codes[:10_000] = 0
+        found = order_of(codes, block_size=1_024)
+    else:
+        codes = np.repeat(rng.integers(0, 14, 20_480 // window), window)
+        found = order_of(np.sort(codes) if window == 1 else codes, block_size=256)
+    assert not found.already_shuffled
+    assert "not shuffled" in found.sentence
+
+
+def test_labels_that_take_turns_cost_nothing_either():
+    assert order_of(np.tile(np.arange(4), 1_000), block_size=512).already_shuffled

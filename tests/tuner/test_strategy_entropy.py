@@ -1,12 +1,10 @@
-"""Entropy of any strategy, against what it draws, and where theory applies."""
+"""Entropy of any strategy, against what it draws; and what reaches the entropy floor."""
 
-from itertools import product
 from math import log2
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.tuner.mixing import BlockPlans, mixing_of
 
 from cellfeed import (
     BlockShuffling,
@@ -18,7 +16,13 @@ from cellfeed import (
     SamplingStrategy,
     Streaming,
 )
-from cellfeed_tuner import label_entropy, minibatch_entropies, strategy_entropy, theory
+from cellfeed_tuner import (
+    Constraints,
+    label_entropy,
+    minibatch_entropies,
+    strategy_entropy,
+    theory,
+)
 
 LABELS = np.repeat([0, 1, 2], [40_000, 4_000, 400])
 
@@ -27,25 +31,6 @@ def plan_of(strategy: SamplingStrategy, fetch_factor: int = 64, batch_size: int 
     return EpochPlan(
         strategy=strategy, n_rows=LABELS.size, batch_size=batch_size, fetch_factor=fetch_factor
     )
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 4), st.integers(0, 3))
-def test_independent_entropy_is_the_enumerated_one(counts, batch_size, n_missing):
-    total = sum(counts) + n_missing
-    p = [each / total for each in counts] + [n_missing / total]
-    expected = 0.0
-    for drawn in product(range(len(p)), repeat=batch_size):
-        known = [each for each in drawn if each < len(counts)]
-        shares = [known.count(each) / len(known) for each in set(known)]
-        chance = np.prod([p[each] for each in drawn])
-        expected -= chance * sum(share * log2(share) for share in shares)
-    found = theory.independent_entropy_bits(counts, batch_size, n_missing=n_missing)
-    assert found == pytest.approx(expected, abs=1e-9)
-
-
-def test_independent_entropy_without_labels_is_0():
-    assert theory.independent_entropy_bits([], 64, n_missing=3) == 0
 
 
 def test_of_block_shuffling_is_that_of_the_grid():
@@ -80,7 +65,9 @@ def test_of_single_cells_drawn_by_weight_is_that_of_independent_draws():
     assert found.bits.value == pytest.approx(found.random_bits, abs=0.01)
 
 
-@pytest.mark.parametrize("strategy", [Streaming(), GroupedSampling(LABELS, 16)])
+@pytest.mark.parametrize(
+    "strategy", [Streaming(), pytest.param(GroupedSampling(LABELS, 16), marks=pytest.mark.slow)]
+)
 def test_theory_does_not_apply_to(strategy):
     found = strategy_entropy(LABELS, plan_of(strategy))
     assert found.homogeneous_bits is None
@@ -105,3 +92,56 @@ def test_an_epoch_of_less_than_a_minibatch():
 def test_labels_of_other_rows():
     with pytest.raises(ParameterError, match="a label for each of 44,400 rows, but there are 3"):
         strategy_entropy([0, 1, 2], plan_of(BlockShuffling(1)))
+
+
+PLATES = np.repeat(np.arange(14), 14_286)
+SIZES = [(64, 256), (16, 64), (4, 16)]  # 256 blocks in a fetch, which is near 0.99
+
+
+def shares(sizes, floor):
+    seeds = [mixing_of({"plate": PLATES}, floor=floor, seed=seed) for seed in range(6)]
+    return [mixing[sizes]["plate"].share_of_random for mixing in seeds]
+
+
+@pytest.mark.parametrize("sizes", [pytest.param(SIZES[0], marks=pytest.mark.slow), *SIZES[1:]])
+def test_a_configuration_at_the_floor_reaches_it_for_every_seed(sizes):
+    constraints = Constraints(entropy_floor=0.99, memory_bytes=1, need_cells_per_second=None)
+    mixed = {constraints.mixes(share) for share in shares(sizes, 0.99)}
+    assert mixed == {True}
+
+
+def test_what_is_near_the_floor_is_replayed_for_longer(monkeypatch):
+    n_replayed, replay = list[int](), BlockPlans.replay
+
+    def counted(*arguments, **options):
+        found = replay(*arguments, **options)
+        n_replayed.append(found[0].n_minibatches)
+        return found
+
+    monkeypatch.setattr(BlockPlans, "replay", counted)
+    n_of = {}
+    for floor in (0.99, 0.5):
+        n_replayed.clear()
+        mixing_of({"plate": PLATES}, floor=floor)[(64, 256)]
+        n_of[floor] = max(n_replayed)
+    assert n_of[0.99] > 2 * n_of[0.5]
+
+
+@pytest.mark.slow
+def test_the_share_is_that_of_a_long_replay():
+    block_size, fetch_factor = SIZES[0]
+    (long,) = label_entropy(
+        PLATES, batch_size=64, block_sizes=[block_size], fetch_factors=[fetch_factor],
+        n_rows=20_000_000, seed=100,
+    )  # fmt: skip
+    random = theory.random_entropy_bits(np.bincount(PLATES), 64)
+    for share in shares(SIZES[0], 0.99):
+        assert share == pytest.approx(long.bits.value / random, abs=0.0015)
+
+
+@pytest.mark.parametrize(
+    ("share", "mixes"), [(0.9899, True), (0.9891, True), (0.9889, False), (0.5, False), (1.0, True)]
+)
+def test_less_than_a_thousandth_below_the_floor_reaches_it(share, mixes):
+    constraints = Constraints(entropy_floor=0.99, memory_bytes=1, need_cells_per_second=None)
+    assert constraints.mixes(share) == mixes

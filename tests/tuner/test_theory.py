@@ -1,18 +1,25 @@
 """The formulas, against enumeration and against what the paper measured."""
 
+from collections import Counter
 from itertools import combinations, product
 from math import comb, log2
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tuner.entropies import plug_in
 
 from cellfeed import ParameterError
 from cellfeed_tuner import theory
 
 counts = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+
+
+def plug_in(labels) -> float:
+    """The plug-in estimate of entropy as it is defined, in bits, of labels that are known."""
+    known = [label for label in labels if label >= 0]
+    n = len(known)
+    return -sum(c / n * log2(c / n) for c in Counter(known).values()) if n else 0.0
 
 
 def enumerated_mean(rows, batch_size) -> float:
@@ -44,26 +51,29 @@ def test_entropy_is_that_of_the_normalised_counts(values):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "block_size", "fetch_factor"),
-    [(2, 1, 1), (2, 1, 3), (4, 2, 1), (2, 2, 2), (3, 2, 1), (3, 2, 2), (2, 3, 1), (2, 4, 2)],
-)
-@pytest.mark.parametrize("p", [(0.5, 0.5), (0.7, 0.2, 0.1)])
-def test_expected_entropy_is_the_enumerated_one(p, batch_size, block_size, fetch_factor):
-    exact = enumerated_expectation(p, batch_size, block_size, fetch_factor)
-    computed = theory.expected_entropy_bits(p, batch_size, block_size, fetch_factor)
-    assert computed == pytest.approx(exact, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "block_size", "fetch_factor", "n_rows"),
-    [(2, 2, 1, 101), (2, 4, 2, 102), (2, 4, 2, 101), (3, 3, 2, 100), (2, 3, 1, 100), (2, 4, 1, 99)],
-)
-def test_a_short_last_block_moves_the_boundaries_of_half_the_fetches(
-    batch_size, block_size, fetch_factor, n_rows
-):
-    p = (0.7, 0.2, 0.1)
-    exact = enumerated_expectation(p, batch_size, block_size, fetch_factor, n_rows)
-    computed = theory.expected_entropy_bits(p, batch_size, block_size, fetch_factor, n_rows=n_rows)
+    ("p", "n_rows", "sizes"),
+    [
+        *(
+            (p, 0, sizes)
+            for p in ((0.5, 0.5), (0.7, 0.2, 0.1))
+            for sizes in (
+                (2, 1, 1), (2, 1, 3), (4, 2, 1), (2, 2, 2), (3, 2, 1), (3, 2, 2), (2, 3, 1),
+                (2, 4, 2),
+            )
+        ),
+        # A short last block moves the boundaries of half the fetches.
+        *(
+            ((0.7, 0.2, 0.1), n_rows, sizes)
+            for n_rows, sizes in (
+                (101, (2, 2, 1)), (102, (2, 4, 2)), (101, (2, 4, 2)), (100, (3, 3, 2)),
+                (100, (2, 3, 1)), (99, (2, 4, 1)),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_expected_entropy_is_the_enumerated_one(p, n_rows, sizes):
+    exact = enumerated_expectation(p, *sizes, n_rows)
+    computed = theory.expected_entropy_bits(p, *sizes, n_rows=n_rows)
     assert computed == pytest.approx(exact, abs=1e-9)
 
 
@@ -74,21 +84,26 @@ def test_blocks_and_fetches_without_a_common_divisor_are_as_exact():
     assert neighbours[0] > coprime > neighbours[1]
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 6))
-def test_random_entropy_is_the_enumerated_one(values, batch_size):
-    rows = [k for k, n in enumerate(values) for _ in range(n)]
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 6), st.integers(0, 3))
+def test_random_entropy_is_the_enumerated_one_of_known_labels(values, batch_size, n_missing):
+    rows = [k for k, n in enumerate(values) for _ in range(n)] + [-1] * n_missing
     exact = enumerated_mean(rows, min(batch_size, len(rows)))
-    assert theory.random_entropy_bits(values, batch_size) == pytest.approx(exact, abs=1e-9)
-
-
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 4), st.integers(0, 3))
-def test_random_entropy_leaves_missing_labels_out(values, batch_size, n_missing):
-    rows = [k for k, n in enumerate(values) for _ in range(n)] + [None] * n_missing
-    drawn = list(combinations(rows, min(batch_size, len(rows))))
-    known = [[label for label in draw if label is not None] for draw in drawn]
-    exact = sum(plug_in(labels) for labels in known if labels) / len(drawn)
     computed = theory.random_entropy_bits(values, batch_size, n_missing=n_missing)
     assert computed == pytest.approx(exact, abs=1e-9)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 4), st.integers(0, 3))
+def test_independent_entropy_is_the_enumerated_one(counts, batch_size, n_missing):
+    p = [*counts, n_missing]
+    labels = [*range(len(counts)), -1]
+    expected = 0.0
+    for drawn in product(range(len(p)), repeat=batch_size):
+        chance = np.prod([p[each] / sum(p) for each in drawn])
+        expected += chance * plug_in([labels[each] for each in drawn])
+    found = theory.independent_entropy_bits(counts, batch_size, n_missing=n_missing)
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert theory.independent_entropy_bits([], 64, n_missing=3) == 0
 
 
 def test_true_random_sampling_is_the_expectation_of_single_rows_at_any_fetch_factor():
