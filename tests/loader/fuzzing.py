@@ -1,9 +1,8 @@
 """Damages chunks and files over and over; run in a process of its own, which may crash.
 
 ``python fuzzing.py chunks N`` decodes damaged chunks into memory that ends where the process may
-not read or write. ``python fuzzing.py files PATH N [FIRST LAST ...] [-- PATH ...]``
-reads damaged files; given ranges of bytes, one is damaged there alone. Both tell how often what
-happened.
+not read or write. ``python fuzzing.py files N PATH ...`` reads damaged files. Both tell how often
+what happened.
 """
 
 import collections
@@ -182,12 +181,11 @@ def fuzz_chunks(codec: str, n: int) -> collections.Counter[str]:
     return results
 
 
-def fuzz_file(path: Path, n: int, ranges: list[tuple[int, int]]) -> collections.Counter[str]:
+def fuzz_file(path: Path, n: int) -> collections.Counter[str]:
     """Read a file with damaged bytes; return how often what happened."""
     rng, results = np.random.default_rng(0), collections.Counter[str]()
-    whole = path.read_bytes()
-    expected = rows_of(path)
-    places = np.concatenate([np.arange(first, last) for first, last in ranges])
+    whole, expected = path.read_bytes(), rows_of(path)
+    places = np.arange(len(whole))
     for heap in re.finditer(b"GCOL", whole):  # HDF5 itself may loop for ever over a damaged one
         n_bytes = int.from_bytes(whole[heap.start() + 8 : heap.start() + 16], "little")
         places = places[(places < heap.start()) | (places >= heap.start() + n_bytes)]
@@ -212,7 +210,7 @@ def fuzz_file(path: Path, n: int, ranges: list[tuple[int, int]]) -> collections.
 
 def rows_of(path: Path) -> npt.NDArray[Any]:
     """Read all rows in another order than they are stored in."""
-    X = open_collection(path)[::-1].X
+    X = open_collection(path, obs=["number"])[::-1].X
     return np.asarray(X if isinstance(X, np.ndarray) else X.toarray())
 
 
@@ -221,16 +219,11 @@ def tell(name: str, results: collections.Counter[str]) -> None:
     sys.stdout.write(f"{name}: {counts}\n")
 
 
-def main(what: str, *arguments: str) -> None:
-    if what == "chunks":
-        for codec in CODECS:
-            tell(codec, fuzz_chunks(codec, int(arguments[0])))
-        return
-    for job in " ".join(arguments).split(" -- "):
-        name, n, *numbers = job.split()
-        path, bounds = Path(name), [int(number) for number in numbers]
-        ranges = list(zip(bounds[::2], bounds[1::2], strict=True)) or [(0, path.stat().st_size)]
-        tell(path.name, fuzz_file(path, int(n), ranges))
+def main(what: str, n: str, *paths: str) -> None:
+    for codec in CODECS if what == "chunks" else ():
+        tell(codec, fuzz_chunks(codec, int(n)))
+    for path in paths:
+        tell(path, fuzz_file(Path(path), int(n)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Chunks whose bytes are in memory are decoded there, by every codec, and damage is named."""
+"""Chunks whose bytes come to memory are decoded there as they arrive, and damage is named."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -9,6 +12,8 @@ import hdf5plugin
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
@@ -23,7 +28,7 @@ from cellfeed._decode import (
     zarr_array,
     zarr_layout,
 )
-from cellfeed.sources import ByteStore, Location
+from cellfeed.sources import Arrival, ByteStore, Location
 
 VALUES = np.random.default_rng(0).poisson(2, 5000).astype(np.int32)
 HDF5 = {
@@ -92,12 +97,23 @@ def zarr_of(path, **options):
     return zarr_array(layout, store, "x", no_tables(path), lost_is_zero=False), store
 
 
-def read(array, ranges, n_threads=2):
+def zarr_on_disk(path):
+    array = zarr.create_array(path, data=VALUES, chunks=(300,))
+    layout: Any = zarr_layout(array.metadata.to_dict())
+    files = ZarrFiles(path, layout, lambda: None)
+    return zarr_array(layout, files, "x", no_tables(path), lost_is_zero=False)
+
+
+def reads_of(array, ranges, place=0):
+    """Return what reads ranges of elements to a place, one behind the other."""
     starts, stops = np.array(ranges, np.int64).T
     counts = np.ascontiguousarray(stops - starts)
-    out = np.zeros(counts.sum(), array.dtype)
-    places = (np.cumsum(counts) - counts) * out.itemsize
-    reads = array.reads_of_ranges(np.ascontiguousarray(starts), counts, places, out.dtype)
+    places = place + (np.cumsum(counts) - counts) * array.dtype.itemsize
+    return array.reads_of_ranges(np.ascontiguousarray(starts), counts, places, array.dtype)
+
+
+def read(array, ranges, n_threads=2):
+    reads, out = reads_of(array, ranges), np.zeros(np.ptp(ranges, 1).sum(), array.dtype)
     reads.readahead()
     with ThreadPoolExecutor(n_threads) as threads:
         done = reads.run(np.array([out.ctypes.data]), Decoder(threads, n_threads))
@@ -139,10 +155,8 @@ def test_zarr_with_a_file_for_each_chunk(tmp_path, codec):
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_zarr_shards(tmp_path, checksum):
-    index = {"index_codecs": None} if checksum else {"index_codecs": [BytesCodec()]}
-    codec = ShardingCodec(chunk_shape=(100,), codecs=[BytesCodec(), ZstdCodec()])
-    if not checksum:
-        codec = ShardingCodec(chunk_shape=(100,), codecs=[BytesCodec(), ZstdCodec()], **index)
+    index = {} if checksum else {"index_codecs": [BytesCodec()]}
+    codec = ShardingCodec(chunk_shape=(100,), codecs=[BytesCodec(), ZstdCodec()], **index)
     array, store = zarr_of(tmp_path / "x", serializer=codec, compressors=None, filters=None)
     assert len(store.asked) == 17  # the index of each shard, once
     out, _ = read(array, RANGES)
@@ -150,23 +164,12 @@ def test_zarr_shards(tmp_path, checksum):
     assert len(store.asked) == 18
 
 
-def test_many_arrays_of_one_store_are_asked_for_together(tmp_path):
-    array, store = hdf5(tmp_path / "x.h5", HDF5["gzip"])
-    out = np.zeros((2, 50), np.int32)
-    begin, count = np.array([100], np.int64), np.array([50], np.int64)
-    reads = ChunkReads.concatenate(
-        [
-            array.reads_of_ranges(begin, count, np.array([place]), out.dtype)
-            for place in (0, out[0].nbytes)
-        ]
-    )
-    reads.run(np.array([out.ctypes.data]))
-    assert np.array_equal(out, [VALUES[100:150]] * 2)
-    assert len(store.asked) == 1
+class TestTogether:
+    """Arrays of one store are asked for together, and told of together before."""
 
+    RANGES = ((100, 600), (2000, 2050))
 
-class TestReadahead:
-    def test_a_store_expects_what_it_is_then_asked_for(self, tmp_path):
+    def test_one_request_for_many_arrays(self, tmp_path):
         array, store = hdf5(tmp_path / "x.h5", HDF5["gzip"])
         expected = []
 
@@ -175,52 +178,130 @@ class TestReadahead:
             return expected
 
         store.expect = expect
-        begin, count = np.array([100, 2000], np.int64), np.array([500, 50], np.int64)
-        out = np.zeros(1100, np.int32)
-        parts = [
-            array.reads_of_ranges(begin, count, np.array([place, place + 2000]), out.dtype)
-            for place in (0, 2200)
-        ]
+        out = np.zeros((2, 550), np.int32)
+        parts = [reads_of(array, self.RANGES, place) for place in (0, out[0].nbytes)]
         reads = ChunkReads.concatenate(parts)
         assert reads.readahead() == [expected]
         reads.run(np.array([out.ctypes.data]))
-        assert store.asked == expected  # of both arrays at once
+        assert store.asked == expected
+        assert len(expected) == 1
         assert reads.requested_bytes == sum(size for _, _, size in expected[0])
+        assert np.array_equal(out, [np.r_[VALUES[100:600], VALUES[2000:2050]]] * 2)
 
-    def test_most_stores_prefetch_nothing(self, tmp_path):
+    def test_nothing_is_requested_ahead_of_most_stores_and_of_files(self, tmp_path):
         array, _ = hdf5(tmp_path / "x.h5", HDF5["gzip"])
-        begin, count, place = np.array([[0], [300], [0]], np.int64)
-        reads = array.reads_of_ranges(begin, count, place, array.dtype)
-        assert reads.readahead() == []
-
-    def test_files_are_not_requested(self, tmp_path):
-        array = zarr.create_array(tmp_path / "x", data=VALUES, chunks=(300,))
-        layout: Any = zarr_layout(array.metadata.to_dict())
-        files = ZarrFiles(tmp_path / "x", layout, lambda: None)
-        there = zarr_array(layout, files, "x", no_tables(tmp_path), lost_is_zero=False)
-        begin, count, place = np.array([[0], [300], [0]], np.int64)
-        reads = there.reads_of_ranges(begin, count, place, there.dtype)
+        assert reads_of(array, self.RANGES).readahead() == []
+        reads = reads_of(zarr_on_disk(tmp_path / "x"), self.RANGES)
         assert (reads.are_requested, reads.requested_bytes, reads.readahead()) == (False, 0, [])
 
+    def test_bytes_in_memory_beside_bytes_in_files(self, tmp_path):
+        """Also where an address happens to follow an offset, they are not read as one."""
+        inside, _ = hdf5(tmp_path / "x.h5", HDF5["gzip"])
+        out = np.zeros((2, 1000), np.int32)
+        arrays = (inside, 0), (zarr_on_disk(tmp_path / "y"), out[0].nbytes)
+        for order in (arrays, arrays[::-1]):
+            out[...] = 0
+            parts = [reads_of(array, [(0, 1000)], place) for array, place in order]
+            ChunkReads.concatenate(parts).run(np.array([out.ctypes.data]))
+            assert np.array_equal(out, [VALUES[:1000]] * 2)
 
-def test_bytes_in_memory_beside_bytes_in_files(tmp_path):
-    """Also where an address happens to follow an offset, they are not read as one."""
-    (tmp_path / "z").mkdir()
-    inside, _ = hdf5(tmp_path / "x.h5", HDF5["gzip"])
-    zarr_array_ = zarr.create_array(tmp_path / "z" / "y", data=VALUES, chunks=(300,))
-    layout: Any = zarr_layout(zarr_array_.metadata.to_dict())
-    files = ZarrFiles(tmp_path / "z" / "y", layout, lambda: None)
-    beside = zarr_array(layout, files, "y", no_tables(tmp_path), lost_is_zero=False)
-    out = np.zeros((2, 1000), np.int32)
-    begin, count = np.array([0], np.int64), np.array([1000], np.int64)
-    parts = [
-        each.reads_of_ranges(begin, count, np.array([place]), out.dtype)
-        for each, place in ((inside, 0), (beside, out[0].nbytes))
-    ]
-    for order in (parts, parts[::-1]):
-        out[...] = 0
-        ChunkReads.concatenate(order).run(np.array([out.ctypes.data]))
-        assert np.array_equal(out, [VALUES[:1000]] * 2)
+
+def end_early(store, first, size):
+    store.contents[0] = store.contents[0][: first + 10]
+
+
+def change(store, first, size):
+    damaged = bytearray(store.contents[0])
+    damaged[first : first + size] = b"\xff" * size
+    store.contents[0] = bytes(damaged)
+
+
+def remove(store, first, size):
+    del store.contents[0]
+
+
+class Arriving(Objects):
+    """Ranges arrive when a test lets them, each with those of its piece."""
+
+    def __init__(self, contents, piece_of):
+        super().__init__(contents)
+        self.piece_of = np.array(piece_of)
+        self.here = [Future[None]() for _ in range(max(piece_of) + 1)]
+
+    def arrivals(self, files, offsets, sizes):
+        assert len(files) == len(self.piece_of)
+        return [
+            Arrival(np.flatnonzero(self.piece_of == piece), here, self)
+            for piece, here in enumerate(self.here)
+            if (self.piece_of == piece).any()
+        ]
+
+
+class TestArrivals:
+    """In whatever order and pieces that is."""
+
+    HEADS = tuple((first, first + 2) for first in range(0, 3000, 300))
+    EXPECTED = VALUES[:3000].reshape(10, 300)[:, :2].ravel()
+
+    @pytest.fixture(scope="class")
+    def array(self, new_folder):
+        return hdf5(new_folder() / "x.h5", HDF5["gzip"])[0]
+
+    def reads(self, array, piece_of):
+        """Return a store, what reads two values of each of ten chunks, and where these go."""
+        store = Arriving(array.files.contents, piece_of)
+        reads = reads_of(replace(array, files=store), self.HEADS)
+        return store, reads, np.full(20, -1, np.int32)
+
+    @given(
+        st.lists(st.integers(0, 4), min_size=10, max_size=10),
+        st.permutations(range(5)),
+        st.integers(0, 5),
+    )
+    def test_any_order(self, array, piece_of, order, n_before):
+        store, reads, out = self.reads(array, piece_of)
+        order = [piece for piece in order if piece < len(store.here)]
+
+        def arrive(pieces):
+            for piece in pieces:
+                store.here[piece].set_result(None)
+                time.sleep(0)
+
+        arrive(order[:n_before])
+        late = threading.Thread(target=arrive, args=(order[n_before:],))
+        with ThreadPoolExecutor(2) as threads:
+            late.start()
+            done = reads.run(np.array([out.ctypes.data]), Decoder(threads, 2))
+        late.join()
+        assert np.array_equal(out, self.EXPECTED)
+        asked = [each for several in store.asked for each in several]
+        assert done.n_chunks == len(asked) == len({*asked}) == 10
+        assert done.n_bytes == sum(n for _, _, n in asked)
+
+    def test_what_is_here_is_decoded_while_the_rest_is_awaited(self, array):
+        store, reads, out = self.reads(array, [1] * 5 + [0] + [2] * 4)
+        with ThreadPoolExecutor(1) as threads:
+            done = threads.submit(reads.run, np.array([out.ctypes.data]))
+            store.here[0].set_result(None)
+            until = time.monotonic() + 600
+            while out[10] == -1 and time.monotonic() < until:
+                time.sleep(0.001)
+            assert np.array_equal(out[10:12], self.EXPECTED[10:12])
+            assert (np.delete(out, [10, 11]) == -1).all()
+            assert not done.done()
+            store.here[2].set_result(None)
+            store.here[1].set_result(None)
+            done.result()
+        assert np.array_equal(out, self.EXPECTED)
+
+    def test_damage_names_the_chunk_that_is_damaged(self, array):
+        store, reads, out = self.reads(array, [*range(10)][::-1])
+        for here in store.here:
+            here.set_result(None)
+        located = array.locations.locate(np.array([3], np.int64))
+        change(store, int(located.offsets[0]) + 2, int(located.sizes[0]) - 2)
+        with pytest.raises(FormatError, match=r"elements 900 to 1200 .* cannot be decompressed"):
+            reads.run(np.array([out.ctypes.data]))
 
 
 class TestDamage:
@@ -228,33 +309,25 @@ class TestDamage:
 
     WHERE = r"^memory://bucket/0: `x`, elements 300 to 600 \(bytes \d+ to \d+\): "
 
-    @pytest.mark.parametrize("codec", HDF5)
-    def test_an_object_that_ends_too_early(self, tmp_path, codec):
-        array, store = hdf5(tmp_path / "x.h5", HDF5[codec])
-        first = int(array.locations.locate(np.array([1], np.int64)).offsets[0])
-        store.contents[0] = store.contents[0][: first + 10]
-        with pytest.raises(FormatError, match=self.WHERE + "are beyond the end of the file; "):
-            read(array, [(300, 600)])
-
-    @pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc", "lzf"])
-    def test_an_object_with_other_bytes(self, tmp_path, codec):
+    @pytest.mark.parametrize(
+        ("codec", "damage", "said"),
+        [
+            *((codec, end_early, "are beyond the end of the file; ") for codec in HDF5),
+            *(
+                (codec, change, "(cannot be decompressed|decompress to)")
+                for codec in ("gzip", "zstd", "blosc", "lzf")
+            ),
+            ("gzip", remove, "are missing; "),
+        ],
+    )
+    def test_of_objects_with_many_chunks(self, tmp_path, codec, damage, said):
         array, store = hdf5(tmp_path / "x.h5", HDF5[codec])
         located = array.locations.locate(np.array([1], np.int64))
-        first, size = int(located.offsets[0]), int(located.sizes[0])
-        damaged = bytearray(store.contents[0])
-        damaged[first : first + size] = b"\xff" * size
-        store.contents[0] = bytes(damaged)
-        with pytest.raises(
-            FormatError, match=self.WHERE + "(cannot be decompressed|decompress to)"
-        ):
+        damage(store, int(located.offsets[0]), int(located.sizes[0]))
+        with pytest.raises(FormatError, match=self.WHERE + said):
             read(array, [(300, 600)])
-        assert np.array_equal(read(array, [(0, 300)])[0], VALUES[:300])
-
-    def test_an_object_that_is_gone(self, tmp_path):
-        array, store = hdf5(tmp_path / "x.h5", HDF5["gzip"])
-        del store.contents[0]
-        with pytest.raises(FormatError, match=self.WHERE + "are missing; "):
-            read(array, [(300, 600)])
+        if damage is change:
+            assert np.array_equal(read(array, [(0, 300)])[0], VALUES[:300])
 
     def test_an_object_of_one_chunk_that_ends_too_early(self, tmp_path):
         array, store = zarr_of(tmp_path / "x", zarr_format=2, compressors=Zstd())

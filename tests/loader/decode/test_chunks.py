@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import FormatError
-from cellfeed._bytes._buffers import destination
+from cellfeed import FormatError, ParameterError
+from cellfeed._bytes._buffers import BufferPool, destination
 from cellfeed._decode import ChunkReads, Decoder, Pieces, can_cast
 from cellfeed._decode import _kernels as kernels
 from cellfeed._decode._kernels import _fields as fields
@@ -55,29 +55,36 @@ class FileOf(ByteStore):
         return np.full(len(files), self._path.stat().st_size, np.int64)
 
 
+def chunked(values, chunk, locations, files, name="x"):
+    """Return an array whose chunks are stored as they are."""
+    return ChunkedArray(
+        name=name,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunk_shape=(chunk,),
+        codec=STORED,
+        shuffled=False,
+        locations=locations,
+        files=files,
+        lost_is_zero=True,
+    )
+
+
 @pytest.fixture
 def stored(tmp_path):
     """Return a function that makes an array of chunks in a file, which are stored as they are."""
 
     def make(values, chunk, offsets, *, name="x"):
-        n_chunks = -(-len(values) // chunk)
         content = bytearray(max(offsets) + chunk * values.itemsize)
         for k, offset in enumerate(offsets):
             if offset >= 0:
                 part = values[k * chunk : (k + 1) * chunk].tobytes()
                 content[offset : offset + len(part)] = part
+        n_chunks = -(-len(values) // chunk)
         sizes = np.full(n_chunks, chunk * values.itemsize, np.int64)
-        return ChunkedArray(
-            name=name,
-            shape=values.shape,
-            dtype=values.dtype,
-            chunk_shape=(chunk,),
-            codec=STORED,
-            shuffled=False,
-            locations=ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8)),
-            files=FileOf(tmp_path / f"{name}.bin", bytes(content)),
-            lost_is_zero=True,
-        )
+        table = ChunkTable(np.array(offsets, np.int64), sizes, np.zeros(n_chunks, np.uint8))
+        file = FileOf(tmp_path / f"{name}.bin", bytes(content))
+        return chunked(values, chunk, table, file, name)
 
     return make
 
@@ -189,27 +196,41 @@ class TestGroups:
         assert groups[0].n_bytes == groups[0].data_start + 4 * n
 
 
+GAP = 1 << 14  # bytes that are read in vain rather than left out
+# Values, elements of a chunk, where chunks are, ranges, bytes that are read, chunks.
+READS: dict[str, tuple[Any, int, Any, list[tuple[int, int]], int, int]] = {
+    "neighbours at once": (np.arange(40), 10, [0, 80, 160, 240], [(0, 40)], 320, 4),
+    "over a small gap": (np.arange(20), 10, [0, 80 + GAP], [(0, 20)], 160 + GAP, 2),
+    "not over a larger one": (np.arange(20), 10, [0, 80 + GAP + 1], [(0, 20)], 160, 2),
+    "cut to what is wanted": (
+        *(np.arange(40), 10, [400, 0, 200, 100], [(3, 5), (8, 9), (25, 31)]),
+        *((9 - 3 + 5 + 1) * 8, 3),
+    ),
+    "more than one read holds": (
+        *(np.arange(900_000.0), 100_000, [k * 800_000 for k in range(9)], [(5, 850_000)]),
+        *((850_000 - 5) * 8, 9),
+    ),
+    "chunks larger than a read": (
+        *(np.random.default_rng(0).random(400_000), 200_000, [64, 1_600_064], [(0, 400_000)]),
+        *(3_200_000, 2),
+    ),
+    "zeros where there is no chunk": (
+        *(np.arange(1, 31, dtype=np.int16), 10, [0, -1, 20], [(5, 25)]),
+        *(20, 3),
+    ),
+}
+
+
 class TestReads:
-    def test_take_neighbours_at_once(self, stored):
-        values = np.arange(40, dtype=np.int64)
-        array = stored(values, 10, [0, 80, 160, 240])
-        elements, done = read(array, [(0, 40)])
-        assert np.array_equal(elements, values)
-        assert (done.n_bytes, done.n_chunks) == (320, 4)
-
-    @pytest.mark.parametrize(("gap", "in_vain"), [(1 << 14, 1 << 14), ((1 << 14) + 1, 0)])
-    def test_span_small_gaps(self, stored, gap, in_vain):
-        values = np.arange(20, dtype=np.int64)
-        elements, done = read(stored(values, 10, [0, 80 + gap]), [(0, 20)])
-        assert np.array_equal(elements, values)
-        assert done.n_bytes == 160 + in_vain
-
-    def test_cut_what_is_stored_as_it_is(self, stored):
-        values = np.arange(40, dtype=np.int64)
-        array = stored(values, 10, [400, 0, 200, 100])
-        elements, done = read(array, [(3, 5), (8, 9), (25, 31)])
-        assert elements.tolist() == [3, 4, 8, 25, 26, 27, 28, 29, 30]
-        assert done.n_bytes == (9 - 3 + 5 + 1) * 8
+    @pytest.mark.parametrize("name", READS)
+    @pytest.mark.parametrize(("dtype", "n_threads"), [(None, 1), ("f8", 2), ("f4", 3)])
+    def test_ranges(self, stored, name, dtype, n_threads):
+        values, chunk, offsets, ranges, n_bytes, n_chunks = READS[name]
+        elements, done = read(stored(values, chunk, offsets), ranges, dtype, n_threads)
+        there = np.where(np.repeat(np.array(offsets) >= 0, chunk), values, 0)
+        expected = np.concatenate([there[first:stop] for first, stop in ranges])
+        assert np.array_equal(elements, expected.astype(dtype or values.dtype))
+        assert (done.n_bytes, done.n_chunks) == (n_bytes, n_chunks)
 
     def test_go_back_and_forth_in_the_file(self, stored):
         values = np.arange(1000, dtype=np.int32)
@@ -218,23 +239,10 @@ class TestReads:
         assert np.array_equal(elements, values[1:999])
         assert done.n_chunks == 200
 
-    def test_of_more_than_one_read_holds(self, stored):
-        values = np.arange(900_000, dtype=np.float64)
-        offsets = [k * 800_000 for k in range(9)]
-        elements, done = read(stored(values, 100_000, offsets), [(5, 850_000)], n_threads=2)
-        assert np.array_equal(elements, values[5:850_000])
-        assert done.n_bytes == (850_000 - 5) * 8
-
-    def test_of_chunks_that_are_larger_than_a_read(self, stored):
-        values = np.random.default_rng(0).random(400_000)
-        elements, _ = read(stored(values, 200_000, [64, 1_600_064]), [(0, 400_000)], "f4")
-        assert np.array_equal(elements, values.astype("f4"))
-
-    def test_give_zeros_where_there_is_no_chunk(self, stored):
-        values = np.arange(1, 31, dtype=np.int16)
-        elements, done = read(stored(values, 10, [0, -1, 20]), [(5, 25)], "f8")
-        assert elements.tolist() == [*range(6, 11), *[0] * 10, *range(21, 26)]
-        assert done.n_bytes == 20
+    @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
+    def test_into_memory_that_the_system_refuses(self, n_bytes):
+        with pytest.raises(ParameterError, match=r"cannot allocate [\d,]+ bytes of memory for ro"):
+            BufferPool().acquire(n_bytes)
 
     def test_of_nothing(self, stored):
         array = stored(np.arange(5, dtype=np.int8), 5, [0])
@@ -247,17 +255,8 @@ class TestReads:
 
     def test_of_one_piece(self, tmp_path):
         values = np.random.default_rng(0).random(100_000)
-        array = ChunkedArray(
-            name="x",
-            shape=values.shape,
-            dtype=values.dtype,
-            chunk_shape=(1 << 14,),
-            codec=STORED,
-            shuffled=False,
-            locations=Pieces.one(7, values.size, values.itemsize),
-            files=FileOf(tmp_path / "piece", bytes(7) + values.tobytes()),
-            lost_is_zero=True,
-        )
+        file = FileOf(tmp_path / "piece", bytes(7) + values.tobytes())
+        array = chunked(values, 1 << 14, Pieces.one(7, values.size, values.itemsize), file)
         elements, done = read(array, [(0, 1), (99_000, 100_000)])
         assert np.array_equal(elements, values[[0, *range(99_000, 100_000)]])
         assert done.n_bytes == 8008
@@ -280,26 +279,6 @@ class TestReads:
         for array, buffer in zip(arrays, buffers, strict=True):
             n = array.shape[0]
             assert buffer.array(np.dtype(np.float32), n).tolist() == list(range(n))
-
-    @pytest.mark.parametrize("n_threads", [1, 3])
-    def test_of_a_file_that_ends_too_early(self, stored, tmp_path, n_threads):
-        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240], name="y")
-        with (tmp_path / "y.bin").open("r+b") as file:
-            file.truncate(300)
-        expected = (
-            r"y\.bin: `y`, elements 30 to 40 \(bytes 240 to 320\): are beyond the end of the file"
-        )
-        with pytest.raises(FormatError, match=expected):
-            read(array, [(0, 40)], n_threads=n_threads)
-        assert read(array, [(0, 30)])[0].tolist() == list(range(30))
-
-    def test_of_a_disk_that_fails(self, stored, tmp_path):
-        array = stored(np.arange(40, dtype=np.int64), 10, [0, 80, 160, 240])
-        with (tmp_path / "other").open("wb") as unreadable:
-            # `pread` fails with EBADF, as it would with EIO.
-            os.dup2(unreadable.fileno(), array.files.descriptor)
-            with pytest.raises(FormatError, match=r"elements 0 to 10 .*: cannot be read; check th"):
-                read(array, [(0, 40)])
 
     def test_are_over_when_an_error_comes_out(self, stored, monkeypatch):
         """Otherwise threads would write into memory that is let go."""
@@ -353,17 +332,9 @@ class TestIndices:
         firsts = np.arange(0, values.size, chunk)
         sizes = np.minimum(chunk, values.size - firsts) * values.itemsize
         flags = np.zeros(firsts.size, np.uint8)
-        array = ChunkedArray(
-            name="indices",
-            shape=values.shape,
-            dtype=values.dtype,
-            chunk_shape=(chunk,),
-            codec=STORED,
-            shuffled=False,
-            locations=ChunkTable(firsts * values.itemsize, sizes, flags),
-            files=FileOf(new_folder() / "indices", values.tobytes()),
-            lost_is_zero=True,
-        )
+        table = ChunkTable(firsts * values.itemsize, sizes, flags)
+        file = FileOf(new_folder() / "indices", values.tobytes())
+        array = chunked(values, chunk, table, file, "indices")
         ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
         elements, done = read(array, ranges, out, index_limit=6)
         assert elements.tolist() == values.tolist()

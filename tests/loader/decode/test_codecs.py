@@ -1,14 +1,14 @@
 """Collections say how their values are compressed, whoever can decompress them."""
 
-import warnings
 from typing import Any
 
 import anndata as ad
 import hdf5plugin
+import numcodecs
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import zarr
+from tests.loader.storages.zarr_cells import quiet, write_cells
 
 from cellfeed import open_collection
 
@@ -40,30 +40,26 @@ def test_of_files(write_h5ad, replace, options, codec):
         assert open_collection(write_h5ad(stored, edit=edit)).codecs == (codec,)
 
 
-@pytest.mark.parametrize(("zarr_format", "codec"), [(2, "blosc"), (3, "zstd")])
-@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
-def test_of_stores(tmp_path, kind, zarr_format, codec):
-    with ad.settings.override(zarr_write_format=zarr_format), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that format 2 is an old one
-        ad.AnnData(kind(X)).write_zarr(tmp_path / "a.zarr")
-    array = zarr.open_array(tmp_path / "a.zarr", path="X" if kind is np.asarray else "X/data")
-    expected = codec if array.shards is None else f"{codec}, sharded"  # from anndata 0.13
-    assert open_collection(tmp_path / "a.zarr").codecs == (expected,)
+SHARDS = {"chunks": (10, 20), "shards": (20, 20)}
 
 
+@quiet
 @pytest.mark.parametrize(
-    ("compressors", "codec"), [("auto", "zstd, sharded"), (None, "none, sharded")]
+    ("zarr_format", "options", "codec"),
+    [
+        (2, {"compressors": numcodecs.Blosc()}, "blosc"),
+        (3, {}, "zstd"),
+        (3, SHARDS, "zstd, sharded"),
+        (3, SHARDS | {"compressors": None}, "none, sharded"),
+    ],
 )
-def test_of_shards(tmp_path, compressors, codec):
-    options: dict[str, Any] = {"chunks": (10, 20), "shards": (20, 20), "compressors": compressors}
-    with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that shards will be the default
-        ad.AnnData(X).write_zarr(tmp_path / "a.zarr")
-        group = zarr.open_group(tmp_path / "a.zarr")
-        attributes = dict(group["X"].attrs)
-        group.create_array("X", data=X, overwrite=True, attributes=attributes, **options)
-        zarr.consolidate_metadata(tmp_path / "a.zarr")
-    assert open_collection(tmp_path / "a.zarr").codecs == (codec,)
+def test_of_stores(tmp_path, zarr_format, options, codec):
+    path = write_cells(tmp_path / "a.zarr", X, zarr_format=zarr_format, X=options)
+    assert open_collection(path).codecs == (codec,)
+    options = {name: each[:1] if name in SHARDS else each for name, each in options.items()}
+    arrays = dict.fromkeys(["indices", "data"], options)
+    path = write_cells(tmp_path / "b.zarr", sp.csr_matrix(X), zarr_format=zarr_format, **arrays)
+    assert open_collection(path).codecs == (codec,)
 
 
 def test_of_layers_and_of_several_paths(tmp_path):

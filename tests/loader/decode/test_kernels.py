@@ -1,5 +1,6 @@
 """Compiled functions of elements in memory, each against NumPy or h5py."""
 
+import ctypes
 from pathlib import Path
 
 import h5py
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.warm import python as warm
 
-from cellfeed._decode import _kernels as kernels
+from cellfeed._decode import can_cast, kernels, select_columns
 from cellfeed.testing import GuardedPool
 
 
@@ -61,6 +62,8 @@ class TestFilters:
         pool.check()
         assert np.array_equal(buffer.array(np.dtype(np.uint8), n_bytes), values)
 
+    @pytest.mark.process
+    @pytest.mark.slow
     def test_damage_stays_within_memory(self, tmp_path):
         """Each piece of memory ends where the process may not read or write."""
         outcome = fuzz(tmp_path, "chunks", 1000)
@@ -72,42 +75,100 @@ class TestFilters:
         assert len(outcome.splitlines()) == 9
 
 
-class TestDensify:
-    @pytest.mark.parametrize("index", ["i4", "i8"])
-    @pytest.mark.parametrize("value", ["u1", "u2", "u4", "u8"])
-    def test_fills_every_element(self, index, value):
-        rng = np.random.default_rng(0)
-        expected = (rng.integers(1, 200, (9, 7)) * (rng.random((9, 7)) < 0.4)).astype(value)
-        rows, columns = np.nonzero(expected)
-        pointers = np.searchsorted(rows, np.arange(10)).astype(index)
-        dense = np.full((9, 7), 255, value)
-        kernels.densify(pointers, columns.astype(index), expected[rows, columns], dense)
-        assert np.array_equal(dense, expected)
+@given(
+    n_rows=st.integers(0, 9),
+    n_vars=st.sampled_from([0, 1, 7, 700, 4095, 4096, 4097, 9001]),
+    density=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    offset=st.integers(0, 9),
+    index=st.sampled_from(["i4", "i8"]),
+    value=st.sampled_from(["u1", "u2", "u4", "u8"]),
+)
+def test_densify(n_rows, n_vars, density, offset, index, value):
+    """Every element is filled, of many tiles, wherever the memory begins, and nothing beside."""
+    random = np.random.default_rng(n_vars)
+    is_stored = random.random((n_rows, n_vars)) < density
+    expected = np.where(is_stored, random.integers(1, 200, is_stored.shape), 0).astype(value)
+    rows, columns = np.nonzero(expected)
+    pointers = np.searchsorted(rows, np.arange(n_rows + 1)).astype(index)
+    room = np.full(offset + expected.size + 9, 255, value)
+    dense = room[offset : offset + expected.size].reshape(expected.shape)
+    kernels.densify(pointers, columns.astype(index), expected[rows, columns], dense)
+    assert np.array_equal(dense, expected)
+    assert (room[:offset] == 255).all()
+    assert (room[-9:] == 255).all()
 
-    @given(
-        n_rows=st.integers(1, 9),
-        n_vars=st.sampled_from([1, 700, 4095, 4096, 4097, 9001]),
-        density=st.sampled_from([0.01, 0.3, 1.0]),
-        offset=st.integers(0, 9),
-        value=st.sampled_from(["u1", "u2", "u4", "u8"]),
-    )
-    def test_of_many_tiles_wherever_it_begins(self, n_rows, n_vars, density, offset, value):
-        random = np.random.default_rng(n_vars)
-        is_stored = random.random((n_rows, n_vars)) < density
-        expected = np.where(is_stored, random.integers(1, 200, is_stored.shape), 0).astype(value)
-        rows, columns = np.nonzero(expected)
-        pointers = np.searchsorted(rows, np.arange(n_rows + 1)).astype(np.int32)
-        room = np.full(offset + expected.size + 9, 255, value)
-        dense = room[offset : offset + expected.size].reshape(expected.shape)
-        kernels.densify(pointers, columns.astype(np.int32), expected[rows, columns], dense)
-        assert np.array_equal(dense, expected)
-        assert (room[:offset] == 255).all()
-        assert (room[-9:] == 255).all()
 
-    @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (5, 3)])
-    def test_of_nothing(self, shape):
-        pointers = np.zeros(shape[0] + 1, np.int32)
-        nothing = np.empty(0, np.int32), np.empty(0, np.uint32)
-        dense = np.full(shape, 255, np.uint32)
-        kernels.densify(pointers, *nothing, dense)
-        assert not dense.any()
+def every_half_and_its_neighbours():
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    bits = halves.view(np.uint32).astype(np.int64)
+    apart = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF]  # ties and what lies beside them
+    near = np.concatenate([bits + sign * each for each in apart for sign in (1, -1)])
+    return np.clip(near, 0, (1 << 32) - 1).astype(np.uint32).view(np.float32)
+
+
+def every_exponent():
+    return (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("values", [every_half_and_its_neighbours(), every_exponent()])
+def test_it_is_rounded_as_numpy_does(values):
+    assert can_cast(values.dtype, np.dtype(np.float16))
+    address = kernels.cast_address(values.dtype, np.dtype(np.float16))
+    cast = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)
+    found = np.empty(values.size, np.float16)
+    cast(values.ctypes.data, found.ctypes.data, values.size)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        expected = values.astype(np.float16)
+    is_nan = np.isnan(values)
+    assert np.array_equal(np.isnan(found), is_nan)
+    assert np.array_equal(found.view(np.uint16)[~is_nan], expected.view(np.uint16)[~is_nan])
+
+
+@st.composite
+def rows(draw):
+    """Columns of some rows: near each other or far apart, the same or distinct, in any order."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        n = draw(st.integers(0, 40))
+        first = draw(st.sampled_from([0, 63, 1_000]))
+        last = first + draw(st.sampled_from([1, 70, 500, 20_000, 2**31 - 2_000]))
+        columns = st.integers(first, last)
+        unique = draw(st.booleans()) and n < last - first
+        found.append(draw(st.lists(columns, min_size=n, max_size=n, unique=unique)))
+    return found
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16"])
+@given(rows=rows())
+def test_rows_are_sorted(rows, index, dtype):
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(index)
+    indices = np.concatenate([*rows, []]).astype(index)
+    data = np.arange(indices.size).astype(dtype)
+    expected = [np.argsort(np.array(row, np.int64), kind="stable") for row in rows]
+    order = np.concatenate([each + start for each, start in zip(expected, indptr, strict=False)])
+    order = order.astype(int)
+    wanted = indices[order], data[order]
+    distinct = kernels.sort_rows(indptr, indices, data.view(np.uint8), data.itemsize)
+    assert distinct == all(len(set(row)) == len(row) for row in rows)
+    assert np.array_equal(indices, wanted[0])
+    assert np.array_equal(data, wanted[1])
+
+
+@given(rows=rows(), seed=st.integers(0, 9))
+def test_selected_columns_are_sorted(rows, seed):
+    """Slots follow the columns."""
+    rows = [[column % 3_000 for column in row] for row in rows]
+    column_map = np.random.default_rng(seed).permutation(3_000).astype(np.int32)
+    column_map[::7] = -1
+    lengths = np.array([len(row) for row in rows])
+    selected = select_columns(np.concatenate([*rows, []]).astype(np.int64), lengths, column_map)
+    for number, row in enumerate(rows):
+        own = slice(selected.starts[number], selected.starts[number + 1])
+        mapped = column_map[np.array(row, int)]
+        places = np.flatnonzero(mapped >= 0)
+        assert selected.columns[own].tolist() == sorted(mapped[places].tolist())
+        positions, slots = selected.entries[own] >> 32, selected.entries[own] & 0xFFFFFFFF
+        assert positions.tolist() == places.tolist()
+        assert selected.columns[own][slots].tolist() == mapped[places].tolist()
+        assert sorted(slots.tolist()) == list(range(len(places)))

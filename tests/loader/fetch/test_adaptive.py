@@ -2,6 +2,8 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 from cellfeed._fetch import Controller, FetchTimes, Setting
 
 BAD = Setting(1, 1)
+NOTHING = dict.fromkeys(
+    ["waiting", "training", "processor", "planning", "reading", "decoding"], 0.0
+)
 SECONDS = 1.0
 
 
@@ -105,17 +110,6 @@ def run(machine, start, *, n=200, most=None, changes=None, is_fixed=False):
     return ran
 
 
-def best_fixed(machine, **how):
-    """Return the run with the best fixed setting."""
-    settings = [
-        Setting(num_threads, prefetch)
-        for num_threads in range(1, machine.processors + 1)
-        for prefetch in (1, 2, 4, 8, 16)
-    ]
-    runs = [run(replace(machine), each, is_fixed=True, **how) for each in settings]
-    return min(runs, key=Ran.seconds)
-
-
 TRAININGS: dict[str, dict[str, Any]] = {
     "sleeps": {},
     "sleeps for long": {"step": 0.5},
@@ -128,18 +122,24 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def best_fixed(training, noise):
+    """Return the run with the best fixed setting."""
+    machine = Machine(noise=noise, **TRAININGS[training])
+    settings = product(range(1, machine.processors + 1), (1, 2, 4, 8, 16))
+    runs = [run(replace(machine), Setting(*each), is_fixed=True) for each in settings]
+    return min(runs, key=Ran.seconds)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("training", TRAININGS)
 class TestOfAnyTraining:
-    def test_after_twenty_fetches_a_bad_start_is_no_slower_than_the_best(self, training, noise):
+    @pytest.mark.parametrize("n_left_out", [20, 0], ids=["a bad start", "a good start"])
+    def test_is_no_slower_than_the_best(self, training, noise, n_left_out):
+        """After twenty fetches, where it starts badly."""
         machine = Machine(noise=noise, **TRAININGS[training])
-        found, best = run(replace(machine), BAD), best_fixed(machine)
-        assert found.seconds(20) <= 1.02 * best.seconds(20)
-
-    def test_a_good_start_is_no_slower_than_the_best(self, training, noise):
-        machine = Machine(noise=noise, **TRAININGS[training])
-        found = run(replace(machine), Setting(machine.processors, 8))
-        assert found.seconds() <= 1.02 * best_fixed(machine).seconds()
+        found = run(machine, BAD if n_left_out else Setting(machine.processors, 8))
+        assert found.seconds(n_left_out) <= 1.02 * best_fixed(training, noise).seconds(n_left_out)
 
     def test_settings_come_to_rest(self, training, noise):
         found = run(Machine(noise=noise, **TRAININGS[training]), BAD, n=2000)
@@ -147,16 +147,21 @@ class TestOfAnyTraining:
         assert Ran(found.settings[1000:], []).n_changes <= 4
 
 
-def test_takes_all_processors_where_training_waits():
-    found = run(Machine(), BAD)
-    assert found.settings[20:] == [Setting(8, 1)] * 180
-
-
-def test_gives_processors_back_that_training_needs():
-    machine = Machine(step=0.5, training_threads=4, has_barrier=True)
-    assert run(machine, Setting(8, 1), n=60).settings[-1] == Setting(4, 1)
-    machine = Machine(processors=2, step=1.0, training_threads=1, decode=0.6)
-    assert run(machine, Setting(2, 1), n=60).settings[-1] == Setting(1, 1)
+@pytest.mark.parametrize(
+    ("machine", "start", "after", "expected"),
+    [
+        (Machine(), BAD, 20, Setting(8, 1)),
+        (Machine(step=0.5), Setting(8, 1), 0, Setting(8, 1)),
+        (Machine(step=0.5, training_threads=4, has_barrier=True), Setting(8, 1), 59, Setting(4, 1)),
+        (
+            Machine(processors=2, step=1.0, training_threads=1, decode=0.6),
+            *(Setting(2, 1), 59, Setting(1, 1)),
+        ),
+    ],
+)
+def test_takes_processors_that_training_does_not_need(machine, start, after, expected):
+    found = run(replace(machine), start, n=60)
+    assert found.settings[after:] == [expected] * (60 - after)
 
 
 def test_takes_them_again_where_training_needs_them_no_longer():
@@ -187,16 +192,12 @@ def test_a_pause_of_the_loop_changes_nothing():
     assert found.n_changes == 0
 
 
-def test_threads_of_a_loop_that_sleeps_stay():
-    assert run(Machine(step=0.5), Setting(8, 1)).n_changes == 0
-
-
 @pytest.mark.parametrize("num_workers", [0, 1, 4, 40])
 @pytest.mark.parametrize("prefetch", [1, 16, 100])
 def test_trials_end_with_any_number_of_workers_and_fetches_ahead(num_workers, prefetch):
     controller = Controller(BAD, Setting(4, prefetch), num_workers)
     slow = FetchTimes(
-        waiting=1.0, training=1.0, processor=0.0, planning=0.0, reading=1.0, decoding=1.0
+        **NOTHING | dict.fromkeys(["waiting", "training", "reading", "decoding"], 1.0)
     )
     chosen = [controller.after(slow) for _ in range(3000)]
     tried = chosen.index(Setting(4, prefetch))
@@ -204,20 +205,11 @@ def test_trials_end_with_any_number_of_workers_and_fetches_ahead(num_workers, pr
 
 
 def test_a_fetch_of_no_length_is_no_fault():
-    nothing = FetchTimes(
-        waiting=0.0, training=0.0, processor=0.0, planning=0.0, reading=0.0, decoding=0.0
-    )
     controller = Controller(BAD, Setting(4, 16))
-    assert [controller.after(nothing) for _ in range(100)] == [BAD] * 100
+    assert [controller.after(FetchTimes(**NOTHING)) for _ in range(100)] == [BAD] * 100
 
 
-TIMES = st.builds(
-    FetchTimes,
-    **dict.fromkeys(
-        ["waiting", "training", "processor", "planning", "reading", "decoding"],
-        st.floats(0, 1e6),
-    ),
-)
+TIMES = st.builds(FetchTimes, **dict.fromkeys(NOTHING, st.floats(0, 1e6)))
 
 
 @given(

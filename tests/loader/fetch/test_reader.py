@@ -15,10 +15,10 @@ def file(request, write_h5ad):
     return write_h5ad(X, {"number": np.arange(50.0)})
 
 
-def read(stages, rows, order=None):
+def read(stages, rows):
     """Read rows; return the groups."""
-    order = np.arange(rows.size) if order is None else order
-    planned = stages.readahead(stages.plan(Fetch(rows=rows, order=order)))
+    fetch = Fetch(rows=rows, order=np.arange(rows.size))
+    planned = stages.readahead(stages.plan(fetch))
     return [each.to_scipy() for each in stages.read(planned)]
 
 
@@ -50,23 +50,6 @@ def test_reads_of_growing_and_shrinking_size_are_right(file, in_memory):
             assert np.array_equal(dense(cells.X), expected[rows])
             assert np.array_equal(cells.obs["number"], rows)
             assert np.array_equal(cells.rows, rows)
-
-
-@pytest.mark.parametrize("group_size", [1, 7, 20, 100])
-def test_groups_are_the_rows_in_the_order_asked_for(file, in_memory, group_size):
-    expected = in_memory([file])
-    rng = np.random.default_rng(2)
-    rows = np.sort(rng.permutation(50)[:30])
-    order = np.concatenate([rng.permutation(30), rng.integers(0, 30, size=10)])
-    collection = open_collection(file, obs=["number"])
-    with FetchStages(collection, batch_size=group_size, num_threads=3) as stages:
-        groups = read(stages, rows, order)
-    sizes = [len(group) for group in groups]
-    assert sizes[:-1] == [group_size] * (len(groups) - 1)
-    assert sum(sizes) == 40
-    X = np.concatenate([dense(group.X) for group in groups])
-    assert np.array_equal(X, expected[rows[order]])
-    assert np.array_equal(np.concatenate([group.obs["number"] for group in groups]), rows[order])
 
 
 def test_two_readers_do_not_disturb_each_other(file, in_memory):

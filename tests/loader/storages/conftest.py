@@ -12,7 +12,13 @@ def pytest_itemcollected(item):
 
 
 @pytest.fixture
-def new_store(tmp_path):
-    """Return a function that writes a zarr store of its own with each call."""
+def new_path(tmp_path):
+    """Return a function that names a new path with each call."""
     numbers = itertools.count()
-    return lambda X, /, **options: write_cells(tmp_path / f"{next(numbers)}.zarr", X, **options)
+    return lambda suffix="": tmp_path / f"{next(numbers):05}{suffix}"
+
+
+@pytest.fixture
+def new_store(new_path):
+    """Return a function that writes a zarr store of its own with each call."""
+    return lambda X, /, **options: write_cells(new_path(".zarr"), X, **options)

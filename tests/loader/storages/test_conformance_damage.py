@@ -3,11 +3,12 @@
 import importlib
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.storages import test_faults, test_zarr_damage
+from tests.loader.storages import tenx, test_faults, test_zarr_damage
 from tests.loader.storages.memory_maps import write_npy
 
 from cellfeed import TokenStream, TokenStreamWriter, open_collection
@@ -20,12 +21,30 @@ X = sp.csr_matrix(COUNTS)
 class TestH5ad(StorageDamageConformance):
     has_checksums = True
 
-    @pytest.fixture(params=["gzip", "fletcher32"], ids=["chunks", "library"])
+    @pytest.fixture(params=[("X/data", "gzip"), ("X/data", "fletcher32"), ("X", "gzip, shuffle")])
     def stored(self, request, write_h5ad, replace):
-        return test_faults.writer_of_small_chunks(write_h5ad, replace)(filter_=request.param)
+        element, filter_ = request.param
+        write = test_faults.writer_of_small_chunks(write_h5ad, replace)
+        return write(element, filter_=filter_)
 
     def value_ranges(self, path):  # of its own tables, some crash HDF5
-        names = ("X/indices", "X/data")
+        with h5py.File(path) as file:
+            names = ["X"] if isinstance(file["X"], h5py.Dataset) else ["X/indices", "X/data"]
+        return [(path, *ends) for name in names for ends in test_faults.chunk_bytes(path, name)]
+
+
+class TestTenx(StorageDamageConformance):
+    has_checksums = True
+
+    @pytest.fixture
+    def stored(self, tmp_path):
+        names, columns = tenx.barcodes(60), tenx.features(12)
+        X = tenx.counts(60, 12, density=0.7)
+        path = tmp_path / "matrix.h5"
+        return tenx.write_tenx(path, X, barcodes=names, features=columns, chunk=50)
+
+    def value_ranges(self, path):
+        names = ("matrix/indices", "matrix/data")
         return [(path, *ends) for name in names for ends in test_faults.chunk_bytes(path, name)]
 
 
@@ -35,7 +54,7 @@ class TestZarr(StorageDamageConformance):
 
     @pytest.fixture(params=[None, (48,)], ids=["chunks", "shards"])
     def stored(self, request, tmp_path):
-        options = {} if request.param is None else {"shards": request.param}
+        options = {"chunks": (80,)} if request.param is None else {"shards": request.param}
         return test_zarr_damage.write_store(tmp_path / "cells.zarr", X, **options)
 
     def value_ranges(self, path):

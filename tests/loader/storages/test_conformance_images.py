@@ -1,6 +1,5 @@
 """Arrays of three and more dimensions in h5ad and zarr pass the suite for sources."""
 
-import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,20 +7,13 @@ import anndata as ad
 import h5py
 import numpy as np
 import pytest
-import zarr
 from anndata.io import write_elem
 from hypothesis import strategies as st
-from tests.loader.zarr_stores import written_at_once
+from tests.loader.storages.zarr_cells import quiet, write_cells
 
 from cellfeed.testing import SourceConformance, StoredCase
 
-pytestmark = pytest.mark.filterwarnings(
-    # What zarr says when these stores are written, also where workers are spawned.
-    "ignore:.*does not have a Zarr V3 specification",
-    "ignore:zarr v3 autosharding will be the default",
-    "ignore:Consolidated metadata is currently not part",
-    "ignore:Writing zarr v2 data will no longer be the default",
-)
+pytestmark = quiet
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ class TestImages(SourceConformance):
     dtypes = ("<f4", "|u1", ">i2", "|b1")
     elements = ("layers/images",)
     further_shapes = ((3,), (2, 2), (1,))
-    max_examples = 20
+    max_examples = 12
 
     def storages(self, layout, dtype):
         return st.builds(
@@ -66,42 +58,33 @@ class TestImages(SourceConformance):
         return is_native and (chunks is None or chunks[1:] == shape[1:])
 
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
-            path = tmp_path / f"{next(numbers):05}.{case.storage.format[:4]}"
-            if case.storage.format == "h5ad":
-                with h5py.File(path, "w") as file:
-                    write_case(file, case)
-            else:
-                zarr_format: Any = int(case.storage.format[-1])
-                with written_at_once(path) as memory:
-                    write_case(zarr.create_group(memory, zarr_format=zarr_format), case)
-            return path
+            storage, values = case.storage, case.dense
+            path = new_path(f".{storage.format[:4]}")
+            options: dict[str, Any] = (
+                {"chunks": storage.chunks(values.shape)} if values.size else {}
+            )
+            if storage.format == "h5ad":
+                if storage.is_compressed and values.size:
+                    options["compression"] = "gzip"
+                if options.get("chunks"):
+                    options["maxshape"] = (None, *values.shape[1:])
+                nullable = ad.settings.override(allow_write_nullable_strings=True)
+                with h5py.File(path, "w") as file, nullable:
+                    write_elem(file, "obs", case.obs)
+                    write_elem(file, "var", case.var)
+                    stored = file.create_dataset(case.element, data=values, **options)
+                    stored.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+                return path
+            if values.size:
+                options["compressors"] = "auto" if storage.is_compressed else None
+                if storage.is_sharded and storage.format == "zarr v3":
+                    options["shards"] = tuple(2 * n for n in options["chunks"])
+            values = values.astype(values.dtype.newbyteorder("="))
+            tables = {"element": case.element, "obs": case.obs, "var": case.var}
+            return write_cells(
+                path, values, zarr_format=int(storage.format[-1]), X=options, **tables
+            )
 
         return write
-
-
-def write_case(root, case):
-    storage, values = case.storage, case.dense
-    with ad.settings.override(allow_write_nullable_strings=True):
-        write_elem(root, "obs", case.obs)
-        write_elem(root, "var", case.var)
-    options: dict[str, Any] = {}
-    if values.size:
-        options["chunks"] = storage.chunks(values.shape)
-        if storage.format != "h5ad":
-            options["compressors"] = "auto" if storage.is_compressed else None
-            if storage.is_sharded and storage.format == "zarr v3":
-                options["shards"] = tuple(2 * n for n in options["chunks"])
-        elif storage.is_compressed:
-            options["compression"] = "gzip"
-    if storage.format == "h5ad":
-        if options.get("chunks"):
-            options["maxshape"] = (None, *values.shape[1:])
-        stored = root.create_dataset(case.element, data=values, **options)
-    else:
-        values = values.astype(values.dtype.newbyteorder("="))
-        stored = root.create_array(case.element, data=values, **options)
-    stored.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})

@@ -5,41 +5,31 @@ import os
 import pytest
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
-
-from cellfeed._decode import ZarrFiles
-from cellfeed._storages._anndata._local_h5file import LocalH5File
-
-pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
+from tests.loader.storages.zarr_cells import quiet
 
 
-class H5InMemory(LocalH5File):
-    def handles(self, files):
-        return None
-
-    def read_ranges(self, files, offsets, sizes):
-        descriptor = self().id.get_vfd_handle()
-        ranges = zip(sizes.tolist(), offsets.tolist(), strict=True)
-        return [memoryview(os.pread(descriptor, *each)) for each in ranges]
-
-
-class ZarrInMemory(ZarrFiles):
-    def handles(self, files):
-        return None
+def read_ranges(file, files, offsets, sizes):
+    descriptor = file().id.get_vfd_handle()
+    ranges = zip(sizes.tolist(), offsets.tolist(), strict=True)
+    return [memoryview(os.pread(descriptor, *each)) for each in ranges]
 
 
 class TestH5adInMemory(H5ad):
-    max_examples = 20
+    max_examples = 10
     test_in_worker_processes = None  # type: ignore[assignment]  # as of any source
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        monkeypatch.setattr("cellfeed._storages._anndata._open.LocalH5File", H5InMemory)
+        file = "cellfeed._storages._anndata._local_h5file.LocalH5File"
+        monkeypatch.setattr(f"{file}.handles", lambda self, files: None)
+        monkeypatch.setattr(f"{file}.read_ranges", read_ranges)
 
 
+@quiet
 class TestZarrInMemory(Zarr):
-    max_examples = 20
+    max_examples = 10
     test_in_worker_processes = None  # type: ignore[assignment]
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        monkeypatch.setattr("cellfeed._decode.ZarrFiles", ZarrInMemory)
+        monkeypatch.setattr("cellfeed._decode.ZarrFiles.handles", lambda self, files: None)

@@ -1,13 +1,14 @@
-"""AnnData objects pass the suite: in memory, and backed by a file."""
-
-import itertools
+"""AnnData objects pass the suite, in memory and backed by a file, and so do frames in obsm."""
 
 import anndata as ad
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import strategies as st
 from tests.loader.matrices import adata_of
 
 from cellfeed import open_collection
-from cellfeed.testing import SourceConformance
+from cellfeed.testing import SourceConformance, StoredCase
 
 
 def source_of(adata, element):
@@ -17,7 +18,7 @@ def source_of(adata, element):
 
 class TestInMemory(SourceConformance):
     elements = ("X", "layers/counts", "raw/X")
-    max_examples = 15
+    max_examples = 10
 
     @pytest.fixture
     def write(self):
@@ -28,12 +29,32 @@ class TestBacked(SourceConformance):
     max_examples = 4
 
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
-            path = tmp_path / f"{next(numbers)}.h5ad"
-            adata_of(case).write_h5ad(path)
+            adata_of(case).write_h5ad(path := new_path(".h5ad"))
             return source_of(ad.read_h5ad(path, backed="r"), case.element)
+
+        return write
+
+
+class TestFrames(SourceConformance):
+    layouts = ("dense",)
+    dtypes = ("<f4", "<f8", "|i1", "<u2", "<i8", "|b1")
+    elements = ("obsm/frame",)
+    max_examples = 8
+
+    def cases(self, *, n_vars: int | None = None, **options) -> st.SearchStrategy[StoredCase]:
+        if n_vars is None:
+            return st.integers(1, 12).flatmap(lambda n: self.cases(n_vars=n, **options))
+        # Without columns, there is none that a dtype could be of.
+        return super().cases(n_vars=max(1, n_vars), **options)
+
+    @pytest.fixture
+    def write(self, new_path):
+        def write(case):
+            X = np.zeros((case.n_rows, 1), np.float32)
+            frame = pd.DataFrame(case.dense, case.obs.index, case.var.index)
+            ad.AnnData(X, obs=case.obs, obsm={"frame": frame}).write_h5ad(path := new_path(".h5ad"))
+            return path
 
         return write

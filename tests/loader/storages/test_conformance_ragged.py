@@ -1,6 +1,5 @@
 """Rows of any length pass the suite: those that arrive, and those in chunks and in shards."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -42,14 +41,11 @@ class TestInMemory(SourceConformance):
     max_examples = 8
 
     @pytest.fixture(params=[True, False], ids=["known", "arriving"])
-    def write(self, request):
-        numbers = itertools.count()
-
+    def write(self, request, new_path):
         def write(case):
             element = Ragged(rows_of(case), request.param)
-            return Arriving(
-                Location(f"memory://{next(numbers)}"), {case.element: element}, case.obs
-            )
+            where = Location(f"memory://{new_path().name}")
+            return Arriving(where, {case.element: element}, case.obs)
 
         return write
 
@@ -62,11 +58,9 @@ class TestInChunks(SourceConformance):
         return True
 
     @pytest.fixture
-    def write(self):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
-            url, rows = f"bucket://cases/{next(numbers)}", rows_of(case)
+            url, rows = f"bucket://cases/{new_path().name}", rows_of(case)
             element = ChunkedRagged(rows.offsets, chunked(url, rows.values, (13,)))
             return Arriving(Location(url), {case.element: element}, case.obs)
 
@@ -92,20 +86,13 @@ class TestDocuments(SourceConformance):
         return st.integers(1, 3)
 
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
-            folder, rows = tmp_path / str(next(numbers)), rows_of(case)
+            folder, rows = new_path(), rows_of(case)
             obs = case.obs.astype(object).where(case.obs.notna(), None).to_dict("records")
             for k, some in enumerate(np.array_split(np.arange(case.n_rows), case.storage)):
-                with TokenStreamWriter(
-                    folder,
-                    case.dtype,
-                    shard=str(k),
-                    documents=True,
-                    obs={"plate": str, "number": float},
-                ) as writer:
+                options = {"documents": True, "obs": {"plate": str, "number": float}}
+                with TokenStreamWriter(folder, case.dtype, shard=str(k), **options) as writer:
                     for row in some.tolist():
                         writer.append(rows.row(row), obs=obs[row])
             stream = Documents(folder, documents=True)
@@ -132,11 +119,9 @@ class TestWindows(SourceConformance):
         return st.lists(st.floats(0, 1), max_size=3)
 
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
-            folder, tokens = tmp_path / str(next(numbers)), case.dense.reshape(-1)
+            folder, tokens = new_path(), case.dense.reshape(-1)
             bounds = sorted(int(share * tokens.size) for share in case.storage)
             for k, some in enumerate(np.split(tokens, bounds)):
                 with TokenStreamWriter(folder, case.dtype, shard=str(k)) as writer:

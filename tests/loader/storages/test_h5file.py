@@ -1,3 +1,5 @@
+"""HDF5 files are opened once in each process, and not to open them again, as their records say."""
+
 import multiprocessing
 import pickle
 from collections import Counter
@@ -12,45 +14,14 @@ import scipy.sparse as sp
 from tests.loader.bytes.files import age
 from tests.loader.matrices import dense
 
-from cellfeed import CellDataset, FormatError, PathError, Streaming, open_collection
-from cellfeed._bytes import _tables
-from cellfeed._rows import CategoricalColumn
-from cellfeed._storages._anndata._local_h5file import LocalH5File
-
-
-@pytest.fixture
-def file(write_h5ad):
-    return LocalH5File(write_h5ad(np.eye(2, dtype=np.float32)))
-
-
-def tell_whether_inherited(file: LocalH5File, inherited, connection) -> None:
-    connection.send(file() is inherited)
-
-
-def test_is_opened_once_in_a_process(file):
-    assert file() is file()
-    assert file().mode == "r"
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_is_opened_anew_after_a_fork(file):
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=tell_whether_inherited, args=(file, file(), sending))
-    process.start()
-    assert receiving.recv() is False
-    process.join()
-    assert process.exitcode == 0
-
-
-def test_is_opened_anew_after_a_pickle(file):
-    opened = file()
-    copy = pickle.loads(pickle.dumps(file))
-    assert copy() is not opened
-    assert copy()["X"].shape == (2, 2)
-
-
-# Opening again, from records: the oracle is anndata, and what the first opening gave.
+from cellfeed import (
+    CategoricalColumn,
+    CellDataset,
+    FormatError,
+    PathError,
+    Streaming,
+    open_collection,
+)
 
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
 OBS = {
@@ -100,6 +71,32 @@ def opened(path, obs=("plate", "n"), **options):
     collection = open_collection(path, obs=obs, **options)
     collection.load_tables()
     return collection
+
+
+def send_number_of_openings(collection, counted, connection):
+    counted.clear()
+    assert np.array_equal(dense(collection[:].X), COUNTS)
+    connection.send(counted["files"])
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_is_opened_once_in_each_process(path, counted):
+    collection = opened(path)
+    for each, n_opened in ((collection, 0), (pickle.loads(pickle.dumps(collection)), 1)):
+        counted.clear()
+        for _ in range(2):
+            assert np.array_equal(dense(each[:].X), COUNTS)
+        assert counted["files"] == n_opened
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    arguments = (collection, counted, sending)
+    process = context.Process(target=send_number_of_openings, args=arguments)
+    process.start()
+    assert receiving.recv() == 1
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_a_first_opening_looks_each_element_up_once_in_each_step(write_h5ad, records, counted):
@@ -217,14 +214,13 @@ def test_of_a_file_that_refers_to_others_nothing_is_recorded_then(path, name, tm
 
 
 def test_records_of_other_attributes_have_another_format(write_h5ad):
-    """Records of an earlier version of cellfeed would lack attributes that are added."""
+    """Those of an earlier version would lack added ones: then `_FORMAT` of tables must change."""
     of_all = {"_array_names", "_chunked_arrays", "_element", "_obs", "_slow_read", "_stored_dtype"}
     of_all |= {"chunk_shape", "dtype", "rows_per_chunk", "shape", "stored_as", "var"}
     of_each = {
         "csr": {"_n_elements", "_row_pointer", "_unchecked_pointer"},
         "dense": {"_n_columns"},
     }
-    assert _tables._FORMAT == 1
     for X in (COUNTS, sp.csr_matrix(COUNTS)):
         element: Any = open_collection(write_h5ad(X)).sources[0].elements["X"]
         assert set(element.described()) == of_all | of_each[element.layout]

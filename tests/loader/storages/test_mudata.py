@@ -1,9 +1,7 @@
 """MuData, in one file or store, reads as mudata reads it in memory."""
 
-import itertools
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,8 @@ from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     CategoricalColumn,
-    CellDataset,
     ColumnError,
     FormatError,
-    Streaming,
     open_collection,
 )
 from cellfeed.testing import SourceConformance, StoredCase
@@ -73,62 +69,41 @@ ELEMENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Stored:
-    """How one file is made."""
-
-    n_cells: int
-    format: str
-    compression: str | None
-    layouts: tuple[str, str]
-    is_reordered: bool
-    seed: int
-
-
-def stored_files() -> st.SearchStrategy[Stored]:
-    layout = st.sampled_from(["csr", "dense"])
-    return st.builds(
-        Stored,
-        n_cells=st.integers(1, 30),
-        format=st.sampled_from(["h5mu", *FORMATS]),
-        compression=st.sampled_from(["gzip", None]),
-        layouts=st.tuples(layout, layout),
-        is_reordered=st.booleans(),
-        seed=st.integers(0, 99),
-    )
+STORED = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 30),
+        "kind": st.sampled_from(["h5mu", *FORMATS]),
+        "layouts": st.tuples(*[st.sampled_from(["csr", "dense"])] * 2),
+        "is_reordered": st.booleans(),
+        "compression": st.sampled_from(["gzip", None]),
+        "seed": st.integers(0, 99),
+    }
+)
 
 
-def write_stored(path: Path, stored: Stored) -> mu.MuData:
-    rng = np.random.default_rng(stored.seed)
-    names = [f"cell{k}" for k in range(stored.n_cells)]
-    orders = [np.arange(stored.n_cells)] * 2
-    if stored.is_reordered:
-        orders = [orders[0], rng.permutation(stored.n_cells)]
+def write_stored(folder: Path, *, n, kind, layouts, is_reordered, compression, seed) -> mu.MuData:
+    """Write a file of some cells, whose modalities may have them in another order."""
+    rng, names = np.random.default_rng(seed), [f"cell{k}" for k in range(n)]
     made = dict[str, ad.AnnData]()
-    for name, n_vars, layout, order in zip(
-        ("rna", "protein"), (7, 3), stored.layouts, orders, strict=True
-    ):
-        values = rng.integers(0, 4, (stored.n_cells, n_vars)).astype("float32")
-        made[name] = modality(
-            sp.csr_matrix(values) if layout == "csr" else values,
-            [names[k] for k in order],
-            number=rng.random(stored.n_cells),
-        )
-    joint = rng.random((stored.n_cells, 2))
+    for name, n_vars, layout in zip(("rna", "protein"), (7, 3), layouts, strict=True):
+        values = rng.integers(0, 4, (n, n_vars)).astype("float32")
+        order = rng.permutation(n) if made and is_reordered else range(n)
+        X = sp.csr_matrix(values) if layout == "csr" else values
+        made[name] = modality(X, [names[k] for k in order], number=rng.random(n))
     return write(
-        path,
+        folder / f"{len([*folder.iterdir()])}.{kind[:4]}",
         made,
-        obsm={"X_joint": joint},
-        obs={"plate": pd.Categorical(rng.choice(["a", "b"], stored.n_cells))},
-        compression=stored.compression,
-        format=stored.format,
+        obsm={"X_joint": rng.random((n, 2))},
+        obs={"plate": pd.Categorical(rng.choice(["a", "b"], n))},
+        compression=compression,
+        format=kind,
     )
 
 
 class TestRows:
     @settings(max_examples=15, derandomize=True, database=None, phases=[Phase.generate])
     @given(
-        some=st.lists(stored_files(), min_size=1, max_size=2),
+        some=st.lists(STORED, min_size=1, max_size=2),
         names=st.lists(
             st.sampled_from([f"mod/{m}/{e}" for m in ("rna", "protein") for e in ELEMENTS])
             | st.just("obsm/X_joint"),
@@ -139,10 +114,9 @@ class TestRows:
     )
     def test_of_all_modalities_are_those_of_the_same_cells(self, new_folder, some, names, data):
         folder = new_folder()
-        paths = [folder / f"{k}.{each.format[:4]}" for k, each in enumerate(some)]
-        mdatas = [write_stored(path, each) for path, each in zip(paths, some, strict=True)]
+        mdatas = [write_stored(folder, **each) for each in some]
         obs = ["plate", "protein:number"]
-        collection = open_collection(paths, elements=names, obs=obs)
+        collection = open_collection(folder, elements=names, obs=obs)
         rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
         cells = collection[rows]
         for name in names:
@@ -173,14 +147,12 @@ class TestModality(SourceConformance):
 
     dtypes = ("<f4", "|u1", "<i8")
     elements = ("mod/rna/X", "mod/rna/layers/counts")
-    max_examples = 10
+    max_examples = 8
 
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write_case(case: StoredCase) -> Path:
-            path: Path = tmp_path / f"{next(numbers):05}.h5mu"
+            path: Path = new_path(".h5mu")
             order = np.random.default_rng(case.seed).permutation(case.n_rows)
             rna = ad.AnnData(case.matrix[order], obs=case.obs.iloc[order][[]], var=case.var)
             rna.layers["counts"] = rna.X
@@ -285,26 +257,6 @@ def test_rows_that_are_of_no_known_cell_are_refused(tmp_path, obsmap):
         FormatError, match=f"^{path}: .*`obsmap/rna`.*; write the file again with m"
     ):
         open_collection(path, elements=["mod/rna/X"])
-
-
-def test_a_folder_and_worker_processes(new_folder):
-    folder = new_folder()
-    mdatas = [
-        write_stored(folder / f"{k}.h5mu", Stored(20, "h5mu", "gzip", ("csr", "dense"), True, k))
-        for k in range(2)
-    ]
-    names = ["mod/rna/X", "mod/protein/X"]
-    collection = open_collection(folder, elements=names)
-    assert [where.name for where in collection.locations] == ["0.h5mu", "1.h5mu"]
-    dataset = CellDataset(collection, Streaming(), 8, seed=0, dense=True)
-    n_cells = 0
-    for minibatch in dataset.loader(num_workers=2):
-        rows = minibatch.rows.numpy()
-        n_cells += rows.size
-        for name in names:
-            expected = np.vstack([in_memory(mdata, name) for mdata in mdatas])
-            assert np.array_equal(minibatch[name].numpy(), expected[rows])
-    assert n_cells == 40
 
 
 def test_tables_of_older_files(tmp_path):

@@ -9,9 +9,13 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from anndata.experimental import AnnCollection
-from tests.loader.storages.memory_maps import write_npy
+from tests.loader.storages.arrow_files import write_dataset
+from tests.loader.storages.memory_maps import write_npy, write_scdl
 
 from cellfeed import (
+    BlockShuffling,
+    CategoricalColumn,
+    CellDataset,
     FormatError,
     HuggingFaceSource,
     MemoryMapSource,
@@ -38,13 +42,43 @@ def path(adata, tmp_path):
     return tmp_path / "cells.h5ad"
 
 
-def test_elements_of_an_object(adata):
-    collection = open_collection(adata, elements=["X", "layers/dense", "obsm/pca"], obs=["plate"])
-    cells = collection[[4, 1]]
-    assert np.array_equal(cells.X.toarray(), COUNTS[[4, 1]])
-    assert np.array_equal(cells["layers/dense"], 2 * COUNTS[[4, 1]])
-    assert np.array_equal(cells["obsm/pca"], COUNTS[[4, 1], :3])
-    assert collection.files == ()
+@pytest.mark.parametrize("kind", ["object", "halves", "AnnCollection", "backed"])
+def test_elements_and_epochs_of_objects(adata, path, kind):
+    halves = [adata[:15].copy(), adata[15:].copy()]
+    made = {"object": adata, "halves": halves, "AnnCollection": AnnCollection(halves)}
+    given = ad.read_h5ad(path, backed="r") if kind == "backed" else made[kind]
+    collection = open_collection(given, elements=["X", "layers/dense", "obsm/pca"], obs=["plate"])
+    assert collection.slow_reading() is None
+    assert collection.var_names.tolist() == adata.var_names.tolist()
+    assert collection.files == ((path,) if kind == "backed" else ())
+    seen = list[int]()
+    for cells in CellDataset(collection, BlockShuffling(4), 8, seed=0, as_torch=False):
+        rows = cells.rows
+        assert np.array_equal(cells.X.toarray(), COUNTS[rows])
+        assert np.array_equal(cells["layers/dense"], 2 * COUNTS[rows])
+        assert np.array_equal(cells["obsm/pca"], COUNTS[rows, :3])
+        plates = collection.obs["plate"].decode(cells.obs["plate"])
+        assert plates.tolist() == adata.obs["plate"].iloc[rows].tolist()
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(30))
+
+
+@pytest.mark.parametrize("kind", ["folder", "scdl"])
+def test_folders_of_other_libraries_are_shuffled(adata, tmp_path, kind):
+    X, obs, where = adata.X, adata.obs, tmp_path / kind
+    if kind == "scdl":
+        pytest.importorskip("bionemo.scdl")
+        write_scdl(where, X, obs, adata.var)
+    else:
+        write_dataset(where, X, obs, num_shards=3)
+    preshuffle(where, tmp_path / "shuffled.zarr", seed=0)
+    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row", "plate"])
+    rows = np.asarray(shuffled.obs["source_row"].values)
+    assert sorted(rows.tolist()) == list(range(30))
+    assert np.array_equal(shuffled[:].X.toarray(), COUNTS[rows])
+    plates = shuffled.obs["plate"]
+    assert isinstance(plates, CategoricalColumn)
+    assert plates.decode(plates.codes).tolist() == obs["plate"].iloc[rows].tolist()
 
 
 def test_a_view_is_read_as_it_is(adata):

@@ -124,13 +124,9 @@ def test_a_copy_without_links_is_decoded_for_each(store, adata, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["linked", "store"])
-def test_in_other_processes(request, adata, name):
+def test_pickled(request, adata, name):
     collection = open_collection(request.getfixturevalue(name), elements=ELEMENTS)
     cells = pickle.loads(pickle.dumps(collection))[[5, 3, 399]]
     for element in ELEMENTS[1:]:
         truth = adata.layers[element.removeprefix("layers/")][[5, 3, 399]]
         np.testing.assert_array_equal(cells[element].toarray(), truth.toarray())
-    dataset = CellDataset(collection, BlockShuffling(4), batch_size=16, fetch_factor=4, seed=0)
-    for minibatch in dataset.loader(num_workers=2):
-        rows = np.asarray(minibatch.rows)
-        np.testing.assert_array_equal(dense(minibatch["layers/twice"]), 2 * adata.X[rows].toarray())

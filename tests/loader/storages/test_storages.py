@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from tests.loader.storages.arriving import Arriving, Rows
 from tests.warm import python as warm
 
 from cellfeed import Collection, FormatError, ParameterError, PathError, open_collection
+from cellfeed._storages import built_in
 from cellfeed.sources import Location, Storage, register
 
+ROOT = Path(__file__).parents[3]
 MATRIX = sp.csr_array(np.arange(12, dtype=np.float32).reshape(3, 4))
 
 
@@ -131,6 +134,7 @@ print(*(str(each.message) for each in told), sep="\\n")
 """
 
 
+@pytest.mark.process
 def test_entry_points(tmp_path, write_h5ad):
     (tmp_path / "plugged_in.py").write_text(PLUGIN)
     info = tmp_path / "plugged_in-1.0.dist-info"
@@ -138,7 +142,7 @@ def test_entry_points(tmp_path, write_h5ad):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged-in\nVersion: 1.0\n")
     points = "two = plugged_in:TWO\nabsent = no_such_module:X\nwrong = plugged_in:open_two\n"
     (info / "entry_points.txt").write_text(f"[cellfeed.sources]\n{points}")
-    paths = [str(tmp_path), str(Path(__file__).parents[3]), *sys.path]
+    paths = [str(tmp_path), str(ROOT), *sys.path]
     script = f"import sys; sys.path[:0] = {paths!r}\n{RUN}"
     n_cells, absent, wrong = warm.output_of("-c", script, write_h5ad(MATRIX)).splitlines()
     assert n_cells == "6"
@@ -154,3 +158,22 @@ def test_locations():
     assert Path(here) == Path("a/b.h5ad")
     with pytest.raises(PathError, match=r"^s3://bucket/b\.zarr/: is not a local file; "):
         Path(there)
+
+
+PAGE = ROOT / "docs" / "reference" / "opening.md"
+
+
+def test_each_storage_is_on_the_page():
+    rows = re.findall(
+        r"^\| \*\*(.+?)\*\* (?:\| [^|\n]+){6}\| (.+) \|$", PAGE.read_text(), re.MULTILINE
+    )
+    # Other tests register their own.
+    storages = [each for each in built_in() if each.open.__module__.startswith("cellfeed.")]
+    installed = {each.name: f"`cellfeed[{each.extra}]`" for each in storages if each.extra}
+    assert dict(rows) == {each.name: installed.get(each.name, "nothing") for each in storages}
+
+
+def test_each_extra_is_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for storage in built_in():
+        assert not storage.extra or storage.extra in extras["optional-dependencies"]

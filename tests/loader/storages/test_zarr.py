@@ -14,6 +14,7 @@ import scipy.sparse as sp
 import zarr
 from tests.loader.matrices import dense
 from tests.loader.storages.zarr_cells import quiet, write_cells
+from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import FormatError, PathError, open_collection
 
@@ -35,8 +36,8 @@ def annotated() -> ad.AnnData:
 
 
 def write_annotated(path: Path, zarr_format: Any) -> Path:
-    with ad.settings.override(zarr_write_format=zarr_format):
-        annotated().write_zarr(path)
+    with ad.settings.override(zarr_write_format=zarr_format), written_at_once(path) as memory:
+        annotated().write_zarr(memory)
     return path
 
 

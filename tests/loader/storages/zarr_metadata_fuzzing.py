@@ -2,7 +2,7 @@
 
 ``python -m tests.loader.storages.zarr_metadata_fuzzing N [FIRST]`` puts odd and hostile numbers,
 names and lists into stores of both formats. Each case gives the rows that zarr itself reads, or an
-error of cellfeed's; see `fuzzed_cases`.
+error of cellfeed's; see `hdf5_metadata_fuzzing`.
 """
 
 import copy
@@ -16,9 +16,9 @@ from typing import Any
 import google_crc32c
 import numcodecs
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 import zarr
-from tests.loader.storages.fuzzed_cases import (
+from tests.loader.storages.hdf5_metadata_fuzzing import (
     CSR,
     MATRIX,
     N_ROWS,
@@ -31,6 +31,7 @@ from tests.loader.storages.fuzzed_cases import (
     small,
     try_cases,
 )
+from tests.loader.storages.zarr_cells import write_cells
 from tests.loader.zarr_stores import in_this_thread
 
 SIZES: list[Any] = [
@@ -45,24 +46,12 @@ SHAPES: list[Any] = [
     *([N_ROWS, N_VARS], [N_VARS, N_ROWS], [8, 12], [16, 24], [5, 5], [1, 1], [0, 0], [N_ROWS, 0]),
     *([1 << 62], [1 << 61], [1 << 32], [1 << 28], [1 << 24], [16], [1], [0], [], [8, 12, 1]),
 ]
-DTYPES: list[Any] = [
-    *("float32", "float64", "float16", "int32", "uint32", "int64", "uint64", "int8", "uint8"),
-    *("bool", "complex64", "complex128", "float128", "longdouble", "r32", "string", "bytes"),
-    *("<f4", ">f4", "<f8", "<f2", "<i4", ">i4", "<u4", "<i8", "<u8", "|i1", "|b1", "<f16", "|S4"),
-    *(
-        "<M8[s]",
-        "<U2",
-        "|V4",
-        "|O",
-        "<c8",
-        "float",
-        "",
-        None,
-        7,
-        [["a", "<i4"]],
-        {"name": "float32"},
-    ),
-]
+_DTYPES = """
+float32 float64 float16 int32 uint32 int64 uint64 int8 uint8 bool complex64 complex128 float128
+longdouble r32 string bytes <f4 >f4 <f8 <f2 <i4 >i4 <u4 <i8 <u8 |i1 |b1 <f16 |S4 <M8[s] <U2 |V4 |O
+<c8 float
+"""
+DTYPES: list[Any] = [*_DTYPES.split(), "", None, 7, [["a", "<i4"]], {"name": "float32"}]
 FILLS: list[Any] = [
     *(0, 0.0, -0.0, 1, -1, 2.5, "NaN", "Infinity", "-Infinity", "0x7fc00000", "0x00000000", None),
     *(1 << 31, 1 << 63, 1 << 64, -(1 << 63), 10**400, 1e300, True, False, "", "abc", "AAAAAA=="),
@@ -96,31 +85,14 @@ CODECS: list[Any] = [
 ]
 COMPRESSORS: list[Any] = [
     *(None, {"id": "zstd", "level": 1}, {"id": "zlib", "level": 1}, {"id": "gzip", "level": 1}),
-    *(
-        {"id": "lz4"},
-        {"id": "blosc"},
-        {"id": "nonsense"},
-        {},
-        "zstd",
-        {"id": "bz2"},
-        {"id": "lzma"},
-    ),
+    *({"id": name} for name in ("lz4", "blosc", "nonsense", "bz2", "lzma")),
+    *({}, "zstd"),
 ]
-NAMES: list[Any] = [
-    *("regular", "default", "v2", "start", "end", "middle", "little", "big", "C", "F", ".", "/"),
-    *(
-        "",
-        "array",
-        "group",
-        "csr_matrix",
-        "csc_matrix",
-        "dataframe",
-        "x" * 300,
-        "..",
-        "0.1.0",
-        None,
-    ),
-]
+_NAMES = """
+regular default v2 start end middle little big C F . / array group csr_matrix csc_matrix dataframe
+.. 0.1.0
+"""
+NAMES: list[Any] = [*_NAMES.split(), "", "x" * 300, None]
 OFFSETS = [0, 1, 16, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 1 << 62, 1 << 40, 1 << 20, 64, 300]
 
 
@@ -129,8 +101,14 @@ class ZarrCases:
 
     def __init__(self, folder: Path) -> None:
         self._stores = [folder / f"{k:02}.zarr" for k in range(len(STORES))]
+        # Numbers, since text is stored with codecs of its own, which are not what is tried here.
+        tables = {
+            name: pd.DataFrame(index=np.arange(n)) for name, n in (("obs", N_ROWS), ("var", N_VARS))
+        }
         for path, (matrix, zarr_format, options) in zip(self._stores, STORES, strict=True):
-            write_store(path, matrix, zarr_format, options)
+            arrays = dict.fromkeys(("X", "indices", "data"), options)
+            arrays["indptr"] = {"chunks": (16,)}
+            write_cells(path, matrix, zarr_format=zarr_format, **tables, **arrays)
             assert outcome(path, lambda path=path: read_zarr(path)) == "same", path  # type: ignore[misc]
 
     def __call__(self, number: int) -> str:
@@ -149,77 +127,37 @@ class ZarrCases:
                     file.write_bytes(content)
 
 
-@in_this_thread()
-def write_store(path: Path, matrix: Any, zarr_format: Any, options: dict[str, Any]) -> None:
-    root = zarr.create_group(path, zarr_format=zarr_format)
-    root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-    for name, n in (("obs", N_ROWS), ("var", N_VARS)):
-        table = root.create_group(name)
-        table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-        table.attrs.update({"_index": "_index", "column-order": []})
-        # Numbers, since text is stored with codecs of its own, which are not what is tried here.
-        index = table.create_array("_index", data=np.arange(n), chunks=(16,))
-        index.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    if isinstance(matrix, np.ndarray):
-        create(root, "X", matrix, options)
-        root["X"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-        return
-    X = root.create_group("X")
-    X.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
-    X.attrs.update({"shape": list(matrix.shape)})
-    create(X, "indptr", matrix.indptr, {"chunks": (16,)})
-    for name in ("indices", "data"):
-        create(X, name, getattr(matrix, name), options)
-
-
-def create(group: Any, name: str, values: npt.NDArray[Any], options: dict[str, Any]) -> None:
-    options = dict(options)
-    location = options.pop("index_location", None)
-    checksum = options.pop("index_checksum", True)
-    if location is None and checksum:
-        group.create_array(name, data=values, **options)
-        return
-    inner = options["chunks"]
-    compressors = options.get("compressors", [zarr.codecs.ZstdCodec()])
-    sharding = zarr.codecs.ShardingCodec(
-        chunk_shape=inner,
-        codecs=[zarr.codecs.BytesCodec(), *compressors],
-        index_codecs=[zarr.codecs.BytesCodec(), *([zarr.codecs.Crc32cCodec()] if checksum else [])],
-        index_location=location or "end",
+def sharded(chunk: tuple[int, ...], shard: tuple[int, ...], **options: Any) -> dict[str, Any]:
+    """Return options of an array whose shards have no checksum of their index."""
+    codecs = [zarr.codecs.BytesCodec(), *options.pop("codecs", ZSTD)]
+    index_codecs = [zarr.codecs.BytesCodec()]
+    serializer = zarr.codecs.ShardingCodec(
+        chunk_shape=chunk, codecs=codecs, index_codecs=index_codecs, **options
     )
-    stored = zarr.create(
-        shape=values.shape,
-        dtype=values.dtype,
-        store=Path(group.store.root) / group.path / name,
-        chunks=options["shards"],
-        codecs=[sharding],
-        zarr_format=3,
-    )
-    stored[:] = values
+    return {"chunks": shard, "serializer": serializer, "compressors": []}
 
 
 ZSTD = [zarr.codecs.ZstdCodec()]
-DENSE = {"chunks": (8, N_VARS)}
-FLAT = {"chunks": (16,)}
-PARTS = {"chunks": (8, 5)}
+DENSE, SHARD = (8, N_VARS), (16, N_VARS)
+AT_START = {"shape": SHARD, "index_location": "start"}
 STORES: list[tuple[Any, Any, dict[str, Any]]] = [
-    (MATRIX, 3, {**DENSE, "shards": (16, N_VARS)}),
-    (MATRIX, 3, {**DENSE, "shards": (16, N_VARS), "index_location": "start"}),
-    (MATRIX, 3, {**DENSE, "shards": (16, N_VARS), "index_checksum": False}),
-    (MATRIX, 3, {**DENSE, "shards": (16, N_VARS), "index_checksum": False, "compressors": []}),
-    (MATRIX, 3, {"chunks": (8, 4), "shards": (16, 16), "index_checksum": False}),
-    (MATRIX, 3, {**DENSE, "compressors": []}),
-    (MATRIX, 3, {**PARTS, "compressors": [zarr.codecs.GzipCodec()]}),
-    (MATRIX, 3, {**PARTS, "compressors": [zarr.codecs.BloscCodec()]}),
-    (MATRIX, 2, {**DENSE, "compressors": numcodecs.Zstd()}),
-    (MATRIX, 2, {**PARTS, "compressors": numcodecs.LZ4()}),
-    (MATRIX, 2, {**PARTS, "compressors": None}),
-    (CSR, 3, {**FLAT, "compressors": ZSTD}),
-    (CSR, 3, {**FLAT, "shards": (48,)}),
-    (CSR, 3, {**FLAT, "shards": (48,), "index_checksum": False, "index_location": "start"}),
-    (CSR, 3, {**FLAT, "compressors": []}),
-    (CSR, 2, {**FLAT, "compressors": numcodecs.Blosc()}),
-    (CSR, 2, {**FLAT, "compressors": numcodecs.Zlib()}),
+    (MATRIX, 3, {"chunks": DENSE, "shards": SHARD}),
+    (MATRIX, 3, {"chunks": DENSE, "shards": AT_START}),
+    (MATRIX, 3, sharded(DENSE, SHARD)),
+    (MATRIX, 3, sharded(DENSE, SHARD, codecs=[])),
+    (MATRIX, 3, sharded((8, 4), (16, 16))),
+    (MATRIX, 3, {"chunks": DENSE, "compressors": []}),
+    (MATRIX, 3, {"chunks": (8, 5), "compressors": [zarr.codecs.GzipCodec()]}),
+    (MATRIX, 3, {"chunks": (8, 5), "compressors": [zarr.codecs.BloscCodec()]}),
+    (MATRIX, 2, {"chunks": DENSE, "compressors": numcodecs.Zstd()}),
+    (MATRIX, 2, {"chunks": (8, 5), "compressors": numcodecs.LZ4()}),
+    (MATRIX, 2, {"chunks": (8, 5), "compressors": None}),
+    (CSR, 3, {"chunks": (16,), "compressors": ZSTD}),
+    (CSR, 3, {"chunks": (16,), "shards": (48,)}),
+    (CSR, 3, sharded((16,), (48,), index_location="start")),
+    (CSR, 3, {"chunks": (16,), "compressors": []}),
+    (CSR, 2, {"chunks": (16,), "compressors": numcodecs.Blosc()}),
+    (CSR, 2, {"chunks": (16,), "compressors": numcodecs.Zlib()}),
 ]
 
 
