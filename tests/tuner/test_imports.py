@@ -1,4 +1,4 @@
-"""What the commands import before they do anything, each in a process of its own."""
+"""What the commands import before they do anything, and what they say where it is missing."""
 
 import json
 import re
@@ -7,146 +7,117 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed._cli"
+# Runs commands in one process that has imported nothing, and tells of each how it ended, its last
+# line of error, and the packages that are imported by then.
+RUN = """
+import contextlib, importlib, io, json, sys
 
+before = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
 
-def imported_by(module: str, *arguments: str) -> set[str]:
-    """Return the packages that a command imports, beside the standard library and ours."""
-    script = (
-        "import json, sys\n"
-        "before = {name.partition('.')[0] for name in sys.modules}\n"
-        f"from {module} import main\n"
-        "try:\n"
-        f"    main({list(arguments)!r})\n"
-        "except SystemExit as ended:\n"
-        "    assert not ended.code, ended.code\n"
-        "after = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(json.dumps(sorted(after - before - sys.stdlib_module_names)), file=sys.stderr)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout
-    return set(json.loads(ran.stderr.splitlines()[-1])) - {"cellfeed", "cellfeed_tuner"}
+def ran(module, arguments):
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            importlib.import_module(module).main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    imported = {name.partition(".")[0] for name in sys.modules} - before
+    return code, err.getvalue().splitlines()[-1:], sorted(imported)
 
+commands = json.loads(sys.argv[1])
+"""
+TELL = RUN + "print(json.dumps([ran(*each) for each in commands]), file=sys.stderr)"
+WITHOUT = (
+    RUN
+    + """
+def without(package, module, arguments):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in {package, module.partition(".")[0]}:
+            del sys.modules[name]
+    sys.modules[package] = None
+    told = ran(module, arguments)
+    del sys.modules[package]
+    return told[:2]
 
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        (TUNER, ["--help"]),
-        (TUNER, ["--version"]),
-        (TUNER, ["explain", "--help"]),
-        (TUNER, ["show", "--help"]),
-        (LOADER, ["--help"]),
-        (LOADER, ["preshuffle", "--help"]),
-        (LOADER, ["synthesize", "--help"]),
-    ],
+print(json.dumps([without(*each) for each in commands]), file=sys.stderr)
+"""
 )
-def test_help_imports_nothing_that_it_does_not_need(module, arguments):
-    assert imported_by(module, *arguments) <= {"click", "colorama", "importlib_metadata"}
+HEAVY = {"anndata", "matplotlib", "numba", "optuna", "pandas", "scipy", "torch", "zarr"}
 
 
-def test_what_earlier_runs_found_is_shown_without_what_measures():
-    needless = {"anndata", "h5py", "matplotlib", "numba", "pandas", "scipy", "torch", "zarr"}
-    assert not imported_by(TUNER, "show", "--json") & needless
+def output_of(script, commands=()):
+    """What Python prints last that has imported nothing."""
+    told = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    return told.stderr.splitlines()[-1]
 
 
-def test_measuring_and_tuning_from_python_import_what_reports_and_searches_need_when_they_do():
-    script = (
-        "import sys\n"
-        "import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain\n"
-        "from cellfeed_tuner import AutotuneResult, autotune\n"
-        "print(*sorted({'matplotlib', 'optuna', 'rich'} & set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == []
-
-
-@pytest.mark.parametrize("missing", ["matplotlib", "optuna", "rich", "torch"])
-def test_the_line_that_installs_what_is_missing(missing, small_collection, tmp_path):
-    script = f"import sys\nsys.modules[{missing!r}] = None\nfrom {TUNER} import main\nmain()"
-    command = [
-        sys.executable,
-        "-c",
-        script,
-        small_collection,
-        "--label=plate",
-        "--output",
-        tmp_path,
-    ]
-    # One that is forked has imported all that measures, and would find out when it reports.
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
-    assert ran.stderr.splitlines()[-1].endswith(
-        f"needs {missing}, which is not installed; install it: pip install 'cellfeed[tune]'"
-    )
-
-
-def test_the_line_that_installs_what_is_missing_in_python():
-    script = (
-        "import sys\n"
-        "sys.modules['matplotlib'] = None\n"
-        "try:\n"
-        "    from cellfeed_tuner import plots\n"
-        "except ModuleNotFoundError as error:\n"
-        "    print(error.name, error)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    line = " is not installed; install it: pip install 'cellfeed[tune]'"
-    assert re.fullmatch(rf"matplotlib\S* matplotlib\S*{re.escape(line)}\n", ran.stdout)
-
-
-@pytest.mark.parametrize("arguments", [["--label"], ["explain", "--block-size", "0"]])
-def test_what_is_asked_wrongly_is_told_before_anything_is_imported(arguments):
-    script = (
-        "import sys\n"
-        f"from {TUNER} import main\n"
-        "try:\n"
-        f"    main({arguments!r})\n"
-        "finally:\n"
-        "    assert not {'numpy', 'torch'} & set(sys.modules)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 2
-    assert "AssertionError" not in ran.stderr
-    assert ran.stderr.splitlines()[-1].startswith("Error: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["{path}/none"], "no such file or folder; check the path"),
-        (["{path}", "--balance=cell_lin"], "obs has no column 'cell_lin'; its columns are: "),
-        (["{path}", "--given=dos"], "obs has no column 'dos'; its columns are: "),
-        (["{path}", "--where=dos == 1"], "obs has no column 'dos'; its columns are: "),
-        (["{path}", "--element=layers/none"], "has no `layers/none`; its layers are: none"),
-        (["{path}", "--storage-options={path}/none"], "cannot be read (No such file or directory)"),
-        (["{path}", "--output={file}/folder"], "not writable (Not a directory); choose another"),
-    ],
-)
-def test_paths_columns_and_files_are_checked_before_what_measures_is_imported(
-    small_collection, tmp_path, arguments, told
-):
+def test_what_takes_long_is_imported_when_it_is_needed(small_collection, tmp_path):
     (tmp_path / "file").touch()
-    given = [each.format(path=small_collection, file=tmp_path / "file") for each in arguments]
-    script = (
-        "import sys\n"
-        f"from {TUNER} import main\n"
-        "try:\n"
-        f"    main({[given[0], '--label=plate', f'--output={tmp_path}', *given[1:]]!r})\n"
-        "finally:\n"
-        "    heavy = {'anndata', 'numba', 'optuna', 'pandas', 'scipy', 'torch', 'zarr'}\n"
-        "    assert not heavy & set(sys.modules), heavy & set(sys.modules)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert "AssertionError" not in ran.stderr, ran.stderr
-    assert ran.returncode == 2
-    assert told in ran.stderr.splitlines()[-1]
+    help_of = [
+        *((TUNER, each) for each in (["--help"], ["--version"])),
+        *((TUNER, [each, "--help"]) for each in ("explain", "show")),
+        *((LOADER, each) for each in (["--help"], ["preshuffle", "--help"])),
+        (LOADER, ["synthesize", "--help"]),
+    ]
+    asked_wrongly = [(TUNER, ["--label"]), (TUNER, ["explain", "--block-size", "0"])]
+    path = str(small_collection)
+    # Paths, columns and files are checked before what measures is imported.
+    refused = {
+        f"{tmp_path}/none": "no such file or folder; check the path",
+        "--balance=cell_lin": "obs has no column 'cell_lin'; its columns are: ",
+        "--given=dos": "obs has no column 'dos'; its columns are: ",
+        "--where=dos == 1": "obs has no column 'dos'; its columns are: ",
+        "--element=layers/none": "has no `layers/none`; its layers are: none",
+        f"--storage-options={path}/none": "cannot be read (No such file or directory)",
+        f"--output={tmp_path}/file/folder": "not writable (Not a directory); choose another",
+    }
+    usual = [path, "--label=plate", f"--output={tmp_path}"]
+    ours = {"cellfeed", "cellfeed_tuner", "click", "colorama", "importlib_metadata"}
+    stages = [
+        (help_of, 0, lambda imported: imported - ours),
+        (asked_wrongly, 2, {"numpy", "torch"}.intersection),
+        ([(TUNER, [*usual, each]) for each in refused], 2, HEAVY.intersection),
+        ([(TUNER, ["show", "--json"])], 0, {*HEAVY - {"optuna"}, "h5py"}.intersection),
+    ]
+    told = []
+    for some in (stages[:3], stages[3:]):  # the last imports what those before must not
+        told += json.loads(output_of(TELL, [each for stage, _, _ in some for each in stage]))
+    for stage, code, needless in stages:
+        for _, arguments in stage:
+            ended, error, imported = told.pop(0)
+            assert (ended or 0) == code, (arguments, error)
+            assert not needless(set(imported)), arguments
+            assert not code or refused.get(arguments[-1], "Error: ") in error[0]
+
+
+@pytest.mark.slow
+def test_the_line_that_installs_what_is_missing(small_collection, tmp_path):
+    packages = ["torch", "rich", "optuna", "matplotlib"]
+    arguments = [str(small_collection), "--label=plate", "--output", str(tmp_path)]
+    told = json.loads(output_of(WITHOUT, [(each, TUNER, arguments) for each in packages]))
+    line = "which is not installed; install it: pip install 'cellfeed[tune]'"
+    for package, (code, (error,)) in zip(packages, told, strict=True):
+        assert code == 2
+        assert error.endswith(f"needs {package}, {line}")
+
+
+def test_from_python_what_reports_and_searches_is_imported_when_it_is_needed():
+    script = """
+import sys
+import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain
+from cellfeed_tuner import AutotuneResult, autotune
+assert not {"matplotlib", "optuna", "rich"} & set(sys.modules), sys.modules
+sys.modules["matplotlib"] = None
+try:
+    from cellfeed_tuner import plots
+except ModuleNotFoundError as error:
+    print(error.name, error, file=sys.stderr)
+"""
+    line = " is not installed; install it: pip install 'cellfeed[tune]'"
+    assert re.fullmatch(rf"matplotlib\S* matplotlib\S*{re.escape(line)}", output_of(script))

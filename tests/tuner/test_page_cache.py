@@ -1,66 +1,65 @@
+"""The page cache of files: emptied, filled and looked at; and files that leave nothing in it."""
+
 import mmap
 import os
 import sys
-import tracemalloc
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from cellfeed import ParameterError, open_collection
+from cellfeed.synthetic import write_tahoe_like
+from cellfeed_tuner import Configuration, measure
 from cellfeed_tuner._measuring._page_cache import (
     drop_clean_pages,
     drop_pages,
     load_pages,
     resident_fraction,
 )
+from cellfeed_tuner._recall import data_fingerprint
 
-pytestmark = pytest.mark.skipif(
+linux_only = pytest.mark.skipif(
     sys.platform != "linux", reason="the page cache can be inspected on Linux only"
 )
 
 MIB = 1 << 20
 WINDOW = 1 << 30
-NOT_ON_DISK = {"tmpfs", "ramfs", "zfs", "9p"}
-
-
-def file_system(folder: Path) -> str:
-    """Tell the type of a file system by other means than the code under test."""
-    rows = [
-        row for row in psutil.disk_partitions(all=True) if folder.is_relative_to(row.mountpoint)
-    ]
-    return max(rows, key=lambda row: len(row.mountpoint)).fstype
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    if (kind := file_system(tmp_path.resolve())) in NOT_ON_DISK:
+def folder(tmp_path):
+    # The type of the file system, by other means than the code under test.
+    there = [
+        row
+        for row in psutil.disk_partitions(all=True)
+        if tmp_path.resolve().is_relative_to(row.mountpoint)
+    ]
+    kind = max(there, key=lambda row: len(row.mountpoint)).fstype
+    if kind in {"tmpfs", "ramfs", "zfs", "9p"}:
         pytest.skip(f"the page cache cannot be emptied of files on {kind}, where tmp_path lies")
     return tmp_path
 
 
 @pytest.fixture
-def file(folder: Path) -> Path:
+def file(folder):
     path = folder / "data"
     path.write_bytes(os.urandom(3 * MIB + 1234))
     return path
 
 
-@pytest.fixture
-def ordinary_user() -> Iterator[None]:
-    """Run as a user who owns none of the system's files."""
-    euid = os.geteuid()
-    if euid == 0:
-        os.seteuid(65534)
-    yield
-    os.seteuid(euid)
-
-
-def test_a_file_just_written_is_resident(file):
+@linux_only
+def test_pages_are_dropped_dirty_or_not_and_loaded_and_looking_does_neither(file):
+    assert resident_fraction([file]) == 1  # it was just written
+    drop_pages([file])
+    assert [resident_fraction([file]) for _ in range(3)] == [0, 0, 0]
+    load_pages([file])
     assert resident_fraction([file]) == 1
 
 
+@linux_only
 @pytest.mark.parametrize("drop", [drop_pages, partial(drop_clean_pages, mapped=True)])
 def test_dropping_takes_pages_that_are_mapped(file, drop):
     drop_pages([file])
@@ -72,6 +71,7 @@ def test_dropping_takes_pages_that_are_mapped(file, drop):
         assert m[:] == content == file.read_bytes()
 
 
+@linux_only
 def test_what_is_written_to_a_mapping_is_not_lost(file):
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as m:
         m[:4] = b"mine"
@@ -79,82 +79,90 @@ def test_what_is_written_to_a_mapping_is_not_lost(file):
         assert m[:4] == b"mine"
 
 
-def test_dropping_takes_dirty_pages_too(file):
-    drop_pages([file])
-    assert resident_fraction([file]) == 0
-
-
-def test_loading_fills_what_dropping_emptied(file):
-    drop_pages([file])
-    load_pages([file])
-    assert resident_fraction([file]) == 1
-
-
-def test_looking_does_not_load(file):
-    drop_pages([file])
-    assert [resident_fraction([file]) for _ in range(3)] == [0, 0, 0]
-
-
+@linux_only
 def test_the_share_is_of_bytes_over_all_files(folder):
-    cold, warm = folder / "cold", folder / "warm"
-    cold.write_bytes(bytes(3 * MIB))
-    warm.write_bytes(bytes(MIB))
-    drop_pages([cold])
-    assert resident_fraction([cold, warm]) == 0.25
+    cold, warm, empty = folder / "cold", folder / "warm", folder / "empty"
+    for path, n_bytes in ((cold, 3 * MIB), (warm, MIB), (empty, 0)):
+        path.write_bytes(bytes(n_bytes))
+    drop_pages([cold, empty])
+    assert resident_fraction([cold, empty, warm]) == 0.25
+    assert resident_fraction([empty]) is None
+    assert resident_fraction([]) is None
+    load_pages([cold, empty])
+    assert resident_fraction([empty, cold, warm]) == 1
 
 
-def test_bytes_beyond_the_first_window_are_counted_exactly(folder):
+@linux_only
+def test_a_large_file_is_looked_at_in_windows_to_its_last_byte(folder, monkeypatch):
     path = folder / "sparse"
     with path.open("wb") as out:
         out.seek(WINDOW)
         out.write(b"x" * 5000)  # not a whole number of pages
     assert resident_fraction([path]) == 5000 / (WINDOW + 5000)
-
-
-def test_memory_does_not_grow_with_the_file(folder):
-    path = folder / "sparse"
-    with path.open("wb") as out:
+    # Memory does not grow with the file.
+    lengths, mapped = list[int](), mmap.mmap
+    with path.open("r+b") as out:
         out.truncate(6 * WINDOW)
-    resident_fraction([path])  # what the first call allocates once and for all
-    tracemalloc.start()
-    resident_fraction([path])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert WINDOW // mmap.PAGESIZE < peak < MIB
+
+    class Mapping(mapped):
+        def __new__(cls, fileno, length, *arguments, **options):
+            lengths.append(length)
+            return mapped.__new__(cls, fileno, length, *arguments, **options)
+
+    monkeypatch.setattr(mmap, "mmap", Mapping)
+    assert resident_fraction([path]) == 2 * mmap.PAGESIZE / (6 * WINDOW)
+    assert lengths == [WINDOW] * 6
 
 
-def test_an_empty_file_has_no_share(folder):
-    path = folder / "empty"
-    path.touch()
-    drop_pages([path])
-    assert resident_fraction([path]) is None
-    assert resident_fraction([]) is None
-
-
-def test_an_empty_file_beside_others_changes_nothing(file):
-    empty = file.with_name("empty")
-    empty.touch()
-    assert resident_fraction([empty, file]) == 1
-
-
-@pytest.mark.usefixtures("ordinary_user")
-def test_the_kernel_does_not_tell_about_files_of_others():
-    file = Path("/etc/passwd")
-    drop_pages([file])
-    assert resident_fraction([file]) is None
-
-
+@linux_only
 def test_all_of_each_file_is_loaded(folder):
-    sizes = {"a": 20 * MIB + 5, "b": 0, "c": 7}
-    for name, size in sizes.items():
-        (folder / name).write_bytes(bytes(size))
-    paths = [folder / name for name in sizes]
-    drop_pages(paths)
-    load_pages(paths)
-    assert resident_fraction(paths) == 1
+    path = folder / "long"
+    path.write_bytes(bytes(20 * MIB + 5))
+    drop_pages([path])
+    load_pages([path])
+    assert resident_fraction([path]) == 1
 
 
+@linux_only
+def test_the_kernel_does_not_tell_about_files_of_others():
+    file, euid = Path("/etc/passwd"), os.geteuid()
+    if euid == 0:
+        os.seteuid(65534)
+    try:
+        drop_pages([file])
+        assert resident_fraction([file]) is None
+    finally:
+        os.seteuid(euid)
+
+
+@linux_only
 @pytest.mark.parametrize("function", [drop_pages, resident_fraction, load_pages])
 def test_a_missing_file_is_an_error(function, tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         function([tmp_path / "absent"])
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Opens plates, uncached or not."""
+    folder = tmp_path_factory.mktemp("plates")
+    write_tahoe_like(folder, n_cells=2000, n_genes=500, n_plates=2, n_drugs=4)
+    return lambda uncached: open_collection(folder, obs=["plate"], uncached=uncached)
+
+
+@pytest.mark.process
+def test_uncached_files_are_measured_cold(opened):
+    configuration = Configuration(block_size=4, fetch_factor=2)
+    measured = measure(opened(True), configuration, batch_size=16, label="plate", seconds=0.1)
+    assert measured.cache in ("cold", "unknown")
+    assert measured.cells_per_second is not None
+    assert not measured.delivery_fault
+
+
+def test_uncached_files_are_not_measured_warm_or_taken_for_others(opened):
+    with pytest.raises(ParameterError, match=r"cache='warm', but .* is opened `uncached`;"):
+        measure(opened(True), Configuration(), batch_size=16, cache="warm", seconds=0.1)
+    codes = np.zeros(2000, np.int64)
+    uncached, buffered = (data_fingerprint(opened(each), codes) for each in (True, False))
+    assert uncached != buffered
+    assert data_fingerprint(opened(True), codes) == uncached
