@@ -9,6 +9,8 @@ from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
 
+pytestmark = [pytest.mark.docs, pytest.mark.process]
+
 ROOT = Path(__file__).parents[2]
 SHORTENED = f"""
 import sys

@@ -68,6 +68,7 @@ def git(*words, cwd):
     ).stdout  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_pages_of_versions_lie_beside_each_other(tmp_path):
     git("init", "--quiet", "--bare", "origin", cwd=tmp_path)

@@ -58,6 +58,7 @@ def test_what_it_promises_is_run_before_a_submission():
 
 @pytest.mark.process
 @pytest.mark.smoke
+@pytest.mark.docs
 def test_its_code_trains(tmp_path):
     write_tahoe_like(tmp_path / "plates", n_cells=700, n_genes=50, n_plates=2)
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Every code block of the pages runs: Python as printed, commands with options that exist.
+"""Every code block of Python in the pages runs, and prints what is shown.
 
 Blocks of a page run one after the other, as one script, in a folder with the tutorial's plates. A
 block of text after a block of Python is what that prints.
@@ -6,12 +6,10 @@ block of text after a block of Python is what that prints.
 
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from tests.commands import autotune, cellfeed
 from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
@@ -25,8 +23,9 @@ ELSEWHERE = {
     "how-to/another_loader.md": "docs/test_another_loader.py",
     "how-to/extending.md": "loader/testing/test_extending.py",
     "how-to/postgres.md": "loader/storages/test_postgres_docs.py",
-    "how-to/remote.md": "loader/remote/test_remote_docs.py",
+    "how-to/remote.md": "loader/remote/test_same_rows.py",
 }
+SMOKE = "how-to/elements.md"
 # What each page takes for granted, to run before it in the same folder.
 TRAINING = """
 import torch
@@ -248,18 +247,24 @@ warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers
 """
 
 
-def pages(language):
-    """The pages with such blocks, by their path in docs."""
-    paths = [path for name in FOLDERS for path in sorted((DOCS / name).glob("*.md"))]
-    names = [path.relative_to(DOCS).as_posix() for path in paths]
-    return [name for name in names if language in dict(blocks(name))]
-
-
 def blocks(name):
     return BLOCK.findall((DOCS / name).read_text())
 
 
-@pytest.mark.parametrize("name", [name for name in pages("python") if name not in ELSEWHERE])
+PAGES = [
+    name
+    for folder in FOLDERS
+    for name in sorted(f"{folder}/{path.name}" for path in (DOCS / folder).glob("*.md"))
+    if "python" in dict(blocks(name)) and name not in ELSEWHERE
+]
+
+
+@pytest.mark.docs
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.smoke) if each == SMOKE else each for each in PAGES],
+)
 def test_python_runs_as_printed(name, tmp_path):
     for library in ("torch", *NEEDS.get(name, [])):
         pytest.importorskip(library)
@@ -284,37 +289,6 @@ def test_python_runs_as_printed(name, tmp_path):
         if name == "how-to/statistics.md":  # figures of another machine
             output, text = FIGURES.sub("N", output), text and FIGURES.sub("N", text)  # noqa: PLW2901
         assert text is None or output == text
-
-
-def commands():
-    """The commands of all pages, without comments, with the page that has them."""
-    names = [*pages("sh"), *pages("bash"), "../README.md", "../CONTRIBUTING.md"]
-    return [
-        pytest.param(line, id=f"{name}: {line}")
-        for name in dict.fromkeys(names)
-        for language, block in blocks(name)
-        if language in ("sh", "bash")
-        for line in block.splitlines()
-        if not line.startswith("#")
-    ]
-
-
-@pytest.mark.parametrize("line", commands())
-def test_commands_have_the_options_that_are_shown(line):
-    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
-    if words[0] == "make":
-        makefile = (ROOT / "Makefile").read_text()
-        assert all(re.search(rf"^{each}:", makefile, re.MULTILINE) for each in words[1:])
-    elif words[0] == "bash":
-        assert (ROOT / words[1]).is_file()
-    elif words[0] == "pip":
-        extras = re.findall(r"\[(\w+)\]", line)
-        table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dep")[2]
-        assert all(re.search(rf"^{each} = ", table, re.MULTILINE) for each in extras)
-    else:
-        command = {"cellfeed": cellfeed, "autotune": autotune}[words[0]]
-        asked = command(*words[1:], "--help")
-        assert asked.exit_code == 0, asked.output
 
 
 def test_pages_that_are_tested_elsewhere_are():

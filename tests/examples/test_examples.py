@@ -18,6 +18,8 @@ from tests.warm.python import SHORT_REPLICATES, output_of, torchrun
 from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
 
+pytestmark = [pytest.mark.docs, pytest.mark.process]
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 N_CELLS, N_GENES = 2_000, 2_000
 
@@ -38,11 +40,24 @@ def losses_in(printed: str) -> list[float]:
     return [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
 
 
-def test_pytorch(plates):
-    printed = output_of(EXAMPLES / "pytorch.py", plates)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("pytorch", r"accuracy \d+% on 400 cells", marks=pytest.mark.smoke),
+        ("lightning_module", r"50 steps, 1 device\(s\), accuracy "),
+        ("jax_numpy", ""),
+        ("tokens", r"14 shards, 2000 cells[\s\S]*padded to \(8, "),
+        ("masked_genes", "on 400 cells"),
+    ],
+)
+def test_training(plates, name, said):
+    printed = output_of(EXAMPLES / f"{name}.py", plates)
+    assert re.search(said, printed)
     losses = losses_in(printed)
-    assert losses[1] < losses[0]
-    assert re.search(r"accuracy \d+% on 400 cells", printed)
+    if name != "lightning_module":
+        assert losses[-1] < losses[0]
+    if name == "masked_genes":
+        assert losses[0] < math.log(N_GENES)  # which is that of guessing
 
 
 def test_tune_dataloader(plates, monkeypatch):
@@ -51,11 +66,6 @@ def test_tune_dataloader(plates, monkeypatch):
     assert "<AutotuneResult: block size 1, fetch factor 1, " in printed
     (share,) = re.findall(r"(\d+)% of random sampling's entropy", printed)
     assert 97 <= int(share) <= 103
-
-
-def test_lightning(plates):
-    printed = output_of(EXAMPLES / "lightning_module.py", plates)
-    assert "50 steps, 1 device(s), accuracy " in printed
 
 
 def test_processes_that_are_stopped_and_go_on(plates, tmp_path):
@@ -201,11 +211,7 @@ def test_neighbours_in_space(tmp_path):
     assert accuracies[-1] > max(0.9, accuracies[0])
 
 
-def test_numpy_or_jax(plates):
-    first, second = losses_in(output_of(EXAMPLES / "jax_numpy.py", plates))
-    assert second < first
-
-
+@pytest.mark.server
 def test_postgres(plates, postgres_server, monkeypatch):
     options = postgres_server.options
     done = load_database(plates, postgres_server.url, "examples", database_options=options)
@@ -225,21 +231,6 @@ def test_soma(plates, tmp_path):
     assert f"{n_cells:,} cells x {adata.n_vars:,} genes" in printed
     assert len(re.findall(rf"epoch \d: {n_cells:,} cells, [\d,.]+ counts each", printed)) == 2
     assert "last labels: ['plate01', 'plate01', 'plate01']" in printed
-
-
-def test_tokens(plates):
-    printed = output_of(EXAMPLES / "tokens.py", plates)
-    losses = losses_in(printed)
-    assert losses[-1] < losses[0]
-    assert "14 shards, 2000 cells" in printed
-    assert "padded to (8, " in printed
-
-
-def test_masked_genes(plates):
-    printed = output_of(EXAMPLES / "masked_genes.py", plates)
-    losses = losses_in(printed)
-    assert losses[-1] < losses[0] < math.log(N_GENES)  # which is that of guessing
-    assert "on 400 cells" in printed
 
 
 @needs("transformers")
