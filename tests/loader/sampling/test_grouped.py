@@ -134,6 +134,7 @@ class TestSets:
         rows = np.concatenate([plan.delivered_rows(k)[0] for k in range(plan.n_fetches)])
         assert rows.tolist() == GOLDEN
 
+    @pytest.mark.slow
     def test_every_cell_of_a_group_is_as_likely_to_be_left_out(self):
         labels = np.zeros(11, int)
         n_epochs = 2000
@@ -145,51 +146,18 @@ class TestSets:
         assert abs(counts - expected).max() < 5 * np.sqrt(n_epochs * 8 / 11 * 3 / 11)
 
 
-class TestInPlans:
-    @given(
-        st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 4)
+def test_sets_are_mixed_within_a_fetch():
+    labels = np.repeat(np.arange(50), 40)
+    plan = EpochPlan(
+        strategy=GroupedSampling(labels, 8), n_rows=2000, batch_size=32, fetch_factor=8
     )
-    def test_no_minibatch_fetch_or_rank_tears_a_set(self, batch, factor, world, drop_last, size):
-        labels = np.random.default_rng(0).integers(0, 7, 230)
-        plan = EpochPlan(
-            strategy=GroupedSampling(labels, size),
-            n_rows=230,
-            batch_size=batch * size,
-            fetch_factor=factor,
-            drop_last=drop_last,
-            world_size=world,
-        )
-        delivered = list[np.ndarray]()
-        for rank in range(world):
-            each = dataclasses.replace(plan, rank=rank)
-            rows = [each.delivered_rows(number)[0] for number in range(each.n_fetches)]
-            delivered.append(np.concatenate([np.zeros(0, int), *rows]).reshape(-1, size))
-            assert delivered[-1].size == plan.n_delivered
-        groups = labels[np.concatenate(delivered)]
-        assert (groups == groups[:, :1]).all()
-        n_sets = np.sum(np.bincount(labels) // size)
-        n_delivered = sum(map(len, delivered))
-        if drop_last:
-            assert 0 <= n_sets - n_delivered < world * batch
-        else:
-            assert 0 <= n_delivered - n_sets < world
-
-    def test_sets_are_mixed_within_a_fetch(self):
-        labels = np.repeat(np.arange(50), 40)
-        plan = EpochPlan(
-            strategy=GroupedSampling(labels, 8), n_rows=2000, batch_size=32, fetch_factor=8
-        )
-        positions = np.arange(256).reshape(-1, 8)
-        rows = plan.delivered_rows(0)[0].reshape(-1, 8)
-        in_order = {tuple(each): k for k, each in enumerate(rows.tolist())}
-        unshuffled = dataclasses.replace(plan, batch_size=8, fetch_factor=1)
-        order = [in_order[tuple(unshuffled.delivered_rows(k)[0].tolist())] for k in range(32)]
-        assert sorted(order) == list(range(positions.shape[0]))
-        assert order != sorted(order)
-
-    def test_a_batch_size_that_tears_sets(self):
-        with pytest.raises(ParameterError, match=r"multiple of 8, .*, but got batch_size=12"):
-            CellDataset(np.arange(100), GroupedSampling(np.zeros(100, int), 8), 12)
+    positions = np.arange(256).reshape(-1, 8)
+    rows = plan.delivered_rows(0)[0].reshape(-1, 8)
+    in_order = {tuple(each): k for k, each in enumerate(rows.tolist())}
+    unshuffled = dataclasses.replace(plan, batch_size=8, fetch_factor=1)
+    order = [in_order[tuple(unshuffled.delivered_rows(k)[0].tolist())] for k in range(32)]
+    assert sorted(order) == list(range(positions.shape[0]))
+    assert order != sorted(order)
 
 
 class TestWeights:
@@ -216,6 +184,7 @@ class TestWeights:
         groups = labels[sets_of(strategy, 676)][:, 0]
         assert np.bincount(groups).tolist() == [25, 75]  # the third fills no set
 
+    @pytest.mark.slow
     def test_expected_number_is_exact_over_epochs(self):
         labels = np.repeat(np.arange(4), 20)
         weights = np.repeat([0.1, 0.2, 0.3, 0.37], 20)
@@ -266,63 +235,55 @@ class TestLabels:
             CellDataset(open_collection(plates, obs=["plate"]), GroupedSampling("line", 2), 8)
 
 
-class TestBadParameters:
-    @pytest.mark.parametrize("name", ["set_size", "block_size", "n_sets"])
-    @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
-    def test_sizes(self, name, value):
-        with pytest.raises(ParameterError, match=f"`{name}"):
-            GroupedSampling([0, 0], **({"set_size": 1, "weights": "equal"} | {name: value}))
+@pytest.mark.parametrize("name", ["set_size", "block_size", "n_sets"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+def test_sizes_that_are_none(name, value):
+    with pytest.raises(ParameterError, match=f"`{name}"):
+        GroupedSampling([0, 0], **({"set_size": 1, "weights": "equal"} | {name: value}))
 
-    def test_blocks_that_do_not_fill_a_set(self):
-        with pytest.raises(ParameterError, match="`set_size` must be a multiple of `block_size`"):
-            GroupedSampling([0] * 8, 6, 4)
 
-    def test_leftover(self):
-        with pytest.raises(
-            ParameterError, match=r"one of \('drop', 'pad', 'smaller'\), but got 'k"
-        ):
-            GroupedSampling([0, 0], 2, leftover="keep")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (
+            [0] * 8,
+            {"set_size": 6, "block_size": 4},
+            "`set_size` must be a multiple of `block_size`",
+        ),
+        ([0, 0], {"leftover": "keep"}, r"one of \('drop', 'pad', 'smaller'\), but got 'k"),
+        ([0, 0], {"n_sets": 3}, "n_sets=3 needs `weights`"),
+        ([0, 0, 1], {"set_size": 3}, r"`set_size <= 2` .* got set_size=3; or fill"),
+        ([0, -1], {"set_size": 1, "indices": [1]}, "none of 1 cells has a label"),
+        ([0, 0], {}, "`labels` must have one value for each row .* but got 2"),
+        ([0, 0, 1], {"weights": [0, 0, 1]}, "`weights` leave nothing"),
+        ([0, 0, 1], {"weights": [0, 0]}, "`weights` must have one value for each .* but got 2"),
+        ([0, 0, 1], {"weights": "even"}, "`weights` must be one-dimensional"),
+        (
+            [0, 0, 1],
+            {"weights": "equal", "leftover": "smaller"},
+            "'smaller' visits each cell once",
+        ),
+        (
+            [0, 0, 1],
+            {"set_size": 4, "leftover": "smaller"},
+            r"`set_size <= 3` \(cells of all groups\)",
+        ),
+        ([0] * 100, {"set_size": 8}, "multiple of 8, .*, but got batch_size=12"),
+    ],
+)
+def test_what_cannot_be_sampled(labels, options, message):
+    with pytest.raises(ParameterError, match=message):
+        CellDataset(np.arange(100), GroupedSampling(labels, **{"set_size": 2} | options), 12)
 
-    def test_number_of_sets_without_weights(self):
-        with pytest.raises(ParameterError, match="n_sets=3 needs `weights`"):
-            GroupedSampling([0, 0], 2, n_sets=3)
 
-    def test_no_group_is_large_enough(self):
-        with pytest.raises(ParameterError, match=r"`set_size <= 2` .* got set_size=3; or fill"):
-            GroupedSampling([0, 0, 1], 3)
-
-    def test_labels(self):
-        with pytest.raises(ParameterError, match="none of 1 cells has a label"):
-            GroupedSampling([0, -1], 1, indices=[1])
-        with pytest.raises(
-            ParameterError, match=r"`labels` must have one value for each row .* but got 2"
-        ):
-            GroupedSampling([0, 0], 1).n_positions(3)
-
-    def test_weights(self):
-        with pytest.raises(ParameterError, match="`weights` leave nothing"):
-            GroupedSampling([0, 0, 1], 2, weights=[0, 0, 1])
-        with pytest.raises(
-            ParameterError, match=r"`weights` must have one value for each .* but got 2"
-        ):
-            GroupedSampling([0, 0, 1], 2, weights=[0, 0])
-        with pytest.raises(ParameterError, match="`weights` must be one-dimensional"):
-            GroupedSampling([0, 0, 1], 2, weights="even")
-
-    @pytest.mark.parametrize("n", [1, 3, 8, 9, 11])
-    @pytest.mark.parametrize("labels", ["donor", np.repeat([0, 1], 5), np.array([0, 0])])
-    def test_weights_of_other_cells(self, n, labels):
-        cells = ad.AnnData(obs=pd.DataFrame({"donor": list("aaaaabbbbb")}, index=[*"0123456789"]))
-        with pytest.raises(
-            ParameterError, match=f"`weights` must have one value for each .* but got {n}"
-        ) as e:
-            GroupedSampling(labels, 2, indices=[2, 4], weights=np.ones(n)).bound_to(
-                cells
-            ).n_positions(10)
-        assert "\n" not in str(e.value)
-
-    def test_weights_of_smaller_sets(self):
-        with pytest.raises(ParameterError, match="'smaller' visits each cell once"):
-            GroupedSampling([0, 0, 1], 2, weights="equal", leftover="smaller")
-        with pytest.raises(ParameterError, match=r"`set_size <= 3` \(cells of all groups\)"):
-            GroupedSampling([0, 0, 1], 4, leftover="smaller")
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 11])
+@pytest.mark.parametrize("labels", ["donor", np.repeat([0, 1], 5), np.array([0, 0])])
+def test_weights_of_other_cells(n, labels):
+    cells = ad.AnnData(obs=pd.DataFrame({"donor": list("aaaaabbbbb")}, index=[*"0123456789"]))
+    with pytest.raises(
+        ParameterError, match=f"`weights` must have one value for each .* but got {n}"
+    ) as raised:
+        GroupedSampling(labels, 2, indices=[2, 4], weights=np.ones(n)).bound_to(cells).n_positions(
+            10
+        )
+    assert "\n" not in str(raised.value)

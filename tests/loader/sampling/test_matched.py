@@ -58,7 +58,7 @@ def chosen_by(kind, treatment, block_size, indices):
 
 
 class TestConformance(StrategyConformance):
-    max_examples = 30
+    max_examples = 20
 
     @pytest.fixture
     def cases(self):
@@ -144,6 +144,7 @@ def two_pools():
     return treatment[order], pool[order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("does_replace", [False, True])
 @pytest.mark.parametrize("redraw", ["visit", "epoch"])
 def test_each_control_of_a_pool_is_as_likely_for_each_treated_cell(redraw, does_replace):

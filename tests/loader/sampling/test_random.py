@@ -1,11 +1,19 @@
+"""Random words, permutations made of them, and sorting: compiled and not."""
+
+import itertools
+import sys
+from collections import Counter
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 
-from cellfeed.sampling import derive_key, random_below, random_words
+from cellfeed.sampling import Permutation, _kernels, derive_key, random_below, random_words
+from cellfeed.sampling._plan import distinct, sorted_order
 
 keys = st.integers(0, 2**64 - 1)
 FIRST_WORDS_OF_SPLITMIX64 = {  # as published with the generator
@@ -56,3 +64,88 @@ class TestRandomBelow:
     def test_is_uniform(self, bound):
         drawn = [random_below(derive_key(number), bound) for number in range(6000)]
         assert chisquare(np.bincount(drawn, minlength=bound)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("key", [0, 2**64 - 1])
+def test_is_a_bijection(key):
+    for n in range(300):
+        images = Permutation(n, key)(np.arange(n))
+        assert np.array_equal(np.sort(images), np.arange(n)), n
+
+
+@given(st.integers(0, 2**62 - 1), keys, st.data())
+def test_maps_distinct_elements_of_a_large_range_to_distinct_images_in_it(n, key, data):
+    """The same where nothing compiled is loaded."""
+    drawn = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=100)) if n else []
+    elements, permute = np.array(drawn, np.int64), Permutation(n, key)
+    images = permute(elements)
+    assert images.dtype == np.int64
+    assert np.unique(images).size == elements.size
+    assert np.all((images >= 0) & (images < n))
+    with patch.dict(sys.modules):
+        sys.modules.pop(_kernels.__name__, None)
+        assert np.array_equal(permute(elements), images)
+
+
+def test_an_image_depends_on_its_element_alone():
+    permute, elements = Permutation(1000, key=5), np.arange(1000).reshape(10, 2, 50)
+    images = permute(elements)
+    assert images.shape == elements.shape
+    for index in np.ndindex(elements.shape):
+        assert images[index] == permute(elements[index][None])[0]
+
+
+@pytest.mark.parametrize("n", [*range(2, 17), 100])
+def test_every_element_goes_everywhere_equally_often(n):
+    n_keys = 200
+    images = np.array([Permutation(n, derive_key(n, k))(np.arange(n)) for k in range(n_keys)])
+    counts = np.array([np.bincount(column, minlength=n) for column in images.T])
+    # The counts of n x n places vary in (n - 1)^2 directions, each with variance n_keys / (n - 1).
+    statistic = (n - 1) / n_keys * np.sum((counts - n_keys / n) ** 2)
+    assert chi2.sf(statistic, (n - 1) ** 2) > 1e-6
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_every_order_is_equally_frequent(n):
+    drawn = Counter(
+        tuple(Permutation(n, derive_key(k))(np.arange(n)).tolist()) for k in range(1200)
+    )
+    counts = [drawn[order] for order in itertools.permutations(range(n))]
+    assert chisquare(counts).pvalue > 1e-6
+
+
+SHAPES = hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=40)
+FEW = st.sampled_from([0, 1, 1 << 8, 1 << 40, 2**64 - 1])  # which repeat
+
+
+@pytest.fixture(params=["compiled", "not compiled"], scope="module")
+def is_compiled(request):
+    with patch.dict(sys.modules):
+        if request.param == "not compiled":
+            del sys.modules[_kernels.__name__]
+        yield
+
+
+@given(hnp.arrays(np.uint64, SHAPES, elements=FEW | st.integers(0, 2**64 - 1)))
+def test_equal_words_stay_in_order(is_compiled, words):
+    found = sorted_order(words)
+    assert found.dtype == np.intp
+    np.testing.assert_array_equal(found, np.argsort(words, axis=1, kind="stable"))
+
+
+def test_words_of_many_rows_of_which_only_some_are_contiguous(is_compiled):
+    words = np.random.default_rng(0).integers(0, 2**64, (3, 5_000), np.uint64)
+    for some in (words, words[:, ::2], words[::2], words % 100):
+        np.testing.assert_array_equal(sorted_order(some), np.argsort(some, axis=1, kind="stable"))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@given(st.data())
+def test_distinct_rows(is_compiled, dtype, data):
+    some = st.sampled_from([-1, 0, 1, 256, 1 << 30])
+    drawn = data.draw(st.lists(some | st.integers(-1000, 1000), max_size=60))
+    rows = np.array(drawn, dtype)
+    found, expected = distinct(rows), np.unique(rows, return_inverse=True)
+    for own, other in zip(found, expected, strict=True):
+        assert own.dtype == other.dtype
+        np.testing.assert_array_equal(own, other)

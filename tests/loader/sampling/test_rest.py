@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,21 +55,42 @@ def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterat
                 yield minibatch
 
 
-@settings(max_examples=8 * settings().max_examples)
-@given(sizes=_sizes, data=st.data())
-def test_no_row_comes_twice_and_none_is_missing(sizes, data):
+@pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_no_row_comes_twice_and_none_is_missing(times):
     """Stopped up to three times, on other numbers of ranks and workers each time."""
-    _check_rows(sizes, data)
+
+    @settings(max_examples=times * settings().max_examples)
+    @given(sizes=_sizes, data=st.data())
+    def check(sizes, data):
+        _check_rows(sizes, data)
+
+    check()
 
 
+@pytest.mark.slow
 @given(sizes=_sizes, data=st.data())
 def test_no_draw_comes_twice_and_none_is_missing(sizes, data):
     """What is divided are positions; that a row may be at several makes no difference."""
     _check_rows(sizes | {"strategy": _weighted, "n_rows": _MOST_ROWS}, data)
 
 
-def _check_rows(sizes: dict[str, Any], data: st.DataObject) -> None:
-    after, seen, n_repeated = tuple[Progress, ...](), Counter[int](), 0
+@pytest.mark.slow
+@given(set_size=st.integers(1, 3), sizes=_sizes, data=st.data())
+def test_sets_stay_whole(set_size, sizes, data):
+    labels = np.arange(60) % 3
+    sizes = sizes | {
+        "strategy": GroupedSampling(labels, set_size=set_size),
+        "n_rows": labels.size,
+        "batch_size": sizes["batch_size"] * set_size,
+    }
+    for minibatch in _check_rows(sizes, data, set_size):
+        sets = labels[minibatch].reshape(-1, set_size)
+        assert (sets == sets[:, :1]).all()
+
+
+def _check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1) -> list[list[int]]:
+    """Check which rows come, and return all minibatches."""
+    after, minibatches, n_repeated = tuple[Progress, ...](), list[list[int]](), 0
     while True:
         n_ranks, n_workers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
         plans = [
@@ -85,48 +107,21 @@ def _check_rows(sizes: dict[str, Any], data: st.DataObject) -> None:
             assert list(_in_turns(plan, n_workers, n_again)) == whole[n_again:]
             assert len(whole) == n
             sizes_of_ranks.append([len(each) for each in whole])
-            seen.update(row for each in whole[:n_wanted] for row in each)
+            minibatches += whole[:n_wanted]
         assert all(each == sizes_of_ranks[0] for each in sizes_of_ranks)
-        n_repeated += n_ranks - 1
+        n_repeated += (n_ranks - 1) * n_together
         if n_wanted == n:
             break
         after += (Progress(world_size=n_ranks, num_workers=n_workers, n_minibatches=n_wanted),)
     expected = _whole_epoch(sizes)
+    seen = Counter(row for each in minibatches for row in each)
     if sizes["drop_last"]:
         assert not seen - expected
         assert (expected - seen).total() < n_ranks * sizes["batch_size"]
     else:
         assert not expected - seen
         assert (seen - expected).total() <= n_repeated
-
-
-@given(set_size=st.integers(1, 3), sizes=_sizes, data=st.data())
-def test_sets_stay_whole(set_size, sizes, data):
-    labels = np.arange(60) % 3
-    sizes = sizes | {
-        "strategy": GroupedSampling(labels, set_size=set_size),
-        "n_rows": labels.size,
-        "batch_size": sizes["batch_size"] * set_size,
-    }
-    expected, after, seen = _whole_epoch(sizes), tuple[Progress, ...](), Counter[int]()
-    for stop in range(4):
-        n_ranks, n_workers = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-        plans = [
-            EpochPlan(**sizes, rank=rank, world_size=n_ranks, after=after)
-            for rank in range(n_ranks)
-        ]
-        n = plans[0].n_minibatches
-        n_wanted = n if stop == 3 else data.draw(st.integers(0, n))
-        for plan in plans:
-            for minibatch in list(_in_turns(plan, n_workers))[:n_wanted]:
-                sets = labels[minibatch].reshape(-1, set_size)
-                assert (sets == sets[:, :1]).all()
-                seen.update(minibatch)
-        after += (Progress(world_size=n_ranks, num_workers=n_workers, n_minibatches=n_wanted),)
-    if sizes["drop_last"]:
-        assert not seen - expected
-    else:
-        assert not expected - seen
+    return minibatches
 
 
 def _whole_epoch(sizes: dict[str, Any]) -> Counter[int]:
