@@ -1,32 +1,25 @@
 """Cells of many kinds, and what every storage of them is asked for."""
 
-from typing import Any
+import sys
 
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import dense
-from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
     CategoricalColumn,
     CellDataset,
+    FormatError,
     open_collection,
     preshuffle,
 )
-from cellfeed_tuner import autotune
 
 N_CELLS, N_GENES = 300, 40
 ELEMENTS = ["X", "layers/counts", "raw/X", "obsm/X_pca"]
-SMALL: dict[str, Any] = {
-    "block_sizes": [4],
-    "fetch_factors": [2],
-    "workers": [0],
-    "entropy_floor": 0.5,
-    "budget": 300,
-}
 OBS = ["plate", "donor", "n_counts", "dosage", "is_control"]
 
 
@@ -101,32 +94,18 @@ def assert_selected(collection, adata, rows):
     assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
 
 
-def assert_tuned_and_preshuffled(path, collection, adata, folder):
-    """Assert that autotune takes a collection, and preshuffle its path; return the result."""
-    result = autotune(collection, label="donor", batch_size=16, **SMALL)
-    assert result.loader_fault is None
-    assert result.recommended is not None
+def assert_preshuffled(path, adata, folder):
+    """Assert that preshuffle takes a path."""
     preshuffle(path, folder / "shuffled.zarr", seed=0)
     shuffled = open_collection(folder / "shuffled.zarr", obs=["source_row"])
     rows = np.asarray(shuffled.obs["source_row"].values)
     assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
     assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
-    return result
 
 
-WITHOUT = """
-import sys
-import cellfeed
-package, path = sys.argv[1:]
-assert package not in sys.modules
-sys.modules[package] = None
-try:
-    cellfeed.open_collection(path)
-except cellfeed.FormatError as error:
-    print(error)
-"""
-
-
-def said_without(package, path):
+def said_without(package, path, patch):
     """Return what is said of a path where a package is not installed."""
-    return warm.output_of("-c", WITHOUT, package, path)
+    patch.setitem(sys.modules, package, None)
+    with pytest.raises(FormatError) as raised:
+        open_collection(path)
+    return str(raised.value)

@@ -3,8 +3,10 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.storages.arrow_files import dataset_of, write_dataset
-from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -30,6 +31,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed._storages._huggingface import ArrowTable
+from cellfeed.testing import SourceConformance
 
 datasets = pytest.importorskip("datasets")
 
@@ -104,13 +106,9 @@ def test_markers_are_left_out(marked, rows, is_in_memory, seed):
 def test_markers_that_are_none(folder, marked):
     with pytest.raises(ParameterError, match="is one of `gene_ids`, not a marker; leave"):
         read(HuggingFaceSource(folder, gene_ids=range(N_VARS), n_markers=1))
-    where, _ = marked
-    with pytest.raises(
-        FormatError, match=r"gene number that is not .* larger `n_vars`, or all `ge"
-    ):
-        read(HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=1))
-    with pytest.raises(ParameterError, match="`n_markers >= 0` must hold"):
-        HuggingFaceSource(where, gene_ids=range(3, 12), n_markers=-1)
+    said = r"gene number that is not .* larger `n_vars`, or all `ge"
+    with pytest.raises(FormatError, match=said):
+        read(HuggingFaceSource(marked[0], gene_ids=range(3, 12), n_markers=1))
 
 
 def test_genes_that_are_known_by_ids_are_joined_by_names(folder):
@@ -206,6 +204,7 @@ def test_no_table_of_genes_is_needed(folder):
             "no column 'counts'; give .*, from: genes, expressions",
         ),
         ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
+        ({"n_markers": -1}, ParameterError, "`n_markers >= 0` must hold"),
         ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
         ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),
         ({"n_markers": 1.0}, ParameterError, "`n_markers` must be"),
@@ -272,30 +271,11 @@ def test_what_is_no_dataset(folder, dataset, tmp_path):
         open_collection(dataset.select([1, 1]))
 
 
-def test_damaged_files(folder, tmp_path):
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    for path in folder.iterdir():
-        (copied / path.name).write_bytes(path.read_bytes())
-    collection = open_collection(copied)
-    collection[:5]
-    changed = min(copied.glob("*.arrow"))
-    content = changed.read_bytes()
-    changed.unlink()
-    changed.write_bytes(content[: len(content) // 2])
-    with pytest.raises(FormatError, match="was replaced or written to"):
-        pickle.loads(pickle.dumps(collection))[:]
-    with pytest.raises(FormatError, match="is not a complete Arrow stream") as raised:
-        open_collection(copied)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_files_that_change_are_not_read(tmp_path, dtype):
-    """Reading beyond the end of a mapped file would kill the process."""
+def test_files_that_change_are_not_read(tmp_path):
+    """Reading beyond the end of a mapped file would kill the process; pyarrow reads float16."""
     where = tmp_path / "cells"
     made = dataset_of(X, pd.DataFrame({"row": np.arange(N_ROWS)}))
-    values = datasets.Sequence(datasets.Value(dtype))
+    values = datasets.Sequence(datasets.Value("float16"))
     made.cast_column("expressions", values).save_to_disk(where)
     collection = open_collection(where)
     assert np.array_equal(collection[:].X.toarray(), COUNTS)
@@ -323,20 +303,56 @@ def test_a_folder_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch):
         open_collection(where)
 
 
-WITHOUT = """
-import sys
-import cellfeed
-assert not {"datasets", "bionemo"} & set(sys.modules)
-sys.modules["pyarrow"] = None
-try:
-    cellfeed.open_collection(sys.argv[1])
-except cellfeed.FormatError as error:
-    print(error)
-"""
+def test_without_pyarrow(folder, monkeypatch):
+    for name in [each for each in sys.modules if each.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    said = "reading an Arrow table requires pyarrow; install it: pip install 'cellfeed[huggingface]"
+    with pytest.raises(FormatError, match=rf"^{re.escape(f'{folder}: {said}')}'$"):
+        open_collection(folder)
 
 
-def test_without_pyarrow(folder):
-    install = (
-        "reading an Arrow table requires pyarrow; install it: pip install 'cellfeed[huggingface]'"
-    )
-    assert warm.output_of("-c", WITHOUT, folder) == f"{folder}: {install}\n"
+# The suite, in folders and as objects
+
+
+class TestFolder(SourceConformance):
+    layouts = ("csr",)
+    max_examples = 8
+
+    def cases(self, **options):
+        def storable(case):  # there are no numbers of genes without genes, and only Arrow's own
+            return replace(case, n_vars=max(1, case.n_vars))
+
+        return super().cases(**options).map(storable)
+
+    def is_decoded_here(self, case):
+        return True
+
+    @pytest.fixture
+    def write(self, new_path, monkeypatch):
+        monkeypatch.setattr(datasets.config, "DEFAULT_MAX_BATCH_SIZE", 7)  # rows of a record batch
+        datasets.disable_progress_bars()
+
+        def write(case):
+            folder = new_path()
+            write_dataset(folder, case, case.obs, num_shards=min(3, case.n_rows))
+            return HuggingFaceSource(folder, n_vars=case.n_vars, var_names=case.var.index)
+
+        return write
+
+
+@pytest.mark.slow
+class TestObject(TestFolder):
+    """In memory, which pyarrow reads."""
+
+    max_examples = 5
+
+    def is_decoded_here(self, case):
+        return None
+
+    @pytest.fixture
+    def write(self):
+        def write(case):
+            dataset = dataset_of(case, case.obs)
+            return HuggingFaceSource(dataset, n_vars=case.n_vars, var_names=case.var.index)
+
+        return write

@@ -3,16 +3,13 @@
 import json
 import pickle
 import re
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.servers.faults import Status, redirect
 from tests.servers.web import WebServer
 
 from cellfeed import (
@@ -38,8 +35,6 @@ from tests.loader.storages.parquets import (  # noqa: E402
     write_files,
     write_groups,
 )
-
-from cellfeed._storages._parquet_files import ParquetFiles  # noqa: E402
 
 N_ROWS, N_VARS = 130, 17
 COUNTS = np.random.default_rng(0).poisson(0.4, (N_ROWS, N_VARS)).astype(np.float32)
@@ -110,82 +105,35 @@ class TestFiles:
         pq.write_table(pa.table({"drug": ["a"]}), tmp_path / "both/drugs.parquet")
         assert len(open_collection(tmp_path / "both")) == 3
 
-    def test_pickled(self, repository):
-        collection = open_collection(repository / "data", obs=["row"])
-        check_all(pickle.loads(pickle.dumps(collection)))
-        check_all(collection)
-
-
-class Hub(SimpleHTTPRequestHandler):
-    """What the hub does for datasets: it lists files page by page, and redirects to their bytes."""
-
-    asked: list[tuple[str, str | None]]
-
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.answer()
-
-    def answer(self):
-        url = urlsplit(self.path)
-        self.asked.append((url.path, self.headers.get("Authorization")))
-        parts = unquote(url.path).strip("/").split("/")
-        root = Path(self.directory)
-        if parts[0] == "api":
-            folder = root.joinpath(*parts[1:4], *parts[6:])
-            if not folder.is_dir():
-                return self.send_error(404)
-            base = root.joinpath(*parts[1:4])
-            files = sorted(each for each in folder.rglob("*") if each.is_file())
-            names = [each.relative_to(base).as_posix() for each in files]
-            first = int(parse_qs(url.query).get("cursor", ["0"])[0])
-            page = [{"type": "file", "path": each} for each in names[first : first + 2]]
-            link = f'<http://{self.headers["Host"]}{url.path}?cursor={first + 2}>; rel="next"'
-            more = {"Link": link} if first + 2 < len(names) else {}
-            return self.reply(
-                200, json.dumps([{"type": "directory", "path": "x"}, *page]).encode(), **more
-            )
-        if "resolve" in parts:
-            path = "/".join(parts[:3] + parts[5:])
-            return self.reply(302, b"", Location=f"/bytes/{path}")
-        file = root.joinpath(*parts[1:])
-        if not file.is_file():
-            return self.send_error(404)
-        content = file.read_bytes()
-        etag = {"ETag": f'"{hash(content)}"', "Accept-Ranges": "bytes"}
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if span is None:
-            return self.reply(200, content, **etag)
-        first, last = int(span[1]), min(int(span[2]), len(content) - 1)
-        etag["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-        return self.reply(206, content[first : last + 1], **etag)
-
-    def reply(self, status, content, **headers):
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
 
 @pytest.fixture
 def hub(repository, monkeypatch):
+    """What the hub does for datasets: it lists files page by page, and redirects to their bytes."""
     pytest.importorskip("obstore")
-    Hub.asked = []
-    serving = partial(Hub, directory=str(repository.parents[2]))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), serving)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    yield Hub.asked
-    server.shutdown()
-    server.server_close()
+    root = repository.parents[2]
+
+    def answer(request):
+        parts = request.path.strip("/").split("/")
+        if "resolve" in parts:
+            return redirect("/" + "/".join(parts[:3] + parts[5:]))
+        if parts[0] != "api":
+            return None
+        base = root.joinpath(*parts[1:4])
+        files = sorted(each for each in base.joinpath(*parts[6:]).rglob("*") if each.is_file())
+        if not files:
+            return Status(404)
+        first = int(parse_qs(request.query).get("cursor", ["0"])[0])
+        page = [{"type": "file", "path": str(each.relative_to(base))} for each in files]
+        link = f'<{server.url}/{request.path}?cursor={first + 2}>; rel="next"'
+        more = {"Link": link} if first + 2 < len(files) else {}
+        listed = [{"type": "directory", "path": "x"}, *page[first : first + 2]]
+        return Status(200, more, json.dumps(listed).encode())
+
+    with WebServer(root) as server:
+        server.answer = answer
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield server
 
 
 class TestHub:
@@ -200,18 +148,14 @@ class TestHub:
         collection = open_collection(url, obs=["row"])
         first = int(collection[[0]].obs["row"][0])
         assert np.array_equal(collection[:].X.toarray(), COUNTS[first : first + len(collection)])
-        assert "/datasets/owner/cells/resolve/v1/data/train-00001.parquet" in dict(hub)
-
-    def test_minibatches(self, hub):
-        collection = open_collection("hf://datasets/owner/cells", obs=["row"])
-        for minibatch in CellDataset(collection, BlockShuffling(8), 16, 2, seed=0):
-            assert np.array_equal(minibatch.X.to_dense().numpy(), COUNTS[minibatch.obs["row"]])
+        asked = {request.path for request in hub.requests}
+        assert "datasets/owner/cells/resolve/v1/data/train-00001.parquet" in asked
 
     def test_the_token_of_an_account(self, hub, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         collection = open_collection("hf://datasets/owner/cells/data", obs=["row"])
         check_all(collection)
-        sent = {token for path, token in hub if not path.startswith("/bytes")}
+        sent = {request.headers.get("authorization") for request in hub.requests}
         assert sent == {"Bearer hf_secret"}
         assert "hf_secret" not in repr(collection) + str(collection.describe())
 
@@ -259,25 +203,35 @@ class TestServer:
 class TestDecoding:
     """What pyarrow decodes: a row group from its beginning, and no further than needed."""
 
-    def counted(self, monkeypatch):
-        decoded = []
+    @pytest.fixture
+    def decoded(self, monkeypatch):
+        """Number of rows that come of each call that decodes."""
+        decoded = list[int]()
         real = pq.ParquetFile.iter_batches
 
-        def iter_batches(self, *, row_groups, **options):
-            decoded.append(row_groups)
-            return real(self, row_groups=row_groups, **options)
+        def iter_batches(self, **options):
+            decoded.append(0)
+            for batch in real(self, **options):
+                decoded[-1] += batch.num_rows
+                yield batch
 
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
         return decoded
 
+    @pytest.fixture
+    def one_group(self, tmp_path):
+        """5,000 cells, each with one more than its number."""
+        n = 5000
+        lists = {"genes": [[k % 5] for k in range(n)], "expressions": [[1.0 + k] for k in range(n)]}
+        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n], **OTHER_ENCODINGS)
+        return open_collection(ParquetSource(path, n_vars=5))
+
     @pytest.mark.parametrize("groups", [[10], [7, 20, 3, 11]])
     @pytest.mark.parametrize("block_size", [20, 26])
-    def test_aligned_blocks_decode_each_row_group_once(
-        self, tmp_path, monkeypatch, groups, block_size
-    ):
+    def test_aligned_blocks_decode_each_row_group_once(self, tmp_path, decoded, groups, block_size):
         path = write_groups(tmp_path / "cells.parquet", TABLE, groups, **OTHER_ENCODINGS)
         collection = open_collection(ParquetSource(path, n_markers=1), obs=["row"])
-        decoded = self.counted(monkeypatch)
+        decoded.clear()
         strategy = BlockShuffling(block_size, align="chunks")
         for fetch_factor in (1000, 2):  # of which the second divides row groups
             dataset = CellDataset(collection, strategy, 13, fetch_factor, seed=0)
@@ -286,55 +240,18 @@ class TestDecoding:
             if fetch_factor == 1000:
                 assert len(decoded) == pq.ParquetFile(path).num_row_groups
 
-    def test_a_row_group_goes_on_where_a_fetch_left_it(self, tmp_path, monkeypatch):
-        n = 1000
-        lists = {"genes": [[k % 5] for k in range(n)], "expressions": [[1.0 + k] for k in range(n)]}
-        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n], **OTHER_ENCODINGS)
-        collection = open_collection(ParquetSource(path, n_vars=5))
-        decoded = self.counted(monkeypatch)
-        for rows in (range(300), range(300, 390), range(400, n), range(10)):
-            found = collection[[*rows]].X.sum(axis=1)
+    def test_a_row_group_goes_on_where_a_fetch_left_it(self, one_group, decoded):
+        for rows in (range(300), range(300, 390), range(400, 1000), range(10)):
+            found = one_group[[*rows]].X.sum(axis=1)
             assert found.tolist() == [1.0 + row for row in rows]
         assert len(decoded) == 2
-        copy = pickle.loads(pickle.dumps(collection))
+        copy = pickle.loads(pickle.dumps(one_group))
         assert copy[[20, 500]].X.sum() == 522
         assert len(decoded) == 3
 
-    def test_only_as_many_rows_of_a_large_group_are_decoded_as_needed(self, tmp_path, monkeypatch):
-        n = 5000
-        lists = {"genes": [[k % 5] for k in range(n)], "expressions": [[1.0 + k] for k in range(n)]}
-        path = write_groups(tmp_path / "cells.parquet", pa.table(lists), [n], **OTHER_ENCODINGS)
-        collection = open_collection(ParquetSource(path, n_vars=5))
-        rows = []
-
-        real = ParquetFiles.batches
-
-        def batches(self, *arguments):
-            for first, batch in real(self, *arguments):
-                rows.append(batch.num_rows)
-                yield first, batch
-
-        monkeypatch.setattr(ParquetFiles, "batches", batches)
-        assert collection[[1500]].X.sum() == 1501
-        assert sum(rows) == 1536
-
-    def test_a_stopped_epoch_goes_on(self, repository):
-        def dataset():
-            collection = open_collection(repository / "data", obs=["row"])
-            return CellDataset(collection, BlockShuffling(6), 8, 3, seed=1)
-
-        stopped, seen = dataset(), []
-        for minibatch in stopped:
-            seen.append(np.asarray(minibatch.rows))
-            if len(seen) == 5:
-                state = stopped.state_dict()
-                break
-        resumed = dataset()
-        resumed.load_state_dict(state)
-        for minibatch in resumed.loader(num_workers=2):
-            assert np.array_equal(minibatch.X.to_dense().numpy(), COUNTS[minibatch.rows])
-            seen.append(np.asarray(minibatch.rows))
-        assert sorted(np.concatenate(seen).tolist()) == [*range(N_ROWS)]
+    def test_only_as_many_rows_of_a_large_group_are_decoded_as_needed(self, one_group, decoded):
+        assert one_group[[1500]].X.sum() == 1501
+        assert sum(decoded) == 1536
 
     def test_large_row_groups_are_told_with_the_line_that_rewrites_them(
         self, tmp_path, monkeypatch

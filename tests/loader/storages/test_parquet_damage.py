@@ -1,6 +1,5 @@
 """Damaged and unequal Parquet files: one line that names the file, or the rows as they were."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,20 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cellfeed import (
     BlockShuffling,
     CellDataset,
-    CellfeedError,
     ColumnError,
     FormatError,
     ParquetSource,
-    PathError,
     open_collection,
 )
-from cellfeed._storages._parquet import ParquetLists
+from cellfeed.testing import StorageDamageConformance
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -47,37 +42,17 @@ def whole(tmp_path_factory):
     return write_groups(path, TABLE, [20, 7], write_page_checksum=True, compression="zstd")
 
 
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory):
-    return tmp_path_factory.mktemp("damaged") / "cells.parquet"
+class TestDamage(StorageDamageConformance):
+    """With checksums of pages."""
 
+    has_checksums = True
 
-@given(data=st.data())
-def test_flipped_bytes(whole, damaged, data):
-    """With checksums of pages, each is noticed, or is of what is not read."""
-    content = bytearray(whole.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    content[at] ^= data.draw(st.integers(1, 255))
-    damaged.write_bytes(content)
-    try:
-        X, rows = read(damaged)
-    except CellfeedError as error:
-        said = str(error)
-        is_one_line = "cells.parquet" in said and "\n" not in said
-        assert is_one_line, said
-    else:
-        pages_end = len(content) - pq.read_metadata(whole).serialized_size - 8
-        if at < pages_end:
-            assert np.array_equal(X, COUNTS)
-            assert rows.tolist() == OBS["row"].tolist()
+    @pytest.fixture
+    def stored(self, whole, tmp_path):
+        return Path(shutil.copy(whole, tmp_path))
 
-
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_truncated(whole, damaged, share):
-    content = whole.read_bytes()
-    damaged.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(FormatError, match=r"cells\.parquet: its footer cannot be read by pyarrow"):
-        read(damaged)
+    def value_ranges(self, path):
+        return [(path, 4, path.stat().st_size - pq.read_metadata(path).serialized_size - 8)]
 
 
 def column(name, change):
@@ -132,17 +107,19 @@ class TestUnequalFiles:
             pq.write_table(table, folder / f"{k}.parquet", row_group_size=20)
         return folder
 
-    def test_a_list_is_missing(self, tmp_path):
-        folder = self.write(tmp_path / "cells", TABLE, TABLE.drop_columns(["genes"]))
-        with pytest.raises(FormatError, match=r"1\.parquet: has no column 'genes', which .*0\.par"):
-            read(folder)
-
-    def test_a_list_is_of_another_type(self, tmp_path):
-        lists = lists_of(sp.csr_matrix(COUNTS.astype(np.float64)))
-        folder = self.write(tmp_path / "cells", TABLE, pa.table(lists | obs_columns(OBS)))
-        with pytest.raises(
-            FormatError, match=r"1\.parquet: column 'expressions' is of type .*doub"
-        ):
+    @pytest.mark.parametrize(
+        ("other", "said"),
+        [
+            (TABLE.drop_columns(["genes"]), r"has no column 'genes', which .*0\.par"),
+            (
+                pa.table(lists_of(sp.csr_matrix(COUNTS.astype("f8"))) | obs_columns(OBS)),
+                "column 'expressions' is of type .*doub",
+            ),
+        ],
+    )
+    def test_a_list_is_missing_or_of_another_type(self, tmp_path, other, said):
+        folder = self.write(tmp_path / "cells", TABLE, other)
+        with pytest.raises(FormatError, match=rf"1\.parquet: {said}"):
             read(folder)
 
     def test_an_obs_column_is_missing(self, tmp_path):
@@ -166,43 +143,10 @@ class TestUnequalFiles:
         assert np.array_equal(read(folder)[0], COUNTS)
 
 
-class TestChangedFiles:
-    @pytest.fixture
-    def opened(self, whole, tmp_path):
-        path = Path(shutil.copy(whole, tmp_path / "cells.parquet"))
-        return path, open_collection(ParquetSource(path, n_vars=N_VARS))
-
-    def test_replaced(self, opened):
-        path, collection = opened
-        assert np.array_equal(collection[:].X.toarray(), COUNTS)
-        state = path.stat()
-        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))
-        with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
-            collection[:]
-
-    def test_the_working_folder_may_change(self, whole, tmp_path, monkeypatch):
-        shutil.copy(whole, tmp_path / "cells.parquet")
-        monkeypatch.chdir(tmp_path)
-        collection = open_collection(ParquetSource("cells.parquet", n_vars=N_VARS))
-        monkeypatch.chdir("/")
-        assert np.array_equal(collection[:].X.toarray(), COUNTS)
-        assert collection.where("row > 57").tolist() == [58, 59]
-
-    def test_replaced_while_it_is_read(self, opened, monkeypatch):
-        path, collection = opened
-        decode = ParquetLists._decode
-
-        def decode_and_replace(*arguments):
-            found = decode(*arguments)
-            os.utime(path, ns=(0, 0))
-            return found
-
-        monkeypatch.setattr(ParquetLists, "_decode", decode_and_replace)
-        with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
-            collection[:]
-
-    def test_removed(self, opened):
-        path, collection = opened
-        path.unlink()
-        with pytest.raises(PathError, match=r"cells\.parquet: was removed since it was opened"):
-            collection[:]
+def test_the_working_folder_may_change(whole, tmp_path, monkeypatch):
+    shutil.copy(whole, tmp_path / "cells.parquet")
+    monkeypatch.chdir(tmp_path)
+    collection = open_collection(ParquetSource("cells.parquet", n_vars=N_VARS))
+    monkeypatch.chdir("/")
+    assert np.array_equal(collection[:].X.toarray(), COUNTS)
+    assert collection.where("row > 57").tolist() == [58, 59]

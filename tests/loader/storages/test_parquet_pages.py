@@ -1,24 +1,40 @@
-"""Pages of lists that cellfeed decodes itself: the rows that were written, in whatever way.
+"""Pages of lists that cellfeed decodes itself: the rows that were written, or one line of error.
 
 `only_here` fails if pyarrow is asked for rows.
 """
 
 import contextlib
+import os
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.servers.web import WebServer
 
-from cellfeed import BlockShuffling, CellDataset, CellfeedError, ParquetSource, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    CellfeedError,
+    FormatError,
+    ParquetSource,
+    open_collection,
+)
+from cellfeed.testing import SourceConformance
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from tests.loader.storages.parquets import write_groups  # noqa: E402
+from tests.loader.storages.parquets import lists_of, obs_columns, write_files, write_groups  # noqa: E402
 
+from cellfeed._decode import Lists  # noqa: E402
+from cellfeed._rows import CsrRows, FoundRows  # noqa: E402
+from cellfeed._storages import _parquet  # noqa: E402
+from cellfeed._storages._parquet import ParquetLists  # noqa: E402
 from cellfeed._storages._parquet_files import ParquetFiles  # noqa: E402
 
 N_GENES = 300
@@ -188,9 +204,6 @@ def test_blocks_decode_each_cell_once(path):
     write_groups(path, table, [64], data_page_size=500)
     collection = open_collection(ParquetSource(path, n_vars=40))
     dataset = CellDataset(collection, BlockShuffling(64, align="chunks"), 16, 5, seed=0)
-    from cellfeed._decode import Lists  # noqa: PLC0415 - what is counted
-    from cellfeed._storages._parquet import ParquetLists  # noqa: PLC0415
-
     taken, real = [], Lists.write
 
     def write(self, addresses, skipped):
@@ -229,9 +242,6 @@ def test_markers_in_several_pages_whatever_becomes_of_the_values(path, n_markers
 
 def test_few_rows_of_a_large_group_do_not_keep_its_pages(path):
     """Two rows of 2,000 are there at once; their pages take far more memory than they do."""
-    from cellfeed._rows import CsrRows, FoundRows  # noqa: PLC0415 - what is held
-    from cellfeed._storages import _parquet  # noqa: PLC0415
-
     random = np.random.default_rng(5)
     genes = [np.arange(N_GENES)] * 2000
     values = [random.random(N_GENES, dtype=np.float32) for _ in genes]
@@ -275,3 +285,124 @@ def test_damaged_pages_without_checksums(path, data):
     else:
         assert X.shape == (40, N_GENES)
         X.check_format()
+
+
+def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch):
+    write(path, [[1, 2]], [[1.0, 2.0]])
+    collection, decode = open_collection(ParquetSource(path, n_vars=9)), ParquetLists._decode
+
+    def decode_and_replace(*arguments):
+        found = decode(*arguments)
+        os.utime(path, ns=(0, 0))
+        return found
+
+    monkeypatch.setattr(ParquetLists, "_decode", decode_and_replace)
+    with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
+        collection[:]
+
+
+# The suite: lists of genes in files and folders, and a column per gene
+
+# Version 1.0 has no integers without a sign.
+NEWER = OPTIONS.map(lambda options: options | {"version": "2.6"})
+GROUPS = st.lists(st.integers(1, 12), min_size=1, max_size=4)  # ragged row groups
+
+
+class TestLists(SourceConformance):
+    """Genes have token ids; cells may begin with a marker."""
+
+    layouts = ("csr",)
+    max_examples = 8
+
+    def storages(self, layout, dtype):
+        return st.fixed_dictionaries(
+            {
+                "groups": GROUPS,
+                "options": NEWER,
+                "n_files": st.integers(0, 3),
+                "lists": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "kind": st.sampled_from(["list", "large_list"]),
+                        "with_marker": st.booleans(),
+                        "dictionary": st.booleans(),
+                    },
+                ),
+            }
+        )
+
+    @pytest.fixture
+    def write(self, new_path):
+        def write(case):
+            path, made = new_path(), case.storage
+            has_marker = (
+                made["lists"].get("with_marker", False) and np.dtype(case.dtype).kind != "u"
+            )
+            lists = lists_of(case, first_gene=3, **made["lists"] | {"with_marker": has_marker})
+            table = pa.table(lists | obs_columns(case.obs))
+            if made["n_files"]:
+                write_files(path, table, made["n_files"], made["groups"], **made["options"])
+            else:
+                write_groups(path, table, made["groups"], **made["options"])
+            genes = pd.DataFrame({"token_id": np.arange(3, 3 + case.n_vars)}, index=case.var.index)
+            return ParquetSource(path, gene_table=genes, n_markers=int(has_marker))
+
+        return write
+
+
+@pytest.mark.slow
+class TestColumnPerGene(SourceConformance):
+    layouts = ("dense",)
+    max_examples = 12
+
+    def cases(self, **options):
+        def storable(case):  # there must be a gene
+            return replace(case, n_vars=max(1, case.n_vars))
+
+        return super().cases(**options).map(storable)
+
+    def storages(self, layout, dtype):
+        return st.fixed_dictionaries(
+            {"groups": GROUPS, "options": NEWER, "n_files": st.integers(1, 3)}
+        )
+
+    @pytest.fixture
+    def write(self, new_path):
+        def write(case):
+            path, made = new_path(), case.storage
+            dense = case.dense
+            columns = {name: dense[:, k] for k, name in enumerate(case.var.index)}
+            table = pa.table(obs_columns(case.obs) | columns)
+            write_files(path, table, made["n_files"], made["groups"], **made["options"])
+            return ParquetSource(path, gene_columns=case.var.index.tolist())
+
+        return write
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    pytest.importorskip("obstore")
+    folder = tmp_path_factory.getbasetemp().parent
+    with WebServer(folder) as server:
+        yield folder, server.url
+
+
+@pytest.mark.slow
+class TestOnServer(TestLists):
+    """Files on a web server, read in byte ranges."""
+
+    max_examples = 8
+
+    @pytest.fixture
+    def write(self, new_path, root):
+        folder, url = root
+
+        def write(case):
+            path, made = new_path(".parquet"), case.storage
+            table = pa.table(lists_of(case) | obs_columns(case.obs))
+            write_groups(path, table, made["groups"], **made["options"])
+            genes = pd.DataFrame({"token_id": range(case.n_vars)}, index=case.var.index)
+            where = f"{url}/{path.absolute().relative_to(folder)}"
+            return ParquetSource(where, gene_table=genes, n_markers=0)
+
+        return write

@@ -3,21 +3,22 @@
 import multiprocessing
 import pickle
 import re
+import warnings
+from dataclasses import replace
 from typing import Any
 
+import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
-from tests.loader.matrices import rows_of
+from tests.loader.matrices import adata_of, rows_of
 from tests.loader.storages.cells import (
     ELEMENTS,
     N_CELLS,
     OBS,
+    assert_preshuffled,
     assert_same_epochs,
     assert_selected,
-    assert_tuned_and_preshuffled,
     make_adata,
-    said_without,
 )
 
 from cellfeed import (
@@ -31,13 +32,15 @@ from cellfeed import (
     load_database,
     open_collection,
 )
+from cellfeed.testing import SourceConformance
+
+pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory, postgres_server):
     """A URL, the h5ad, and what is in it."""
     adata = make_adata()
-    adata.obs["barcode"] = [f"{k:04}'\\t%" for k in range(N_CELLS)]
     path = tmp_path_factory.mktemp("postgres") / "cells.h5ad"
     adata.write_h5ad(path)
     options = postgres_server.options
@@ -52,6 +55,7 @@ def options(postgres_server):
     return postgres_server.options
 
 
+@pytest.mark.smoke
 def test_the_same_minibatches_as_from_the_h5ad(stored, options):
     url, h5ad, _ = stored
     both = [
@@ -61,22 +65,6 @@ def test_the_same_minibatches_as_from_the_h5ad(stored, options):
     assert_same_epochs(both)
     for name in ELEMENTS:
         assert both[0].elements[name].dtype == both[1].elements[name].dtype
-
-
-def test_obs_as_pandas_has_it(stored, options):
-    url, _, adata = stored
-    source = PostgresSource(url, storage_options=options)
-    assert source.obs_names() == list(adata.obs)
-    table = source.read_obs([*OBS, "barcode"])
-    for name in OBS:
-        pd.testing.assert_series_equal(table[name], adata.obs[name].reset_index(drop=True))
-    assert table["barcode"].tolist() == adata.obs["barcode"].tolist()
-    rows = np.array([0, 2, 7])
-    some = source.read_obs_rows([*OBS, "barcode"], rows)
-    assert some.index.tolist() == adata.obs.index[rows].tolist()
-    assert some["barcode"].dtype == "string"
-    assert some["barcode"].tolist() == adata.obs["barcode"].iloc[rows].tolist()
-    assert source.read_obs_rows([], rows).index.tolist() == some.index.tolist()
 
 
 @pytest.mark.parametrize(
@@ -98,18 +86,7 @@ def test_a_condition_in_sql(stored, options, where, in_pandas):
     assert (source.selection(), whole.selection()) == (where, "")
 
 
-def test_sources_beside_paths(stored, options):
-    url, h5ad, adata = stored
-    source = PostgresSource(url, where="plate = 'p1'", storage_options=options)
-    collection = open_collection([h5ad, source])
-    rows = np.flatnonzero(adata.obs["plate"] == "p1")
-    assert len(collection) == N_CELLS + rows.size
-    found = collection[[N_CELLS + 1, 1]].X.toarray()
-    assert np.array_equal(found, adata.X[[rows[1], 1]].toarray())
-    with pytest.raises(FormatError, match=r"has no `layers/other`; its elements are: `X`, `lay"):
-        open_collection(source, elements=["layers/other"])
-
-
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers(stored, options, method):
@@ -180,20 +157,141 @@ def test_no_collection(stored, postgres_server, options):
         PathError, match=r"there is no collection 'other'; give \?collection=.*cell"
     ):
         open_collection(f"{postgres_server.url}?collection=other", storage_options=options)
+    with pytest.raises(FormatError, match=r"has no `layers/other`; its elements are: `X`, `lay"):
+        open_collection(stored[0], elements=["layers/other"], storage_options=options)
     with pytest.raises(ParameterError, match=r"`connections >= 1` must hold"):
         open_collection(stored[0], storage_options=options | {"connections": 0})
 
 
-def test_without_psycopg(stored):
-    expected = "reading PostgreSQL requires psycopg; install it: pip install 'cellfeed[postgres]'"
-    assert said_without("psycopg", stored[0]) == f"{stored[0]}: {expected}\n"
-
-
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_replicates")
 def test_autotune_and_preshuffle(stored, options, tmp_path, monkeypatch):
+    cellfeed_tuner = pytest.importorskip("cellfeed_tuner")
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PGPASSWORD", options["password"])
     url, _, adata = stored
     collection = open_collection(url, obs=["donor"], storage_options=options)
-    monkeypatch.setenv("PGPASSWORD", options["password"])
-    result = assert_tuned_and_preshuffled(url, collection, adata, tmp_path)
+    small: dict[str, Any] = {"block_sizes": [4], "fetch_factors": [2], "workers": [0]}
+    result = cellfeed_tuner.autotune(
+        collection, label="donor", batch_size=16, entropy_floor=0.5, budget=300, **small
+    )
+    assert result.loader_fault is None
+    assert result.recommended is not None
     assert result.cache == "remote"
+    assert_preshuffled(url, adata, tmp_path)
+
+
+def test_a_host_in_the_query(postgres_server, tmp_path):
+    adata = ad.AnnData(np.eye(3, dtype=np.float32))
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    query = f"host=127.0.0.1&port={postgres_server.port}&user=postgres"
+    url = f"PostgreSQL:///postgres?{query}&application_name=a%2Bb"
+    done = load_database(
+        tmp_path / "cells.h5ad", url, "hosts", database_options=postgres_server.options
+    )
+    assert done.url == f"{url}&collection=hosts"
+    with_password = f"{done.url}&password={postgres_server.password}"
+    for each, options in ((done.url, postgres_server.options), (with_password, None)):
+        collection = open_collection(each, storage_options=options)
+        assert np.array_equal(collection[:].X, adata.X)
+        assert re.fullmatch(r"PostgreSQL:///postgres\?[^@]*", str(collection.locations[0]))
+
+
+# What is refused is said as it is, with what helps
+
+
+@pytest.fixture
+def small(postgres_server, tmp_path, request):
+    """The name of a collection, its URL, and its file."""
+    name, path = request.node.name, tmp_path / "cells.h5ad"
+    ad.AnnData(np.eye(5, dtype=np.float32)).write_h5ad(path)
+    done = load_database(path, postgres_server.url, name, database_options=postgres_server.options)
+    return name, done.url, path
+
+
+def said_by(error, ask):
+    with pytest.raises(error) as raised:
+        ask()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_a_user_without_select(small, postgres_server):
+    name, url, _ = small
+    postgres_server.ask(f"CREATE ROLE {name} LOGIN PASSWORD 'own'")
+    own = url.replace("postgres@", f"{name}@")
+
+    def ask():
+        return open_collection(own, storage_options={"password": "own"})[:]
+
+    def ask_without_name():
+        short = own.partition("?")[0]
+        return open_collection(short, storage_options={"password": "own"})[:]
+
+    remedy = r"; GRANT that to the user$"
+    said = said_by(RemoteError, ask)
+    assert re.search(rf"\(permission denied for schema {name} .*\){remedy}", said)
+    assert "give ?collection=NAME, one of: none" in said_by(PathError, ask_without_name)
+    postgres_server.ask(f"GRANT USAGE ON SCHEMA {name} TO {name}")
+    said = said_by(RemoteError, ask)
+    assert re.search(rf"\(permission denied for table cellfeed\){remedy}", said)
+    postgres_server.ask(f"GRANT SELECT ON {name}.cellfeed TO {name}")
+    said = said_by(RemoteError, ask)
+    assert re.search(rf"cells 0 to 4 .*permission denied for table packed\){remedy}", said)
+    postgres_server.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {name}")
+    assert np.array_equal(ask().X, np.eye(5))
+    assert np.array_equal(ask_without_name().X, np.eye(5))
+
+
+def test_a_table_that_was_dropped(small, postgres_server):
+    name, url, _ = small
+    collection = open_collection(url, storage_options=postgres_server.options)
+    postgres_server.ask(f"DROP TABLE {name}.packed")
+    said = said_by(RemoteError, lambda: collection[:])
+    assert re.search(r'"\w+.packed" does not exist.*\); load the collection again$', said)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("connections", "many"), ("connections", np.inf), ("retry_seconds", None)],
+)
+def test_options_that_are_no_numbers(small, postgres_server, option, value):
+    options = postgres_server.options | {option: value}
+    said = said_by(ParameterError, lambda: open_collection(small[1], storage_options=options))
+    assert said == f"`{option}` must be a number, but got {option}={value!r}"
+
+
+@pytest.mark.slow
+class TestPostgres(SourceConformance):
+    dtypes = ("<f2", "<f4", "<f8", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "|b1")
+    elements = ("X", "layers/counts", "raw/X")
+    max_examples = 6
+
+    def cases(self, **options):
+        def storable(case):  # a value that is there twice is added up when it is loaded
+            columns = "in any order" if case.columns == "some twice" else case.columns
+            return replace(case, columns=columns)
+
+        return super().cases(**options).map(storable)
+
+    @pytest.fixture
+    def write(self, new_path, postgres_server):
+        def write(case):
+            adata, path = adata_of(case), new_path(".h5ad")
+            name = f"{path.parent.name} {path.stem}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of AnnData's own
+                adata.write_h5ad(path)
+            done = load_database(
+                path,
+                postgres_server.url,
+                name,
+                elements=[case.element],
+                database_options=postgres_server.options,
+            )
+            source = PostgresSource(done.url, storage_options=postgres_server.options)
+            source.elements = {case.element: source.elements[case.element]}
+            return source
+
+        return write

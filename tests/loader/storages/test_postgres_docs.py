@@ -14,6 +14,7 @@ from numcodecs import Zstd
 
 from cellfeed import load_database
 
+pytestmark = pytest.mark.server
 TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "postgres.md").read_text()
 
 
@@ -37,6 +38,7 @@ def stored(tmp_path_factory, postgres_server):
     return done.url, X
 
 
+@pytest.mark.docs
 def test_the_example(stored, postgres_server, monkeypatch):
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -48,6 +50,7 @@ def test_the_example(stored, postgres_server, monkeypatch):
     assert len(found["collection"]) == 180
 
 
+@pytest.mark.docs
 def test_the_metadata(stored, postgres_server):
     rows = postgres_server.ask("SELECT key FROM documented.cellfeed")
     table = TEXT.split("The keys of `cellfeed`:")[1].split("While it is loaded")[0]

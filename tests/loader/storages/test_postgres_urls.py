@@ -1,13 +1,11 @@
 """URLs of databases are read as libpq reads them, and no password in one is ever shown."""
 
-import re
 import traceback
 
-import anndata as ad
-import numpy as np
 import pytest
+from tests.loader.storages.cells import said_without
 
-from cellfeed import PathError, load_database, open_collection
+from cellfeed import PathError, RemoteError, load_database, open_collection
 from cellfeed.sources import Location
 
 SECRET = "s3cr3t"
@@ -49,17 +47,19 @@ def test_other_characters_in_a_password(password):
     assert Location.of("postgres://h/d?password=a+b").options.values == {"password": "a+b"}
 
 
-def test_a_host_in_the_query(postgres_server, tmp_path):
-    adata = ad.AnnData(np.eye(3, dtype=np.float32))
-    adata.write_h5ad(tmp_path / "cells.h5ad")
-    query = f"host=127.0.0.1&port={postgres_server.port}&user=postgres"
-    url = f"PostgreSQL:///postgres?{query}&application_name=a%2Bb"
-    done = load_database(
-        tmp_path / "cells.h5ad", url, "hosts", database_options=postgres_server.options
-    )
-    assert done.url == f"{url}&collection=hosts"
-    with_password = f"{done.url}&password={postgres_server.password}"
-    for each, options in ((done.url, postgres_server.options), (with_password, None)):
-        collection = open_collection(each, storage_options=options)
-        assert np.array_equal(collection[:].X, adata.X)
-        assert re.fullmatch(r"PostgreSQL:///postgres\?[^@]*", str(collection.locations[0]))
+def test_a_server_that_is_not_there(plates):
+    url, remedy = "postgresql://nobody@127.0.0.1:1/db", "; check that the server runs, and"
+    for option, ask in (
+        ("database_options", lambda: load_database(plates, url, "cells")),
+        ("storage_options", lambda: open_collection(url)),
+    ):
+        with pytest.raises(RemoteError, match=r"^postgres.*cannot be read \(") as raised:
+            ask()
+        assert str(raised.value).endswith(f"{remedy} `{option}`")
+        assert "\n" not in str(raised.value)
+
+
+def test_without_psycopg(monkeypatch):
+    expected = "reading PostgreSQL requires psycopg; install it: pip install 'cellfeed[postgres]'"
+    url = "postgresql://h/d?collection=c"
+    assert said_without("psycopg", url, monkeypatch) == f"{url}: {expected}"

@@ -14,6 +14,8 @@ from cellfeed import (
     TokenStream,
     open_collection,
 )
+from cellfeed._decode import ChunkReads
+from cellfeed._decode._kernels import _fields as fields
 from cellfeed.transforms import Log1p
 
 ALL = ["X", "spans", "metadata"]
@@ -96,9 +98,11 @@ def stream(new_folder):
 
 def test_fields_come_as_tensors(stream):
     pytest.importorskip("torch")
-    tokens = stream.tokens
+    tokens, opened = stream.tokens, TokenStream(stream.folder, 13)
     for minibatch in dataset_of(stream.folder, window=13):
         rows = np.asarray(minibatch.rows)
+        for row, spans in zip(rows.tolist(), opened.spans(minibatch), strict=True):
+            assert delivered(spans) == stream.overlapping(row * 13, row * 13 + 13)
         expected = tokens[rows[:, None] * 13 + np.arange(13)]
         assert list(minibatch.keys())[:2] == ["X/token", "X/time"]
         np.testing.assert_array_equal(np.asarray(minibatch["X/token"]), expected["token"])
@@ -168,3 +172,38 @@ def test_shown(stream):
     assert repr(windows).startswith(f"Collection({len(windows):,} rows of 24 values, 1 file, X (")
     documents = open_collection(TokenStream(stream.folder, documents=True))
     assert repr(documents).startswith(f"Collection({len(documents):,} rows, 1 file, X (ragged")
+
+
+# Reads of a window
+
+
+class Reads:
+    """Counts reads of each file, as they are told to the compiled threads."""
+
+    def __init__(self, monkeypatch):
+        self.files = dict[str, int]()
+        own = ChunkReads.run
+
+        def run(reads, *arguments):
+            for array in reads.chunks[:, fields.ARRAY].tolist():
+                name = reads.owners[array].name
+                self.files[name] = self.files.get(name, 0) + 1
+            return own(reads, *arguments)
+
+        monkeypatch.setattr(ChunkReads, "run", run)
+
+
+@pytest.mark.parametrize("block", [1, 7, 24, 1000])
+def test_reads_of_a_window(new_folder, monkeypatch, block):
+    """One for tokens, one for spans, one for their metadata, however long the spans are."""
+    stream = write_stream(new_folder(), lengths=[[300, 100], [200]], block=block)
+    opened = TokenStream(stream.folder, 24)
+    collection = open_collection(opened, elements=ALL)
+    for row in range(len(collection)):
+        reads = Reads(monkeypatch)
+        collection[[row]]
+        n_shards = 2 if row * 24 < 400 < row * 24 + 24 else 1
+        assert reads.files["tokens"] == n_shards
+        assert reads.files["spans.bin"] <= n_shards
+        assert reads.files["metadata.bin"] <= n_shards
+        monkeypatch.undo()

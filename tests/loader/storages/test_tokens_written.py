@@ -1,16 +1,16 @@
 """Shards are written whole or not at all, and damage to them is told."""
 
+import contextlib
 import json
-import multiprocessing
 import os
 import pickle
 import re
-import subprocess
-import sys
+import shutil
 import warnings
 
 import numpy as np
 import pytest
+from tests import commands
 from tests.loader.storages.streams import write_stream
 
 from cellfeed import (
@@ -40,22 +40,14 @@ def test_an_exception_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("n", [1, 100])  # written at the end, and while tokens are appended
 def test_a_disk_that_is_full_leaves_nothing(tmp_path, n):
-    """As a limit of file sizes, which any user may set."""
-    code = f"""
-import resource, signal, sys
-import numpy as np
-from cellfeed import TokenStreamWriter
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-try:
-    with TokenStreamWriter({str(tmp_path)!r}, "uint16", shard="a") as writer:
-        for _ in range({n}):
-            writer.append(np.zeros(20_000, "uint16"))
-except OSError as error:
-    sys.exit(f"{{error.strerror}}: {{error.filename}}")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr == f"File too large: {tmp_path}/.a.unfinished/tokens.bin\n"
+    def write_many():
+        with TokenStreamWriter(tmp_path, "uint16", shard="a") as writer:
+            for _ in range(n):
+                writer.append(np.zeros(20_000, "uint16"))
+
+    with commands.files_end_after(30_000), pytest.raises(OSError, match="File too large") as raised:
+        write_many()
+    assert raised.value.filename == f"{tmp_path}/.a.unfinished/tokens.bin"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,43 +72,32 @@ def test_nothing_is_written_of_what_is_refused(tmp_path):
     assert list(stream.elements) == ["X"]
 
 
-def killed(folder):
-    writer = TokenStreamWriter(folder, "uint16", shard="b")
-    writer.append([7, 8])
-    os._exit(9)
-
-
 def test_of_a_process_that_was_killed(tmp_path):
-    process = multiprocessing.get_context("forkserver").Process(target=killed, args=(tmp_path,))
-    process.start()
-    process.join()
-    assert process.exitcode == 9
+    with TokenStreamWriter(tmp_path / "written", "uint16", shard="b") as writer:
+        writer.append([7, 8])
+        folder = shutil.copytree(tmp_path / "written", tmp_path / "left")  # as it was left
     with (
         pytest.warns(UserWarning, match=r"1 unfinished shards are left out \(\.b\.unfinished\)"),
         pytest.raises(FormatError, match="has no finished shard; write one"),
     ):
-        TokenStream(tmp_path)
-    write(tmp_path, shard="a")
+        TokenStream(folder)
+    write(folder, shard="a")
     with pytest.warns(UserWarning, match="unfinished shards are left out"):
-        stream = TokenStream(tmp_path, 2)
+        stream = TokenStream(folder, 2)
     assert stream.n_tokens == 4
     assert stream.shard_names == ("a",)
     with pytest.raises(ParameterError, match="is being written, or was left by a process that was"):
-        TokenStreamWriter(tmp_path, "uint16", shard="b")
+        TokenStreamWriter(folder, "uint16", shard="b")
 
 
-def write_one(folder, k):
-    with TokenStreamWriter(folder, "uint16", shard=f"{k}") as writer:
-        writer.append(np.full(10, k), metadata={"by": k})
-
-
-def test_processes_write_beside_each_other(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=write_one, args=(tmp_path, k)) for k in range(3)]
-    for each in processes:
-        each.start()
-    for each in processes:
-        each.join()
+def test_shards_are_written_beside_each_other(tmp_path):
+    with contextlib.ExitStack() as writing:
+        writers = [
+            writing.enter_context(TokenStreamWriter(tmp_path, "uint16", shard=f"{k}"))
+            for k in range(3)
+        ]
+        for k in (1, 0, 2):
+            writers[k].append(np.full(10, k), metadata={"by": k})
     stream = TokenStream(tmp_path, 10)
     cells = open_collection(stream, elements=ALL)[:]
     assert cells.X.tolist() == [[k] * 10 for k in range(3)]
