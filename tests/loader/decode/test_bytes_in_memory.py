@@ -237,15 +237,16 @@ class Arriving(Objects):
         ]
 
 
+@pytest.fixture(scope="module")
+def array(new_folder):
+    return hdf5(new_folder() / "x.h5", HDF5["gzip"])[0]
+
+
 class TestArrivals:
     """In whatever order and pieces that is."""
 
     HEADS = tuple((first, first + 2) for first in range(0, 3000, 300))
     EXPECTED = VALUES[:3000].reshape(10, 300)[:, :2].ravel()
-
-    @pytest.fixture(scope="class")
-    def array(self, new_folder):
-        return hdf5(new_folder() / "x.h5", HDF5["gzip"])[0]
 
     def reads(self, array, piece_of):
         """Return a store, what reads two values of each of ten chunks, and where these go."""
