@@ -67,14 +67,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def options_file(tmp_path):
-    path = tmp_path / "secret" / "options.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(OPTIONS))
-    return path
-
-
 def everything(folder):
     return b"".join(each.read_bytes() for each in folder.rglob("*") if each.is_file())
 
@@ -103,16 +95,17 @@ def tuned(short_replicates, folder, tmp_path_factory):
     return printed, output, cache, url, made, shown
 
 
+@pytest.mark.process
 def test_it_names_the_server_and_what_it_cannot_know(tuned):
-    printed, output, _, url, _, _ = tuned
-    result = json.loads((output / "autotune.json").read_text())
-    assert result["cache"] == "remote"
-    assert result["dataset"]["paths"] == [url]
-    assert result["dataset"]["bytes_on_disk"] > 0
-    assert result["machine"]["storage"] == []
-    assert {"reading", "decompressing"} <= {each["name"] for each in result["bottleneck"]["stages"]}
-    assert result["recommended"]["configuration"]["num_workers"] == 0
-    assert {each["bytes_read_per_cell"] for each in result["configurations"]} == {None}
+    printed, output, _, url, made, shown = tuned
+    saved = json.loads((output / "autotune.json").read_text())
+    assert saved["cache"] == "remote"
+    assert saved["dataset"]["paths"] == [url]
+    assert saved["dataset"]["bytes_on_disk"] > 0
+    assert saved["machine"]["storage"] == []
+    assert {"reading", "decompressing"} <= {each["name"] for each in saved["bottleneck"]["stages"]}
+    assert saved["recommended"]["configuration"]["num_workers"] == 0
+    assert {each["bytes_read_per_cell"] for each in saved["configurations"]} == {None}
     said = " ".join(printed.stderr.split())
     page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
     assert "read from a server, whose caches cannot be controlled" in page
@@ -121,19 +114,7 @@ def test_it_names_the_server_and_what_it_cannot_know(tuned):
         assert "storage_options=..." in text
     assert "rounds of the recommended configuration" in page
 
-
-def test_what_was_reached_with_credentials_says_nothing_of_them(tuned):
-    printed, output, cache, _, _, shown = tuned
-    assert json.loads((output / "autotune.json").read_text())["dataset"]["has_storage_options"]
-    texts = [printed.output, *(each.output for each in shown)]
-    written = everything(output) + everything(cache) + "".join(texts).encode()
-    assert written.count(b"plate") > 10
-    for secret in (TOKEN, "authorization", "default_headers"):
-        assert secret.encode() not in written
-
-
-def test_how_much_to_read_ahead_is_measured_and_taken_over(tuned):
-    _, output, _, _, made, _ = tuned
+    # How much to read ahead is measured and taken over.
     result = AutotuneResult.load(output / "autotune.json")
     depths = [each.prefetch for each in result.prefetch_results]
     assert depths == [1, 2, 4, 8, 16][: len(depths)]
@@ -142,18 +123,27 @@ def test_how_much_to_read_ahead_is_measured_and_taken_over(tuned):
     if result.recommended.prefetch is not None:
         assert result.recommended.prefetch in depths
         assert f"prefetch {result.recommended.prefetch}" in result.recommended.settings
-    saved = json.loads((output / "autotune.json").read_text())
     assert json.loads(json.dumps(result.to_json())) == saved
 
-
-def test_earlier_runs_are_shown_by_their_url(tuned):
-    *_, url, _, (shown, as_json, explained) = tuned
-    assert [each.exit_code for each in (shown, as_json, explained)] == [0, 0, 0]
-    assert "remote" in shown.output
-    (known,) = json.loads(as_json.output)["runs"]
+    # Earlier runs are shown by their URL.
+    assert [each.exit_code for each in shown] == [0, 0, 0]
+    table, as_json, explained = (each.output for each in shown)
+    assert "remote" in table
+    (known,) = json.loads(as_json)["runs"]
     assert known["path"] == url
     assert known["asked"]["cache"] == "remote"
-    assert "running side by side, the stages explain" in " ".join(explained.output.split())
+    assert "running side by side, the stages explain" in " ".join(explained.split())
+
+
+@pytest.mark.process
+def test_what_was_reached_with_credentials_says_nothing_of_them(tuned):
+    printed, output, cache, _, _, shown = tuned
+    assert json.loads((output / "autotune.json").read_text())["dataset"]["has_storage_options"]
+    texts = [printed.output, *(each.output for each in shown)]
+    written = everything(output) + everything(cache) + "".join(texts).encode()
+    assert written.count(b"plate") > 10
+    for secret in (TOKEN, "authorization", "default_headers"):
+        assert secret.encode() not in written
 
 
 def test_a_url_is_known_again_until_another_file_is_there(server, folder):
@@ -169,47 +159,35 @@ def test_a_url_is_known_again_until_another_file_is_there(server, folder):
     assert fingerprint("p3.h5ad") != first
 
 
-def test_of_python_too_and_of_several_files(server):
+@pytest.mark.process
+def test_of_python_too_and_of_several_files(server, folder):
     urls = [f"{server.url}/{name}.h5ad" for name in ("p1", "p2")]
     collection = open_collection(urls, obs=["plate"], storage_options=OPTIONS)
     result = autotune(collection, label="plate", fresh=True, **SMALL)
     assert result.loader_fault is None
     assert result.recommended is not None
     assert (result.cache, result.dataset.paths) == ("remote", tuple(urls))
-    sizes = [int(each.file_bytes()) for each in collection.sources]
+    sizes = [(folder / f"{name}.h5ad").stat().st_size for name in ("p1", "p2")]
+    assert [int(each.file_bytes()) for each in collection.sources] == sizes
     assert result.dataset.bytes_on_disk == sum(sizes)
     assert TOKEN not in repr(result) + str(result) + repr(collection)
-
-
-def test_sizes_are_those_of_the_objects(server, folder):
-    (source,) = open_collection(f"{server.url}/p1.h5ad", storage_options=OPTIONS).sources
-    (local,) = open_collection(folder / "p1.h5ad").sources
-    size = (folder / "p1.h5ad").stat().st_size
-    assert (source.file_bytes(), local.file_bytes()) == (size, size)
-
-
-def test_worker_processes_are_measured_if_asked_for(server):
-    collection = open_collection(f"{server.url}/p1.h5ad", obs=["plate"], storage_options=OPTIONS)
+    # Worker processes are measured if they are asked for.
     configuration = Configuration(block_size=4, fetch_factor=2, num_workers=1)
     found = measure(collection, configuration, label="plate", seconds=0.2)
     assert (found.failure, found.delivery_fault, found.cache) == ("", "", "remote")
     assert found.round_seconds
 
 
-@pytest.mark.parametrize("state", ["cold", "warm"])
-def test_caches_of_servers_are_not_dropped_or_filled(server, options_file, tmp_path, state):
+def test_states_of_caches_are_for_files_here_and_remote_for_those_on_servers(server, folder):
     url = f"{server.url}/p1.h5ad"
-    settings = ["--storage-options", options_file, "--output", tmp_path, *GRID]
-    said = commands.autotune(url, "--label", "plate", "--cache", state, *settings)
-    assert said.exit_code == 2
-    (line,) = said.stderr.splitlines()
-    assert line == (
-        f"Error: cache={state!r} is for files of this machine, but {url} is read from a server, "
-        "whose caches are not under control; leave `cache` out"
-    )
-
-
-def test_remote_is_no_state_of_files_here(folder):
+    collection = open_collection(url, obs=["plate"], storage_options=OPTIONS)
+    for state in ("cold", "warm"):
+        with pytest.raises(ParameterError) as caught:
+            autotune(collection, label="plate", cache=state, **SMALL)
+        assert str(caught.value) == (
+            f"cache={state!r} is for files of this machine, but {url} is read from a server, "
+            "whose caches are not under control; leave `cache` out"
+        )
     collection = open_collection(folder / "p1.h5ad", obs=["plate"])
     with pytest.raises(ParameterError, match="cache='remote' is for files on servers"):
         autotune(collection, label="plate", cache="remote", **SMALL)
@@ -218,14 +196,22 @@ def test_remote_is_no_state_of_files_here(folder):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("nothing.h5ad", OPTIONS, "nothing.h5ad"),
-        ("p1.h5ad", {"client_options": {"default_headers": {"authorization": "x-y-z"}}}, "p1.h5ad"),
-        ("p1.h5ad", {"no_such_option": "x-y-z"}, "no_such_option"),
+        ("nothing.h5ad", json.dumps(OPTIONS), "nothing.h5ad"),
+        ("p1.h5ad", json.dumps(OPTIONS).replace(TOKEN, "x-y-z"), "p1.h5ad"),
+        ("p1.h5ad", '{"no_such_option": "x-y-z"}', "no_such_option"),
+        ("p1.h5ad", "", "options.json: not a JSON object; "),
+        ("p1.h5ad", "[1]", "options.json: not a JSON object; "),
+        ("p1.h5ad", '{"secret_access_key": "x-y-z"', "options.json: not a JSON object; "),
+        ("p1.h5ad", "\xff", "options.json: not a JSON object; "),
+        ("p1.h5ad", None, "options.json: cannot be read"),
     ],
 )
-def test_what_a_server_does_not_give_is_one_line(server, tmp_path, name, options, words):
+def test_what_cannot_be_opened_is_one_line_without_credentials(
+    server, tmp_path, name, options, words
+):
     path = tmp_path / "options.json"
-    path.write_text(json.dumps(options))
+    if options is not None:
+        path.write_bytes(options.encode("latin-1"))
     settings = ["--storage-options", path, "--output", tmp_path, *GRID]
     said = commands.autotune(f"{server.url}/{name}", "--label", "plate", *settings)
     assert said.exit_code == 2
@@ -236,6 +222,7 @@ def test_what_a_server_does_not_give_is_one_line(server, tmp_path, name, options
     assert TOKEN not in said.output
 
 
+@pytest.mark.process
 def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
     with WebServer(folder) as server:
         url = f"{server.url}/p1.h5ad"
@@ -249,24 +236,8 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
     assert not (tmp_path / "autotune.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"secret_access_key": "x-y-z"', "\xff"])
-def test_storage_options_that_are_none_are_not_quoted(tmp_path, text):
-    path = tmp_path / "options.json"
-    path.write_bytes(text.encode("latin-1"))
-    said = commands.autotune("p1.h5ad", "--label", "plate", "--storage-options", path)
-    assert said.exit_code == 2
-    assert said.stderr.startswith(f"Error: {path}: not a JSON object; ")
-    assert "x-y-z" not in said.output
-
-
-def test_storage_options_that_are_missing(tmp_path):
-    said = commands.autotune(
-        "p1.h5ad", "--label", "plate", "--storage-options", tmp_path / "none.json"
-    )
-    assert said.exit_code == 2
-    assert "none.json: cannot be read" in said.stderr
-
-
+@pytest.mark.server
+@pytest.mark.process
 def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
     for name in ("p1", "p2"):
         s3_server.put(Path(folder / f"{name}.h5ad"), f"tuned/{name}.h5ad")
