@@ -1,6 +1,9 @@
 """Every byte store returns the bytes of its files, whatever was expected before."""
 
+import gc
+import heapq
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -9,10 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.servers.faults import Hang, Held, Status
 from tests.servers.web import WebServer
 
-from cellfeed._bytes import StorageOptions
+from cellfeed import PathError, RemoteError
+from cellfeed._bytes import StorageOptions, until_left
 from cellfeed._bytes._remote import RemoteObjects, open_object
+from cellfeed._bytes._remote._scheduler import Link, Window, scheduler_of
 from cellfeed._storages._source import files_in
 from cellfeed.sources import ByteStore, Location
 
@@ -133,8 +139,8 @@ class Served:
 
 @pytest.fixture(scope="module")
 def url(folder):
-    with WebServer.in_process(folder) as url:
-        yield url
+    with WebServer(folder) as server:
+        yield server.url
 
 
 class TestRemote(ByteStoreConformance):
@@ -155,3 +161,197 @@ class TestCached(TestRemote):
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
+
+
+# Requests that are given up, and ranges at the edges of objects
+
+CONTENT = CONTENTS[4]
+
+
+@pytest.fixture
+def server(folder):
+    with WebServer(folder) as server:
+        yield server
+
+
+def objects_of(server, name="4", *, versioned=True):
+    location = Location(f"{server.url}/{name}")
+    version = open_object(location) if versioned else None
+    return RemoteObjects(lambda _: location, lambda _: version)
+
+
+def of_one(*wanted):
+    offsets, sizes = np.array(wanted, np.int64).reshape(-1, 2).T
+    return np.zeros(len(offsets), np.int64), offsets.copy(), sizes.copy()
+
+
+def read_all(objects, *wanted):
+    return [bytes(each) for each in objects.read_ranges(*of_one(*wanted))]
+
+
+def test_what_is_given_up_before_it_begins_leaves_room_for_others(server):
+    objects = objects_of(server)
+    server.answer = lambda _: Hang()
+    for k in range(400):  # more than may ever be under way
+        del_me = objects.expect(*of_one((k * 100, 10)))
+        del del_me
+    gc.collect()
+    server.answer = None
+    assert read_all(objects, (7, 10)) == [CONTENT[7:17]]
+
+
+def test_who_tries_again_asks_again(server):
+    """Also where the errors of before are kept, and with them what they came from."""
+    objects, errors = objects_of(server), list[Exception]()
+    for _ in range(5):
+        server.answer = lambda _: Status(404)
+        with pytest.raises(PathError) as raised:
+            read_all(objects, (7, 10))
+        errors.append(raised.value)
+        server.answer = None
+        assert read_all(objects, (7, 10)) == [CONTENT[7:17]]
+    assert len(errors) == 5
+
+
+def test_what_several_fetches_want_comes_with_the_first(server):
+    objects = objects_of(server)
+    first = objects.expect(*of_one((7, 10)))
+    assert read_all(objects, (7, 10)) == [CONTENT[7:17]]
+    server.answer = lambda _: Hang()
+    later = [objects.expect(*of_one((7, 10))) for _ in range(20)]
+    assert read_all(objects, (7, 10)) == [CONTENT[7:17]]
+    assert all([first, *later])
+
+
+def test_who_leaves_takes_nothing_from_others(server):
+    objects, left, came = objects_of(server), threading.Event(), threading.Event()
+    answered = threading.Event()
+    server.answer = lambda _: Held(answered)
+    expected = objects.expect(*of_one((7, 10)))
+    assert expected is not None
+
+    def leaving():
+        until_left(left)
+        came.set()
+        with pytest.raises(RemoteError, match="was cancelled"):
+            read_all(objects, (7, 10))
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.submit(leaving), threads.submit(read_all, objects, (7, 10))
+        came.wait()
+        left.set()
+        one.result()
+        answered.set()
+        assert other.result() == [CONTENT[7:17]]
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_ranges_at_the_edges(server, versioned):
+    n = len(CONTENT)
+    wanted = [(0, 0), (5, 10), (5, 10), (8, 4), (n - 10, 100), (n, 10), (n + 9000, 7), (3, 0)]
+    if not versioned:
+        wanted = wanted[:5]
+    found = read_all(objects_of(server, versioned=versioned), *wanted)
+    assert found == [CONTENT[first : first + size] for first, size in wanted]
+
+
+def test_far_into_a_large_object(folder, server):
+    first = (1 << 32) + 12_345
+    with (folder / "large").open("wb") as file:  # sparse
+        file.seek(first)
+        file.write(CONTENT)
+    objects = objects_of(server, "large")
+    assert read_all(objects, (first + 9, 1000), (5, 3)) == [CONTENT[9:1009], bytes(3)]
+    assert server.requests[-1].range is not None
+
+
+def test_ranges_arrive_as_they_are_answered(server, folder):
+    apart = 40_000  # more than it is worth to read in vain
+    content = np.random.default_rng(4).bytes(64 * apart)
+    (folder / "far").write_bytes(content)
+    objects = objects_of(server, "far")
+    far = [(k * apart, 10) for k in range(64)]  # each a request: two batches of them
+    server.answer = lambda request: Hang() if (request.range or (0, 0))[0] >= 32 * apart else None
+    expected = objects.expect(*of_one(*far))
+    early, late = objects.arrivals(*of_one(*far))
+    assert early.ranges.tolist() == [*range(32)]
+    assert late.ranges.tolist() == [*range(32, 64)]
+    early.is_here.result(timeout=600)
+    assert not late.is_here.done()
+    assert read_all(objects, *far[:32]) == [content[first : first + 10] for first, _ in far[:32]]
+    del expected
+
+
+def test_objects_of_one_server_share_what_sends_requests(server):
+    options = StorageOptions({}, 0)
+    located = [Location.of(f"{server.url}/{name}").with_options(options) for name in ("4", "two")]
+    assert scheduler_of(located[0]) is scheduler_of(located[1])
+
+
+# How many requests are sent at a time, and which gaps are read, on simulated links
+
+N_REQUESTS = 12_000
+
+
+def sent_over(window, link, *, latency, bandwidth, n_bytes):
+    """Send requests over a link that answers one after the other; return how long they take."""
+    under_way = list[tuple[float, float, float]]()
+    now, free_at = 1.0, 0.0
+    n_sent = n_connections = 0
+    while n_sent < N_REQUESTS or under_way:
+        while n_sent < N_REQUESTS and len(under_way) < window.limit:
+            is_new = len(under_way) >= n_connections
+            n_connections += is_new
+            first = max(now + latency * (1 + is_new), free_at)
+            free_at = first + n_bytes / bandwidth
+            heapq.heappush(under_way, (free_at, now, first))
+            n_sent += 1
+        done, began, first = heapq.heappop(under_way)
+        now = done
+        link.record(n_bytes, first - began, now)
+        window.record(began, now, is_full=n_sent < N_REQUESTS)
+    return now - 1.0
+
+
+@pytest.mark.parametrize("latency", [0.001, 0.01, 0.05, 0.15])
+@pytest.mark.parametrize("bandwidth", [1e6, 1e7, 1e8])
+def test_throughput_is_that_of_the_link(latency, bandwidth):
+    window, link, n_bytes = Window(), Link(), 40_000
+    seconds = sent_over(window, link, latency=latency, bandwidth=bandwidth, n_bytes=n_bytes)
+    best = min(bandwidth, 256 * n_bytes / latency)
+    assert N_REQUESTS * n_bytes / seconds > 0.6 * best
+    needed = max(4.0, bandwidth * latency / n_bytes)  # what is under way on a link that is full
+    assert window.limit < 8 * needed
+
+
+@pytest.mark.parametrize(
+    ("latency", "bandwidth", "least", "most"),
+    [
+        (0.15, 1e6, 4_096, 4_096),
+        (0.05, 1.25e7, 6_000, 9_000),
+        (0.15, 1.25e8, 50_000, 140_000),
+        (0.001, 1e9, 200_000, 262_144),
+    ],
+)
+def test_gaps_cost_less_than_requests(latency, bandwidth, least, most):
+    link = Link()
+    sent_over(Window(), link, latency=latency, bandwidth=bandwidth, n_bytes=40_000)
+    assert least <= link.worthwhile_gap <= most
+
+
+def test_window_halves_when_asked_to_and_not_below_what_is_least():
+    window = Window()
+    sent_over(window, Link(), latency=0.15, bandwidth=1e8, n_bytes=40_000)
+    before = window.limit
+    window.overloaded(1e6)
+    assert window.limit == before // 2
+    for _ in range(10):
+        window.overloaded(1e6)
+    assert window.limit == 4
+
+
+def test_times_of_a_window_that_is_not_full_say_nothing():
+    window = Window()
+    for k in range(1_000):
+        window.record(float(k), k + 0.1, is_full=False)
+    assert window.limit == 8

@@ -1,10 +1,19 @@
+"""Memory of buffers and tables: no more than is stated, however often and however many cells."""
+
 import multiprocessing
+import pickle
+import textwrap
 import threading
 import weakref
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tests.loader.bytes.files import age
+from tests.loader.matrices import dense
+from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed._bytes import _buffers
@@ -15,6 +24,7 @@ def take_and_tell(pool: BufferPool, connection) -> None:
     connection.send(pool.acquire(10_000).array(np.dtype(np.uint8), 10_000).size)
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_while_another_thread_takes_memory():
     pool = BufferPool()
@@ -92,3 +102,83 @@ def test_epochs_take_what_is_stated_and_no_more_each_time(write_h5ad, monkeypatc
     assert mapped.most <= 1.25 * dataset.buffer_bytes
     # How much is held depends a little on which thread came first.
     assert max(after[4:]) <= 1.05 * max(after[:4])
+
+
+# Tables of many cells
+
+
+def write_rows(path, n_rows):
+    """Write many rows, of which a few have an element."""
+    pointer = np.arange(n_rows + 1) // 1000
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        for name, n in (("obs", n_rows), ("var", 3)):
+            group = file.create_group(name)
+            group.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
+            group.attrs["_index"] = "_index"
+            group.attrs["column-order"] = np.empty(0, "S1")
+            index = group.create_dataset("_index", (n,), "i4", chunks=(n,))
+            index.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        X = file.create_group("X")
+        X.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
+        X.attrs["shape"] = (n_rows, 3)
+        X.create_dataset("data", data=np.ones(pointer[-1], "f4"), chunks=(100,))
+        X.create_dataset("indices", data=np.ones(pointer[-1], "i4"), chunks=(100,))
+        X.create_dataset("indptr", data=pointer, chunks=(100_000,), compression="gzip")
+    age(path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_copies_read_by_kept_tables(tmp_path, monkeypatch, n_workers):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
+    path = write_rows(tmp_path / "a.h5ad", 200_000)
+    open_collection(path).load_tables()
+    kept = max((tmp_path / "tables").iterdir(), key=lambda file: file.stat().st_size)
+    used = kept.stat().st_mtime_ns
+    dataset = CellDataset(open_collection(path), BlockShuffling(16), batch_size=25_000, seed=0)
+    copy, seen = pickle.loads(pickle.dumps(dataset)), list[int]()
+    context = "fork" if n_workers else None
+    for minibatch in copy.loader(num_workers=n_workers, multiprocessing_context=context):
+        rows = np.asarray(minibatch.rows)
+        expected = np.zeros((rows.size, 3), np.float32)
+        expected[(rows + 1) % 1000 == 0, 1] = 1
+        assert (dense(minibatch.X) == expected).all()
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(200_000))
+    assert kept.stat().st_mtime_ns > used
+
+
+TELL_MEMORY = """
+    import re, sys
+    from pathlib import Path
+    import numpy as np
+    from cellfeed import BlockShuffling, CellDataset, open_collection
+
+    def anonymous_bytes():
+        told = Path("/proc/self/smaps_rollup").read_text()
+        return 1024 * int(re.search(r"Anonymous: *(\\d+)", told)[1])
+
+    def read(path):
+        collection = open_collection(path)
+        collection.load_tables()
+        rows = np.linspace(0, len(collection) - 1, 100).astype(np.int64)
+        return collection, collection[rows].X.nnz
+
+    small = read(sys.argv[1])
+    before = anonymous_bytes()
+    large = read(sys.argv[2])
+    print(anonymous_bytes() - before)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells of memory")
+def test_memory_of_a_process_does_not_grow_with_cells(tmp_path, monkeypatch):
+    monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    small, large = (write_rows(tmp_path / f"{n}.h5ad", n) for n in (200_000, 4 << 20))
+    open_collection(large).load_tables()  # the first opening, in another process
+    told = warm.output_of("-c", textwrap.dedent(TELL_MEMORY), small, large)
+    assert int(told) < 8 << 20  # the row pointer takes 32 MiB

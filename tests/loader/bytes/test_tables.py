@@ -1,6 +1,7 @@
 """Tables that are kept from one opening to the next. The oracle: rows as anndata reads them."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import pwd
@@ -17,6 +18,11 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.bytes.files import age
+from tests.loader.storages.test_conformance import TestH5ad as H5ad
+from tests.loader.storages.test_conformance import write_h5ad as write_h5ad_case
+from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
+from tests.loader.storages.test_conformance_zarr import pytestmark as writing_zarr
+from tests.loader.storages.test_conformance_zarr import write_store
 
 from cellfeed import FormatError, PathError, open_collection
 from cellfeed._bytes import _tables
@@ -246,7 +252,7 @@ def damaged(content, damage):
     return content[:where] + (bytes(len(content) - where) if kind == "zero" else b"")
 
 
-@pytest.mark.parametrize("storage", ["csr", "zarr, sharded"])
+@pytest.mark.parametrize("storage", ["csr", pytest.param("zarr, sharded", marks=pytest.mark.slow)])
 def test_damaged_tables_are_made_anew(tmp_path, tables, made, storage):
     path = STORAGES[storage](tmp_path / ("a.zarr" if "zarr" in storage else "a.h5ad"))
     age(path)
@@ -336,6 +342,7 @@ def read_at_once(path, barrier, connection):
     connection.send(bool((read(path) == COUNTS).all()))
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes_that_write_at_once(path, tables, made):
     context = multiprocessing.get_context("fork")
@@ -421,3 +428,56 @@ def test_the_folder_is_the_users_unless_another_is_given(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert cache_folder("tables") == Path("/home/somebody/.cache/cellfeed/tables")
+
+
+# The suite of sources once more
+
+
+def open_before(path, case):
+    """Open what was written long ago, so that its tables are cached."""
+    age(path)
+    for source in open_collection(path, elements=[case.element]).sources:
+        for element in source.elements.values():
+            element.load_tables()
+
+
+LARGEST_RECORDED = _tables._LARGEST_RECORDED
+
+
+@pytest.fixture
+def open_twice(tmp_path, tables, monkeypatch):
+    """Return a function that makes one that stores a case, and opens it."""
+    monkeypatch.setattr(_tables, "_FEWEST_ENTRIES", 1)
+    monkeypatch.setattr(_tables, "_LARGEST_RECORDED", LARGEST_RECORDED)
+    numbers = itertools.count()
+
+    def writing(store, suffix):
+        def write(case):
+            path = tmp_path / f"{next(numbers):05}{suffix}"
+            store(path, case)
+            open_before(path, case)
+            return path
+
+        return write
+
+    yield writing
+    assert [*tables.glob("*.tables")]
+
+
+@pytest.mark.slow
+class TestH5adOpenedBefore(H5ad):
+    max_examples = 10
+
+    @pytest.fixture
+    def write(self, open_twice):
+        return open_twice(write_h5ad_case, ".h5ad")
+
+
+@pytest.mark.slow
+@writing_zarr
+class TestZarrOpenedBefore(Zarr):
+    max_examples = 10
+
+    @pytest.fixture
+    def write(self, open_twice):
+        return open_twice(write_store, ".zarr")
