@@ -1,15 +1,33 @@
-"""Searches on machines of which the truth is known: what measuring answers, and when."""
+"""Machines of which the truth is known, and searches and whole runs on them.
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+What tests know of the insides of the tuner's search is in this file: how a request to time a
+configuration is answered, and what a search is made of.
+"""
 
-from bench.backtest.replay import entropy_of
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from typing import Any, Self
+from unittest.mock import patch
 
-from cellfeed_tuner import Configuration, Constraints, EntropyBits
-from cellfeed_tuner._choose import Requirements
-from cellfeed_tuner._measuring._process import Outcome
+import numpy as np
+from bench.backtest.replay import Remembered, entropy_of
+
+from cellfeed import Collection
+from cellfeed_tuner import (
+    AutotuneResult,
+    Configuration,
+    ConfigurationResult,
+    Constraints,
+    EntropyBits,
+    autotune,
+)
+from cellfeed_tuner._choose import Choice, Requirements
+from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
 from cellfeed_tuner._searching._cost_model import Geometry, Space
+from cellfeed_tuner._searching._prefetch import PrefetchSearch
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._time_budget import TimeBudget
@@ -18,20 +36,23 @@ __all__ = [
     "BATCH_SIZE",
     "CountedRounds",
     "Findings",
+    "Found",
+    "Machine",
+    "MeasuringError",
     "Outcome",
-    "Search",
+    "Round",
     "Space",
+    "Started",
     "TimingRequest",
+    "autotune_on",
     "entropy_of",
-    "failed",
-    "measurements_by",
-    "n_uncounted",
-    "search_on",
-    "tahoe_like",
+    "prefetch_search",
+    "searched",
     "timed",
 ]
 
 BATCH_SIZE = 64
+Entropies = Mapping[tuple[int, int], Mapping[str, EntropyBits]]
 
 
 def timed(
@@ -46,18 +67,128 @@ def timed(
     rounds = [
         Round(float(each), number >= n_new, waiting, None) for number, each in enumerate(seconds)
     ]
-    events = (Started(0.0, 0.0, 0), *rounds, *findings)
+    events = (Started(0.0, 0.0, 0), *rounds, *findings) if rounds else ()
     return Outcome(events=events, peak_memory_bytes=memory, failure=None)
 
 
-def failed(said: str) -> Outcome:
-    return Outcome(events=(), peak_memory_bytes=0, failure=said)
+@dataclass
+class Machine:
+    """A measuring process that answers at once; its clock goes on as if it had worked.
+
+    Parameters
+    ----------
+    cost
+        Seconds per cell of a configuration.
+    n_cells
+        Cells of an epoch.
+    memory
+        Bytes that a configuration takes.
+    factor
+        By how much a look is slower than usual, given its configuration and number.
+    start_seconds, overhead
+        Seconds until it is ready, and of each look beside its rounds.
+    noise, round_noise, drift
+        Relative errors: of a look, of a round, and of the load from one look to the next.
+    fails
+        Whether a configuration fails.
+    dies_at
+        The look at which the process dies.
+    """
+
+    cost: Callable[[Configuration], float]
+    n_cells: int = 10**6
+    memory: Callable[[Configuration], int] = lambda each: 100 + each.minibatches_per_round
+    factor: Callable[[Configuration, int], float] = lambda _each, _number: 1.0
+    start_seconds: float = 0.0
+    overhead: float = 0.0
+    noise: float = 0.0
+    round_noise: float = 0.0
+    drift: float = 0.0
+    seed: int = 0
+    fails: Callable[[Configuration], bool] = lambda _: False
+    dies_at: int | None = None
+    now: float = 1000.0
+    log_load: float = 0.0
+    asked: list[Configuration] = field(default_factory=list)
+    n_samples: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng((self.seed, 7))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def clock(self) -> float:
+        return self.now
+
+    def start(self, *, limit_seconds: float) -> None:
+        self.now += min(self.start_seconds, limit_seconds)
+        if self.start_seconds > limit_seconds:
+            raise TimeoutError
+
+    def memory_bytes(self) -> int:
+        return 10**8
+
+    def speed(self, each: Configuration) -> float:
+        return 1 / self.cost(each)
+
+    def run(self, request: Any, *, limit_seconds: float) -> Outcome:
+        if not isinstance(request, TimingRequest):  # a sample for advice on storage
+            self.n_samples += 1
+            self.now += limit_seconds
+            return Outcome(events=(), peak_memory_bytes=0, failure=None)
+        each, number = request.configuration, len(self.asked)
+        if number == self.dies_at:
+            raise MeasuringError("the measuring process died")
+        self.asked.append(each)
+        self.log_load += self.drift * self.rng.standard_normal()
+        if self.fails(each):
+            self.now += 0.1
+            return Outcome(events=(), peak_memory_bytes=0, failure="no workers here")
+        return self.answer(request, self.factor(each, number), limit_seconds)
+
+    def answer(self, request: TimingRequest, factor: float, limit_seconds: float) -> Outcome:
+        each = request.configuration
+        error = np.exp(self.log_load + self.noise * self.rng.standard_normal())
+        reading = each.minibatches_per_round * BATCH_SIZE * self.cost(each) * factor * error
+        computing = request.step_seconds * each.minibatches_per_round
+        seconds = max(reading, computing)  # it reads ahead while training computes
+        n_rounds = self.n_cells // BATCH_SIZE // each.minibatches_per_round
+        n_new = CountedRounds.n_new(n_rounds, has_workers=each.num_workers > 0)
+        enough = min(request.most_rounds, ceil(request.seconds / seconds))
+        wanted = n_new + max(request.least_rounds, enough)
+        n = min(wanted, int(max(0.0, limit_seconds - self.overhead) / seconds))
+        rounds = seconds * np.exp(self.round_noise * self.rng.standard_normal(n))
+        self.now += self.overhead + rounds.sum() if n == wanted else limit_seconds
+        return timed(
+            rounds, n_new=n_new, waiting=seconds - computing, memory=self.memory(each),
+            findings=[Findings()],
+        )  # fmt: skip
 
 
-def n_uncounted(configuration: Configuration, n_cells: int) -> int:
-    """The first rounds of each replicate that do not count."""
-    n_rounds = n_cells // BATCH_SIZE // configuration.minibatches_per_round
-    return CountedRounds.n_new(n_rounds, has_workers=configuration.num_workers > 0)
+@dataclass
+class Found:
+    """What a search has found.
+
+    ``asked`` is what was measured before the search was over, in this order.
+    """
+
+    search: Search
+    results: list[ConfigurationResult]
+    choice: Choice | None
+    asked: list[Configuration]
+    seconds: float
+
+    @property
+    def chosen(self) -> Configuration:
+        assert self.choice is not None
+        return self.choice.configuration
+
+    def by_status(self, status: str) -> list[ConfigurationResult]:
+        return [each for each in self.results if each.status == status]
 
 
 def measurements_by(
@@ -78,26 +209,32 @@ def measurements_by(
     )
 
 
-def search_on(
-    process: Any,
-    entropies: Mapping[Any, Mapping[str, EntropyBits]],
+def searched(
+    machine: Any,
+    grid: Iterable[Configuration] | Space,
+    entropies: Entropies,
     *,
     floor: float = 0.95,
     need: float | None = None,
     step_seconds: float | None = None,
     memory: int = 10**9,
-    n_cells: int = 10**6,
     row_bytes: float = 100.0,
-    geometry: Geometry | None = None,
-    **options: Any,
-) -> Search:
-    """A search by a process, with a budget by its clock.
+    rows_per_chunk: float | None = 8.0,
+    sampler: Any = "cost-model",
+    known: Sequence[Configuration] = (),
+    **measuring: Any,
+) -> Found:
+    """Search a grid, or a space that is too large to list, by a machine's clock.
 
-    Further options are those of `measurements_by` and `Search`.
+    Options that are not named are those of `measurements_by`.
     """
-    of_search = {name: options.pop(name) for name in _OF_SEARCH & options.keys()}
-    return Search(
-        measurements=measurements_by(process, **options),
+    space = grid if isinstance(grid, Space) and grid.is_large else None
+    if isinstance(grid, Space):
+        grid = grid.coarse_grid() if space else grid.grid()
+    grid = list(dict.fromkeys([*grid, *known]))
+    n_cells, began = machine.n_cells, machine.now
+    search = Search(
+        measurements=measurements_by(machine, **measuring),
         requirements=Requirements(
             n_cells=n_cells,
             row_bytes=row_bytes,
@@ -110,14 +247,47 @@ def search_on(
             ),
             entropies=entropies,
         ),
-        geometry=geometry or Geometry(),
-        **of_search,
+        geometry=Geometry()
+        if rows_per_chunk is None
+        else Geometry(n_cells=n_cells, rows_per_chunk=rows_per_chunk, n_files=14),
+        known=known,
+        space=space,
+        sampler=sampler,
+        model=Remembered,
     )
+    search.run(grid)
+    asked = list(machine.asked)
+    search.survey()
+    results = search.results(search.timed if space else grid)
+    return Found(search, results, search.choose(results), asked, machine.now - began)
 
 
-_OF_SEARCH = {"known", "model", "sampler", "space"}
+def prefetch_search(server: Any, configuration: Configuration, **options: Any) -> PrefetchSearch:
+    """A search for the number of fetches to read ahead of a server."""
+    measurements = measurements_by(server, cache="remote")
+    options = {"memory_bytes": 10**9, "ends": float("inf")} | options
+    return PrefetchSearch(measurements=measurements, configuration=configuration, **options)
 
 
-def tahoe_like(n_cells: int, rows_per_chunk: float = 8.0) -> Geometry:
-    """Of 14 files."""
-    return Geometry(n_cells=n_cells, rows_per_chunk=rows_per_chunk, n_files=14)
+def autotune_on(
+    machine: Machine,
+    collection: Collection,
+    *,
+    budget: float,
+    spent: float = 0.0,
+    writing_seconds: float = 0.0,
+    **settings: Any,
+) -> AutotuneResult:
+    """Run `autotune` on a machine, by its clock, after ``spent`` seconds of the budget."""
+    time_budget = partial(
+        TimeBudget,
+        clock=machine.clock,
+        started=machine.now - spent,
+        writing_seconds=writing_seconds,
+    )
+    module = "cellfeed_tuner._autotune."
+    with (
+        patch(f"{module}TimeBudget", time_budget),
+        patch(f"{module}MeasuringProcess", lambda: machine),
+    ):
+        return autotune(collection, budget=budget, fresh=True, **settings)

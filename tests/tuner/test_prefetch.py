@@ -1,6 +1,6 @@
 """How many fetches to read ahead of a server, held against links of which the truth is known."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from tests.tuner.reports import printed, said_of
@@ -9,48 +9,39 @@ from tests.tuner.simulated import (
     Findings,
     Outcome,
     TimingRequest,
-    measurements_by,
+    prefetch_search,
     timed,
 )
-from tests.tuner.test_search import ModelProcess
 
 from cellfeed._bytes._remote._scheduler import Window
 from cellfeed._dataset import _cell_dataset
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._constants import REMOTE_PREFETCH
-from cellfeed_tuner._searching._prefetch import PrefetchSearch
 
 CHOSEN = Configuration(block_size=16, fetch_factor=4)
-NEVER = float("inf")
 
 
 @dataclass
-class FarServer(ModelProcess):
+class FarServer:
     """A link that brings a fetch in a round trip, and one after the other no faster than `rate`."""
 
-    round_trip: float = 0.1
     rate: float = 0.021
-    bytes_of_a_fetch: int = 1000
+    n_requests: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return 0.0
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         assert request.configuration == CHOSEN
         assert request.prefetch is not None
         self.depths.append(request.prefetch)
+        self.n_requests.append(request.n_requests)
         number = len(self.depths)
-        seconds = max(self.round_trip / request.prefetch, self.rate) * (1 + 0.002 * (number % 3))
-        memory = 100 + self.bytes_of_a_fetch * request.prefetch
-        return timed(9 * [seconds], n_new=1, memory=memory)
-
-
-def search_on(server, *, memory_bytes=10**9, ends=NEVER):
-    return PrefetchSearch(
-        measurements=measurements_by(server, cache="remote"),
-        configuration=CHOSEN,
-        memory_bytes=memory_bytes,
-        ends=ends,
-    )
+        seconds = max(0.1 / request.prefetch, self.rate) * (1 + 0.002 * (number % 3))
+        found = [Findings(n_requests=40 + number)]
+        return timed(9 * [seconds], n_new=1, memory=100 + 1000 * request.prefetch, findings=found)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +49,7 @@ def search_on(server, *, memory_bytes=10**9, ends=NEVER):
     [(1.0, 1), (0.1, 1), (0.05, 2), (0.025, 4), (0.0125, 8), (0.0, 16)],
 )
 def test_the_fewest_fetches_that_give_all_that_the_link_has_are_chosen(rate, best):
-    search = search_on(FarServer(rate=rate))
+    search = prefetch_search(FarServer(rate), CHOSEN)
     search.run([1, 2, 4, 8, 16])
     assert search.best() == best
     found = search.results()
@@ -70,36 +61,27 @@ def test_the_fewest_fetches_that_give_all_that_the_link_has_are_chosen(rate, bes
 
 
 def test_what_is_clearly_slower_leaves_and_what_is_as_fast_is_measured_often():
-    server = FarServer(rate=0.025)
-    search = search_on(server)
+    search = prefetch_search(FarServer(rate=0.025), CHOSEN)
     search.run([1, 2, 4, 8, 16])
     turns = {each.prefetch: each.n_turns for each in search.results()}
-    assert turns[1] < turns[4]
-    assert turns[4] >= 4
+    assert turns[1] < turns[4] >= 4
 
 
 def test_what_takes_more_memory_than_there_is_is_not_chosen():
-    search = search_on(FarServer(rate=0.0), memory_bytes=5000)
+    search = prefetch_search(FarServer(rate=0.0), CHOSEN, memory_bytes=5000)
     search.run([1, 2, 4, 8, 16])
     assert search.best() == 4
     assert search.memory_of(4) == 4100
 
 
-def test_without_time_for_two_turns_nothing_is_chosen():
-    search = search_on(FarServer(), ends=0.0)
+def test_without_time_for_two_turns_or_with_one_depth_nothing_is_chosen():
+    search = prefetch_search(FarServer(), CHOSEN, ends=0.0)
     search.run([1, 2])
     assert search.best() is None
-
-
-def test_one_depth_needs_no_measuring():
-    server = FarServer()
-    search = search_on(server)
+    search = prefetch_search(server := FarServer(), CHOSEN)
     search.run([1])
     assert (search.best(), server.depths) == (None, [])
-
-
-def test_the_default_is_that_of_the_dataset():
-    assert REMOTE_PREFETCH == _cell_dataset._REMOTE_PREFETCH
+    assert REMOTE_PREFETCH == _cell_dataset._REMOTE_PREFETCH  # the default of both
 
 
 def counted(seconds, **parameters):
@@ -156,27 +138,16 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of):
     said = said_of(result_of("remote, undecided"))
     assert f"Recommended: {choice} " in said
     assert "The best number of fetches to read ahead (prefetch) is undecided" in said
-
-
-def test_of_files_of_this_machine_nothing_is_said_of_it(result_of):
-    said = printed(result_of("recommended"))
+    said = printed(result_of("recommended"))  # of files of this machine
     assert "prefetch" not in said
     assert "storage_options" not in said
 
 
 def test_requests_under_way_are_taken_over_by_the_next_measurement(monkeypatch):
     monkeypatch.setattr(Window, "first", Window.first)
-    asked = []
-
-    class Noting(FarServer):
-        def run(self, request, *, limit_seconds):
-            asked.append(request.n_requests)
-            outcome = super().run(request, limit_seconds=limit_seconds)
-            return replace(outcome, events=(*outcome.events, Findings(n_requests=40 + len(asked))))
-
-    search = search_on(Noting())
-    search.run([1, 2])
-    assert asked[:3] == [0, 41, 42]
+    server = FarServer()
+    prefetch_search(server, CHOSEN).run([1, 2])
+    assert server.n_requests[:3] == [0, 41, 42]
     begin_with_requests(42)
     assert Window().limit == 42
     begin_with_requests(10_000)

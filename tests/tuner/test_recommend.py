@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from cellfeed_tuner import (
@@ -14,7 +13,6 @@ from cellfeed_tuner import (
     LabelResult,
 )
 from cellfeed_tuner._choose import Ordering, choose, nearest, predicted
-from cellfeed_tuner._searching._posterior import TurnsOf
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 
@@ -145,23 +143,21 @@ def test_with_a_need_the_best_mixed_is_so_by_its_least_mixed_label():
 
 
 def in_turns(**speeds_by_block):
-    """Six turns of configurations with these block sizes; the moment is off by 30 %."""
-    rng, turns = np.random.default_rng(0), TurnsOf[Configuration]()
-    for _ in range(6):
-        moment = np.exp(0.3 * rng.standard_normal())
-        turns.add(
-            {
-                Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
-                * moment
-                * np.exp(0.01 * rng.standard_normal())
-                for block, speed in speeds_by_block.items()
-            }
-        )
+    """Six turns of configurations with these block sizes, which tell 3 % apart."""
+    speeds = {
+        Configuration(block_size=int(block.removeprefix("b")), fetch_factor=1): speed
+        for block, speed in speeds_by_block.items()
+    }
 
     def ratio(one, other):
-        return Estimate(1.0, 1.0, 1.0) if one == other else turns.ratio(one, other)
+        if one == other:
+            return Estimate(1.0, 1.0, 1.0)
+        if not {one, other} <= speeds.keys():
+            return None
+        found = speeds[one] / speeds[other]
+        return Estimate(found, 0.97 * found, 1.03 * found)
 
-    return Ordering(ratio, turns.count_together)
+    return Ordering(ratio, lambda one, other: 6 * ({one, other} <= speeds.keys()))
 
 
 class TestOrdering:

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from tests import commands
 from tests.tuner import ranked_loaders
 from tests.tuner.reports import printed
-from tests.tuner.simulated import Outcome, TimingRequest
+from tests.tuner.simulated import Outcome, Round, Started, TimingRequest
 
 from cellfeed import ParameterError
 from cellfeed_tuner import Configuration, Estimate, Scaling, autotune
 from cellfeed_tuner import _scaling as scaling
 from cellfeed_tuner._machine import OtherPrograms, ProcessorTime
 from cellfeed_tuner._measuring._measurement import measured
-from cellfeed_tuner._measuring._timing import Round, Started
 from cellfeed_tuner._result import from_plain, to_plain
 
 BATCH_SIZE = 64
@@ -248,6 +247,7 @@ def test_is_in_the_report(result_of):
     assert "4 ranks:" in said
 
 
+@pytest.mark.process
 def test_other_loaders_are_asked_too():
     found = autotune(
         ranked_loaders.Numbers(), ranks=[1, 2, 4], step_seconds=0.01, budget=60.0,
