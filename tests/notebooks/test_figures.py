@@ -84,6 +84,7 @@ def curves(axes):
     return [each.lines[0].get_xydata() for each in axes.containers]
 
 
+@pytest.mark.slow
 def test_the_same_height_is_the_same_multiple_on_both_machines():
     published = published_grid()
     figure = figures.streaming_figure(
@@ -140,6 +141,7 @@ def test_throughput_has_a_curve_for_each_block_size_and_one_for_streaming():
     assert levels == {"AnnLoader, random access": 19.76, "AnnLoader, streaming": 344.75}
 
 
+@pytest.mark.slow
 def test_workers_are_drawn_over_the_memory_of_all_buffers():
     alone = published_grid().assign(num_workers=0)
     published = pd.concat([alone, published_workers()]).query(

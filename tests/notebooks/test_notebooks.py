@@ -13,7 +13,7 @@ from tests.warm import python as warm
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SIZED = [path for path in NOTEBOOKS if "CELLFEED_NOTEBOOK_SIZE" in path.read_text()]
-MOST_BYTES = 300_000
+SMOKE = "equation5_bounds"
 
 
 @pytest.fixture
@@ -33,28 +33,23 @@ def code_of(notebook):
     return ast.parse("\n".join(line for line in lines if not line.startswith("%")))
 
 
-def test_there_are_notebooks():
-    assert NOTEBOOKS
+def test_sizes_that_are_looked_up_are_all_there():
     assert SIZED
-
-
-@pytest.mark.parametrize("path", SIZED, ids=lambda path: path.stem)
-def test_knows_every_size(path):
-    looked_up = [
-        node.value
-        for node in ast.walk(code_of(nbformat.read(path, as_version=4)))
-        if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "SIZE"
-    ]
-    assert looked_up
-    for table in looked_up:
-        assert isinstance(table, ast.Dict)
-        assert [ast.literal_eval(key) for key in table.keys if key is not None] == [
-            "small",
-            "medium",
-            "large",
+    for path in SIZED:
+        looked_up = [
+            node.value
+            for node in ast.walk(code_of(nbformat.read(path, as_version=4)))
+            if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "SIZE"
         ]
+        assert looked_up, path
+        for table in looked_up:
+            assert isinstance(table, ast.Dict)
+            sizes = [ast.literal_eval(key) for key in table.keys if key is not None]
+            assert sizes == ["small", "medium", "large"], path
 
 
+@pytest.mark.docs
+@pytest.mark.process
 def test_says_what_the_large_size_lacks(tmp_path, monkeypatch, forked_kernels):
     monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "large")
     monkeypatch.delenv("CELLFEED_TAHOE", raising=False)
@@ -68,30 +63,37 @@ def test_says_what_the_large_size_lacks(tmp_path, monkeypatch, forked_kernels):
         importlib.import_module("execute").main()
 
 
+@pytest.mark.docs
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.smoke) if path.stem == SMOKE else path
+        for path in NOTEBOOKS
+    ],
+    ids=lambda path: path.stem,
+)
+def test_runs_in_small_size(path, monkeypatch, forked_kernels):
+    monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "small")
+    monkeypatch.setenv(warm.ADDRESS, warm.address())  # for what the notebook measures
+    monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
+    notebook = nbformat.read(path, as_version=4)
+    folder = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, resources=folder, timeout=300).execute()  # raises on an error
+    assert any("image/png" in output.get("data", {}) for output in outputs_of(notebook))
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-class TestNotebook:
-    def test_runs_in_small_size(self, path, monkeypatch, forked_kernels):
-        monkeypatch.setenv("CELLFEED_NOTEBOOK_SIZE", "small")
-        monkeypatch.setenv(warm.ADDRESS, warm.address())  # for what the notebook measures
-        monkeypatch.setenv(warm.SHORT_REPLICATES, "1")
-        notebook = nbformat.read(path, as_version=4)
-        folder = {"metadata": {"path": str(path.parent)}}
-        NotebookClient(notebook, resources=folder, timeout=300).execute()  # raises on an error
-        assert any("image/png" in output.get("data", {}) for output in outputs_of(notebook))
-
-    def test_is_stored_with_its_outputs(self, path):
-        notebook = nbformat.read(path, as_version=4)
-        nbformat.validate(notebook)
-        outputs = outputs_of(notebook)
-        assert any("image/png" in output.get("data", {}) for output in outputs)
-        assert not [output for output in outputs if output.output_type == "error"]
-        assert not [output for output in outputs if output.get("name") == "stderr"]
-        counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
-        assert counts == list(range(1, len(counts) + 1))
-
-    def test_is_small_and_names_no_machine(self, path):
-        assert path.stat().st_size < MOST_BYTES
-        notebook = nbformat.read(path, as_version=4)
-        assert notebook.metadata.kernelspec.name == "python3"
-        assert str(ROOT) not in path.read_text()
-        assert str(Path.home()) not in path.read_text()
+def test_is_stored_small_with_its_outputs_and_names_no_machine(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    outputs = outputs_of(notebook)
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    assert path.stat().st_size < 300_000
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert str(ROOT) not in path.read_text()
+    assert str(Path.home()) not in path.read_text()
