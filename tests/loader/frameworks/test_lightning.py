@@ -1,7 +1,9 @@
-"""The data module for Lightning holds its loaders."""
+"""Lightning stops and resumes trainings on loaders, and on the data module that holds them."""
 
 import contextlib
+import itertools
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -20,16 +22,17 @@ from cellfeed.frameworks.lightning import CellDataModule  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of small trainings
 
 
-def dataset(**options):
-    return CellDataset(np.arange(90), BlockShuffling(4), 8, 2, seed=3, **options)
+def dataset(n_rows=90, **options):
+    return CellDataset(np.arange(n_rows), BlockShuffling(4), 8, 2, seed=3, **options)
 
 
 class Model(pl.LightningModule):  # type: ignore[misc]
-    def __init__(self, n_wanted=None, path=None):
+    """One that saves a checkpoint after so many steps, and stops."""
+
+    def __init__(self, stop=None, path=None):
         super().__init__()
-        self.layer, self.n_wanted, self.path = torch.nn.Linear(1, 1), n_wanted, path
-        self.seen = list[list[int]]()
-        self.inferred = list[int]()
+        self.layer, self.stop, self.path = torch.nn.Linear(1, 1), stop, path
+        self.seen, self.inferred, self.validated = list[list[int]](), list[int](), list[int]()
 
     def training_step(self, batch, number):
         self.seen.append(batch.tolist())
@@ -37,6 +40,8 @@ class Model(pl.LightningModule):  # type: ignore[misc]
 
     def validation_step(self, batch, number):
         self.inferred += batch.tolist()
+        if number == 0 and not self.trainer.sanity_checking:
+            self.validated.append(self.current_epoch)
 
     def test_step(self, batch, number):
         self.inferred += batch.tolist()
@@ -45,61 +50,92 @@ class Model(pl.LightningModule):  # type: ignore[misc]
         return batch
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), 0.1)
-        n = self.trainer.estimated_stepping_batches  # for which Lightning drops states of loaders
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=int(n))
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+        return torch.optim.SGD(self.parameters(), 0.1)
 
     def on_train_batch_end(self, *_):
-        if len(self.seen) == self.n_wanted:
-            self.trainer.save_checkpoint(self.path)
-            raise KeyboardInterrupt
+        if len(self.seen) == self.stop:
+            self.save()
+
+    def save(self):
+        self.trainer.save_checkpoint(self.path)
+        raise KeyboardInterrupt
+
+
+class Scheduled(Model):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        n = self.trainer.estimated_stepping_batches  # for which Lightning drops states of loaders
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=int(n))
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
 def trainer(**options):
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    return pl.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **options,
-    )
+    defaults = {
+        "max_epochs": 3,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(**defaults | options)
 
 
-def fit(model, checkpoint=None, **options):
-    with contextlib.suppress(KeyboardInterrupt, SystemExit), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer().fit(model, datamodule=CellDataModule(dataset(), **options), ckpt_path=checkpoint)
-    return model.seen
+def fit(data, model=None, checkpoint=None, validates=True, **options):
+    """Return the minibatches of a training, and what it warns of its place."""
+    model = model or Model()
+    by = trainer(**options)
+    has_own = not validates or isinstance(data, pl.LightningDataModule)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            by.fit(model, data, None if has_own else loader(), ckpt_path=checkpoint)
+    known = re.compile("not restored|not deliv|again")
+    said = [str(each.message) for each in caught if known.search(str(each.message))]
+    if model.path is not None and model.stop is None:
+        by.save_checkpoint(model.path)
+    return model.seen, said
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_training_goes_on_exactly_where_a_scheduler_asks_for_the_number_of_steps(
-    tmp_path, num_workers
-):
-    whole = fit(Model(), num_workers=num_workers)
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [
+        ("loader", 0),
+        pytest.param("loader", 2, marks=[pytest.mark.process, pytest.mark.smoke]),
+        ("module", 0),
+        pytest.param("module", 2, marks=pytest.mark.process),
+    ],
+)
+def test_training_goes_on_exactly(tmp_path, kind, num_workers):
+    """By the module, also where a scheduler asks for the number of steps."""
+
+    def run(checkpoint=None, **stop):
+        if kind == "loader":
+            return fit(dataset().loader(num_workers), Model(**stop), checkpoint, validates=False)
+        data = CellDataModule(dataset(), num_workers=num_workers)
+        return fit(data, Scheduled(**stop), checkpoint)
+
+    whole, _ = run()
     assert len(whole) == 36
-    for n in (5, 12, 30):
+    for n in (5, 12, 30):  # within an epoch, at its end, within a later one
         path = tmp_path / f"{n}.ckpt"
-        before = fit(Model(n, path), num_workers=num_workers)
-        assert before + fit(Model(), path, num_workers=num_workers) == whole
+        before, _ = run(stop=n, path=path)
+        assert before == whole[:n]
+        assert run(path) == (whole[n:], [])
 
 
 def test_the_search_for_a_learning_rate_leaves_the_minibatches_as_they_are(tmp_path):
     tuner = pytest.importorskip("pytorch_lightning.tuner")
-    trained, tried = Model(), Model()
+    expected, tried = fit(dataset().loader(), validates=False)[0], Scheduled()
     tried.lr = 0.1
-    trainer().fit(trained, dataset().loader())
     loader, by = dataset().loader(), trainer(default_root_dir=tmp_path)
     tuner.Tuner(by).lr_find(tried, loader, num_training=5)
     assert tried.seen
     tried.seen.clear()
     by.fit(tried, loader)
-    assert tried.seen == trained.seen
+    assert tried.seen == expected
 
 
 def test_each_part_has_its_cells():
@@ -128,8 +164,180 @@ def test_mistakes():
         CellDataModule(dataset()).load_state_dict({})
 
 
-def test_where_both_lightnings_are_imported_it_is_a_data_module_of_each():
-    script = """
+def loader(**ranks):
+    """Epochs of 8 minibatches."""
+    return dataset(64, **ranks).loader()
+
+
+def plain():
+    return torch.utils.data.DataLoader(loader().dataset, batch_size=None)
+
+
+class Held(pl.LightningDataModule):  # type: ignore[misc]
+    """A data module of the user's own."""
+
+    def __init__(self, **ranks):
+        super().__init__()
+        self.loader = loader(**ranks)
+
+    def val_dataloader(self):
+        return loader()
+
+    def train_dataloader(self):
+        return self.loader
+
+    def state_dict(self):
+        return {"loader": self.loader.state_dict()}
+
+    def load_state_dict(self, state):
+        self.loader.load_state_dict(state["loader"])
+
+
+class Iterating(Model):
+    def training_step(self, dataloader_iter):
+        return super().training_step(*next(dataloader_iter)[:2])
+
+
+class Pairing(Model):
+    """Trains on two minibatches in each step."""
+
+    def training_step(self, dataloader_iter):
+        self.validated.append(self.trainer.global_step)
+        super().training_step(*next(dataloader_iter)[:2])
+        return super().training_step(*next(dataloader_iter)[:2])
+
+
+class Looking(Model):
+    def on_train_batch_end(self, *_):
+        if len(self.seen) == 3:
+            next(iter(self.trainer.train_dataloader.dataset))
+
+
+class Validating(Model):
+    """Stops in the first validation (-1), or at its end (-2)."""
+
+    def save(self):
+        if not self.trainer.sanity_checking:
+            super().save()
+
+    def on_validation_batch_end(self, *_):
+        if self.stop == -1:
+            self.save()
+
+    def on_validation_end(self):
+        if self.stop:
+            self.save()
+
+
+class TestPlacesThatLightningLoses:
+    """After a look, on the same minibatches, and where it drops a state or counts otherwise."""
+
+    @pytest.fixture(scope="class")
+    def whole(self):
+        return fit(loader(), Scheduled())[0]
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        return f"{tmp_path}/step.ckpt"
+
+    def test_looks_and_the_same_minibatches_again(self, whole):
+        looked_at, looking = loader(), Looking()
+        next(iter(looked_at))
+        assert fit(looked_at)[0] == fit(loader(), looking)[0] == whole
+        assert looking.validated == [0, 1, 2]
+        assert fit(loader(), overfit_batches=2)[0] == whole[:2] * 3
+
+    @pytest.mark.parametrize(
+        ("make", "reason"),
+        [
+            (loader, "`estimated_stepping_batches` was asked for before"),
+            (plain, "a DataLoader that is not `dataset.loader()` has no state"),
+            (Held, None),
+        ],
+    )
+    def test_states_that_it_drops(self, whole, path, make, reason):
+        fit(make(), Scheduled(5, path))
+        seen, said = fit(make(), Scheduled(), path, num_sanity_val_steps=2)
+        if reason is None:
+            assert (seen, said) == (whole[5:], [])
+            return
+        (warning,) = said
+        assert seen == whole
+        assert warning.startswith("Lightning resumes within an epoch but has not restored this")
+        assert f"because {reason}" in warning
+        assert "hold the loader in a data module" in warning
+
+    @pytest.mark.parametrize(
+        ("make", "kind", "options"),
+        [
+            (Held, Model, {}),
+            (loader, Model, {}),
+            (loader, Model, {"reload_dataloaders_every_n_epochs": 1}),
+            (Held, Iterating, {}),
+            (Held, Model, {"limit_train_batches": 100}),
+        ],
+    )
+    def test_on_two_ranks(self, whole, path, make, kind, options):
+        fit(make(), kind(3, path), num_sanity_val_steps=2)
+        rest = list[int]()
+        for rank in range(2):
+            model = kind()
+            ranks = make(rank=rank, world_size=2)
+            seen, said = fit(ranks, model, path, num_sanity_val_steps=2, **options)
+            assert (len(seen), said) == (3 + 4 + 4, [])
+            assert model.validated == [0, 1, 2]
+            rest += itertools.chain(*seen[:3])
+        assert sorted(rest) == sorted({*range(64)} - {*itertools.chain(*whole[:3])})
+
+    @pytest.mark.parametrize("stop", [-1, -2])
+    def test_in_a_validation(self, path, stop):
+        for before, after, n_seen in ((2, 1, (4, 16)), (1, 3, (8, 6))):
+            stopped = fit(Held(rank=0, world_size=before), Validating(stop, path))[0]
+            resumed = fit(Held(rank=0, world_size=after), Validating(), path)[0]
+            assert (len(stopped), len(resumed)) == n_seen
+
+    def test_two_minibatches_a_step(self, path):
+        steps = []
+        for model, checkpoint in ((Pairing(), None), (Pairing(4, path), None), (Pairing(), path)):
+            fit(Held(), model, checkpoint, accumulate_grad_batches=3)
+            steps.append(model.validated)
+        uninterrupted, stopped, resumed = steps
+        assert stopped + resumed == uninterrupted
+
+    def test_resumed_at_an_end_before(self, whole, path):
+        fit(loader(), Model(8, path))
+        fit(loader(), Model(3, path), path)
+        seen, (said,) = fit(loader(), None, path)
+        assert seen == whole[8:]
+        assert "starts again from its first minibatch, because the run had been resumed" in said
+
+    def test_twice(self, whole, path):
+        for checkpoint in (None, path):
+            fit(Held(), Model(8, path), checkpoint)
+        seen, (said,) = fit(Held(), None, path)
+        assert seen == whole[8:]
+        start = "Lightning trains in epoch 1 again, though the loaded state is of its"
+        assert said.startswith(start)
+
+    @pytest.mark.parametrize("make", [Held, loader])
+    def test_a_limit_of_steps(self, whole, path, make):
+        fit(make(), Model(path=path), max_steps=5)
+        seen, (said,) = fit(make(), None, path)
+        assert seen == whole[8:]
+        assert said.startswith(
+            "epoch 1 was set, so that the rest of epoch 0, after 5 minibatches, is not delivered"
+        )
+
+    def test_epochs_that_are_shortened(self, path):
+        (limited, _), (before, _), (after, said) = (
+            fit(Held(), model, checkpoint, limit_train_batches=5)
+            for model, checkpoint in ((Model(), None), (Model(5, path), None), (Model(), path))
+        )
+        assert [before + after, said] == [limited, []]
+        assert (len(before), len(after)) == (5, 10)
+
+
+_BOTH = """
 import warnings
 import lightning.pytorch, pytorch_lightning, numpy, torch
 from cellfeed import CellDataset, Streaming
@@ -158,7 +366,12 @@ for package in (lightning.pytorch, pytorch_lightning):
     ).fit(model, datamodule=data)
     print(model.n)
 """
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_where_both_lightnings_are_imported_it_is_a_data_module_of_each():
     pytest.importorskip("lightning")
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", _BOTH]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ran.stdout.split()[-2:] == ["30", "30"], ran.stderr

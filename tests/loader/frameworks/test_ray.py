@@ -63,7 +63,7 @@ def rows_of(minibatches: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("make", [dataset, mixed])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_training_resumes_exactly(prepared, make, num_workers):
     reference = make().loader(num_workers)
     whole = [rows_of(reference) for _ in range(3)]

@@ -4,13 +4,14 @@ import contextlib
 import inspect
 import json
 import logging
-from typing import Any, ClassVar
+from typing import Any
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.matrices import dense
 
 from cellfeed import (
     BlockShuffling,
@@ -55,6 +56,8 @@ KEYS: dict[str, Any] = {
     "categorical_covariate_keys": ["donor", "is_male"],
     "continuous_covariate_keys": ["age", "score"],
 }
+BATCHES: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
+LABELS: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +117,11 @@ def set_up(model, adata, **keys):
     return copy
 
 
+def first_of(minibatch):
+    """Those of all cells, where there are also some that have labels."""
+    return minibatch[0] if isinstance(minibatch, tuple | list) else minibatch
+
+
 def manager_of(model, adata):
     return model._get_most_recent_anndata_manager(adata, required=True)
 
@@ -122,7 +130,7 @@ SETUPS = [
     (SCVI, KEYS),
     (SCVI, {}),
     (SCVI, {"layer": "counts", "batch_key": "donor"}),
-    (SCANVI, KEYS | {"unlabeled_category": UNLABELLED}),
+    (SCANVI, KEYS | LABELS),
     (SCANVI, {"labels_key": "cell_type", "unlabeled_category": "none is"}),
     (LinearSCVI, {"layer": "counts", "batch_key": "is_male", "labels_key": "plate"}),
     (MRVI, {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}),
@@ -137,35 +145,26 @@ def rows_of(data, paths, n_epochs=1, **options):
 
 
 class TestWhatSetupAnndataTakes:
+    @pytest.mark.parametrize("fmt", ["files", "dense", "zarr", "object"])
     @pytest.mark.parametrize(("model", "keys"), SETUPS)
-    def test_the_registry_is_that_of_the_cells_in_memory(self, paths, in_memory, model, keys):
-        data = ScviDataModule(paths, model, **keys)
-        adata = set_up(model, in_memory, **keys)
-        assert same(data.registry, manager_of(model, adata).registry)
-
-    @pytest.mark.parametrize("fmt", ["h5ad", "dense", "zarr", "object"])
-    @pytest.mark.parametrize(("model", "keys"), SETUPS)
-    def test_minibatches_are_those_of_scvi_tools(self, in_memory, tmp_path, model, keys, fmt):
-        path, stored = tmp_path / "cells", in_memory.copy()
+    def test_registry_and_minibatches_are_those_of_scvi_tools(
+        self, in_memory, paths, tmp_path, model, keys, fmt
+    ):
+        stored = in_memory.copy()
+        path: Any = {"files": paths, "object": stored}.get(fmt, tmp_path / f"cells.{fmt}")
         if fmt == "dense":
-            stored.X, stored.layers["counts"] = (
-                stored.X.toarray(),
-                stored.layers["counts"].toarray(),
-            )
-        if fmt == "object":
-            path = stored
+            path = path.with_suffix(".h5ad")
+            stored.X, stored.layers["counts"] = map(dense, (stored.X, stored.layers["counts"]))
+            stored.write_h5ad(path)
         elif fmt == "zarr":
-            stored.write_zarr(path := path.with_suffix(".zarr"))
-        else:
-            stored.write_h5ad(path := path.with_suffix(".h5ad"))
+            stored.write_zarr(path)
         data = ScviDataModule(path, model, **keys, batch_size=32)
-        expected = manager_of(model, set_up(model, in_memory, **keys)).create_torch_dataset()
-        minibatches = [
-            each[0] if isinstance(each, tuple) else each for each in data.train_dataloader()
-        ]
-        rows = rows_of(data, path)
+        manager = manager_of(model, set_up(model, in_memory, **keys))
+        assert same(data.registry, manager.registry)
+        expected, rows = manager.create_torch_dataset(), rows_of(data, path)
         assert sum(map(len, rows)) == N_CELLS
-        for tensors, these in zip(minibatches, rows, strict=True):
+        for minibatch, these in zip(data.train_dataloader(), rows, strict=True):
+            tensors = first_of(minibatch)
             wanted = {name: torch.as_tensor(each) for name, each in expected[these].items()}
             assert tensors.keys() == wanted.keys()
             for name, values in wanted.items():
@@ -174,7 +173,7 @@ class TestWhatSetupAnndataTakes:
 
     def test_a_collection_may_be_given(self, paths):
         collection = open_collection(paths, obs=["plate", "score"], elements=["X", "layers/counts"])
-        data = ScviDataModule(collection, layer="counts", batch_key="plate", batch_size=70)
+        data = ScviDataModule(collection, **BATCHES, batch_size=70)
         (first, *_), rows = data.train_dataloader(), rows_of(data, paths)
         assert np.array_equal(first["X"], collection[rows[0]]["layers/counts"].toarray())
 
@@ -198,8 +197,7 @@ class Watching(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer, plan, batch, number):
         torch.manual_seed(trainer.global_step)
-        every = batch[0] if isinstance(batch, tuple | list) else batch
-        self.sums.append(every["X"].double().sum(dim=0).tolist())
+        self.sums.append(first_of(batch)["X"].double().sum(dim=0).tolist())
 
     def on_train_batch_end(self, trainer, plan, outputs, batch, number):
         self.losses.append(float(outputs["loss"]))
@@ -237,50 +235,56 @@ def made(model, *arguments, **options):
     return model(*arguments, **options, **SMALL)
 
 
-class TestScvi:
-    def test_losses_are_those_of_the_same_minibatches_in_memory(self, paths, in_memory):
-        adata = set_up(SCVI, in_memory, **KEYS)
-        own = made(SCVI, adata)
-        data = ScviDataModule(paths, **KEYS, batch_size=32, seed=0)
-        model = made(SCVI, registry=data.registry)
-        rows = rows_of(data, paths)
-        expected = train(own, InMemory(own.adata_manager, rows), 1)
-        found = train(model, data, 1)
-        assert len(found.losses) == 7
-        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
-        for name, values in own.module.state_dict().items():
-            torch.testing.assert_close(model.module.state_dict()[name], values)
+@pytest.mark.parametrize("model", [SCVI, LinearSCVI])
+def test_losses_are_those_of_the_same_minibatches_in_memory(paths, in_memory, model):
+    keys = KEYS if model is SCVI else BATCHES
+    own = made(model, set_up(model, in_memory, **keys))
+    data = ScviDataModule(paths, model, **keys, batch_size=32, seed=0)
+    loaded = made(data.new_model)
+    expected = train(own, InMemory(own.adata_manager, rows_of(data, paths)), 1)
+    found = train(loaded, data, 1)
+    assert len(found.losses) == 7
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    for name, values in own.module.state_dict().items():
+        torch.testing.assert_close(loaded.module.state_dict()[name], values)
 
+
+@pytest.mark.slow
+def test_losses_of_scanvi(paths, in_memory):
+    own = made(SCANVI, set_up(SCANVI, in_memory, **KEYS | LABELS))
+    data = ScviDataModule(paths, **KEYS | LABELS, batch_size=32, seed=0)
+    model = made(SCANVI, registry=data.registry, datamodule=data)
+    assert model.n_labels == own.n_labels == 3
+    labelled = np.flatnonzero(in_memory.obs["cell_type"] != UNLABELLED)
+    every = rows_of(data, paths)
+    again = rows_of(data, paths, 2, strategy=BlockShuffling(16, labelled))[: len(every)]
+    expected = train(own, InMemory(own.adata_manager, [*zip(every, again, strict=True)]), 1)
+    found = train(model, data, 1)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+    predicted = model.predict(dataloader=data.inference_dataloader())
+    assert set(predicted) <= {"B", "NK", "T"}
+    np.testing.assert_array_equal(predicted, own.predict())
+
+
+class TestScvi:
     @pytest.fixture(scope="class")
     def trained(self, paths, tmp_path_factory):
-        keys: dict[str, Any] = {name: KEYS[name] for name in ("layer", "batch_key", "labels_key")}
-        data = ScviDataModule(paths, **keys, batch_size=64, seed=0)
+        data = ScviDataModule(paths, **BATCHES, labels_key="cell_type", batch_size=64, seed=0)
         model = made(SCVI, registry=data.registry)
         train(model, data, 2)
         path = tmp_path_factory.mktemp("model") / "model"
         model.save(path)
         return data, model, path, SCVI.load(path, adata=False, accelerator="cpu")
 
-    def test_it_is_loaded_without_the_data_and_infers_in_the_order_of_the_collection(
-        self, trained, in_memory
-    ):
-        data, model, path, loaded = trained
-        latent = loaded.get_latent_representation(dataloader=data.inference_dataloader())
-        assert latent.shape == (N_CELLS, SMALL["n_latent"])
-        of_memory = SCVI.load(path, adata=in_memory.copy(), accelerator="cpu")
-        np.testing.assert_allclose(latent, of_memory.get_latent_representation(), rtol=1e-5)
-        some = [3, 5, 99, 100, 209]
-        np.testing.assert_array_equal(
-            model.get_latent_representation(
-                dataloader=data.inference_dataloader(some, batch_size=N_CELLS)
-            ),
-            of_memory.get_latent_representation(indices=some),
-        )
+    @pytest.fixture
+    def of_memory(self, trained, in_memory):
+        return SCVI.load(trained[2], adata=in_memory.copy(), accelerator="cpu")
 
-    def test_normalised_expression_and_what_else_is_inferred(self, trained, in_memory):
-        data, _, path, loaded = trained
-        of_memory = SCVI.load(path, adata=in_memory.copy(), accelerator="cpu")
+    def test_it_is_loaded_without_the_data(self, trained, of_memory):
+        """And infers in the order of the collection."""
+        data, model, _, loaded = trained
         for name in (
+            "get_latent_representation",
             "get_normalized_expression",
             "get_elbo",
             "get_reconstruction_error",
@@ -294,6 +298,14 @@ class TestScvi:
                 found, expected = {name: found}, {name: np.asarray(expected)}
             for each, values in expected.items():
                 np.testing.assert_allclose(found[each], values, rtol=1e-4, err_msg=name)
+        some = [3, 5, 99, 100, 209]
+        of_some = data.inference_dataloader(some, batch_size=N_CELLS)
+        np.testing.assert_array_equal(
+            model.get_latent_representation(dataloader=of_some),
+            of_memory.get_latent_representation(indices=some),
+        )
+        with pytest.raises(AttributeError):  # it has no cells of its own
+            loaded.get_latent_representation()
 
     def test_differential_expression_of_cells_that_are_read(self, trained, in_memory):
         data, _, path, _ = trained
@@ -326,26 +338,6 @@ class TestScvi:
             found = table.loc[in_memory.var_names, name]
             np.testing.assert_allclose(found, means, rtol=1e-5)
 
-    def test_without_cells_of_its_own_it_says_so(self, trained):
-        with pytest.raises(AttributeError):
-            trained[-1].get_latent_representation()
-
-    def test_files_on_a_server(self, paths, in_memory):
-        pytest.importorskip("obstore")
-        from tests.servers.web import WebServer  # noqa: PLC0415 - needs obstore
-
-        with WebServer(paths) as server:
-            urls = [f"{server.url}/{name}.h5ad" for name in "ab"]
-            losses, latents = [], []
-            for where in (paths, urls):
-                data = ScviDataModule(where, layer="counts", batch_key="plate", batch_size=64)
-                model = made(SCVI, registry=data.registry)
-                losses.append(train(model, data).losses)
-                loader = data.inference_dataloader()
-                latents.append(model.get_latent_representation(dataloader=loader))
-        assert losses[0] == losses[1]
-        np.testing.assert_array_equal(*latents)
-
     def test_early_stopping_validates_on_the_second_part(self, paths):
         split = random_split(N_CELLS, [0.8, 0.2], seed=0)
         data = ScviDataModule(paths, batch_size=32, split=split)
@@ -357,36 +349,11 @@ class TestScvi:
         train(model, data, 2, early_stopping=True)
         assert len(model.history["elbo_validation"]) == 2
 
-    def test_priors_of_library_sizes(self, paths, in_memory):
-        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
-        own = made(SCVI, set_up(SCVI, in_memory, **keys), use_observed_lib_size=False)
-        model = ScviDataModule(paths, **keys).new_model(use_observed_lib_size=False)
-        for name in ("library_log_means", "library_log_vars"):
-            torch.testing.assert_close(getattr(model.module, name), getattr(own.module, name))
-
 
 class TestScanvi:
-    KEYS: ClassVar = KEYS | {"unlabeled_category": UNLABELLED}
-
-    def test_losses_are_those_of_the_same_minibatches_in_memory(self, paths, in_memory):
-        own = made(SCANVI, set_up(SCANVI, in_memory, **self.KEYS))
-        data = ScviDataModule(paths, **self.KEYS, batch_size=32, seed=0)
-        model = made(SCANVI, registry=data.registry, datamodule=data)
-        assert model.n_labels == own.n_labels == 3
-        labelled = np.flatnonzero(in_memory.obs["cell_type"] != UNLABELLED)
-        every = rows_of(data, paths)
-        again = rows_of(data, paths, 2, strategy=BlockShuffling(16, labelled))[: len(every)]
-        expected = train(own, InMemory(own.adata_manager, [*zip(every, again, strict=True)]), 1)
-        found = train(model, data, 1)
-        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
-        predicted = model.predict(dataloader=data.inference_dataloader())
-        assert set(predicted) <= {"B", "NK", "T"}
-        np.testing.assert_array_equal(predicted, own.predict())
-
     def test_no_unlabelled_cell_counts_as_labelled(self, paths, in_memory):
-        data = ScviDataModule(
-            paths, **self.KEYS, batch_size=32, split=[range(100), range(100, 210)]
-        )
+        split = [range(100), range(100, 210)]
+        data = ScviDataModule(paths, **KEYS | LABELS, batch_size=32, split=split)
         unlabelled = [
             *data.registry["field_registries"]["labels"]["state_registry"]["categorical_mapping"]
         ].index(UNLABELLED)
@@ -401,35 +368,21 @@ class TestScanvi:
             n = sum(int((every["labels"] == unlabelled).sum()) for every, _ in pairs)
             assert n == (rows == UNLABELLED).sum() > 0
 
-    def test_cells_without_a_label_are_unlabelled(self, in_memory, tmp_path):
+    def test_cells_without_a_label_are_unlabelled(self, in_memory):
         adata = in_memory.copy()
         adata.obs["cell_type"] = adata.obs["cell_type"].cat.remove_categories([UNLABELLED])
-        adata.write_h5ad(tmp_path / "cells.h5ad")
-        keys: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": "none"}
-        data = ScviDataModule(tmp_path / "cells.h5ad", **keys, batch_size=64)
+        data = ScviDataModule(adata, **LABELS | {"unlabeled_category": "none"}, batch_size=64)
         model = made(SCANVI, registry=data.registry, datamodule=data)
         assert model.n_labels == 3
         assert (data.labels == "none").sum() == adata.obs["cell_type"].isna().sum() > 0
         train(model, data, 1)
 
-    @pytest.mark.parametrize("unlabelled", ["none is", UNLABELLED])
-    def test_the_number_of_classes(self, paths, in_memory, unlabelled):
-        keys: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": unlabelled}
-        own = made(SCANVI, set_up(SCANVI, in_memory, **keys))
-        data = ScviDataModule(paths, **keys)
-        assert made(SCANVI, registry=data.registry, datamodule=data).n_labels == own.n_labels
-
     def test_from_a_model_that_was_trained_before(self, paths, tmp_path):
-        before = ScviDataModule(paths, layer="counts", batch_key="plate", batch_size=64)
+        before = ScviDataModule(paths, **BATCHES, batch_size=64)
         scvi_model = made(before.new_model)
         train(scvi_model, before, 1)
         registry = scvi_model.registry_
-        keys: dict[str, Any] = {
-            "layer": "counts",
-            "labels_key": "cell_type",
-            "unlabeled_category": UNLABELLED,
-        }
-        data = ScviDataModule(paths, batch_key="plate", **keys, batch_size=64)
+        data = ScviDataModule(paths, **BATCHES, **LABELS, batch_size=64)
         model = data.new_model(scvi_model)
         assert scvi_model.registry_ is registry
         for name, values in scvi_model.module.state_dict().items():
@@ -440,7 +393,7 @@ class TestScanvi:
         loaded = load_model(tmp_path / "model")
         again = loaded.predict(dataloader=data.inference_dataloader())
         np.testing.assert_array_equal(again, predicted)
-        other = ScviDataModule(paths, batch_key="donor", **keys)
+        other = ScviDataModule(paths, **BATCHES | LABELS | {"batch_key": "donor"})
         with pytest.raises(ParameterError, match="`scvi_model` was trained on other batches"):
             other.new_model(scvi_model)
 
@@ -455,6 +408,9 @@ def test_any_model_is_loaded_without_the_data(paths, in_memory, tmp_path, model,
     loaded = load_model(tmp_path / "model")
     assert type(loaded) is model
     assert same(loaded.registry, data.registry)
+    if model is SCANVI:
+        own = SCANVI(set_up(SCANVI, in_memory, **keys), **SMALL)
+        assert made.n_labels == own.n_labels
     adata = in_memory.copy()  # which it may be given later
     np.testing.assert_allclose(
         loaded.get_latent_representation(adata),
@@ -465,17 +421,19 @@ def test_any_model_is_loaded_without_the_data(paths, in_memory, tmp_path, model,
 
 
 class TestOtherModels:
-    def test_the_linear_decoder(self, paths, in_memory, tmp_path):
-        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
-        own = made(LinearSCVI, set_up(LinearSCVI, in_memory, **keys))
-        data = ScviDataModule(paths, LinearSCVI, **keys, batch_size=32, seed=0)
-        model = made(data.new_model)
+    @pytest.mark.parametrize("model", [SCVI, LinearSCVI])
+    def test_priors_of_library_sizes(self, paths, in_memory, model):
+        options = {"use_observed_lib_size": False} if model is SCVI else {}
+        own = made(model, set_up(model, in_memory, **BATCHES), **options)
+        loaded = ScviDataModule(paths, model, **BATCHES).new_model(**options)
         for name in ("library_log_means", "library_log_vars"):
-            torch.testing.assert_close(getattr(model.module, name), getattr(own.module, name))
-        expected = train(own, InMemory(own.adata_manager, rows_of(data, paths)), 1)
-        np.testing.assert_allclose(train(model, data, 1).losses, expected.losses, rtol=1e-5)
-        model.save(tmp_path / "model")
-        path = tmp_path / "model"
+            torch.testing.assert_close(getattr(loaded.module, name), getattr(own.module, name))
+
+    def test_the_linear_decoder(self, paths, in_memory, tmp_path):
+        data = ScviDataModule(paths, LinearSCVI, **BATCHES, batch_size=32)
+        model, path = made(data.new_model), tmp_path / "model"
+        train(model, data, 1)
+        model.save(path)
         for loaded in (load_model(path), LinearSCVI.load(path, data.anndata(range(20)))):
             np.testing.assert_array_equal(
                 loaded.get_latent_representation(dataloader=data.inference_dataloader()),
@@ -490,7 +448,7 @@ class TestOtherModels:
     def test_accessible_regions(self, paths, tmp_path):
         if "datamodule" not in inspect.signature(PEAKVI.train).parameters:
             pytest.skip("new in scvi-tools 1.5")
-        data = ScviDataModule(paths, PEAKVI, layer="counts", batch_key="plate", batch_size=70)
+        data = ScviDataModule(paths, PEAKVI, **BATCHES, batch_size=70)
         model = data.new_model()
         train(model, data, 1, early_stopping=False)  # which is its default there
         model.save(tmp_path / "model")
@@ -501,22 +459,15 @@ class TestOtherModels:
         again = loaded.get_latent_representation(dataloader=loader)
         np.testing.assert_array_equal(again, latent)
 
-    def test_samples_and_their_effects(self, paths, in_memory, tmp_path):
-        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}
+    def test_samples_and_their_effects(self, paths, in_memory):
+        keys = BATCHES | {"sample_key": "donor"}
         own = MRVI(set_up(MRVI, in_memory, **keys))
         data = ScviDataModule(paths, MRVI, **keys, batch_size=70)
         model = MRVI(registry=data.registry)
         assert torch.equal(model.n_obs_per_sample, own.n_obs_per_sample)
         train(model, data, 1)
-        model.save(tmp_path / "model")
-        loaded = MRVI.load(tmp_path / "model", adata=False, accelerator="cpu")
-        of_memory = MRVI.load(tmp_path / "model", in_memory.copy(), accelerator="cpu")
-        np.testing.assert_allclose(
-            loaded.get_latent_representation(dataloader=data.inference_dataloader()),
-            of_memory.get_latent_representation(),
-            rtol=1e-4,
-            atol=1e-6,
-        )
+        latent = model.get_latent_representation(dataloader=data.inference_dataloader())
+        assert latent.shape[0] == N_CELLS
 
 
 class TestQueries:
@@ -528,15 +479,14 @@ class TestQueries:
         adata.write_h5ad(path := tmp_path_factory.mktemp("query") / "query.h5ad")
         return adata, path
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("model", [SCVI, SCANVI])
     @pytest.mark.parametrize("is_saved", [False, True])
     def test_cells_are_mapped_onto_a_reference(
         self, paths, in_memory, query, tmp_path, model, is_saved
     ):
         adata, path = query
-        keys: dict[str, Any] = {"layer": "counts", "batch_key": "plate"}
-        if model is SCANVI:
-            keys |= {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
+        keys = BATCHES | (LABELS if model is SCANVI else {})
         data = ScviDataModule(paths, model, **keys, batch_size=64)
         reference = made(data.new_model)
         train(reference, data, 1)
@@ -565,37 +515,31 @@ class TestQueries:
             atol=1e-6,
         )
 
-    def test_labels_may_be_absent(self, paths, query, tmp_path):
+    def test_labels_may_be_absent(self, paths, query):
         adata = query[0].copy()
         del adata.obs["cell_type"]
-        adata.write_h5ad(tmp_path / "query.h5ad")
-        keys: dict[str, Any] = {"labels_key": "cell_type", "unlabeled_category": UNLABELLED}
-        data = ScviDataModule(paths, **keys, batch_size=64)
+        data = ScviDataModule(paths, **LABELS, batch_size=64)
         reference = made(data.new_model)
         train(reference, data, 1)
-        asked = ScviDataModule(tmp_path / "query.h5ad", reference=reference, batch_size=30)
+        asked = ScviDataModule(adata, reference=reference, batch_size=30)
         mapped = asked.query_model(accelerator="cpu")
         train(mapped, asked, 1)
         assert set(mapped.predict(dataloader=asked.inference_dataloader())) <= {"B", "NK", "T"}
 
-    @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            ({"batch_key": "plate"}, "`batch_key` is that of the reference; leave it out"),
-            ({"reference": "nowhere"}, "nowhere: no such folder; give that of a saved model"),
-        ],
-    )
-    def test_mistakes_with_a_reference(self, paths, options, told):
+    def test_mistakes_with_a_reference(self, paths):
         reference = ScviDataModule(paths).new_model()
-        with pytest.raises((ParameterError, PathError), match=told):
-            ScviDataModule(paths, **({"reference": reference} | options))
+        with pytest.raises(ParameterError, match="`batch_key` is that of the reference; leave it"):
+            ScviDataModule(paths, reference=reference, batch_key="plate")
+        with pytest.raises(PathError, match="nowhere: no such folder; give that of a saved model"):
+            ScviDataModule(paths, reference="nowhere")
         with pytest.raises(ParameterError, match="there is no reference"):
             ScviDataModule(paths).query_model()
 
 
 @pytest.mark.parametrize("keys", [{}, {"labels_key": "cell_type", "unlabeled_category": "B"}])
 class TestResume:
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
     def test_lightning_goes_on_exactly(self, paths, tmp_path, keys, num_workers):
         def fit(watching, checkpoint=None):
             data = ScviDataModule(paths, **keys, batch_size=32, num_workers=num_workers)
@@ -616,10 +560,7 @@ class TestResume:
 
     def test_by_hand(self, paths, keys):
         def sums(loader):
-            return [
-                (each[0] if isinstance(each, tuple) else each)["X"].sum(dim=1).tolist()
-                for each in loader
-            ]
+            return [first_of(each)["X"].sum(dim=1).tolist() for each in loader]
 
         whole = sums(ScviDataModule(paths, **keys, batch_size=32).train_dataloader())
         data = ScviDataModule(paths, **keys, batch_size=32)
@@ -651,6 +592,9 @@ class TestSettings:
         assert data.dataset.strategy.block_size == 8  # type: ignore[attr-defined]
         assert data.train_dataloader().num_workers == 1
         assert data.n_train == 100
+        scvi.settings.seed = 7
+        assert ScviDataModule(paths).dataset.seed == 7
+        assert ScviDataModule(paths, seed=3).dataset.seed == 3
 
     def test_a_strategy_gets_the_rows_of_the_split(self, paths):
         data = ScviDataModule(paths, strategy=BlockShuffling(4), split=[range(50), range(50, 60)])
@@ -661,19 +605,12 @@ class TestSettings:
         with pytest.raises(ParameterError, match="cannot be combined"):
             ScviDataModule(paths, strategy=strategy, split=[range(50)])
 
-    @pytest.mark.parametrize(("batch_size", "n"), [(11, 19), (10, 21), (209, 1), (500, 1)])
-    def test_no_minibatch_of_one_cell(self, paths, batch_size, n):
-        sizes = [
-            len(each["X"])
-            for each in ScviDataModule(paths, batch_size=batch_size).train_dataloader()
-        ]
+    @pytest.mark.parametrize("batch_size", [11, 10, 209, 500])
+    def test_no_minibatch_of_one_cell(self, paths, batch_size):
+        loader = ScviDataModule(paths, batch_size=batch_size).train_dataloader()
+        sizes = [len(each["X"]) for each in loader]
         assert len(sizes) == -(-N_CELLS // batch_size) - (N_CELLS % batch_size == 1)
         assert min(sizes) > 1
-
-    def test_the_seed_is_that_of_scvi_tools(self, paths):
-        scvi.settings.seed = 7
-        assert ScviDataModule(paths).dataset.seed == 7
-        assert ScviDataModule(paths, seed=3).dataset.seed == 3
 
     @pytest.mark.parametrize("keys", [{}, {"labels_key": "cell_type", "unlabeled_category": "B"}])
     def test_how_long_the_training_waited(self, paths, keys):
@@ -692,7 +629,7 @@ MISTAKES = [
     ({"unlabeled_category": "a"}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"dense": False}, ParameterError, "`dense` is chosen for scvi-tools; leave it out"),
     (
-        {"labels_key": "cell_type", "unlabeled_category": "B", "adaptive": True},
+        LABELS | {"adaptive": True},
         ParameterError,
         "`adaptive` does not apply with `unlabeled_category`",
     ),
@@ -724,16 +661,15 @@ class TestMistakes:
             ScviDataModule(open_collection(paths), layer="counts")
 
     @pytest.mark.parametrize(("name", "key"), [("plate", "batch_key"), ("size", "size_factor_key")])
-    def test_cells_without_a_value(self, in_memory, tmp_path, name, key):
+    def test_cells_without_a_value(self, in_memory, name, key):
         adata = in_memory.copy()
         adata.obs["size"] = adata.obs["n_counts"]
         adata.obs.iloc[[5, 17], [adata.obs.columns.get_loc(name)]] = np.nan
-        adata.write_h5ad(path := tmp_path / "cells.h5ad")
         told = f"'{name}' has no value for 2 of 210 cells, such as row 5; leave these cells out"
         with pytest.raises(ColumnError, match=told):
-            ScviDataModule(path, **{key: name})
+            ScviDataModule(adata, **{key: name})
         rows = np.setdiff1d(np.arange(N_CELLS), [5, 17])
-        data = ScviDataModule(path, **{key: name}, split=[rows])
+        data = ScviDataModule(adata, **{key: name}, split=[rows])
         model = made(SCVI, registry=data.registry)
         train(model, data, 1)
         with pytest.raises(ColumnError, match=told):
@@ -741,14 +677,10 @@ class TestMistakes:
         found = model.get_latent_representation(dataloader=data.inference_dataloader(rows))
         assert len(found) == 208
 
-    def test_rows_that_are_not_ascending(self, paths):
+    def test_others(self, paths):
         with pytest.raises(ParameterError, match="`rows` must be ascending"):
             ScviDataModule(paths).inference_dataloader([3, 1])
-
-    def test_values_that_are_no_counts(self, paths):
         with pytest.warns(UserWarning, match="does not contain unnormalized count data"):
             ScviDataModule(paths)
-
-    def test_models_of_other_data(self, paths):
         with pytest.raises(ParameterError, match="use another model"):
             ScviDataModule(paths, scvi.model.TOTALVI, layer="counts")

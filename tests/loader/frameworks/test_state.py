@@ -59,7 +59,7 @@ def dataset_of(collection, transform, *, k=1, **options):
     )
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_keys_shapes_and_values(adata, collection, num_workers):
     transform = StateBatch(collection, **COLUMNS, counts="X")
     plain = list(dataset_of(collection, None).loader(num_workers))
