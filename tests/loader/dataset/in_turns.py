@@ -1,9 +1,11 @@
 """A loader whose workers take turns in this process: starting real ones takes long."""
 
+import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from hypothesis import strategies as st
 from torch.utils.data import _utils
 from torch.utils.data._utils.worker import WorkerInfo
 
@@ -59,3 +61,38 @@ class InWorker:
 
     def __exit__(self, *exception: object) -> None:
         _utils.worker._worker_info = None
+
+
+def in_parts(
+    draw: Callable[[Any], Any], make: Callable[[int, int], CellDataset], most: int
+) -> tuple[list[Any], int]:
+    """Deliver an epoch with stops, each time by another number of ranks and workers.
+
+    Parameters
+    ----------
+    draw
+        Draws from a strategy of hypothesis.
+    make
+        Returns the dataset of a rank, given the number of ranks too.
+    most
+        After how many minibatches of a rank it is stopped at the latest.
+
+    Returns
+    -------
+    minibatches
+        What was delivered.
+    n_added
+        How many ranks there were beside the first, each time.
+    """
+    found, n_added, state = list[Any](), 0, dict[str, Any]()
+    while state.get("epoch", 0) == 0:
+        ranks, workers, n = (draw(st.integers(*each)) for each in ((1, 3), (0, 3), (1, most)))
+        loaders = [LoaderInTurns(make(rank, ranks), workers) for rank in range(ranks)]
+        for loader in loaders:
+            if state:
+                loader.load_state_dict(state)
+            found += itertools.islice(loader, n)
+        state, *others = (loader.state_dict() for loader in loaders)
+        assert all(each == state for each in others)
+        n_added += ranks - 1
+    return found, n_added

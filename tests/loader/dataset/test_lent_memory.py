@@ -4,21 +4,73 @@ import gc
 import os
 import pickle
 import resource
+import signal
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from tests.loader.dataset.lending import N_VALUES, Both
 
-from cellfeed import Cells, DeliveryError, Minibatch, ParameterError
-from cellfeed._dataset._workers import as_socket, message_of
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="the system has no such memory"
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Cells,
+    DeliveryError,
+    Minibatch,
+    ParameterError,
+    Streaming,
+    open_collection,
 )
+from cellfeed._bytes._buffers import Segment, SharedPool
+from cellfeed._dataset._workers import Arrivals, Departures, as_socket, connected, message_of
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+N_VALUES = 20_000  # more than are pickled
+PAGE = 4096
+
+
+class Both:
+    """A worker that lends memory, and the process that it is lent to, in one process."""
+
+    def __init__(self):
+        receiving, sending = connected()
+        self.arrivals = Arrivals(receiving)
+        self.pool = SharedPool()
+        self.departures = Departures(
+            sending, self.arrivals.key, are_rows_placed=True, pool=self.pool
+        )
+        self._files = {}
+
+    def placed(self, value, n=N_VALUES):
+        """Return values in memory that is lent, as a reader places them there."""
+        array = self.pool.acquire(4 * n).array(np.dtype(np.float32), n)
+        array[:] = value
+        self._files |= {number: os.dup(each) for number, each in self.pool.unsent.items()}
+        return array
+
+    def send(self, what):
+        message = message_of(what, self.departures)
+        assert message is not None
+        return pickle.loads(pickle.dumps(message))
+
+    def end_workers(self):
+        self.arrivals = self.departures = self.pool = None
+        gc.collect()
+
+    @property
+    def resident_bytes(self):
+        return sum(os.fstat(each).st_blocks for each in self._files.values()) * 512
+
+    def close(self):
+        for each in self._files.values():
+            os.close(each)
 
 
 @pytest.fixture
@@ -28,18 +80,12 @@ def both():
     both.close()
 
 
-def test_what_was_placed_there_is_not_copied(both):
-    placed = both.placed(1)
-    received = both.send({"X": torch.from_numpy(placed)})["X"]
-    received[:] = 2
-    assert placed.tolist() == [2] * N_VALUES
-
-
-def test_what_was_placed_elsewhere_is_copied_once(both):
-    own = torch.ones(N_VALUES)
-    received = both.send({"X": own})["X"]
-    received[:] = 2
-    assert own.tolist() == [1] * N_VALUES
+def test_what_was_placed_there_is_not_copied_but_what_was_elsewhere_once(both):
+    placed, own = both.placed(1), torch.ones(N_VALUES)
+    for sent, is_shared in ((torch.from_numpy(placed), True), (own, False)):
+        received = both.send({"X": sent})["X"]
+        received[:] = 2
+        assert sent.tolist() == [2 if is_shared else 1] * N_VALUES
     assert both.arrivals.n_segments == 1
 
 
@@ -64,31 +110,28 @@ def test_it_is_used_again_when_both_have_let_it_go(both):
     assert both.arrivals.n_segments == 1
 
 
-def test_it_is_not_used_again_while_the_worker_has_it(both):
+def test_it_is_not_used_again_while_it_is_used(both):
     placed = both.placed(1)
     both.send(placed)
     both.send(None)
     assert both.placed(2).ctypes.data != placed.ctypes.data
-    assert placed.tolist() == [1] * N_VALUES
-
-
-def test_it_is_not_used_again_while_a_part_of_it_is_used(both):
-    received = both.send(both.placed(1))[10:20]
+    received = both.send(both.placed(3))[10:20]  # a part of it
     for k in range(5):
         both.send(both.placed(k))
-    assert received.tolist() == [1] * 10
+    assert received.tolist() == [3] * 10
+    assert placed.tolist() == [1] * N_VALUES
 
 
 def test_who_keeps_all_keeps_what_they_take(both):
     kept = [both.send(both.placed(k)) for k in range(40)]
     assert [set(each.tolist()) for each in kept] == [{k} for k in range(40)]
-    page = 4096
-    assert both.resident_bytes <= 40 * (4 * N_VALUES + page) + page * both.arrivals.n_segments
+    most = 40 * (4 * N_VALUES + PAGE) + PAGE * both.arrivals.n_segments
+    assert both.resident_bytes <= most
     del kept
     both.send(None)
     for k in range(40):
         both.placed(k)
-    assert both.resident_bytes <= 41 * (4 * N_VALUES + page) + page * both.arrivals.n_segments
+    assert both.resident_bytes <= most + 4 * N_VALUES + PAGE
 
 
 def test_memory_of_another_size_takes_the_place_of_what_is_free(both):
@@ -98,43 +141,11 @@ def test_memory_of_another_size_takes_the_place_of_what_is_free(both):
     assert both.resident_bytes <= 4 * 27 * N_VALUES * 1.2
 
 
-def test_what_is_kept_when_the_workers_have_gone_keeps_no_more(both):
-    kept = [both.send(both.placed(k)) for k in range(30)][7]
-    whole = both.resident_bytes
-    both.pool = both.departures = both.arrivals = None
-    gc.collect()
-    assert kept.tolist() == [7] * N_VALUES
-    assert both.resident_bytes < whole / 10
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        np.arange(2 * N_VALUES).reshape(2, -1),
-        np.arange(2 * N_VALUES).reshape(2, -1).T,
-        np.arange(6),
-        np.empty((0, 5), np.int16),
-        np.array(["a", None], object),
-        np.zeros(N_VALUES, [("token", np.int32), ("value", np.float16)]),
-        np.zeros(N_VALUES, np.dtype([("a", np.int8), ("b", np.float64)], align=True)),
-        np.ones(N_VALUES, {"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]}),
-    ],
-    ids=["large", "in Fortran's order", "small", "empty", "objects", "fields", "aligned", "over"],
-)
-def test_arrays_are_what_they_were(both, what):
-    received = both.send([what, what])
-    for each in received:
-        assert each.dtype == what.dtype
-        assert each.shape == what.shape
-        assert np.array_equal(each, what)
-        assert each.flags.writeable
-
-
-def test_what_is_kept_when_the_workers_have_gone_is_given_back_when_it_is_dropped(both):
+def test_what_is_kept_when_the_workers_have_gone(both):
+    """Keeps no more than itself, and is given back when it is dropped."""
     kept = [both.send(both.placed(k)) for k in range(30)]
-    both.pool = both.departures = both.arrivals = None
-    gc.collect()
     whole = both.resident_bytes
+    both.end_workers()
     assert [set(each.tolist()) for each in kept] == [{k} for k in range(30)]
     del kept[:-1]
     other = Both()
@@ -144,34 +155,53 @@ def test_what_is_kept_when_the_workers_have_gone_is_given_back_when_it_is_droppe
     other.close()
 
 
+def test_what_was_dropped_before_the_workers_have_gone(both):
+    kept = [both.send(both.placed(k)) for k in range(30)][7]
+    whole = both.resident_bytes
+    both.end_workers()
+    assert kept.tolist() == [7] * N_VALUES
+    assert both.resident_bytes < whole / 10
+
+
+_LARGE = torch.arange(2 * N_VALUES)
+SENT = {
+    "large": np.arange(2 * N_VALUES).reshape(2, -1),
+    "in Fortran's order": np.arange(2 * N_VALUES).reshape(2, -1).T,
+    "small": np.arange(6),
+    "empty": np.empty((0, 5), np.int16),
+    "objects": np.array(["a", None], object),
+    "fields": np.zeros(N_VALUES, [("token", np.int32), ("value", np.float16)]),
+    "aligned": np.zeros(N_VALUES, np.dtype([("a", np.int8), ("b", np.float64)], align=True)),
+    "over": np.ones(N_VALUES, {"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]}),
+    "tensor": _LARGE.reshape(2, -1),
+    "transposed": _LARGE.reshape(2, -1).T,
+    "part": _LARGE[::2],
+    "bfloat16": torch.ones(N_VALUES, dtype=torch.bfloat16),
+    "bool": torch.ones(N_VALUES, dtype=torch.bool),
+    "scalar": torch.tensor(3.5),
+    "empty tensor": torch.empty((0, 5), dtype=torch.int16),
+    "conjugate": torch.arange(N_VALUES).to(torch.complex64).conj(),
+}
+
+
+@pytest.mark.parametrize("what", SENT.values(), ids=SENT)
+def test_arrays_and_tensors_are_what_they_were(both, what):
+    received = both.send([what, what])
+    for each in received:
+        assert type(each) is type(what)
+        assert each.dtype == what.dtype
+        assert each.shape == what.shape
+        if isinstance(what, np.ndarray):
+            assert np.array_equal(each, what)
+            assert each.flags.writeable
+        else:
+            assert torch.equal(each, what)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors(both):
+def test_minibatches_and_nested_tensors_are_what_they_were(both):
     nested = torch.nested.nested_tensor([torch.ones(N_VALUES), torch.zeros(3)])
     assert [each.tolist() for each in both.send(nested)] == [[1.0] * N_VALUES, [0.0] * 3]
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        torch.arange(2 * N_VALUES).reshape(2, -1),
-        torch.arange(2 * N_VALUES).reshape(2, -1).T,
-        torch.arange(2 * N_VALUES)[::2],
-        torch.ones(N_VALUES, dtype=torch.bfloat16),
-        torch.ones(N_VALUES, dtype=torch.bool),
-        torch.tensor(3.5),
-        torch.empty((0, 5), dtype=torch.int16),
-        torch.arange(N_VALUES).to(torch.complex64).conj(),
-    ],
-    ids=["large", "transposed", "part", "bfloat16", "bool", "scalar", "empty", "conjugate"],
-)
-def test_tensors_are_what_they_were(both, what):
-    received = both.send({"X": what})["X"]
-    assert received.dtype == what.dtype
-    assert received.shape == what.shape
-    assert torch.equal(received, what)
-
-
-def test_minibatches_are_what_they_were(both):
     some = sp.random(40, 3000, density=0.3, dtype=np.float32, random_state=0)
     matrix = sp.csr_array(some)
     cells = Cells({"X": matrix}, {"label": np.arange(40)}, np.arange(40))
@@ -201,38 +231,140 @@ def test_a_line_that_is_full(both):
     assert both.send(both.placed(5)).tolist() == [5] * N_VALUES
 
 
-def test_too_many_open_files_are_told(both):
-    message = message_of(both.placed(1), both.departures)
+@contextmanager
+def few_open_files():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_open_files_are_told_by_either_side(both):
+    message, other = message_of(both.placed(1), both.departures), Both()
+    with few_open_files():
         with pytest.raises(DeliveryError, match=r"cannot be received .*\(ulimit -n\)"):
             pickle.loads(pickle.dumps(message))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_too_many_open_files_are_told_by_a_worker(both):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    try:
         with pytest.raises(ParameterError, match=r"allow more open files.*`ulimit -n 65536`"):
-            both.placed(1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_a_fork_of_a_worker_writes_nowhere_else(both):
-    placed = both.placed(1)
-    address = placed.ctypes.data
-    del placed
-    child = os.fork()
-    if not child:
-        os._exit(both.placed(2).ctypes.data == address)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert both.placed(3).ctypes.data == address
+            other.placed(1)
 
 
 def test_none_of_it_has_a_name(both):
     both.send(both.placed(1))
     assert not list(Path("/dev/shm").glob("*cellfeed*"))
+
+
+class Child:
+    """A forked process, which answers whether something holds once it is asked."""
+
+    def __init__(self, holds):
+        asked, self._ask = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            os.close(self._ask)
+            os.read(asked, 1)
+            os._exit(0 if holds() else 1)
+        os.close(asked)
+
+    def answer(self):
+        """Ask, and wait for the end."""
+        os.close(self._ask)
+        return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1]) == 0
+
+
+@pytest.mark.process
+class TestForks:
+    """A process that is forked while minibatches are in use sees them as they were."""
+
+    def test_of_a_worker_write_nowhere_else(self, both):
+        placed = both.placed(1)
+        address = placed.ctypes.data
+        del placed
+        assert Child(lambda: both.placed(2).ctypes.data != address).answer()
+        assert both.placed(3).ctypes.data == address
+
+    def test_hinder_that_memory_is_used_again(self, both):
+        received = [both.send(both.placed(7))]
+        child = Child(lambda: received[0].tolist() == [7] * N_VALUES)
+        del received[:]
+        addresses = set()
+        for k in range(10):
+            addresses.add(both.placed(k).ctypes.data)
+            both.send(both.placed(k))
+        assert child.answer()
+        n_before = len(addresses)
+        for k in range(10):
+            addresses.add(both.placed(k).ctypes.data)
+            both.send(both.placed(k))
+        assert len(addresses) == n_before + 1  # what the fork has kept is used again
+
+    def test_do_not_give_back_what_they_drop(self, both):
+        received = [both.send(both.placed(7))]
+
+        def drop():
+            del received[:]
+            both.send(None)
+            both.arrivals = None
+            return True
+
+        assert Child(drop).answer()
+        for k in range(5):
+            both.send(both.placed(k))
+        assert received[0].tolist() == [7] * N_VALUES
+
+    def test_see_memory_that_outlives_the_workers(self, both):
+        received = [both.send(both.placed(7)), both.send(both.placed(8))]
+        child = Child(lambda: received[0].tolist() == [7] * N_VALUES)
+        both.end_workers()
+        del received[0]
+        other = Both()
+        other.send(None)
+        assert child.answer()
+        whole = both.resident_bytes
+        other.send(None)
+        assert both.resident_bytes < whole
+        assert received[0].tolist() == [8] * N_VALUES
+        other.close()
+
+    def test_of_a_fork(self, both):
+        received = [both.send(both.placed(7))]
+
+        def holds():
+            return Child(lambda: received[0].tolist() == [7] * N_VALUES).answer()
+
+        child = Child(holds)
+        del received[:]
+        for k in range(5):
+            both.send(both.placed(k))
+        assert child.answer()
+
+    def test_see_a_minibatch_of_a_loader(self, write_h5ad):
+        matrix = sp.random(600, 900, density=0.2, dtype=np.float32, random_state=0).tocsr()
+        collection = open_collection(write_h5ad(matrix))
+        loader = CellDataset(collection, BlockShuffling(4), 32, 4, seed=0, dense=True).loader(1)
+        minibatches = iter(loader)
+        held = [next(minibatches)]
+        expected = matrix[held[0].rows.numpy()].toarray()
+        child = Child(lambda: np.array_equal(held[0].X.numpy(), expected))
+        del held[:]
+        for _ in minibatches:
+            pass
+        assert child.answer()
+
+
+@pytest.mark.process
+def test_an_interrupt_while_it_is_freed(monkeypatch):
+    """In a destructor, it would be printed and ignored, and training would go on."""
+    discard, armed = Segment.discard, [True]
+
+    def interrupted(segment, index):
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+        discard(segment, index)
+
+    dataset = CellDataset(np.ones((64, 16384), np.float32), Streaming(), 4, seed=0)
+    monkeypatch.setattr(Segment, "discard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sum(1 for _ in dataset.loader(1))

@@ -1,4 +1,4 @@
-"""Minibatches from worker processes are those of threads, whatever becomes of the processes."""
+"""Minibatches of worker processes lie in memory that is lent, whatever becomes of either."""
 
 import gc
 import multiprocessing
@@ -12,23 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
+from tests.loader.matrices import dense
 from tests.loader.threads import wait_for_dropped
 from torch.utils.data import DataLoader, get_worker_info
 
-from cellfeed import BlockShuffling, CellDataset, Cells, InterleavedDatasets, open_collection
-from cellfeed._dataset import _workers
+from cellfeed import BlockShuffling, CellDataset, open_collection
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
-WAYS: dict[str, dict[str, Any]] = {
-    "sparse": {},
-    "dense": {"dense": True},
-    "float16": {"dense": True, "dtype": "float16"},
-    "NumPy": {"as_torch": False},
-    "dense, NumPy": {"as_torch": False, "dense": True},
-}
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +36,8 @@ def dataset_of(file, **options):
 
 
 def arrays(minibatch):
-    """Return all that a minibatch consists of, in NumPy, and copied."""
-    X = minibatch.X
-    if isinstance(minibatch, Cells):
-        X = X.toarray() if isinstance(X, sp.csr_array) else X
-    else:
-        assert X.is_contiguous() if X.layout == torch.strided else X.layout == torch.sparse_csr
-        X = X.to_dense().numpy()
-    parts = X, minibatch.obs["number"], minibatch.rows
+    """Return what a minibatch consists of, in NumPy, and copied."""
+    parts = dense(minibatch.X), minibatch.obs["number"], minibatch.rows
     return [np.asarray(each).copy() for each in parts]
 
 
@@ -61,21 +48,7 @@ def by_first_row(minibatches):
 def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for key, own in found.items():
-        for one, other in zip(own, expected[key], strict=True):
-            assert one.dtype == other.dtype
-            assert np.array_equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("way", "context"),
-    [*((way, "fork") for way in WAYS), ("dense", "forkserver"), ("sparse", "spawn")],
-)
-def test_they_deliver_what_threads_do(file, way, context):
-    options = WAYS[way]
-    expected = by_first_row(dataset_of(file, **options))
-    n = 1 if context == "spawn" else 2  # each of which imports for itself
-    loader = dataset_of(file, **options).loader(n, multiprocessing_context=context)
-    assert_same(by_first_row(loader), expected)
+        assert all(map(np.array_equal, own, expected[key]))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -87,22 +60,6 @@ def test_each_epoch_and_in_a_plain_data_loader(file, persistent):
         expected = by_first_row(other)
         assert_same(by_first_row(loader), expected)
         assert_same(by_first_row(plain), expected)
-
-
-def test_several_datasets(file):
-    def mixed():
-        return InterleavedDatasets([dataset_of(file), dataset_of(file, dense=True)])
-
-    expected = sorted(int(arrays(each)[2].sum()) for each in mixed())
-    assert sorted(int(arrays(each)[2].sum()) for each in mixed().loader(2)) == expected
-
-
-def test_what_is_kept_does_not_change(file):
-    expected = by_first_row(dataset_of(file))
-    loader = dataset_of(file).loader(2)
-    kept = list(loader)
-    del loader
-    assert_same(by_first_row(kept), expected)
 
 
 def test_who_breaks_off_begins_anew(file):
@@ -153,34 +110,49 @@ def test_what_a_function_keeps_is_not_lent(file, by):
     assert sums(loader, are_changed=True) == pytest.approx(expected)
 
 
-class NumberOfSegments:
-    """Tells how much shared memory its worker has taken, by the end."""
-
-    def __call__(self, minibatch):
-        departures = _workers.departures()
-        assert departures is not None
-        return minibatch, departures.pool.n_segments, departures.worker
-
-
-def test_memory_does_not_grow_with_the_minibatches(file):
-    taken = {}
-    loader = dataset_of(file, batch_transform=NumberOfSegments()).loader(2, persistent_workers=True)
-    for epoch in range(6):
-        for minibatch, n_segments, worker in loader:
-            taken[worker, epoch] = n_segments
-            del minibatch
-    assert all(taken[worker, 5] == taken[worker, 1] for worker in range(2))
-
-
-def lent_here():
-    """Return how often this process has memory mapped that workers lent."""
-    wait_for_dropped()  # which a thread closes
-    gc.collect()
+def n_mapped():
+    """Return how often this process has memory mapped that workers lend."""
     return len(re.findall("memfd:cellfeed", Path("/proc/self/maps").read_text()))
 
 
+def lent_here():
+    wait_for_dropped()  # which a thread closes
+    gc.collect()
+    return n_mapped()
+
+
+class Killed:
+    """Ends the first worker at its third minibatch."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, minibatch):
+        self.n += 1
+        worker = get_worker_info()
+        if self.n == 3 and worker is not None and worker.id == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return minibatch
+
+
+def with_what_is_lent(minibatch):
+    worker = get_worker_info()
+    assert worker is not None
+    return minibatch, worker.id, n_mapped()
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="of Linux alone")
-class TestProcessesThatEnd:
+class TestMemory:
+    def test_does_not_grow_with_the_minibatches(self, file):
+        taken = {}
+        dataset = dataset_of(file, batch_transform=with_what_is_lent)
+        loader = dataset.loader(2, persistent_workers=True)
+        for epoch in range(6):
+            for minibatch, worker, n_lent in loader:
+                taken[worker, epoch] = n_lent
+                del minibatch
+        assert all(taken[worker, 5] == taken[worker, 1] > 0 for worker in range(2))
+
     def test_nothing_is_left(self, file):
         before = lent_here()
         for _minibatch in dataset_of(file).loader(2):
@@ -209,17 +181,3 @@ class TestProcessesThatEnd:
         # Others may have files there; torch names its own by process.
         files = Path("/dev/shm").iterdir()
         assert not [each for each in files if any(f"_{pid}_" in each.name for pid in ours)]
-
-
-class Killed:
-    """Ends the first worker at its third minibatch."""
-
-    def __init__(self):
-        self.n = 0
-
-    def __call__(self, minibatch):
-        self.n += 1
-        worker = get_worker_info()
-        if self.n == 3 and worker is not None and worker.id == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return minibatch
