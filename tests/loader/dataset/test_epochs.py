@@ -54,29 +54,10 @@ def assert_is_epoch(dataset: CellDataset, found: list[list[int]], epoch: int) ->
     assert is_epoch(dataset, found, epoch)
 
 
-class TestInOneProcess:
-    @pytest.mark.parametrize("epoch", [2**70, -1, 2**62])
-    def test_an_epoch_that_nobody_reaches_is_refused(self, dataset, epoch):
-        with pytest.raises(ParameterError, match=f"`0 <= epoch < {2**62}` must hold, but got "):
-            dataset.set_epoch(epoch)
-
-    def test_a_rank_that_looks_at_a_minibatch_goes_on_with_set_epoch(self):
-        ranks = [
-            CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0, rank=r, world_size=2)
-            for r in range(2)
-        ]
-        next(iter(ranks[0]))
-        for epoch in range(2):
-            for rank in ranks:
-                rank.set_epoch(epoch)
-            rows = [row for rank in ranks for batch in batches(rank) for row in batch]
-            assert sorted(rows) == list(range(N_ROWS))
-
-    def test_a_pickled_copy_counts_on_by_itself(self, dataset):
-        batches(dataset)
-        copy = pickle.loads(pickle.dumps(dataset))
-        assert_is_epoch(copy, batches(copy), 1)
-        assert_is_epoch(dataset, batches(dataset), 1)
+@pytest.mark.parametrize("epoch", [2**70, -1, 2**62])
+def test_an_epoch_that_nobody_reaches_is_refused(dataset, epoch):
+    with pytest.raises(ParameterError, match=f"`0 <= epoch < {2**62}` must hold, but got "):
+        dataset.set_epoch(epoch)
 
 
 def fork(_: Any = None) -> None:
@@ -105,6 +86,7 @@ class InThread(IterableDataset[Any]):
         return iter(found)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("persistent", [False, True])
 class TestWorkersThatDoMore:
     """All workers of an iteration are in one epoch, whatever else they do."""
@@ -145,23 +127,18 @@ class TestWorkersThatDoMore:
         self.assert_are_epochs(dataset, loader)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True)]
-)
-class TestWorkers:
-    @pytest.fixture
-    def loader(self, dataset, num_workers, persistent) -> DataLoader[Any]:
-        loader: DataLoader[Any] = dataset.loader(
-            num_workers,
-            persistent_workers=persistent,
-            multiprocessing_context="fork" if num_workers else None,
-        )
-        return loader
-
-    def test_a_user_who_seeds_torch_before_each_epoch(self, dataset, loader):
-        for epoch in range(3):
-            torch.manual_seed(0)
-            assert_is_epoch(dataset, batches(loader), epoch)
+@pytest.mark.process
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_and_this_process_share_one_count(dataset, method, persistent):
+    """Also where a user seeds torch before each epoch."""
+    loader = dataset.loader(2, multiprocessing_context=method, persistent_workers=persistent)
+    for epoch in (0, 1, 5):
+        if epoch == 5:
+            dataset.set_epoch(epoch)
+        torch.manual_seed(0)
+        assert_is_epoch(dataset, batches(loader), epoch)
+    assert_is_epoch(dataset, batches(dataset), 6)
 
 
 class Late:
@@ -175,6 +152,7 @@ class Late:
             time.sleep(0.01)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["own", "plain"])
 class TestWorkersThatComeLate:
     @pytest.fixture
@@ -262,9 +240,10 @@ class TestWorkersThatComeLate:
         assert epochs == {0, 1}
 
 
-def test_a_shallow_copy_counts_its_own_epochs(dataset):
+def test_copies_count_their_own_epochs(dataset):
     """As one for validation, with another strategy."""
     assert_is_epoch(dataset, batches(dataset), 0)
+    pickled = pickle.loads(pickle.dumps(dataset))
     iterator = iter(dataset)
     for _ in range(5):
         next(iterator)
@@ -274,6 +253,7 @@ def test_a_shallow_copy_counts_its_own_epochs(dataset):
     assert batches(copied) == [list(range(k, min(k + 8, N_ROWS))) for k in range(0, N_ROWS, 8)]
     assert dataset.state_dict() == state
     assert sum(map(len, batches(iterator))) == N_ROWS - 5 * 8
+    assert_is_epoch(pickled, batches(pickled), 1)
     assert_is_epoch(dataset, batches(dataset), 2)
 
 
@@ -327,7 +307,8 @@ def test_only_one_of_two_threads_resumes():
     assert sorted(map(len, found)) == [8, 13]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_process_that_is_no_worker_begins_where_it_was_started(dataset, method):
     """Also if it iterates after the process that started it has begun the next epoch."""
     context = multiprocessing.get_context(method)
@@ -346,67 +327,41 @@ def iterate_later(dataset: CellDataset, may_begin: Any, found: Any) -> None:
     found.put(batches(dataset))
 
 
+@pytest.mark.process
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):
     for epoch, num_workers in enumerate([0, 2, 1, 2]):
         loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
         assert_is_epoch(dataset, batches(loader), epoch)
 
 
+@pytest.mark.process
 def test_iterations_that_alternate_keep_their_epochs(dataset):
     first, second = iter(dataset.loader(2)), iter(dataset.loader(2))
     found: list[list[list[int]]] = [[], []]
     for pair in zip(first, second, strict=True):
         for side, batch in enumerate(pair):
             found[side].append(np.asarray(batch).tolist())
-    epochs = {
-        epoch
-        for side in found
-        for epoch in range(2)
-        if Counter(map(tuple, side)) == minibatches_of_epoch(dataset, epoch)
-    }
+    epochs = {epoch for side in found for epoch in range(2) if is_epoch(dataset, side, epoch)}
     assert epochs == {0, 1}
 
 
-def test_a_loader_runs_ahead_by_a_fetch_within_bounds():
+def test_how_far_a_loader_runs_ahead(write_h5ad):
+    """By a fetch, within bounds; over files, few minibatches wait, unless functions make them."""
     for fetch_factor, ahead in ((1, 2), (20, 21), (10_000, 256)):
         dataset = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, fetch_factor, seed=0)
         assert dataset.loader(2).prefetch_factor == ahead
     assert dataset.loader(2, prefetch_factor=3).prefetch_factor == 3
-
-
-@pytest.mark.parametrize(
-    ("function", "ahead"), [({}, 8), ({"fetch_transform": lambda fetched: fetched}, 21)]
-)
-def test_a_loader_over_files_lets_few_minibatches_wait(write_h5ad, function, ahead):
     collection = open_collection(write_h5ad(np.eye(80, dtype=np.float32)))
-    dataset = CellDataset(collection, BlockShuffling(4), 2, 20, seed=0, **function)
-    assert dataset.loader(2).prefetch_factor == ahead
+    for transform, ahead in ((None, 8), (lambda fetched: fetched, 21)):
+        dataset = CellDataset(
+            collection, BlockShuffling(4), 2, 20, seed=0, fetch_transform=transform
+        )
+        assert dataset.loader(2).prefetch_factor == ahead
 
 
+@pytest.mark.process
 def test_more_workers_than_fetches():
     dataset = CellDataset(np.arange(10), BlockShuffling(4), 8, 2, seed=0)
     found = batches(dataset.loader(2))
     assert sorted(row for batch in found for row in batch) == list(range(10))
     assert len(found) == len(dataset) == 2
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_read_files_that_the_parent_has_open(plates, in_memory, method):
-    """Also that sparse minibatches travel, and that parent and workers share one count."""
-    collection, expected = open_collection(plates, obs=["number"]), in_memory(plates)
-    collection[:]
-    dataset = CellDataset(collection, BlockShuffling(4), 8, 2, seed=0)
-    loader = dataset.loader(2, multiprocessing_context=method, persistent_workers=True)
-    for epoch in (0, 1, 5):
-        if epoch == 5:
-            dataset.set_epoch(epoch)
-        found = Counter[tuple[int, ...]]()
-        for batch in loader:
-            assert batch.X.layout == torch.sparse_csr
-            assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
-            assert batch.obs["number"].tolist() == batch.rows.tolist()
-            found[tuple(batch.rows.tolist())] += 1
-        assert found == minibatches_of_epoch(dataset, epoch)
-    assert (
-        next(iter(dataset)).rows.tolist() == dataset.plan(epoch=6).delivered_rows(0)[0, :8].tolist()
-    )
