@@ -1,146 +1,34 @@
-import itertools
+"""What a collection opens, reads and says of its files, and the warning where that is slow."""
+
 import multiprocessing
 import os
 import pickle
 import shutil
-from dataclasses import dataclass, field
+import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anndata
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.loader.collection.stored import Storage
 from tests.loader.matrices import dense
 
-from cellfeed import MismatchError, ParameterError, PathError, open_collection
-
-DTYPES = ["float32", "float64", "int32", "uint8", "uint16", "int64", "bool"]
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a matrix lies in a file."""
-
-    n_rows: int = 12
-    dtype: str = "float32"
-    layout: str = "csr"
-    density: float = 0.3
-    compression: str | None = None
-    chunk: int | None = None
-    index_dtype: str = "int32"
-    big_endian: bool = False
-    unsorted: bool = False
-    twice: bool = False
-    seed: int = 0
-    element: str = "X"
-    n_vars: int = field(default=9, kw_only=True)
-
-    def matrix(self) -> Any:
-        rng = np.random.default_rng(self.seed)
-        shape = (self.n_rows, self.n_vars)
-        dense = np.where(rng.random(shape) < self.density, rng.integers(1, 99, shape), 0)
-        dense = dense.astype(self.dtype)
-        return sp.csr_matrix(dense) if self.layout == "csr" else dense
-
-
-STORAGES = {
-    **{f"CSR of {dtype}": Storage(dtype=dtype) for dtype in DTYPES},
-    **{f"dense {dtype}": Storage(dtype=dtype, layout="dense") for dtype in DTYPES},
-    "dense float16": Storage(dtype="float16", layout="dense"),
-    "CSR gzip": Storage(compression="gzip", chunk=7),
-    "CSR lzf": Storage(compression="lzf", chunk=7),
-    "dense gzip": Storage(layout="dense", compression="gzip", chunk=5),
-    "dense lzf": Storage(layout="dense", compression="lzf", chunk=5),
-    "CSR in chunks of one": Storage(chunk=1),
-    "CSR in one chunk": Storage(chunk=10_000),
-    "dense in chunks of one row": Storage(layout="dense", chunk=1),
-    "int64 indices": Storage(index_dtype="int64"),
-    "uint32 indices": Storage(index_dtype="uint32"),
-    "unsorted columns": Storage(unsorted=True),
-    "columns stored twice": Storage(twice=True),
-    "big-endian CSR": Storage(big_endian=True, index_dtype="int64"),
-    "big-endian dense": Storage(big_endian=True, layout="dense", dtype="float64"),
-    "many empty rows": Storage(density=0.05, n_rows=40),
-    "only zeros": Storage(density=0),
-    "only zeros, dense": Storage(density=0, layout="dense"),
-    "no zeros": Storage(density=1),
-    "one row": Storage(n_rows=1),
-    "one gene": Storage(n_vars=1),
-    "no genes": Storage(n_vars=0),
-    "CSR layer": Storage(element="layers/counts", dtype="uint16"),
-    "dense layer": Storage(element="layers/counts", dtype="int32", layout="dense"),
-}
-
-
-def edit_row(group: h5py.Group, storage: Storage, row: slice) -> None:
-    if storage.unsorted:
-        for name in ("data", "indices"):
-            group[name][row] = group[name][row][::-1]
-    if storage.twice:
-        group["indices"][row] = group["indices"][row.start]
+from cellfeed import CellDataset, ParameterError, PathError, Streaming, open_collection
 
 
 @pytest.fixture(scope="session")
 def store(write_h5ad, replace):
     """Write a matrix in a file, stored as asked."""
 
-    def relay(group: h5py.Group, name: str, storage: Storage, dtype: str | None = None) -> None:
-        values = group[name][()]
-        stored_as = values.dtype if dtype is None else np.dtype(dtype)
-        rows = max(1, min(storage.chunk or 1000, len(values)))
-        replace(
-            group,
-            name,
-            values,
-            dtype=stored_as.newbyteorder(">") if storage.big_endian else stored_as,
-            chunks=(rows, *values.shape[1:]) if storage.chunk and values.size else None,
-            compression=storage.compression if values.size else None,
-        )
-
-    def edit_csr(group: h5py.Group, storage: Storage) -> None:
-        for start, stop in itertools.pairwise(group["indptr"][:]):
-            if stop > start:
-                edit_row(group, storage, slice(start, stop))
-        relay(group, "data", storage)
-        relay(group, "indices", storage, storage.index_dtype)
-        relay(group, "indptr", storage, storage.index_dtype)
-
     def store_(storage: Storage) -> Path:
-        def edit(file: h5py.File) -> None:
-            if storage.layout == "csr":
-                edit_csr(file[storage.element], storage)
-            else:
-                relay(file, storage.element, storage)
-
-        matrix = storage.matrix()
-        if storage.element == "X":
-            return Path(write_h5ad(matrix, edit=edit))
-        elsewhere = np.full(matrix.shape, 200, dtype=np.uint8)
-        layers = {storage.element.removeprefix("layers/"): matrix}
-        return Path(write_h5ad(elsewhere, layers=layers, edit=edit))
+        path = write_h5ad(storage.matrix(), edit=lambda file: storage.lay_out(file, "X", replace))
+        return Path(path)
 
     return store_
-
-
-@pytest.fixture(scope="session")
-def oracle(in_memory):
-    """All rows of stored matrices, dense, in memory."""
-
-    def read(files: list[Path], mixture: list[Storage]) -> np.ndarray:
-        parts = [
-            # anndata cannot read big-endian CSR.
-            dense(storage.matrix())
-            if storage.big_endian and storage.layout == "csr"
-            else in_memory([file], storage.element)
-            for file, storage in zip(files, mixture, strict=True)
-        ]
-        return np.vstack(parts)
-
-    return read
 
 
 def assert_reads(collection, expected: np.ndarray, rows: Any) -> None:
@@ -153,21 +41,7 @@ def assert_reads(collection, expected: np.ndarray, rows: Any) -> None:
     assert len(cells) == len(cells.rows)
 
 
-class TestOneFile:
-    @pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
-    def test_reads_as_anndata_does_in_memory(self, store, oracle, storage):
-        path = store(storage)
-        collection = open_collection(path, elements=[storage.element])
-        expected = oracle([path], [storage])
-        assert collection.layout == storage.layout
-        assert collection.dtype == storage.dtype
-        assert len(collection) == storage.n_rows
-        assert collection.n_vars == storage.n_vars
-        assert_reads(collection, expected, slice(None))
-        rng = np.random.default_rng(1)
-        for _ in range(5):
-            assert_reads(collection, expected, rng.integers(0, len(expected), 7))
-
+class TestFiles:
     def test_half_precision_csr_is_widened_as_scipy_has_no_such_matrix(self, write_h5ad, replace):
         X = np.eye(3, dtype=np.float32)
 
@@ -185,6 +59,39 @@ class TestOneFile:
         rows = np.random.default_rng(0).integers(0, len(collection), 300)
         assert_reads(collection, in_memory([path]), rows)
         assert collection.var_names.tolist() == read_by_anndata(path).var_names.tolist()
+
+    @pytest.mark.parametrize("n_rows", [[0, 5, 0], [5, 0], [0]])
+    @pytest.mark.parametrize("layout", ["csr", "dense"])
+    def test_without_cells(self, store, in_memory, n_rows, layout):
+        files = [store(Storage(n, layout=layout)) for n in n_rows]
+        files.append(store(Storage(3, layout="dense")))
+        collection = open_collection(files)
+        assert collection.layout == layout
+        assert_reads(collection, in_memory(files), slice(None))
+
+    def test_describe_themselves(self, store):
+        files = [store(Storage(11)), store(Storage(13))]
+        collection = open_collection(files)
+        expected = "Collection(24 cells x 9 genes, 2 files, X (csr float32), obs=[])"
+        assert repr(collection) == expected
+        assert [Path(each) for each in collection.locations] == list(files)
+
+    def test_rows_per_chunk_is_the_mean_over_rows(self, store):
+        csr = Storage(10, density=1, chunk=18)  # 9 elements a row
+        dense_ = Storage(30, layout="dense", chunk=6)
+        assert open_collection(store(csr)).rows_per_chunk == 2
+        assert open_collection(store(dense_)).rows_per_chunk == 6
+        assert open_collection([store(csr), store(dense_)]).rows_per_chunk == 5
+
+    def test_stored_row_bytes_are_those_of_the_arrays(self, store):
+        full = Storage(10, density=1, chunk=None, compression=None)  # 9 elements a row
+        with h5py.File(store(full)) as file:
+            arrays = [file["X"][name] for name in ("data", "indices", "indptr")]
+            expected = sum(array.size * array.dtype.itemsize for array in arrays)
+        assert open_collection(store(full)).stored_row_bytes() == expected / 10
+        dense_ = Storage(30, layout="dense", chunk=None, compression=None)
+        both = open_collection([store(full), store(dense_)])
+        assert both.stored_row_bytes() == (expected + 30 * 9 * 4) / 40
 
 
 ROWS = {
@@ -250,117 +157,6 @@ class TestRows:
         assert np.array_equal(dense(first.X), kept)
 
 
-MIXTURES = {
-    "CSR and dense": [Storage(), Storage(layout="dense")],
-    "CSR and dense that differ in dtype": [
-        Storage(dtype="int32"),
-        Storage(layout="dense", dtype="float32"),
-    ],
-    "columns stored twice, beside a dense file": [
-        Storage(twice=True, dtype="int32"),
-        Storage(layout="dense", dtype="float64"),
-    ],
-    "small and large counts": [Storage(dtype="uint8"), Storage(dtype="uint16")],
-    "signed and unsigned": [Storage(dtype="uint16"), Storage(dtype="int32")],
-    "booleans and numbers": [Storage(dtype="bool"), Storage(dtype="float32")],
-    "byte orders": [Storage(big_endian=True), Storage()],
-    "index dtypes": [Storage(index_dtype="int64"), Storage(index_dtype="int32")],
-    "files without cells": [
-        Storage(0),
-        Storage(5),
-        Storage(0),
-        Storage(0, layout="dense"),
-        Storage(5, layout="dense"),
-        Storage(0),
-    ],
-}
-
-storages = st.builds(
-    Storage,
-    n_rows=st.integers(1, 15),
-    dtype=st.sampled_from(DTYPES),
-    layout=st.sampled_from(["csr", "dense"]),
-    density=st.sampled_from([0, 0.1, 0.6, 1]),
-    compression=st.sampled_from([None, "gzip", "lzf"]),
-    chunk=st.sampled_from([1, 3, 10, 1000]),
-    index_dtype=st.sampled_from(["int32", "int64"]),
-    big_endian=st.booleans(),
-    unsorted=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-
-
-class TestManyFiles:
-    @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
-    def test_read_as_one(self, store, oracle, mixture):
-        files = [store(storage) for storage in mixture]
-        collection = open_collection(files)
-        expected = oracle(files, mixture)
-        assert collection.dtype == expected.dtype
-        assert collection.layout == ("csr" if "csr" in {s.layout for s in mixture} else "dense")
-        assert_reads(collection, expected, slice(None))
-        assert_reads(collection, expected, [-1, 0, 6, 7, 6])
-
-    @given(st.lists(storages, min_size=1, max_size=3), st.data())
-    def test_any_files_and_any_rows(self, store, oracle, mixture, data):
-        files = [store(storage) for storage in mixture]
-        expected = oracle(files, mixture)
-        numbers = st.integers(-len(expected), len(expected) - 1)
-        assert_reads(open_collection(files), expected, data.draw(st.lists(numbers, max_size=30)))
-
-    def test_describe_themselves(self, store):
-        files = [store(Storage(11)), store(Storage(13))]
-        collection = open_collection(files)
-        expected = "Collection(24 cells x 9 genes, 2 files, X (csr float32), obs=[])"
-        assert repr(collection) == expected
-        assert [Path(each) for each in collection.locations] == list(files)
-
-    def test_rows_per_chunk_is_the_mean_over_rows(self, store):
-        csr = Storage(10, density=1, chunk=18)  # 9 elements a row
-        dense_ = Storage(30, layout="dense", chunk=6)
-        assert open_collection(store(csr)).rows_per_chunk == 2
-        assert open_collection(store(dense_)).rows_per_chunk == 6
-        assert open_collection([store(csr), store(dense_)]).rows_per_chunk == 5
-
-    def test_stored_row_bytes_are_those_of_the_arrays(self, store):
-        full = Storage(10, density=1, chunk=None, compression=None)  # 9 elements a row
-        with h5py.File(store(full)) as file:
-            arrays = [file["X"][name] for name in ("data", "indices", "indptr")]
-            expected = sum(array.size * array.dtype.itemsize for array in arrays)
-        assert open_collection(store(full)).stored_row_bytes() == expected / 10
-        dense_ = Storage(30, layout="dense", chunk=None, compression=None)
-        both = open_collection([store(full), store(dense_)])
-        assert both.stored_row_bytes() == (expected + 30 * 9 * 4) / 40
-
-
-class TestGenes:
-    def open_two(self, write_h5ad, genes):
-        X = np.ones((2, 3), np.float32)
-        self.first, self.second = (
-            write_h5ad(X, genes=list("abc")),
-            write_h5ad(np.ones((2, len(genes)), np.float32), genes=genes),
-        )
-        return open_collection([self.first, self.second])
-
-    @pytest.mark.parametrize("genes", [list("abc"), list("acb"), list("cba")])
-    def test_that_are_the_same_in_any_order(self, write_h5ad, genes):
-        assert self.open_two(write_h5ad, genes).var_names.tolist() == list("abc")
-
-    @pytest.mark.parametrize(
-        ("genes", "problem"),
-        [
-            (list("abd"), r"has other genes than {first} \(2 of 3 are shared\)"),
-            (list("ab"), r"has other genes than {first} \(2 of 3 are shared\)"),
-            (list("abcd"), r"has other genes than {first} \(3 of 3 are shared\)"),
-        ],
-    )
-    def test_that_differ(self, write_h5ad, genes, problem):
-        with pytest.raises(MismatchError) as caught:
-            self.open_two(write_h5ad, genes)
-        expected = f"^{self.second}: {problem.format(first=self.first)}; give join_vars="
-        assert caught.match(expected)
-
-
 class TestPaths:
     @pytest.fixture
     def folder(self, tmp_path, write_h5ad):
@@ -392,94 +188,209 @@ class TestPaths:
         assert open_collection("~/a.h5ad").files == (folder / "a.h5ad",)
 
     @pytest.mark.parametrize(
-        ("path", "problem"),
+        ("paths", "options", "error", "message"),
         [
-            ("missing.h5ad", "no such file or folder; check the path"),
-            ("missing/*.h5ad", "matches no file; check the path"),
+            ("missing.h5ad", {}, PathError, r"missing\.h5ad: no such file or folder; check the pa"),
+            (
+                "missing/*.h5ad",
+                {},
+                PathError,
+                r"missing/\*\.h5ad: matches no file; check the path$",
+            ),
             (
                 "empty",
-                r"the folder has nothing that can be opened \(\.h5ad, \.h5mu, .*\); give the .*",
+                {},
+                PathError,
+                r"empty: the folder has nothing that can be opened \(\.h5ad, .*\); give the",
             ),
+            ([], {}, PathError, r"no path was given; give \.h5ad files"),
+            ({"a.h5ad", "b.h5ad"}, {}, ParameterError, "`set` cannot be opened; it has no order"),
+            (frozenset(), {}, ParameterError, "`frozenset` cannot be opened; it has no order"),
+            ("x" * 4096, {}, PathError, "the path is too long for the file system; check it$"),
+            ("/" + "x/" * 3000, {}, PathError, "the path is too long for the file system; check"),
+            ("~nobody-here/x.h5ad", {}, PathError, r"^~nobody-here/x\.h5ad: .* without ~$"),
+            ("https://", {}, PathError, "^https://: names no server; add it$"),
+            ("s3://", {}, PathError, "^s3://: names no bucket; add it$"),
+            (
+                ["a.h5ad", "link.h5ad"],
+                {},
+                PathError,
+                r"link\.h5ad: given twice, .*; give it once",
+            ),
+            (".", {"obs": "plate"}, ParameterError, r"`obs` must be a list .* write \['plate'\]"),
+            *[
+                (".", {name: {"X"}}, ParameterError, f"^`{name}` must be a list of .*; give a sort")
+                for name in ("obs", "elements", "genes")
+            ],
+            *[
+                (".", {name: 5}, ParameterError, f"^`{name}` must be a (list of|dict).*, but got")
+                for name in ("obs", "elements", "storage_options")
+            ],
         ],
     )
-    def test_that_lead_nowhere(self, folder, path, problem):
-        with pytest.raises(PathError, match=rf"{path.replace('*', '.')}: {problem}$") as caught:
-            open_collection(folder / path)
-        assert isinstance(caught.value, FileNotFoundError)
+    def test_what_cannot_be_opened(self, folder, monkeypatch, paths, options, error, message):
+        monkeypatch.chdir(folder)
+        if "link.h5ad" in paths:
+            Path("link.h5ad").symlink_to("a.h5ad")
+        with pytest.raises(error, match=message):
+            open_collection(paths, **options)
 
-    def test_none_at_all(self):
-        with pytest.raises(PathError, match=r"no path was given; give \.h5ad files"):
-            open_collection([])
 
-    @pytest.mark.parametrize("kind", [set, frozenset])
-    def test_paths_without_an_order(self, folder, kind):
-        with pytest.raises(
-            ParameterError, match=r"`(frozen)?set` cannot be opened; it has no order"
-        ):
-            open_collection(kind(folder.glob("*.h5ad")))
-
-    @pytest.mark.parametrize("name", ["obs", "elements", "genes"])
-    def test_names_without_an_order(self, folder, name):
-        with pytest.raises(ParameterError, match=rf"^`{name}` must be a list of .*; give a sorted"):
-            open_collection(folder, **{name: cast("Any", {"X"})})
-
-    @pytest.mark.parametrize("name", ["obs", "elements", "storage_options"])
-    def test_a_number_in_place_of_a_list(self, folder, name):
-        with pytest.raises(ParameterError, match=rf"^`{name}` must be a (list of|dict).*, but got"):
-            open_collection(folder, **{name: cast("Any", 5)})
-
-    @pytest.mark.parametrize("path", ["x" * 4096, "/" + "x/" * 3000])
-    def test_a_path_that_is_too_long(self, path):
-        with pytest.raises(PathError, match=r"the path is too long for the file system; check it$"):
-            open_collection(path)
-
-    def test_the_home_of_nobody(self):
-        with pytest.raises(PathError, match=r"^~nobody-here/x\.h5ad: .* without ~$"):
-            open_collection("~nobody-here/x.h5ad")
-
-    @pytest.mark.parametrize(("url", "what"), [("https://", "server"), ("s3://", "bucket")])
-    def test_a_url_of_nothing(self, url, what):
-        with pytest.raises(PathError, match=f"^{url}: names no {what}; add it$"):
-            open_collection(url)
-
-    def test_the_same_file_twice(self, folder):
-        (folder / "link.h5ad").symlink_to(folder / "a.h5ad")
-        with pytest.raises(PathError, match=r"link\.h5ad: given twice, .*; give it once"):
-            open_collection([folder / "a.h5ad", folder / "link.h5ad"])
-
-    def test_a_column_name_in_place_of_a_list(self, folder):
-        with pytest.raises(ParameterError, match=r"`obs` must be a list .* write \['plate'\]"):
-            open_collection(folder, obs="plate")
+def test_a_pickle_has_no_open_file_and_reads_again(plates, in_memory, tmp_path):
+    # Of files that have no record yet, from which they would be opened.
+    paths = [Path(shutil.copy(path, tmp_path)) for path in plates]
+    collection = open_collection(paths, obs=["plate"])
+    before = pickle.dumps(collection)
+    collection[:]
+    after = pickle.dumps(collection)
+    assert len(after) == len(before)
+    copy = pickle.loads(after)
+    assert_reads(copy, in_memory(plates), [3, 60, 3])
+    assert np.array_equal(copy.obs["plate"].values, collection.obs["plate"].values)
 
 
 def sum_of_rows(collection, connection) -> None:
     connection.send((os.getpid(), dense(collection[1::3].X).sum()))
 
 
-class TestProcesses:
-    def test_a_pickle_has_no_open_file_and_reads_again(self, plates, in_memory, tmp_path):
-        # Of files that have no record yet, from which they would be opened.
-        paths = [Path(shutil.copy(path, tmp_path)) for path in plates]
-        collection = open_collection(paths, obs=["plate"])
-        before = pickle.dumps(collection)
-        collection[:]
-        after = pickle.dumps(collection)
-        assert len(after) == len(before)
-        copy = pickle.loads(after)
-        assert_reads(copy, in_memory(plates), [3, 60, 3])
-        assert np.array_equal(copy.obs["plate"].values, collection.obs["plate"].values)
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_reads_while_its_parent_does(plates, in_memory):
+    collection, expected = open_collection(plates), in_memory(plates)
+    collection[:]  # the parent's handles are open
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=sum_of_rows, args=(collection, sending))
+    process.start()
+    assert_reads(collection, expected, [50, 1])
+    pid, total = receiving.recv()
+    process.join()
+    assert pid == process.pid != os.getpid()
+    assert total == expected[1::3].sum()
+    assert_reads(collection, expected, slice(None))
 
-    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_a_forked_process_reads_while_its_parent_does(self, plates, in_memory):
-        collection, expected = open_collection(plates), in_memory(plates)
-        collection[:]  # the parent's handles are open
-        context = multiprocessing.get_context("fork")
-        receiving, sending = context.Pipe(duplex=False)
-        process = context.Process(target=sum_of_rows, args=(collection, sending))
-        process.start()
-        assert_reads(collection, expected, [50, 1])
-        pid, total = receiving.recv()
-        process.join()
-        assert pid == process.pid != os.getpid()
-        assert total == expected[1::3].sum()
-        assert_reads(collection, expected, slice(None))
+
+COUNTS = np.random.default_rng(0).poisson(1.0, (40, 7)).astype(np.float32)
+REASON = "through h5py: filter fletcher32 is not supported"
+REMEDY = "write it again with anndata and compression='gzip'"
+
+
+def slowly(*names, replace):
+    """Store arrays with a checksum, which is not decoded here."""
+
+    def edit(file):
+        for name in names:
+            values = file[name][:]
+            replace(file, name, values, chunks=(7, *values.shape[1:]), fletcher32=True)
+
+    return edit
+
+
+@pytest.fixture
+def make(write_h5ad, replace):
+    """Write a file of a sparse matrix and a dense layer, in which some arrays are slow."""
+
+    def write(*names) -> Path:
+        layers = {"scaled": COUNTS.astype(np.float64)}
+        edit = slowly(*names, replace=replace)
+        X = sp.csr_matrix(COUNTS)
+        path: Path = write_h5ad(X, layers=layers, compression="gzip", edit=edit)
+        return path
+
+    return write
+
+
+def opened(paths):
+    return open_collection(paths, elements=["X", "layers/scaled"])
+
+
+def as_stored(path, element):
+    """The oracle: a row of the table, by anndata and h5py."""
+    with h5py.File(path) as file:
+        stored = anndata.io.sparse_dataset(file[element]) if element == "X" else file[element]
+        values = file["X/data"] if element == "X" else file[element]
+        per_chunk = values.chunks[0]
+        if element == "X":
+            per_chunk = min(len(COUNTS), per_chunk * len(COUNTS) / values.size)
+        return {
+            "location": str(path),
+            "element": element,
+            "n_cells": stored.shape[0],
+            "layout": getattr(stored, "format", "dense"),
+            "dtype": str(values.dtype),
+            "codec": f"{values.compression} {values.compression_opts}"
+            if values.compression
+            else "none",
+            "chunk_shape": values.chunks,
+            "rows_per_chunk": float(per_chunk),
+            "is_fast": not values.fletcher32,
+            "reason": REASON if values.fletcher32 else None,
+        }
+
+
+def test_the_table_has_a_row_for_each_element_of_each_file(make, write_h5ad):
+    paths = [make(), make("X/data", "layers/scaled"), make("layers/scaled")]
+    expected = [as_stored(path, element) for path in paths for element in ("X", "layers/scaled")]
+    collection = opened(paths)
+    for each in (collection, pickle.loads(pickle.dumps(collection))):
+        pd.testing.assert_frame_equal(each.describe(), pd.DataFrame(expected))
+    in_one_piece = open_collection(write_h5ad(COUNTS)).describe()
+    assert in_one_piece["chunk_shape"].tolist() == [None]
+    assert in_one_piece["is_fast"].all()
+
+
+def test_repr_names_what_is_slow(make):
+    fast, slow, half = make(), make("X/data", "layers/scaled"), make("layers/scaled")
+    for paths, said in (
+        ([fast], ""),
+        ([slow], ", read slowly: X, layers/scaled"),
+        ([fast, slow], f", read slowly: X of {slow.name}, layers/scaled of {slow.name}"),
+        ([fast, slow, half], f", read slowly: X of {slow.name}, layers/scaled of 2 files"),
+        ([slow, half], f", read slowly: X of {slow.name}, layers/scaled"),
+    ):
+        assert repr(opened(paths)).endswith(f"layers/scaled (dense float64), obs=[]{said})")
+
+
+class TestWarning:
+    @pytest.mark.parametrize(
+        ("n_slow", "others"),
+        [
+            (1, ""),
+            (2, " (1 other is also read slowly: see `collection.describe()`)"),
+            (4, " (3 others are also read slowly: see `collection.describe()`)"),
+        ],
+    )
+    def test_there_is_one_however_many_files_are_slow(self, make, n_slow, others):
+        paths = [make(), *(make("X/data") for _ in range(n_slow))]
+        with pytest.warns(UserWarning) as warned:  # noqa: PT030 - the whole message follows
+            CellDataset(opened(paths), Streaming(), 8)
+        line = f"{paths[1]}: `X` is read slowly, {REASON}; {REMEDY}{others}"
+        assert [str(each.message) for each in warned] == [line]
+        assert warned[0].filename == __file__
+        assert opened(paths).slow_reading() == line
+
+    def test_it_is_given_once_for_a_collection_and_its_copies(self, make):
+        collection = opened(make("X/data"))
+        with pytest.warns(UserWarning, match="read slowly"):
+            CellDataset(collection, Streaming(), 8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            CellDataset(collection, Streaming(), 4)
+            dataset = CellDataset(pickle.loads(pickle.dumps(collection)), Streaming(), 8)
+            assert sum(map(len, dataset.loader())) == 40
+
+    def test_none_where_all_is_fast_or_read_by_a_function(self, make):
+        CellDataset(opened(make()), Streaming(), 8)
+        CellDataset(
+            opened(make("X/data")), Streaming(), 8, fetch_callback=lambda cells, rows: cells[rows]
+        )
+
+    def test_a_dtype_may_be_what_makes_it_slow(self, make):
+        collection = opened(path := make())
+        with pytest.warns(UserWarning) as warned:  # noqa: PT030
+            CellDataset(collection, Streaming(), 8, dtype={"layers/scaled": "float16"})
+        (line,) = {str(each.message) for each in warned}
+        assert line == (
+            f"{path}: `layers/scaled` is read slowly, through h5py: cellfeed does not convert "
+            "float64 to float16; read it as float64, or write it as float16"
+        )

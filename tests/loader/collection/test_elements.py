@@ -1,12 +1,6 @@
-"""Several elements of the same cells, against what anndata has in memory."""
+"""Elements and genes of any files, against what anndata and pandas have in memory."""
 
-import itertools
 import pickle
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -14,10 +8,19 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.collection.stored import (
+    COLUMNS,
+    DTYPES,
+    N_ALIKE,
+    File,
+    Storage,
+    named,
+    write_file,
+    write_files,
+)
 from tests.loader.matrices import dense
-from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     BlockShuffling,
@@ -31,171 +34,118 @@ from cellfeed import (
     open_collection,
 )
 
-COLUMNS = {"X": 7, "layers/counts": 7, "raw/X": 11, "obsm/X_pca": 3, "obsm/sparse": 5}
-DTYPES = ("float32", "float64", "uint8", "int64")
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, replace) -> list[File]:
+    return write_files(tmp_path_factory.mktemp("files"), replace)
 
 
-@dataclass(frozen=True)
-class File:
-    """How a file is stored: format, compression, and dtype and layout of each element."""
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, replace):
+    """Two files of 40 and 25 cells, each element stored in its own way, and what is in them."""
+    folder, both = tmp_path_factory.mktemp("two"), list[File]()
+    for n_rows, suffix in ((40, "h5ad"), (25, "zarr")):
+        storages = {
+            "X": Storage(n_rows, "float32", "csr"),
+            "layers/counts": Storage(n_rows, "uint8", "csr"),
+            "raw/X": Storage(n_rows, "int64", "dense"),
+            "obsm/X_pca": Storage(n_rows, "float64", "dense"),
+            "obsm/sparse": Storage(n_rows, "float32", "csr"),
+        }
+        compression = "gzip" if suffix == "h5ad" else None
+        path = folder / f"{n_rows}.{suffix}"
+        both.append(write_file(path, named("gene", 7), storages, replace, compression))
+    values = {name: np.vstack([each.arrays[name] for each in both]) for name in COLUMNS}
+    return sorted(each.path for each in both)[::-1], values
 
-    n_rows: int
-    format: str
-    compression: str | None
-    elements: dict[str, tuple[str, str]]
-    seed: int
+
+def joined(some: list[File], name: str, join: str, genes: list[str] | None) -> pd.DataFrame:
+    """The oracle: all rows of an element, whose columns pandas joins by name."""
+    if COLUMNS[name] is not None:
+        return pd.DataFrame(np.vstack([each.arrays[name] for each in some]))
+    frames = [pd.DataFrame(each.arrays[name], columns=each.genes) for each in some]
+    both = pd.concat(frames, join="outer" if join == "outer" else "inner").fillna(0)
+    return both[genes] if genes else both
 
 
-@st.composite
-def files(draw: st.DrawFn) -> list[File]:
-    kinds = st.tuples(st.sampled_from(DTYPES), st.sampled_from(["csr", "csr", "dense"]))
-    return draw(
+@pytest.mark.filterwarnings("ignore:.* is read slowly")
+@pytest.mark.parametrize("join", ["same", "inner", "outer", "genes"])
+@settings(max_examples=max(1, settings().max_examples // 2))
+@given(data=st.data())
+def test_any_elements_and_genes_of_any_files(files, join, data):
+    some = data.draw(
         st.lists(
-            st.builds(
-                File,
-                n_rows=st.integers(1, 25),
-                format=st.sampled_from(["h5ad", "h5ad", "zarr"]),
-                compression=st.sampled_from(["gzip", None]),
-                elements=st.fixed_dictionaries(dict.fromkeys(COLUMNS, kinds)),
-                seed=st.integers(0, 99),
-            ),
+            st.sampled_from(files[:N_ALIKE] if join == "same" else files),
             min_size=1,
             max_size=3,
+            unique_by=lambda each: each.path,
         )
     )
-
-
-def matrix(shape: tuple[int, int], dtype: str, layout: str, rng: np.random.Generator) -> Any:
-    dense = np.where(rng.random(shape) < 0.4, rng.integers(1, 99, shape), 0).astype(dtype)
-    return sp.csr_matrix(dense) if layout == "csr" else dense
-
-
-def write(path: Path, file: File) -> ad.AnnData:
-    rng = np.random.default_rng(file.seed)
-    made = {
-        name: matrix((file.n_rows, COLUMNS[name]), *kind, rng)
-        for name, kind in file.elements.items()
-    }
-    obs = pd.DataFrame({"number": rng.random(file.n_rows)}, index=_names("cell", file.n_rows))
-    adata = ad.AnnData(made["X"], obs=obs, var=pd.DataFrame(index=_names("gene", COLUMNS["X"])))
-    raw_var = pd.DataFrame(index=_names("raw", COLUMNS["raw/X"]))
-    adata.raw = ad.AnnData(made["raw/X"], obs=obs, var=raw_var)
-    adata.layers["counts"] = made["layers/counts"]
-    adata.obsm["X_pca"], adata.obsm["sparse"] = made["obsm/X_pca"], made["obsm/sparse"]
-    if file.format == "zarr":
-        with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # anndata's and zarr's own
-            with written_at_once(path) as store:
-                adata.write_zarr(store)
-    else:
-        adata.write_h5ad(path, compression=file.compression)
-    return adata
-
-
-def _names(what: str, n: int) -> list[str]:
-    return [f"{what}{k}" for k in range(n)]
-
-
-def in_memory(adatas: list[ad.AnnData]) -> dict[str, np.ndarray]:
-    """The oracle: every element, dense."""
-    parts = {
-        "X": [adata.X for adata in adatas],
-        "raw/X": [adata.raw.X for adata in adatas],
-        "layers/counts": [adata.layers["counts"] for adata in adatas],
-        "obsm/X_pca": [adata.obsm["X_pca"] for adata in adatas],
-        "obsm/sparse": [adata.obsm["sparse"] for adata in adatas],
-    }
-    return {name: np.vstack([dense(part) for part in some]) for name, some in parts.items()}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Callable[[list[File]], tuple[list[Path], dict[str, np.ndarray]]]:
-    """Write files; return their paths and what is in them."""
-    folder, numbers = tmp_path_factory.mktemp("elements"), itertools.count()
-
-    def store_(some: list[File]) -> tuple[list[Path], dict[str, np.ndarray]]:
-        paths = [folder / f"{next(numbers):05}.{file.format}" for file in some]
-        adatas = [write(path, file) for path, file in zip(paths, some, strict=True)]
-        return paths, in_memory(adatas)
-
-    return store_
-
-
-@pytest.fixture(scope="module")
-def two(store):
-    """Two files of 40 and 25 cells, each element stored in its own way."""
-    kinds = {
-        "X": ("float32", "csr"),
-        "layers/counts": ("uint8", "csr"),
-        "raw/X": ("int64", "dense"),
-        "obsm/X_pca": ("float64", "dense"),
-        "obsm/sparse": ("float32", "csr"),
-    }
-    return store([File(40, "h5ad", "gzip", kinds, 0), File(25, "zarr", None, kinds, 1)])
-
-
-names = st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True)
-slowly = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+    names = ["X", "layers/counts", *([] if join == "genes" else ["raw/X"])]
+    elements = data.draw(
+        st.lists(
+            st.sampled_from([*names, "obsm/X_pca", "obsm/sparse"]), min_size=1, unique=True
+        ).filter(lambda drawn: join != "genes" or {*drawn} & {*names})
+    )
+    genes = None
+    if join == "genes":
+        shared = sorted(set.intersection(*(set(each.genes) for each in some)))
+        genes = data.draw(st.lists(st.sampled_from(shared), min_size=1, unique=True))
+    collection = open_collection(
+        [each.path for each in some],
+        elements=elements,
+        obs=["number"],
+        **({"genes": genes} if genes else {"join_vars": join}),
+    )
+    expected = {name: joined(some, name, join, genes) for name in elements}
+    rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
+    cells = collection[rows]
+    assert list(collection.elements) == list(cells.keys()) == elements
+    assert cells.X is cells[elements[0]]
+    assert cells.rows.tolist() == rows.tolist()
+    for name, element in collection.elements.items():
+        stored = [each.storages[name] for each in some]
+        found, values = cells[name], expected[name].to_numpy()
+        is_sparse = "csr" in {each.layout for each in stored}
+        assert element.layout == ("csr" if is_sparse else "dense")
+        assert element.dtype == found.dtype == np.result_type(*(each.dtype for each in stored))
+        assert element.n_columns == values.shape[1]
+        if COLUMNS[name] is None:
+            assert element.column_names.tolist() == expected[name].columns.tolist()
+        assert np.array_equal(dense(found), values[rows])
+        assert sp.issparse(found) == is_sparse
+        if is_sparse:
+            assert found.has_canonical_format
+            assert found.nnz == np.count_nonzero(values[rows])
+    by_name = st.dictionaries(st.sampled_from(elements), st.sampled_from(DTYPES))
+    dtype = data.draw(st.none() | st.sampled_from(["float32", "float64"]) | by_name)
+    is_dense = data.draw(st.booleans())
+    dataset = CellDataset(
+        collection,
+        BlockShuffling(block_size=data.draw(st.integers(1, 5))),
+        batch_size=data.draw(st.integers(1, 9)),
+        fetch_factor=data.draw(st.integers(1, 4)),
+        seed=0,
+        dense=is_dense,
+        dtype=dtype,
+    )
+    seen = []
+    for minibatch in dataset:
+        here = minibatch.rows.numpy()
+        seen += here.tolist()
+        assert list(minibatch.keys()) == elements
+        for name, element in dataset.collection.elements.items():
+            asked = dtype.get(name) if isinstance(dtype, dict) else dtype
+            values = dense(minibatch[name])
+            assert values.dtype == (asked or element.dtype)
+            assert np.array_equal(values, expected[name].to_numpy()[here].astype(values.dtype))
+            is_sparse = minibatch[name].layout == torch.sparse_csr
+            assert is_sparse == (element.layout == "csr" and not is_dense)
+    assert sorted(seen) == list(range(len(dataset.collection)))
 
 
 class TestRows:
-    @slowly
-    @given(some=files(), elements=names, data=st.data())
-    def test_of_all_elements_are_those_of_the_same_cells(self, store, some, elements, data):
-        paths, expected = store(some)
-        collection = open_collection(paths, elements=elements, obs=["number"])
-        assert list(collection.elements) == elements
-        rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
-        cells = collection[rows]
-        assert list(cells.keys()) == elements
-        assert cells.X is cells[elements[0]]
-        assert cells.rows.tolist() == rows.tolist()
-        for name, element in collection.elements.items():
-            stored = [file.elements[name] for file in some]
-            assert element.layout == ("csr" if "csr" in {kind for _, kind in stored} else "dense")
-            assert element.dtype == np.result_type(*(dtype for dtype, _ in stored))
-            assert element.n_columns == COLUMNS[name]
-            assert sp.issparse(cells[name]) == (element.layout == "csr")
-            assert cells[name].dtype == element.dtype
-            assert np.array_equal(dense(cells[name]), expected[name][rows])
-
-    @slowly
-    @given(some=files(), elements=names, data=st.data())
-    def test_of_an_epoch(self, store, some, elements, data):
-        paths, expected = store(some)
-        named = data.draw(st.dictionaries(st.sampled_from(elements), st.sampled_from(DTYPES)))
-        dtype = data.draw(st.sampled_from([None, "float32", named]))
-        is_dense = data.draw(st.booleans())
-        dataset = CellDataset(
-            open_collection(paths, elements=elements, obs=["number"]),
-            BlockShuffling(block_size=data.draw(st.integers(1, 5))),
-            batch_size=data.draw(st.integers(1, 9)),
-            fetch_factor=data.draw(st.integers(1, 4)),
-            seed=0,
-            dense=is_dense,
-            dtype=dtype,
-        )
-        seen = []
-        for minibatch in dataset:
-            rows = minibatch.rows.numpy()
-            seen += rows.tolist()
-            assert list(minibatch.keys()) == elements
-            for name, element in dataset.collection.elements.items():
-                asked = dtype.get(name) if isinstance(dtype, dict) else dtype
-                values = dense(minibatch[name])
-                assert values.dtype == (asked or element.dtype)
-                assert np.array_equal(values, expected[name][rows].astype(values.dtype))
-                is_sparse = minibatch[name].layout == torch.sparse_csr
-                assert is_sparse == (element.layout == "csr" and not is_dense)
-        assert sorted(seen) == list(range(len(dataset.collection)))
-
+    @pytest.mark.process
     def test_through_worker_processes(self, two):
         paths, expected = two
         collection = open_collection(paths, elements=list(COLUMNS), obs=["number"])
@@ -213,7 +163,7 @@ class TestRows:
             (np.arange(1, 5, dtype=np.float32), np.array([2, 0, 1, 0]), np.array([0, 2, 4])), (2, 3)
         )
         adata = ad.AnnData(ordered, layers={"other": disordered})
-        adata.obs_names, adata.var_names = _names("cell", 2), _names("gene", 3)
+        adata.obs_names, adata.var_names = named("cell", 2), named("gene", 3)
         adata.write_h5ad(tmp_path / "cells.h5ad")
         cells = open_collection(tmp_path, elements=["X", "layers/other"])[[1, 0]]
         assert cells.X.toarray().tolist() == [[0, 3, 4], [1, 2, 0]]
@@ -328,7 +278,7 @@ class TestRefused:
     def test_arrays_of_other_widths(self, tmp_path):
         for n_columns in (2, 3):
             adata = ad.AnnData(np.eye(4, dtype=np.float32))
-            adata.obs_names, adata.var_names = _names("cell", 4), _names("gene", 4)
+            adata.obs_names, adata.var_names = named("cell", 4), named("gene", 4)
             adata.obsm["X_pca"] = np.ones((4, n_columns))
             adata.write_h5ad(tmp_path / f"{n_columns}.h5ad")
         first, second = tmp_path / "2.h5ad", tmp_path / "3.h5ad"
@@ -340,7 +290,7 @@ class TestRefused:
     @pytest.mark.parametrize("kind", ["of text", "by gene"])
     def test_arrays_that_cannot_be_read_by_cell(self, tmp_path, kind):
         adata = ad.AnnData(np.eye(4, dtype=np.float32))
-        adata.obs_names, adata.var_names = _names("cell", 4), _names("gene", 4)
+        adata.obs_names, adata.var_names = named("cell", 4), named("gene", 4)
         made, words = {
             "of text": (
                 pd.DataFrame({"a": 1.0, "b": "x", "c": "y"}, index=adata.obs_names),

@@ -3,7 +3,6 @@
 import itertools
 import pickle
 import tracemalloc
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.loader.zarr_stores import written_at_once
+from tests.loader.collection.stored import write as write_adata
 
 from cellfeed import (
     BlockShuffling,
@@ -33,6 +32,7 @@ from cellfeed import (
 
 N_COLUMNS = 72_000_000
 NULLABLE = {"Int64", "boolean"}
+IN_PROCESS_AND_WITH_WORKERS = [0, pytest.param(2, marks=pytest.mark.process)]
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +50,9 @@ def write(tmp_path_factory) -> Callable[..., Path]:
             if isinstance(values, pd.DataFrame):
                 values.index = adata.obs_names
             adata.obsm[name] = values
-        path: Path = folder / f"{next(numbers):05}.{suffix}"
-        if suffix == "zarr":
-            with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # anndata's and zarr's own
-                with written_at_once(path) as store:
-                    adata.write_zarr(store)
-        else:
-            adata.write_h5ad(path, compression="gzip" if next(numbers) % 4 > 1 else None)
-        return path
+        number = next(numbers)
+        path = folder / f"{number:05}.{suffix}"
+        return write_adata(adata, path, "gzip" if number % 4 > 1 else None)
 
     return write_
 
@@ -68,49 +62,25 @@ def numbers(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
 
 
 class TestImages:
-    @settings(max_examples=15, derandomize=True, database=None, phases=[Phase.generate])
-    @given(
-        row_shape=st.sampled_from([(4, 4, 3), (2, 3), (1, 1, 1), (5,)]),
-        sizes=st.lists(
-            st.tuples(st.integers(1, 20), st.sampled_from(["h5ad", "zarr"])), min_size=1, max_size=2
-        ),
-        dense=st.booleans(),
-        seed=st.integers(0, 9),
-    )
-    def test_come_in_their_shape(self, write, row_shape, sizes, dense, seed):
-        images = [numbers((n, *row_shape), "uint8") + k for k, (n, _) in enumerate(sizes)]
-        paths = [
-            write(suffix=suffix, image=image)
-            for image, (_, suffix) in zip(images, sizes, strict=True)
-        ]
-        collection = open_collection(paths, elements=["X", "obsm/image"])
-        assert collection.elements["obsm/image"].row_shape == row_shape
-        assert collection.elements["obsm/image"].n_columns == np.prod(row_shape)
-        expected = np.concatenate(images)
-        dataset = CellDataset(
-            collection, BlockShuffling(3), 7, fetch_factor=2, seed=seed, dense=dense
-        )
-        for minibatch in dataset:
-            image = minibatch["obsm/image"]
-            assert image.shape == (len(minibatch), *row_shape)
-            assert image.dtype == torch.uint8
-            assert np.array_equal(image.numpy(), expected[minibatch.rows.numpy()])
-        again = np.array([0, len(collection) - 1, 0])
-        assert np.array_equal(collection[again].to_scipy()["obsm/image"], expected[again])
-
-    def test_as_the_first_element_through_worker_processes_and_a_transform(self, write):
+    @pytest.mark.parametrize("num_workers", IN_PROCESS_AND_WITH_WORKERS)
+    def test_come_in_their_shape(self, write, num_workers):
         image = numbers((30, 4, 4, 3), "uint8")
 
         def inverted(cells: Cells) -> Cells:
             return Cells({"inverted": 255 - cells.X}, cells.obs, cells.rows)
 
-        collection = open_collection(write(image=image), elements=["obsm/image", "X"])
+        paths = [write(image=image[:12]), write(image=image[12:], suffix="zarr")]
+        collection = open_collection(paths, elements=["obsm/image", "X"])
         assert collection.mean_row_bytes() == 48 + 12
+        assert collection.elements["obsm/image"].row_shape == (4, 4, 3)
+        assert collection.elements["obsm/image"].n_columns == 48
+        assert np.array_equal(collection[[0, 29, 0]].to_scipy().X, image[[0, 29, 0]])
         plain = CellDataset(collection, BlockShuffling(4), 8, seed=0)
         changed = CellDataset(collection, BlockShuffling(4), 8, seed=0, fetch_transform=inverted)
         seen = list[int]()
-        for minibatch, other in zip(plain.loader(num_workers=2), changed, strict=True):
+        for minibatch, other in zip(plain.loader(num_workers), changed, strict=True):
             seen += minibatch.rows.tolist()
+            assert minibatch.X.dtype == torch.uint8
             assert np.array_equal(minibatch.X.numpy(), image[minibatch.rows.numpy()])
             assert np.array_equal(other.X.numpy(), 255 - image[other.rows.numpy()])
         assert sorted(seen) == list(range(30))
@@ -160,7 +130,7 @@ def frames(draw: st.DrawFn, columns: list[str], kinds: list[Any]) -> pd.DataFram
 
 
 class TestFrames:
-    @settings(max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
+    @pytest.mark.slow
     @given(data=st.data())
     def test_are_aligned_by_name(self, write, data):
         kind = st.sampled_from(["float32", "int8", "bool", "float64", "Int64", "boolean"])
@@ -191,13 +161,14 @@ class TestFrames:
         assert cells["obsm/table"].dtype == element.dtype
         assert np.array_equal(cells["obsm/table"], expected[rows], equal_nan=True)
 
-    def test_are_delivered_by_worker_processes_as_any_dtype(self, write):
+    @pytest.mark.parametrize("num_workers", IN_PROCESS_AND_WITH_WORKERS)
+    def test_are_delivered_as_any_dtype(self, write, num_workers):
         table = pd.DataFrame({"a": np.arange(20), "b": np.arange(20) % 3 > 0})
         collection = open_collection(write(table=table), elements=["obsm/table"])
         assert collection.codecs[0] in ("none", "gzip 4")
         assert collection.stored_row_bytes() > 0
         dataset = CellDataset(collection, Streaming(), 8, seed=0, dtype="float32")
-        for minibatch in dataset.loader(num_workers=2):
+        for minibatch in dataset.loader(num_workers):
             assert minibatch.X.dtype == torch.float32
             assert np.array_equal(minibatch.X, table.to_numpy(np.float32)[minibatch.rows])
 

@@ -1,10 +1,11 @@
-"""Genes of several files as those of one collection, against anndata's `concat`."""
+"""Genes of several files as those of one collection, and their table."""
 
+import functools
 import itertools
 import pickle
 import warnings
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import h5py
@@ -12,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.collection.stored import write as write_adata
 from tests.loader.matrices import dense
-from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import (
     BlockShuffling,
@@ -26,205 +27,52 @@ from cellfeed import (
     open_collection,
 )
 
-GENES = [f"gene{k}" for k in range(12)]
-JOINS = ("same", "inner", "outer", "genes")
-
-
-@st.composite
-def files(draw: st.DrawFn, join: str) -> list[dict[str, Any]]:
-    """Draw files that can be joined so."""
-    shared = draw(st.lists(st.sampled_from(GENES), min_size=1, unique=True))
-    made = []
-    for k in range(draw(st.integers(1, 3))):
-        own = [] if join == "same" else [gene for gene in GENES if gene not in shared]
-        more = draw(st.lists(st.sampled_from(own), unique=True)) if own else []
-        made.append(
-            {
-                "genes": draw(st.permutations([*shared, *more])),
-                "n_rows": draw(st.integers(1, 20)),
-                "layout": draw(st.sampled_from(["csr", "csr", "dense"])),
-                "dtype": draw(st.sampled_from(["float32", "float64", "uint8", "int64"])),
-                "format": draw(st.sampled_from(["h5ad", "h5ad", "zarr"])),
-                "compression": draw(st.sampled_from(["gzip", None])),
-                "disordered": draw(st.booleans()),
-                "repeated": draw(st.sampled_from([False, False, True])),
-                "chunks": draw(st.sampled_from([None, (7, 5), (4, 11)])),
-                "seed": 10 * draw(st.integers(0, 9)) + k,
-            }
-        )
-    return made
-
-
-def write(path: Path, file: dict[str, Any]) -> ad.AnnData:
-    rng = np.random.default_rng(file["seed"])
-    shape = (file["n_rows"], len(file["genes"]))
-    X: Any = np.where(rng.random(shape) < 0.5, rng.integers(1, 60, shape), 0).astype(file["dtype"])
-    if file["layout"] == "csr":
-        X = sp.csr_matrix(X)
-        if file["repeated"]:  # each element twice, which counts as their sum
-            twice = (np.repeat(X.data, 2), np.repeat(X.indices, 2), 2 * X.indptr)
-            X = sp.csr_matrix(twice, shape=shape)
-        if file["disordered"]:
-            for start, stop in itertools.pairwise(X.indptr):
-                X.indices[start:stop] = X.indices[start:stop][::-1]
-                X.data[start:stop] = X.data[start:stop][::-1]
-    obs = pd.DataFrame(index=[f"{file['seed']}-{k}" for k in range(shape[0])])
-    adata = ad.AnnData(X, obs=obs, var=pd.DataFrame(index=list(file["genes"])))
-    adata.layers["twice"] = X * 2
-    adata.obsm["first"] = np.arange(2.0 * shape[0]).reshape(-1, 2)
-    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
-        warnings.simplefilter("ignore")  # anndata's and zarr's own
-        if file["format"] == "zarr":
-            with written_at_once(path) as memory:
-                adata.write_zarr(memory)
-        else:
-            adata.write_h5ad(path, compression=file["compression"])
-            if file["layout"] == "csr" and file["chunks"]:
-                _rechunk(path, file["chunks"], file["compression"])
-    return adata
-
-
-def _rechunk(path: Path, chunks: tuple[int, int], compression: str | None) -> None:
-    """Write column indices and values in chunks of their own."""
-    with h5py.File(path, "r+") as file:
-        for name, size in zip(("indices", "data"), chunks, strict=True):
-            for element in ("X", "layers/twice"):
-                values = file[element][name][:]
-                del file[element][name]
-                file[element].create_dataset(
-                    name,
-                    data=values,
-                    maxshape=(None,),
-                    chunks=(max(1, min(size, values.size)),),
-                    compression=compression,
-                )
-
-
-def in_memory(adatas: list[ad.AnnData], join: str, genes: list[str] | None) -> pd.DataFrame:
-    """The oracle: all cells, with the genes as `anndata.concat` joins them."""
-    tables = [ad.AnnData(dense(each.X), each.obs, each.var) for each in adatas]
-    both = ad.concat(tables, join="outer" if join == "outer" else "inner", fill_value=0)
-    frame: pd.DataFrame = both.to_df()
-    return frame[genes] if genes else frame
+pytestmark = pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    folder, numbers = tmp_path_factory.mktemp("joins"), itertools.count()
+def write(tmp_path_factory):
+    folder, numbers = tmp_path_factory.mktemp("genes"), itertools.count(1)
 
-    def store_(some: list[dict[str, Any]]) -> tuple[list[Path], list[ad.AnnData]]:
-        paths = [folder / f"{next(numbers):05}.{file['format']}" for file in some]
-        return paths, [write(path, file) for path, file in zip(paths, some, strict=True)]
+    @functools.cache
+    def write_(genes: str, copy: int = 0) -> Path:
+        """Write three cells in which every value is another, and is no value of another file."""
+        number = next(numbers)
+        values = 100 * number + np.arange(3 * len(genes), dtype=np.float32).reshape(3, -1)
+        obs = pd.DataFrame(index=[f"{number}-{k}" for k in range(3)])
+        adata = ad.AnnData(sp.csr_matrix(values), obs=obs, var=pd.DataFrame(index=list(genes)))
+        return write_adata(adata, folder / f"{number:04}.h5ad")
 
-    return store_
-
-
-def simple(genes: list[str], **options: Any) -> dict[str, Any]:
-    defaults = {
-        "n_rows": 6,
-        "layout": "csr",
-        "dtype": "float32",
-        "format": "h5ad",
-        "compression": "gzip",
-        "disordered": False,
-        "repeated": False,
-        "chunks": None,
-        "seed": 0,
-    }
-    return {"genes": genes, **defaults, **options}
+    return write_
 
 
-@pytest.mark.parametrize("join", JOINS)
-def test_cells_are_those_of_anndata(store, join):
-    @settings(
-        max_examples=25,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    @given(some=files(join), data=st.data())
-    def check(some: list[dict[str, Any]], data: st.DataObject) -> None:
-        paths, adatas = store(some)
-        shared = sorted(set.intersection(*(set(file["genes"]) for file in some)))
-        genes = None
-        if join == "genes":
-            genes = data.draw(st.lists(st.sampled_from(shared), min_size=1, unique=True))
-        collection = open_collection(
-            paths,
-            elements=["X", "obsm/first", "layers/twice"],
-            **({"genes": genes} if genes else {"join_vars": join}),
-        )
-        expected = in_memory(adatas, join, genes)
-        assert set(collection.var_names) == set(expected.columns)
-        if join in ("same", "genes"):
-            assert collection.var_names.tolist() == (genes or list(some[0]["genes"]))
-        values = expected[collection.var_names.tolist()].to_numpy()
-        rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
-        cells = collection[rows]
-        assert sp.issparse(cells.X) == any(file["layout"] == "csr" for file in some)
-        assert cells.X.dtype == np.result_type(*(file["dtype"] for file in some))
-        assert np.array_equal(dense(cells.X), values[rows])
-        if isinstance(cells.X, sp.csr_array):
-            assert cells.X.has_canonical_format
-            assert cells.X.nnz == np.count_nonzero(values[rows])
-        first = np.concatenate([adata.obsm["first"] for adata in adatas])
-        assert np.array_equal(cells["obsm/first"], first[rows])
-        dataset = CellDataset(
-            collection,
-            BlockShuffling(block_size=data.draw(st.integers(1, 4))),
-            batch_size=data.draw(st.integers(1, 9)),
-            fetch_factor=data.draw(st.integers(1, 3)),
-            seed=0,
-            dense=data.draw(st.booleans()),
-            dtype="float64",
-        )
-        seen = []
-        for minibatch in dataset:
-            here = np.asarray(minibatch.rows)
-            seen += here.tolist()
-            assert np.array_equal(dense(minibatch.X), values[here])
-            assert np.array_equal(dense(minibatch["layers/twice"]), 2 * values[here])
-            assert np.array_equal(dense(minibatch["obsm/first"]), first[here])
-        assert sorted(seen) == list(range(len(collection)))
-
-    check()
+@pytest.fixture(scope="module")
+def store(write):
+    return lambda *genes: [write(each, number) for number, each in enumerate(genes)]
 
 
 class TestTwoFiles:
     @pytest.fixture
     def paths(self, store):
-        return store([simple(list("abcd")), simple(list("dcxb"), seed=1)])[0]
+        return store("abcd", "dcxb")
 
-    def test_order_is_that_of_first_appearance(self, paths):
+    def test_order_is_that_of_first_appearance(self, paths, store):
         assert open_collection(paths, join_vars="inner").var_names.tolist() == list("bcd")
+        assert open_collection(store("abc", "acb", "cba")).var_names.tolist() == list("abc")
         assert open_collection(paths, join_vars="outer").var_names.tolist() == list("abcdx")
         assert open_collection(paths, genes=["d", "b"]).var_names.tolist() == ["d", "b"]
 
-    def test_through_worker_processes_and_a_pickle(self, paths):
+    def test_a_pickle_has_the_same_genes(self, paths):
         collection = open_collection(paths, genes=["d", "b"])
         expected = dense(collection[:].X)
-        copy = pickle.loads(pickle.dumps(collection))
-        assert np.array_equal(dense(copy[:].X), expected)
-        dataset = CellDataset(collection, BlockShuffling(block_size=2), 4, fetch_factor=1, seed=0)
-        n_cells = 0
-        for minibatch in dataset.loader(num_workers=2):
-            n_cells += len(minibatch)
-            assert np.array_equal(dense(minibatch.X), expected[np.asarray(minibatch.rows)])
-        assert n_cells == 12
-
-    def test_rows_that_are_asked_for_twice(self, paths):
-        collection = open_collection(paths, join_vars="outer")
-        rows = [7, 0, 7, 11, 0]
-        assert np.array_equal(dense(collection[rows].X), dense(collection[:].X)[rows])
+        assert np.array_equal(dense(pickle.loads(pickle.dumps(collection))[:].X), expected)
 
     def test_less_is_delivered_than_is_read(self, paths):
         collection = open_collection(paths, genes=["d"])
-        minibatch = next(iter(CellDataset(collection, Streaming(), 12, seed=0)))
-        assert minibatch.X.shape == (12, 1)
+        minibatch = next(iter(CellDataset(collection, Streaming(), 6, seed=0)))
+        assert minibatch.X.shape == (6, 1)
         whole = open_collection(paths, join_vars="outer")[:].X
-        assert np.count_nonzero(dense(minibatch.X)) == np.count_nonzero(whole.toarray()[:, 3])
+        assert np.array_equal(dense(minibatch.X)[:, 0], dense(whole)[:, 3])
         assert collection.mean_row_bytes(dense=True) == 4
 
     def test_kept_minibatches_stay_as_they_are(self, paths):
@@ -235,29 +83,33 @@ class TestTwoFiles:
             assert np.array_equal(dense(minibatch.X), expected[np.asarray(minibatch.rows)])
 
 
+TOLD = "give join_vars='inner' or 'outer', or `genes`"
+
+
 class TestRefused:
-    def test_genes_that_others_do_not_have(self, store):
-        (first, second), _ = store([simple(list("abc")), simple(list("abd"))])
-        expected = (
-            rf"^{second}: has other genes than {first} \(2 of 3 are shared\); "
-            "give join_vars='inner' or 'outer', or `genes`$"
-        )
-        with pytest.raises(MismatchError, match=expected):
-            open_collection([first, second])
-
-    def test_genes_that_a_file_lacks(self, store):
-        (first, second), _ = store([simple(list("abc")), simple(list("abd"))])
-        with pytest.raises(
-            MismatchError, match=f"^{second}: lacks 'c' of `genes`; leave out these genes, "
-        ):
-            open_collection([first, second], genes=["a", "c"])
-
-    def test_files_that_share_none(self, store):
-        paths, _ = store([simple(list("ab")), simple(list("cd"))])
-        with pytest.raises(
-            MismatchError, match=f"^{paths[0]}: none of its genes is in all other file"
-        ):
-            open_collection(paths, join_vars="inner")
+    @pytest.mark.parametrize(
+        ("genes", "options", "message"),
+        [
+            *[
+                (
+                    ("abc", others),
+                    {},
+                    rf"^{{1}}: has other genes than {{0}} \({n} of 3 are shared\); {TOLD}",
+                )
+                for others, n in (("abd", 2), ("ab", 2), ("abcd", 3))
+            ],
+            (
+                ("abc", "abd"),
+                {"genes": ["a", "c"]},
+                "^{1}: lacks 'c' of `genes`; leave out these genes, ",
+            ),
+            (("ab", "cd"), {"join_vars": "inner"}, "^{0}: none of its genes is in all other file"),
+        ],
+    )
+    def test_genes_that_cannot_be_joined(self, store, genes, options, message):
+        paths = store(*genes)
+        with pytest.raises(MismatchError, match=message.format(*paths)):
+            open_collection(paths, **options)
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -283,7 +135,7 @@ class TestRefused:
         ],
     )
     def test_parameters(self, store, options, words):
-        paths, _ = store([simple(list("ab"))])
+        paths = store("ab")
         with pytest.raises(ParameterError, match=f"^{words}"):
             open_collection(paths, **options)
 
@@ -396,3 +248,86 @@ def test_names_as_pandas_3_writes_them(tmp_path, missing):
     expected = [None if pd.isna(name) else name for name in read]
     assert expected == [None if k in missing else name for k, name in enumerate(names)]
     assert list(open_collection(path).var_names) == expected
+
+
+JOINS = ("same", "inner", "outer", "genes")
+GENES = st.sampled_from(
+    [[*each] for each in ("a", "ab", "ba", "aab", "aba", "bcd", "dbca", "abbc")]
+)
+
+
+def genes_wanted(files: list[list[str]], join: str, genes: list[str]) -> list[str] | None:
+    """The oracle: the names by which genes are put together; None where they need no names."""
+    if join == "genes":
+        return genes if any(file != genes for file in files) else None
+    if all(file == files[0] for file in files):
+        return None
+    sets = [set(file) for file in files]
+    return sorted(set.intersection(*sets) if join == "inner" else set.union(*sets))
+
+
+def joined(paths: list[Path], names: list[str]) -> np.ndarray:
+    """The oracle: cells by pandas, which takes columns by name."""
+    frames = [ad.read_h5ad(path).to_df() for path in paths]
+    return np.vstack(
+        [frame[[n for n in names if n in frame]].reindex(columns=names) for frame in frames]
+    )
+
+
+@pytest.mark.parametrize("join", JOINS)
+@given(data=st.data())
+def test_names_that_repeat_are_refused_where_their_names_matter_and_nowhere_else(store, join, data):
+    first = data.draw(GENES)
+    others = [first]
+    if join == "same":
+        others = data.draw(st.lists(st.permutations(first), max_size=2))
+    elif join != "genes":
+        others = data.draw(st.lists(st.just(first) | GENES, max_size=2))
+    files, genes = [first, *map(list, others)], []
+    if join == "genes":
+        genes = data.draw(st.lists(st.sampled_from(sorted(set(first))), min_size=1, unique=True))
+    names = genes_wanted(files, join, genes)
+    if join == "inner" and names == []:
+        return  # files that share none are refused for that
+    paths = store(*map("".join, files))
+    options = {"genes": genes} if join == "genes" else {"join_vars": join}
+    twice = [{n for n, k in Counter(file).items() if k > 1} & set(names or ()) for file in files]
+    refused = next((k for k, each in enumerate(twice) if each), None)
+    if refused is not None:
+        with pytest.raises(MismatchError) as caught:
+            open_collection(paths, **options)
+        said = str(caught.value)
+        assert said.startswith(f"{paths[refused]}: several genes have the same name: ")
+        assert [n for n in "abcd" if repr(n) in said] == sorted(twice[refused])
+        return
+    collection = open_collection(paths, **options)
+    if names is None:
+        expected = np.vstack([dense(ad.read_h5ad(path).X) for path in paths])
+        assert collection.var_names.tolist() == first
+    else:
+        assert sorted(collection.var_names) == sorted(names)
+        expected = np.nan_to_num(joined(paths, collection.var_names.tolist()))
+    assert np.array_equal(dense(collection[:].X), expected)
+
+
+def test_names_that_repeat_are_those_of_each_element(write):
+    """Genes of ``raw`` may have one name where those of X have not, and the other way round."""
+    path = write("ab", 9)
+    adata = ad.read_h5ad(path)
+    adata.raw = ad.AnnData(np.arange(9.0).reshape(3, 3), adata.obs, pd.DataFrame(index=list("aab")))
+    adata.write_h5ad(path)
+    assert open_collection(path, elements=["X"], genes=["b"]).n_vars == 1
+    assert open_collection(path, elements=["raw/X"]).var_names.tolist() == list("aab")
+    assert np.array_equal(
+        open_collection(path, elements=["raw/X"], genes=["b"])[:].X[:, 0], [2, 5, 8]
+    )
+    with pytest.raises(
+        MismatchError, match=f"^{path}: several genes have the same name: 'a'; write "
+    ):
+        open_collection(path, elements=["X", "raw/X"], genes=["a"])
+
+
+def test_many_names_that_repeat_are_shortened(write):
+    path = write(2 * "abcdefghi")
+    with pytest.raises(MismatchError, match="'a', 'b', 'c', 'd', 'e' and 4 others; write"):
+        open_collection(path, genes=[*"abcdefghi"])

@@ -80,7 +80,7 @@ def brute_force(obs, held_out):
 
 class TestParts:
     @given(study=studies())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=2 * settings().max_examples)
     def test_are_those_of_brute_force(self, study):
         obs, held_out = study
         split = perturbation_split(
@@ -247,6 +247,7 @@ class TestShares:
         other = self.split({"val": 0.1, "test": 0.6}, seed=1)
         assert self.drawn(split, "rpe1") != self.drawn(other, "rpe1")
 
+    @pytest.mark.slow
     def test_are_drawn_equally_often(self):
         found = [self.drawn(self.split({"test": 0.5}, seed), "k562")["test"] for seed in range(200)]
         often = np.array([sum(gene in each for each in found) for gene in self.GENES[:-1]])
