@@ -26,10 +26,12 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
+from cellfeed._fetch import Reader
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 NORMALIZED = [NormalizeTotal(1e4), Log1p()]
 N_GENES = 7
+SPARSE_AND_DENSE = pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
 Values = NDArray[np.float64]
 
 
@@ -117,6 +119,12 @@ def scales() -> st.SearchStrategy[Scale]:
     return st.builds(Scale, mean=columns, std=columns, max_value=most, zero_center=st.booleans())
 
 
+RECIPES: list[list[Transform]] = [
+    [NormalizeTotal(100.0)],
+    [NormalizeTotal(100.0), Log1p()],
+    [Log1p(), Binarize(0.9)],
+    [NormalizeTotal(100.0), Scale(None, np.arange(1, 8) / 8, zero_center=False)],
+]
 ONE = st.one_of(
     st.builds(NormalizeTotal, st.sampled_from([1.0, 1e4, 1e6])),
     st.just(Log1p()),
@@ -125,7 +133,7 @@ ONE = st.one_of(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def write(write_h5ad) -> Callable[..., Any]:
     def write(X: NDArray[Any], *, is_sparse: bool, **options: Any) -> Any:
         return write_h5ad(sp.csr_matrix(X) if is_sparse else X, **options)
@@ -133,7 +141,7 @@ def write(write_h5ad) -> Callable[..., Any]:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def checked(write) -> Callable[..., None]:
     """Compare what is delivered with the formulas."""
 
@@ -145,8 +153,9 @@ def checked(write) -> Callable[..., None]:
         units: float,
         dtype: str | None = None,
         threads: int = 2,
+        edit: Callable[[h5py.File], None] | None = None,
     ) -> None:
-        collection = open_collection(write(X, is_sparse=is_sparse))
+        collection = open_collection(write(X, is_sparse=is_sparse, edit=edit))
         is_dense = not all(each.keeps_zeros for each in transforms)
         dataset = CellDataset(
             collection,
@@ -171,64 +180,65 @@ def of_users(warnings):
     return [str(each.message) for each in warnings if each.category is UserWarning]
 
 
+def told_once(dataset, num_workers, text):
+    """Return the minibatches of an epoch, which warns once of all, as the next one does not."""
+    loader = dataset.loader(num_workers=num_workers)
+    with pytest.warns(UserWarning, match=text) as all_:
+        minibatches = list(loader)
+    assert len(of_users(all_)) == 1
+    list(loader)
+    return minibatches
+
+
+def one_minibatch(path, transforms, **options):
+    collection = open_collection(path)
+    return CellDataset(collection, BlockShuffling(2), 20, 1, transform=transforms, **options)
+
+
+IN_EVERY_WAY = pytest.mark.parametrize(
+    ("dtype", "is_sparse", "num_workers"),
+    [
+        *itertools.product(["float32", "float64"], [True, False], [0]),
+        pytest.param("float32", True, 2, marks=pytest.mark.process),
+    ],
+)
+
+
 class TestWhatMayNotBeCounts:
     """Values whose logarithm is NaN, and rows whose total is no integer."""
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @IN_EVERY_WAY
     @pytest.mark.parametrize("first", [(), (Scale([1.0] * 7, [1.0] * 7, zero_center=False),)])
     def test_are_told_once_with_their_number(self, write, dtype, is_sparse, num_workers, first):
         X = np.random.default_rng(0).normal(size=(20, N_GENES))
         X[3, 2] = -1
         n_undefined = np.count_nonzero(X.astype(dtype) <= -1)
-        collection = open_collection(write(X, is_sparse=is_sparse))
-        dataset = CellDataset(
-            collection,
-            BlockShuffling(2),
-            batch_size=20,
-            fetch_factor=1,
-            dtype=dtype,
-            transform=[*first, Log1p()],
+        (minibatch,) = told_once(
+            one_minibatch(write(X, is_sparse=is_sparse), [*first, Log1p()], dtype=dtype),
+            num_workers,
+            rf"^{n_undefined} values so far are -1 or less",
         )
-        loader = dataset.loader(num_workers=num_workers)
-        with pytest.warns(
-            UserWarning, match=rf"^{n_undefined} values so far are -1 or less"
-        ) as all_:
-            (minibatch,) = loader
-        assert len(of_users(all_)) == 1
         values = minibatch.X.to_dense() if is_sparse else minibatch.X
         assert n_undefined == np.count_nonzero(~np.isfinite(np.asarray(values)))
-        list(loader)  # is told once
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @IN_EVERY_WAY
     @pytest.mark.parametrize(
         "then", [(), (Log1p(),), (Scale([0.0] * 7, [1.0] * 7, zero_center=False),)]
     )
     def test_what_is_log_transformed_already(self, write, dtype, is_sparse, num_workers, then):
         X = np.log1p(np.random.default_rng(0).poisson(0.7, (20, N_GENES))).astype(np.float32)
         X[3] = 0
-        totals = X.astype(dtype).sum(axis=1, dtype=np.float64)
-        dataset = CellDataset(
-            open_collection(write(X, is_sparse=is_sparse)),
-            BlockShuffling(2),
-            batch_size=20,
-            fetch_factor=1,
-            dtype=dtype,
-            transform=[NormalizeTotal(1e4), *then],
+        n = np.count_nonzero(X.astype(dtype).sum(axis=1, dtype=np.float64) % 1)
+        told_once(
+            one_minibatch(write(X, is_sparse=is_sparse), [NormalizeTotal(1e4), *then], dtype=dtype),
+            num_workers,
+            rf"^in {n} of the cells so far, the values do",
         )
-        loader = dataset.loader(num_workers=num_workers)
-        n = np.count_nonzero(totals % 1)
-        with pytest.warns(
-            UserWarning, match=rf"^in {n} of the cells so far, the values do"
-        ) as all_:
-            list(loader)
-        assert len(of_users(all_)) == 1
-        list(loader)  # is told once
 
-    @pytest.mark.parametrize("method", [None, "fork", "spawn"])
+    @pytest.mark.parametrize(
+        "method",
+        [None, *(pytest.param(each, marks=pytest.mark.process) for each in ("fork", "forkserver"))],
+    )
     def test_interleaved_datasets_tell_of_theirs(self, write, method):
         X = np.log1p(np.random.default_rng(0).poisson(0.7, (20, N_GENES))).astype(np.float32)
         collection = open_collection(write(X - 2.0, is_sparse=False))
@@ -245,66 +255,64 @@ class TestWhatMayNotBeCounts:
             ", the val",
         ]
 
-    def test_totals_of_what_another_step_has_made_are_silent(self, write):
+    @pytest.mark.parametrize("transforms", [NORMALIZED, [Log1p(), NormalizeTotal(1.0)]], ids=repr)
+    def test_counts_and_totals_of_other_values_are_silent(self, write, transforms):
         X = np.random.default_rng(0).poisson(0.7, (20, N_GENES)).astype(np.float32)
-        dataset = CellDataset(
-            open_collection(write(X, is_sparse=True)),
-            BlockShuffling(2),
-            batch_size=20,
-            fetch_factor=1,
-            transform=[Log1p(), NormalizeTotal(1.0)],
-        )
-        list(dataset.loader())
-
-    def test_counts_are_silent(self, write):
-        X = np.random.default_rng(0).poisson(0.7, (20, N_GENES))
         X[0], X[1, 0] = 0, 5
-        dataset = CellDataset(
-            open_collection(write(X.astype(np.float32), is_sparse=False)),
-            BlockShuffling(2),
-            batch_size=5,
-            fetch_factor=1,
-            transform=NORMALIZED,
-        )
-        assert all(np.isfinite(np.asarray(each.X)).all() for each in dataset)
+        for is_sparse in (False, True):
+            (minibatch,) = one_minibatch(write(X, is_sparse=is_sparse), transforms)
+            assert np.isfinite(np.asarray(minibatch.X.to_dense())).all()
 
 
 @pytest.mark.filterwarnings("ignore:.* values so far are -1 or less:UserWarning")
 @pytest.mark.filterwarnings("ignore:.* do not add up to an integer, as counts do:UserWarning")
 class TestFormulas:
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
-    def test_one_transform(self, checked, is_sparse):
-        @given(
-            X=COUNTS | NUMBERS,
-            transform=ONE,
-            dtype=st.sampled_from(["float32", "float64"]),
-            threads=st.integers(1, 3),
-        )
-        def check(X, transform, dtype, threads):
-            options = {"is_sparse": is_sparse, "dtype": dtype, "threads": threads}
-            # In float64 the oracle rounds as well.
-            checked(X, [transform], units=1 if dtype == "float32" else 4, **options)
+    @SPARSE_AND_DENSE
+    @given(
+        X=COUNTS | NUMBERS,
+        transform=ONE,
+        dtype=st.sampled_from(["float32", "float64"]),
+        threads=st.integers(1, 3),
+    )
+    def test_one_transform(self, checked, is_sparse, X, transform, dtype, threads):
+        options = {"is_sparse": is_sparse, "dtype": dtype, "threads": threads}
+        # In float64 the oracle rounds as well.
+        checked(X, [transform], units=1 if dtype == "float32" else 4, **options)
 
-        check()
+    @SPARSE_AND_DENSE
+    @given(X=COUNTS | NUMBERS, target=st.sampled_from([1.0, 1e4, 1e30]))
+    def test_normalised_and_logarithm(self, checked, is_sparse, X, target):
+        transforms = [NormalizeTotal(target), Log1p()]
+        checked(X, transforms, is_sparse=is_sparse, units=1, dtype="float32")
 
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
-    def test_normalised_and_logarithm(self, checked, is_sparse):
-        @given(X=COUNTS | NUMBERS, target=st.sampled_from([1.0, 1e4, 1e30]))
-        def check(X, target):
-            transforms = [NormalizeTotal(target), Log1p()]
-            checked(X, transforms, is_sparse=is_sparse, units=1, dtype="float32")
+    @SPARSE_AND_DENSE
+    @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), Binarize(0.7)]))
+    def test_chains_are_applied_in_order(self, checked, is_sparse, X, chain):
+        checked(X, chain, is_sparse=is_sparse, units=4, dtype="float64")
 
-        check()
+    @given(
+        X=COUNTS,
+        recipe=st.sampled_from(RECIPES),
+        n=st.integers(1, 50),
+        dtype=st.sampled_from(["float32", "int16", "float64", "uint8"]),
+        compression=st.sampled_from(["gzip", None]),
+        threads=st.integers(1, 3),
+    )
+    def test_chunks_of_any_size(self, checked, replace, X, recipe, n, dtype, compression, threads):
+        """Rows are transformed while they are decoded, in however many chunks they lie."""
+        X = np.minimum(X, 99)
+        X[0, 0] = 1  # chunks need an element
 
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
-    def test_chains_are_applied_in_order(self, checked, is_sparse):
-        @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), Binarize(0.7)]))
-        def check(X, chain):
-            checked(X, chain, is_sparse=is_sparse, units=4, dtype="float64")
+        def chunk(file: h5py.File) -> None:
+            for name, stored_as in (("indices", np.int32), ("data", dtype)):
+                values = file[f"X/{name}"][:]
+                options = {"chunks": (min(n, values.size),), "compression": compression}
+                replace(file, f"X/{name}", values.astype(stored_as), **options)
 
-        check()
+        options = {"threads": threads, "edit": chunk, "dtype": "float32"}
+        checked(X, recipe, is_sparse=True, units=3, **options)
 
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+    @SPARSE_AND_DENSE
     @pytest.mark.parametrize("zero_center", [True, False])
     def test_of_a_whole_recipe(self, write, is_sparse, zero_center):
         X = np.random.default_rng(0).poisson(1.0, (30, N_GENES)).astype(np.float64)
@@ -322,7 +330,7 @@ class TestFormulas:
         assert np.abs(found).max() == 1.5 or not zero_center
         np.testing.assert_allclose(found, expected_of(X, [*NORMALIZED, scale]), atol=1e-13)
 
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+    @SPARSE_AND_DENSE
     def test_logarithms_are_right_to_one_unit(self, write_h5ad, is_sparse):
         """Over all magnitudes, and beside where one polynomial ends and the next begins."""
         near = np.concatenate([np.sqrt(2.0) ** np.arange(1, 60) - 1, 2.0 ** np.arange(-30, 99)])
@@ -354,19 +362,31 @@ class TestSparse:
         assert torch.equal(X.col_indices(), plain.col_indices())
         assert X.values().shape == plain.values().shape
 
-    def test_columns_of_one_gene_are_added_up_before(self, write_h5ad, replace):
-        X = sp.csr_matrix(np.eye(4, 3, dtype=np.float32) * 5 + 1)
+    @pytest.mark.parametrize("first_file", [True, False])
+    @pytest.mark.parametrize("options", [{"dense": True}, {"prefetch": 1}, {"prefetch": 8}])
+    def test_columns_of_one_gene_are_added_up_before(self, write_h5ad, first_file, options):
+        """Also in a second file, after fetches that had none, or in fetches planned before."""
+        X = np.random.default_rng(0).poisson(2.0, (30, N_GENES)).astype(np.float32) + 1
 
         def repeat(file: h5py.File) -> None:
-            replace(file, "X/indices", np.array([2, 0, 2, *X.indices[3:]], np.int32))
+            indices = file["X/indices"][:]
+            indices[4::N_GENES] = indices[3::N_GENES]
+            file["X/indices"][:] = indices
 
-        file = write_h5ad(X, edit=repeat)
-        summed = np.vstack([[1, 0, 7], X.toarray()[1:]]).astype(np.float32)
-        for dense in (False, True):
-            dataset = CellDataset(
-                open_collection(file), Streaming(), 3, dense=dense, transform=NORMALIZED
-            )
-            assert_as_exact_as(delivered(dataset, 4, 3), expected_of(summed, NORMALIZED), 1)
+        summed = X.copy()
+        summed[:, 3] += summed[:, 4]
+        summed[:, 4] = 0
+        paths, parts = [write_h5ad(sp.csr_matrix(X), edit=repeat)], [summed]
+        if not first_file:
+            paths, parts = [write_h5ad(sp.csr_matrix(X)), *paths], [X, *parts]
+        dataset = CellDataset(
+            open_collection(paths), BlockShuffling(5), 10, 1, seed=0, transform=NORMALIZED,
+            **options,
+        )  # fmt: skip
+        values = np.concatenate(parts)
+        for _ in range(2):
+            found = delivered(dataset, len(values))
+            assert_as_exact_as(found, expected_of(values, NORMALIZED), 1)
 
     @pytest.mark.parametrize(
         "transform", [Scale(np.zeros(11), np.ones(11)), Binarize(-1)], ids=["Scale", "Binarize"]
@@ -429,41 +449,37 @@ class TestHowRowsCome:
             transform=NORMALIZED,
         )
         n_rows = 0
-        for minibatch in itertools.chain(dataset, dataset):
+        for minibatch in [*dataset, *dataset]:  # what is kept stays as it is
             n_rows += len(minibatch)
             rows = minibatch.rows.numpy()
             assert np.array_equal(minibatch.X.to_dense().numpy(), reference[rows])
         assert n_rows == 2 * strategy.n_positions(63)
 
-    @pytest.mark.parametrize("num_workers", [1, 2])
-    def test_from_worker_processes(self, plates, reference, num_workers):
+    @pytest.mark.process
+    def test_from_worker_processes(self, plates, reference):
         dataset = CellDataset(
             open_collection(plates), BlockShuffling(4), 8, 2, seed=0, transform=NORMALIZED
         )
         n_rows = 0
-        for minibatch in dataset.loader(num_workers):
+        for minibatch in dataset.loader(num_workers=2):
             n_rows += len(minibatch)
             rows = minibatch.rows.numpy()
             assert np.array_equal(minibatch.X.to_dense().numpy(), reference[rows])
         assert n_rows == 63
 
-    def test_stored_dense(self, plates, reference, in_memory, write_h5ad):
-        file = write_h5ad(in_memory(plates))
-        dataset = CellDataset(open_collection(file), BlockShuffling(4), 8, transform=NORMALIZED)
-        assert np.array_equal(delivered(dataset, 63, 11), reference)
+    def test_stored_dense_and_after_a_pickle(self, plates, reference, in_memory, write_h5ad):
+        for path in (plates, write_h5ad(in_memory(plates))):
+            dataset = CellDataset(open_collection(path), BlockShuffling(4), 8, transform=NORMALIZED)
+            for each in (dataset, pickle.loads(pickle.dumps(dataset))):
+                assert np.array_equal(delivered(each, 63, 11), reference)
 
-    def test_after_a_pickle(self, plates, reference):
-        dataset = CellDataset(open_collection(plates), Streaming(), 8, transform=NORMALIZED)
-        copy = pickle.loads(pickle.dumps(dataset))
-        assert np.array_equal(delivered(copy, 63, 11), reference)
-
-    def test_kept_minibatches_stay_as_they_are(self, plates, reference):
-        dataset = CellDataset(
-            open_collection(plates), BlockShuffling(2), 4, 2, seed=0, transform=NORMALIZED
-        )
-        for minibatch in list(dataset) + list(dataset):
-            rows = minibatch.rows.numpy()
-            assert np.array_equal(minibatch.X.to_dense().numpy(), reference[rows])
+    def test_nothing_is_left_to_be_transformed_after_decoding(self, plates):
+        collection = open_collection(plates)
+        with Reader(collection, transforms={"X": [Log1p()]}) as reader:
+            planned = reader.plan(np.arange(40), np.random.default_rng(1).permutation(40), 8)
+        layout = planned.elements["X"].row_layout
+        assert layout is not None
+        assert layout.is_transformed
 
     def test_totals_are_of_the_genes_that_are_delivered(self, plates, in_memory):
         genes = ["gene7", "gene2", "gene3"]
@@ -489,7 +505,7 @@ class TestHowRowsCome:
 
 
 class TestDtypes:
-    @pytest.mark.parametrize("is_sparse", [True, False], ids=["sparse", "dense"])
+    @SPARSE_AND_DENSE
     @pytest.mark.parametrize(
         ("stored", "asked", "read"),
         [
