@@ -2,12 +2,13 @@ import subprocess
 import sys
 
 import click
+import numpy as np
 import pytest
 from tests import commands
 
 import cellfeed
-from cellfeed import ParameterError
-from cellfeed.console import OneLineErrorCommand, format_bytes
+from cellfeed import ParameterError, open_collection
+from cellfeed.console import ByteSize, OneLineErrorCommand, format_bytes
 
 ASK_FOR_LESS = "use less, for example with --memory, or close other programs"
 MORE_PROCESSES = "close other programs, or raise the limit of processes with `ulimit -u`"
@@ -26,6 +27,8 @@ def test_the_list_of_commands_is_not_cut():
     assert not [line for line in listed.splitlines() if line.endswith("...")]
 
 
+@pytest.mark.process
+@pytest.mark.smoke
 def test_runs_as_a_module():
     ran = subprocess.run(
         [sys.executable, "-m", "cellfeed", "--help"], capture_output=True, text=True, check=True
@@ -33,30 +36,22 @@ def test_runs_as_a_module():
     assert ran.stdout.startswith("Usage: python -m cellfeed [OPTIONS] COMMAND")
 
 
-def test_synthesize_reports_one_line(tmp_path):
-    result = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE)
-    assert result.exit_code == 0
+def test_synthesize_reports_one_line_and_overwrites_only_on_request(tmp_path):
+    written = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE)
+    assert (written.exit_code, written.stderr) == (0, "")
     assert len(list(tmp_path.glob("*.h5ad"))) == 2
-    assert result.stdout.startswith(f"{tmp_path}: 2 files, 100 cells, ")
-    assert result.stdout.count("\n") == 1
-    assert not result.stderr
-
-
-def test_synthesize_overwrites_only_on_request(tmp_path):
-    commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE)
+    assert written.stdout.startswith(f"{tmp_path}: 2 files, 100 cells, ")
+    assert written.stdout.count("\n") == 1
     refused = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith("Error: ")
     assert refused.stderr.count("\n") == 1
-    written = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1, "--overwrite")
-    assert written.exit_code == 0
-
-
-def test_a_file_in_place_of_the_folder(tmp_path):
+    again = commands.cellfeed("synthesize", tmp_path, *SYNTHESIZE, "--seed", 1, "--overwrite")
+    assert again.exit_code == 0
     (tmp_path / "file").touch()
-    result = commands.cellfeed("synthesize", tmp_path / "file", *SYNTHESIZE)
-    assert result.exit_code == 2
-    assert result.stderr == f"Error: File exists: `{tmp_path / 'file'}`\n"
+    no_folder = commands.cellfeed("synthesize", tmp_path / "file", *SYNTHESIZE)
+    assert no_folder.exit_code == 2
+    assert no_folder.stderr == f"Error: File exists: `{tmp_path / 'file'}`\n"
 
 
 @pytest.mark.parametrize(
@@ -142,3 +137,32 @@ def test_errors_of_the_program_keep_their_traceback():
 )
 def test_format_bytes(n_bytes, text):
     assert format_bytes(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "n_bytes"),
+    [
+        ("20GB", 20 * 10**9),
+        ("20GiB", 20 * 2**30),
+        (" 1.5 tb ", 1_500_000_000_000),
+        ("8k", 8000),
+        ("0.1GB", 10**8),
+        ("7", 7),
+        (300, 300),
+        (np.int32(300), 300),
+    ],
+)
+def test_sizes(given, n_bytes):
+    parsed = ByteSize().convert(given, None, None)
+    assert (parsed, type(parsed)) == (n_bytes, int)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "GB", "much", "-1GB", "1EB", "1 G B", "1e9", "²GB", "0GB", 0, -5, 1.5, True, b"1GB"],
+)
+def test_what_is_no_size(given):
+    with pytest.raises(ParameterError, match="`cache") as raised:
+        open_collection("https://example.org/a.h5ad", cache=given)
+    assert repr(given) in str(raised.value) or given == "0GB"
+    assert "\n" not in str(raised.value)

@@ -15,21 +15,16 @@ sys.path.insert(0, {path!r})
 from cellfeed.interrupts import run_command
 run_command("command")
 """
-
-
-@pytest.fixture
-def ended(tmp_path):
-    """A command that runs some modules, and how it ended."""
-
-    def run(handler="default_int_handler", **modules):
-        for name, text in modules.items():
-            (tmp_path / f"{name}.py").write_text("import signal, time\n" + text)
-        script = COMMAND.format(handler=handler, path=str(tmp_path))
-        return subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False
-        )
-
-    return run
+RAISES = "import signal\nsignal.raise_signal(signal.SIGINT)"
+# Takes an interruption for something else, as NumPy and pandas do.
+LIBRARY = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except BaseException:
+    raise ImportError("half of it is there")
+"""
+INTERRUPTED = "\nInterrupted.\n"
 
 
 def test_are_held_to_the_end():
@@ -52,59 +47,60 @@ def test_are_held_to_the_end():
         signal.signal(signal.SIGINT, before)
 
 
-LIBRARY = """
-try:
-    signal.raise_signal(signal.SIGINT)
-except BaseException:
-    raise ImportError("half of it is there")
+WITH_A_PROCESS = """
+import multiprocessing, time
+def main():
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=time.sleep, args=(600,))
+    process.start()
+    try:
+        import library
+    finally:
+        process.kill()
+        print("ended", flush=True)
+"""
+OUTSIDE_OF_IMPORTS = """
+import signal, time
+def main():
+    import library
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        time.sleep(0.1)
+        print("kept", flush=True)
 """
 
 
+COMMANDS = {
+    "while it is imported": "import library\ndef main():\n    pass",
+    "while it imports": "def main():\n    import library",
+    "with processes": WITH_A_PROCESS,
+    "outside of imports, at once and once": OUTSIDE_OF_IMPORTS,
+    "what ignores it still does": "import signal\ndef main(): signal.raise_signal(signal.SIGINT)",
+}
+LIBRARIES = {"with processes": RAISES, "outside of imports, at once and once": ""}
+ENDS = {
+    "with processes": (130, "ended\n", INTERRUPTED),
+    "outside of imports, at once and once": (0, "kept\n", ""),
+    "what ignores it still does": (0, "", ""),
+}
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
-    "command",
-    ["import library\ndef main():\n    time.sleep(600)", "def main():\n    import library"],
+    "when",
+    [
+        pytest.param(each, marks=[pytest.mark.smoke] * (each == "while it imports"))
+        for each in COMMANDS
+    ],
 )
-def test_a_command_ends_while_it_imports(ended, command):
-    """Where a library takes an interruption for something else, as NumPy and pandas do."""
-    ran = ended(command=command, library=LIBRARY)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "\nInterrupted.\n")
-
-
-def test_a_command_with_processes_ends_them_first(ended):
-    ran = ended(
-        command=(
-            "import multiprocessing\n"
-            "def main():\n"
-            "    fork = multiprocessing.get_context('fork')\n"
-            "    process = fork.Process(target=time.sleep, args=(600,))\n"
-            "    process.start()\n"
-            "    try:\n"
-            "        import library\n"
-            "    finally:\n"
-            "        process.kill()\n"
-            "        print('ended', flush=True)\n"
-        ),
-        library="signal.raise_signal(signal.SIGINT)",
+def test_a_command_that_is_interrupted(tmp_path, when):
+    (tmp_path / "command.py").write_text(COMMANDS[when])
+    (tmp_path / "library.py").write_text(LIBRARIES.get(when, LIBRARY))
+    handler = "SIG_IGN" if when.startswith("what ignores") else "default_int_handler"
+    script = COMMAND.format(handler=handler, path=str(tmp_path))
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "ended\n", "\nInterrupted.\n")
-
-
-def test_outside_of_imports_it_comes_at_once_and_once(ended):
-    ran = ended(
-        command=(
-            "def main():\n"
-            "    import library\n"
-            "    try:\n"
-            "        signal.raise_signal(signal.SIGINT)\n"
-            "    except KeyboardInterrupt:\n"
-            "        time.sleep(0.1)\n"
-            "        print('kept', flush=True)\n"
-        ),
-        library="",
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "kept\n", "")
-
-
-def test_what_ignores_it_still_does(ended):
-    ran = ended("SIG_IGN", command="def main():\n    signal.raise_signal(signal.SIGINT)")
-    assert (ran.returncode, ran.stderr) == (0, "")
+    expected = ENDS.get(when, (130, "", INTERRUPTED))
+    assert (ran.returncode, ran.stdout, ran.stderr) == expected

@@ -52,6 +52,11 @@ def collection(slides):
     return open_collection(slides[0], elements=["X", "obsm/spatial"], obs=["slide"])
 
 
+@pytest.fixture
+def four():
+    return open_collection(ad.AnnData(np.ones((4, 1), np.float32)))
+
+
 def by_distance(points, slides, k):
     """Return all distances to other cells of the slide, ascending, by brute force."""
     distances = np.sqrt(((points[:, None] - points) ** 2).sum(-1))
@@ -68,7 +73,7 @@ class TestNearest:
         is_grid=st.booleans(),
         seed=st.integers(0, 999),
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=2 * settings().max_examples)
     def test_are_those_of_brute_force(self, n, k, n_slides, is_grid, seed):
         rng = np.random.default_rng(seed)
         points = rng.integers(0, 4, (n, 2)) if is_grid else rng.random((n, 3))
@@ -95,10 +100,9 @@ class TestNearest:
         np.testing.assert_allclose(np.take_along_axis(distances, of_files, 1), expected)
         assert of_files.dtype == np.int32
 
-    def test_are_none_of_cells_without_a_slide(self):
-        collection = open_collection(ad.AnnData(np.ones((4, 1), np.float32)))
+    def test_are_none_of_cells_without_a_slide(self, four):
         labels = np.array(["a", None, "a", None], object)
-        found = nearest_neighbors(collection, 1, coordinates=np.eye(4), within=labels)
+        found = nearest_neighbors(four, 1, coordinates=np.eye(4), within=labels)
         assert found.tolist() == [[2], [-1], [0], [-1]]
 
     @pytest.mark.parametrize(
@@ -143,9 +147,8 @@ class TestOfGraphs:
             least, graph_neighbors(collection, "spatial_distances", 4, keep="largest")
         )
 
-    def test_of_equal_weight_are_the_first(self):
-        collection = open_collection(ad.AnnData(np.ones((4, 1), np.float32)))
-        found = graph_neighbors(collection, sp.csr_matrix(np.ones((4, 4))), 2)
+    def test_of_equal_weight_are_the_first(self, four):
+        found = graph_neighbors(four, sp.csr_matrix(np.ones((4, 4))), 2)
         assert found.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1]]
 
     @pytest.mark.parametrize(
@@ -162,10 +165,9 @@ class TestOfGraphs:
         with pytest.raises(ParameterError, match=message):
             graph_neighbors(collection, graph, **others)
 
-    def test_of_cells_in_memory_must_be_given(self):
-        collection = open_collection(ad.AnnData(np.ones((4, 1), np.float32)))
+    def test_of_cells_in_memory_must_be_given(self, four):
         with pytest.raises(ParameterError, match="give the matrix as `graph`"):
-            graph_neighbors(collection, "spatial_connectivities")
+            graph_neighbors(four, "spatial_connectivities")
 
 
 def neighbors_of(n_rows, k, seed):
@@ -190,20 +192,17 @@ class TestConformance(StrategyConformance):
                 strategy=WithNeighbors(inner, near),
                 n_rows=n_rows,
                 is_random=is_random,
-                **_matching(lambda rows, found: found == expected[rows]),
+                is_match=lambda rows, found: found == expected[rows],
             )
 
         return cases
 
 
-def _matching(is_match):
-    """Return the parameter, if the suite has it."""
-    return {"is_match": is_match} if "is_match" in StrategyCase.__dataclass_fields__ else {}
-
-
 class TestMinibatches:
-    @pytest.mark.parametrize("dense", [False, True])
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize(
+        ("dense", "num_workers"),
+        [(False, 0), (True, 0), pytest.param(False, 2, marks=pytest.mark.process)],
+    )
     def test_are_graphs(self, collection, slides, dense, num_workers):
         torch = pytest.importorskip("torch")
         near = graph_neighbors(collection, "spatial_connectivities", 5)
@@ -235,7 +234,6 @@ class TestMinibatches:
         assert sorted(seeds) == list(range(sum(SIZES)))
 
     def test_come_as_neighbors_of_cells_in_every_form(self, collection):
-        pytest.importorskip("torch")
         near = nearest_neighbors(collection, 3)
         strategy = WithNeighbors(BlockShuffling(4), near)
         dataset = CellDataset(collection, strategy, 8, 2, seed=1)
@@ -244,7 +242,7 @@ class TestMinibatches:
             minibatch,
             minibatch.to("cpu", dense=True),
             pickle.loads(pickle.dumps(minibatch)),
-            next(iter(dataset.loader(num_workers=1))),
+            next(iter(dataset.loader())),
             next(iter(CellDataset(collection, strategy, 8, 2, seed=1, as_torch=False))),
         ]
         for each in forms:
@@ -255,7 +253,6 @@ class TestMinibatches:
             assert each.neighbors.neighbors is None
 
     def test_go_on_where_they_stopped(self, collection):
-        pytest.importorskip("torch")
         near = nearest_neighbors(collection, 3)
 
         def pairs(minibatches):
@@ -276,7 +273,6 @@ class TestMinibatches:
 
     def test_say_what_was_read(self, collection):
         """Neighbours that are seeds of the same fetch are read once."""
-        pytest.importorskip("torch")
 
         def read(strategy):
             dataset = CellDataset(collection, strategy, 101, seed=0)
@@ -291,7 +287,6 @@ class TestMinibatches:
         assert both.bytes_read == alone.bytes_read > 0
 
     def test_that_are_no_graphs(self, collection):
-        pytest.importorskip("torch")
         minibatch = next(iter(CellDataset(collection, Streaming(), 8, seed=0)))
         with pytest.raises(ParameterError, match="one without neighbours"):
             to_graph(minibatch)

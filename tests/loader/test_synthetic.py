@@ -51,14 +51,10 @@ def full_width(tmp_path_factory):
 
 
 class TestExperiment:
-    def test_files_are_named_and_returned_in_order(self, paths):
+    def test_plates_are_as_uneven_as_in_tahoe(self, paths, obs):
         assert [path.name for path in paths] == [f"plate{n:02d}.h5ad" for n in range(1, 15)]
-
-    def test_every_cell_has_its_own_name(self, obs):
         assert len(obs) == 7_000
         assert obs.index.is_unique
-
-    def test_plates_are_as_uneven_as_in_tahoe(self, obs):
         shares = obs["plate"].value_counts(normalize=True)
         assert len(shares) == 14
         assert -(shares * np.log2(shares)).sum() == pytest.approx(3.78, abs=0.005)
@@ -70,21 +66,13 @@ class TestExperiment:
         assert [anndata.read_h5ad(path).n_obs for path in paths] == [34, 33, 33]
 
     def test_labels_are_those_of_tahoe(self, obs):
-        n_labels = obs.nunique()
-        assert n_labels["cell_line"] == 50
-        assert n_labels["drug"] == 380
-        assert n_labels["moa_broad"] == 4
-        assert n_labels["moa_fine"] == 25
+        expected = {"cell_line": 50, "drug": 380, "moa_broad": 4, "moa_fine": 25}
+        assert obs.nunique()[[*expected]].to_dict() == expected
         assert set(obs["dosage"]) == {0.05, 0.5, 5.0}
-
-    def test_mechanisms_nest(self, obs):
         assert len(obs[["drug", "moa_fine", "moa_broad"]].drop_duplicates()) == 380
         assert len(obs[["moa_fine", "moa_broad"]].drop_duplicates()) == 25
-
-    def test_every_plate_has_all_cell_lines(self, obs):
         assert (obs.groupby("plate")["cell_line"].nunique() == 50).all()
-
-    def test_every_drug_can_be_learned_without_any_one_plate(self, obs):
+        # Each drug can be learned without any one plate.
         assert (obs.groupby("drug")["plate"].nunique() == 3).all()
 
     def test_cells_of_a_condition_lie_together(self, plates):
@@ -117,27 +105,19 @@ class TestExperiment:
 
 
 class TestMatrix:
-    def test_counts_are_positive_integers_in_float32(self, plates):
+    def test_rows_are_sorted_counts_of_the_same_genes(self, plates):
+        assert plates[0].var_names.is_unique
         for plate in plates:
+            assert plate.var_names.equals(plates[0].var_names)
             assert isinstance(plate.X, scipy.sparse.csr_matrix)
             assert plate.X.dtype == np.float32
             assert plate.X.data.min() == 1
             assert np.array_equal(plate.X.data, plate.X.data.round())
-
-    def test_genes_of_a_cell_ascend_without_duplicates(self, plates):
-        for plate in plates:
             rows = [plate.X.indices[start:stop] for start, stop in pairwise(plate.X.indptr)]
             assert all((np.diff(genes) > 0).all() and len(genes) for genes in rows)
+            assert np.array_equal(plate.obs["n_counts"], np.ravel(plate.X.sum(axis=1)))
 
-    def test_n_counts_is_the_sum_of_the_counts(self, plates):
-        for plate in plates:
-            sums = np.asarray(plate.X.sum(axis=1)).ravel()
-            assert np.array_equal(plate.obs["n_counts"], sums)
-
-    def test_genes_are_the_same_in_all_files(self, plates):
-        assert plates[0].var_names.is_unique
-        assert all(plate.var_names.equals(plates[0].var_names) for plate in plates)
-
+    @pytest.mark.slow
     def test_full_width_has_as_many_nonzeros_as_tahoe(self, full_width):
         plate = anndata.read_h5ad(full_width)
         assert plate.n_vars == 62_710
@@ -145,6 +125,7 @@ class TestMatrix:
         assert 2_150 <= nonzeros.mean() <= 2_310
         assert 0.2 <= nonzeros.std() / nonzeros.mean() <= 0.5
 
+    @pytest.mark.slow
     def test_a_few_genes_have_much_of_the_counts(self, full_width):
         totals = np.asarray(anndata.read_h5ad(full_width).X.sum(axis=0)).ravel()
         totals[::-1].sort()
