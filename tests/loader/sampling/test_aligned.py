@@ -134,30 +134,6 @@ def test_block_sizes_are_those_of_the_blocks(case):
     assert found.effective == pytest.approx((sizes**2).sum() / sizes.sum())
 
 
-@given(cases)
-def test_a_block_has_at_most_as_many_rows_more_as_begin_in_a_chunk(case):
-    strategy: Any = case.strategy
-    _, in_chunk = np.unique(chunks_of(case)[case.available], return_counts=True)
-    assert strategy.block_sizes(case.n_rows).largest < strategy.block_size + in_chunk.max()
-
-
-@given(cases)
-def test_no_chunk_begins_in_two_blocks(case):
-    chunks = chunks_of(case)
-    seen = [chunk for block in blocks_of(case) for chunk in np.unique(chunks[block]).tolist()]
-    assert len(seen) == len(set(seen))
-
-
-@given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 20), keys)
-def test_chunks_of_more_rows_than_a_block_are_blocks(n_rows, block_size, more, key):
-    chunk = block_size + more
-    rows = ChunkedRows(n_rows=n_rows, chunk_size=chunk, row_size=1)
-    strategy = BlockShuffling(block_size, align=ChunkStarts(Files([rows])))
-    epoch = strategy.epoch_order(n_rows=n_rows, epoch_key=key)(np.arange(n_rows))
-    assert np.count_nonzero(np.diff(epoch // chunk)) == -(-n_rows // chunk) - 1
-    assert strategy.block_sizes(n_rows).n_blocks == -(-n_rows // chunk)
-
-
 def test_many_blocks_are_found_by_groups_of_them():
     """More than are summed together, and more than are permuted together."""
     rng = np.random.default_rng(0)

@@ -334,30 +334,28 @@ class TestBadParameters:
         with pytest.raises(ParameterError, match=f"`{name}"):
             BlockWeightedSampling(**{name: value}, replace=False)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"total_size": 2**41, "replace": True}, "`total_size <= 1099511627776` must hold"),
-            (
-                {"weights": [1, 0, 2], "total_size": 3},
-                "`total_size <= 2` .*got total_size=3",
-            ),
-            (
-                {"weights": [1, 0, 2], "sampling_size": 3},
-                "`sampling_size <= 2` .*got sampling_size=3",
-            ),
-            ({"total_size": 6}, "`total_size <= 5`"),
-            ({"weights": [1, 2]}, "needs `total_size` or `sampling_size`"),
-            (
-                {"weights": [1, 2], "sampling_size": 1, "replace": True},
-                "`sampling_size` applies only without replacement",
-            ),
-            (
-                {"indices": [1, 3, 3], "total_size": 2},
-                "must differ without replacement, but 3 comes",
-            ),
-        ],
-    )
-    def test_draws_that_cannot_be(self, options, message):
-        with pytest.raises(ParameterError, match=message):
-            BlockWeightedSampling(**{"replace": False} | options).n_positions(5)
+    def test_too_many_draws(self):
+        with pytest.raises(ParameterError, match=r"`total_size <= 1099511627776` must hold"):
+            BlockWeightedSampling(total_size=2**41)
+
+    def test_more_draws_than_cells_without_replacement(self):
+        with pytest.raises(ParameterError, match=r"`total_size <= 2` .*got total_size=3"):
+            BlockWeightedSampling(weights=[1, 0, 2], total_size=3, replace=False)
+        with pytest.raises(ParameterError, match=r"`sampling_size <= 2` .*got sampling_size=3"):
+            BlockWeightedSampling(weights=[1, 0, 2], sampling_size=3, replace=False)
+        with pytest.raises(ParameterError, match=r"`total_size <= 5`"):
+            BlockWeightedSampling(total_size=6, replace=False).n_positions(5)
+
+    def test_a_size_is_needed_without_replacement(self):
+        with pytest.raises(ParameterError, match="needs `total_size` or `sampling_size`"):
+            BlockWeightedSampling(weights=[1, 2], replace=False)
+
+    def test_rounds_with_replacement(self):
+        with pytest.raises(
+            ParameterError, match="`sampling_size` applies only without replacement"
+        ):
+            BlockWeightedSampling(weights=[1, 2], sampling_size=1)
+
+    def test_indices_that_repeat_without_replacement(self):
+        with pytest.raises(ParameterError, match="must differ without replacement, but 3 comes"):
+            BlockWeightedSampling(indices=[1, 3, 3], total_size=2, replace=False)
