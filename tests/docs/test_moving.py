@@ -128,28 +128,32 @@ class TestScDataset:
     def data(self):
         return np.column_stack([np.arange(N), np.ones(N)])
 
-    @in_scdataset("`scDataset(data_collection,")
-    def test_the_dataset(self, theirs, data):
-        here, there = (
-            list(inspect.signature(each).parameters) for each in (CellDataset, theirs.scDataset)
-        )
-        assert here[: len(there)] == ["collection", *there[1:]]
+    @in_scdataset(
+        "`scDataset(data_collection,", "`Streaming`, `BlockShuffling`", "`MultiIndexable`, ",
+        "`TypeError` for a wrong parameter",
+    )  # fmt: skip
+    def test_names_and_parameters(self, theirs, data):
+        def parameters(function):
+            return list(inspect.signature(function).parameters)
+
+        there = parameters(theirs.scDataset)
+        assert parameters(CellDataset)[: len(there)] == ["collection", *there[1:]]
         found = [list(CellDataset(data, Streaming(), 64, 2, False, seed=0))]
         found.append(list(theirs.scDataset(data, theirs.Streaming(), 64, 2, False, seed=0)))
         assert all(map(np.array_equal, *found))
+        with pytest.raises((TypeError, ValueError)):
+            theirs.scDataset(data, "random", 64)
+        with pytest.raises(ParameterError, match="must be a SamplingStrategy"):
+            CellDataset(data, "random", 64)  # type: ignore[arg-type]
+        assert issubclass(ParameterError, ValueError)
 
-    @in_scdataset("`Streaming`, `BlockShuffling`", "`MultiIndexable`, ")
-    def test_names(self, theirs):
         missing = {each for each in theirs.__all__ if not hasattr(cellfeed, each)}
         assert missing == {"scDataset", "bionemo_to_tensor"}
-        for name in set(theirs.__all__) - missing - {"SamplingStrategy", "suggest_parameters"}:
-            here, there = (
-                list(inspect.signature(getattr(each, name)).parameters)
-                for each in (cellfeed, theirs)
-            )
-            for each in there:
-                assert each in here or each in ("data_collection", "rng", "args", "kwargs")
         assert set(theirs.__all__) == set(scdataset.__all__)
+        renamed = {"data_collection", "rng", "args", "kwargs"}
+        for name in set(theirs.__all__) - missing - {"SamplingStrategy", "suggest_parameters"}:
+            here, there = (parameters(getattr(each, name)) for each in (cellfeed, theirs))
+            assert set(there) - renamed <= set(here)
 
     @in_scdataset("`suggest_parameters`")
     def test_suggestions(self, theirs, data, plates):
@@ -227,6 +231,7 @@ class TestScDataset:
             np.bincount(there.get_indices(data, seed=0), minlength=N), 4 * weights
         )
 
+    @pytest.mark.process
     @in_scdataset(
         "with worker processes that persist or not", "ranks may get different numbers",
         "`drop_last` may leave", "`rank` and `world_size` may be given alone",
@@ -273,14 +278,6 @@ class TestScDataset:
             )
         )
         assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
-
-    @in_scdataset("`TypeError` for a wrong parameter")
-    def test_errors(self, theirs, data):
-        with pytest.raises((TypeError, ValueError)):
-            theirs.scDataset(data, "random", 64)
-        with pytest.raises(ParameterError, match="must be a SamplingStrategy"):
-            CellDataset(data, "random", 64)  # type: ignore[arg-type]
-        assert issubclass(ParameterError, ValueError)
 
 
 class TestAnnbatch:

@@ -150,6 +150,14 @@ def rows_of_map(package):
     return [re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[1]) for row in rows]
 
 
+def statements(node):
+    """All statements within a node; looking at expressions takes most of the time."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield each
+            yield from statements(each)
+
+
 def imports_of(package):
     """What each module of a package imports, also in functions and for types alone."""
     path, modules = ROOT / package, dict[str, Path]()
@@ -158,7 +166,7 @@ def imports_of(package):
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = each
     imports = {name: set[str]() for name in modules}
     for name, each in modules.items():
-        for node in ast.walk(ast.parse(each.read_text())):
+        for node in statements(ast.parse(each.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in modules:
                 among = {f"{node.module}.{alias.name}" for alias in node.names} & set(modules)
                 imports[name] |= among or {str(node.module)}

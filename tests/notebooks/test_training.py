@@ -176,21 +176,22 @@ def test_macro_f1_refuses_what_is_no_pair_of_codes(labels, predictions):
         macro_f1(labels, predictions)
 
 
-@pytest.mark.parametrize("task", ["plate", "dosage"])
-def test_a_task_is_a_categorical_column(collection, task):
-    with pytest.raises(ColumnError, match=f"{task!r} is no categorical obs column"):
-        train_linear_classifiers(minibatches_of(collection), [task])
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (["plate"], "'plate' is no categorical obs column"),
+        (["dosage"], "'dosage' is no categorical obs column"),
+        ([], "must name at least one obs column"),
+    ],
+)
+def test_tasks_are_categorical_columns(collection, tasks, said):
+    with pytest.raises((ColumnError, ParameterError), match=said):
+        train_linear_classifiers(minibatches_of(collection), tasks)
 
 
-def test_there_is_a_task(collection):
-    with pytest.raises(ParameterError, match="must name at least one obs column"):
-        train_linear_classifiers(minibatches_of(collection), [])
-
-
-def test_codes_of_another_collection_are_refused(collection, tmp_path):
+def test_codes_of_another_collection_are_refused(collection):
     obs = pd.DataFrame({"line": pd.Categorical(["c", "a"])}, index=["0", "1"])
-    ad.AnnData(np.ones((2, N_VARS), np.float32), obs=obs).write_h5ad(tmp_path / "other.h5ad")
-    other = open_collection(tmp_path / "other.h5ad", obs=["line"])
+    other = open_collection(ad.AnnData(np.ones((2, N_VARS), np.float32), obs=obs), obs=["line"])
     classifiers = train_linear_classifiers(minibatches_of(collection), ["line"])
     with pytest.raises(ParameterError, match="'line' does not have the categories of training"):
         evaluate(classifiers, CellDataset(other, Streaming(), batch_size=2))

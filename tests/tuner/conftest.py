@@ -145,6 +145,17 @@ DATASET = Dataset(
     stored_bytes_per_cell=5_000.0, rows_per_chunk=4.4, label="plate", n_labels=14, n_missing=3,
     label_entropy_bits=3.78, batch_size=64,
 )  # fmt: skip
+
+
+def changed(record: Any, changes: dict[str, Any]) -> Any:
+    """Replace fields, which may be those of a field."""
+    for name, value in changes.items():
+        outer, _, inner = name.partition(".")
+        value = changed(getattr(record, outer), {inner: value}) if inner else value  # noqa: PLW2901
+        record = replace(record, **{outer: value})
+    return record
+
+
 SENTENCES = {
     "inside": "Measured as the plan gives.",
     "outside": "Measured as planned, outside the paper's bounds.",
@@ -327,37 +338,35 @@ def with_too_few_rounds(each):
     )
 
 
-FROM_A_SERVER = replace(
+FROM_A_SERVER = changed(
     RECOMMENDED,
-    cache="remote",
-    machine=replace(MACHINE, storage=()),
-    dataset=replace(
-        DATASET,
-        paths=("s3://cells/plate01.h5ad", "s3://cells/plate02.h5ad"),
-        has_storage_options=True,
-        cache_bytes=20 * 10**9,
-    ),
-    recommended=replace(CHOICE, prefetch=4),
-    prefetch_results=tuple(
-        PrefetchResult(
-            prefetch=depth,
-            cells_per_second=Estimate(speed, 0.9 * speed, 1.1 * speed) if speed else None,
-            n_rounds=20 if speed else 0,
-            n_turns=5,
-            peak_memory_bytes=400_000_000,
-        )
-        for depth, speed in ((1, 2_300.0), (2, 4_500.0), (4, 8_700.0), (8, 8_750.0), (16, 0.0))
-    ),
+    {
+        "cache": "remote",
+        "machine.storage": (),
+        "dataset.paths": ("s3://cells/plate01.h5ad", "s3://cells/plate02.h5ad"),
+        "dataset.has_storage_options": True,
+        "dataset.cache_bytes": 20 * 10**9,
+        "recommended.prefetch": 4,
+        "prefetch_results": tuple(
+            PrefetchResult(
+                prefetch=depth,
+                cells_per_second=Estimate(speed, 0.9 * speed, 1.1 * speed) if speed else None,
+                n_rounds=20 if speed else 0,
+                n_turns=5,
+                peak_memory_bytes=400_000_000,
+            )
+            for depth, speed in ((1, 2_300.0), (2, 4_500.0), (4, 8_700.0), (8, 8_750.0), (16, 0.0))
+        ),
+    },
 )
-NOT_IN_TURNS = replace(
+NOT_IN_TURNS = changed(
     RECOMMENDED,
-    configurations=with_choice(GRID, GRID[6].cells_per_second),
-    recommended=replace(
-        CHOICE,
-        cells_per_second=Estimate(9_000.0, 8_100.0, 10_800.0),
-        basis="measured",
-        rivals=(),
-    ),
+    {
+        "configurations": with_choice(GRID, GRID[6].cells_per_second),
+        "recommended.cells_per_second": Estimate(9_000.0, 8_100.0, 10_800.0),
+        "recommended.basis": "measured",
+        "recommended.rivals": (),
+    },
 )
 RESULTS = {
     "recommended": RECOMMENDED,
@@ -368,11 +377,9 @@ RESULTS = {
         dataset=replace(DATASET, label_counts=(2_000,) * 14),
     ),
     "not measured in turns": NOT_IN_TURNS,
-    "undecided": replace(
+    "undecided": changed(
         RECOMMENDED,
-        recommended=replace(
-            CHOICE, rivals=(replace(RIVAL, ratio=Estimate(1.03, 0.97, 1.09)), SLOWER)
-        ),
+        {"recommended.rivals": (replace(RIVAL, ratio=Estimate(1.03, 0.97, 1.09)), SLOWER)},
     ),
     "few rounds": replace(
         NOT_IN_TURNS,
@@ -390,15 +397,13 @@ RESULTS = {
         storage_order=None,
         configurations=tuple(with_too_few_rounds(each) for each in GRID),
     ),
-    "predicted": replace(
+    "predicted": changed(
         NOT_IN_TURNS,
-        recommended=replace(
-            CHOICE,
-            rivals=(),
-            basis="predicted",
-            cells_per_second=Estimate(9_500.0, 4_100.0, 20_800.0),
-            peak_memory_bytes=None,
-        ),
+        {
+            "recommended.basis": "predicted",
+            "recommended.cells_per_second": Estimate(9_500.0, 4_100.0, 20_800.0),
+            "recommended.peak_memory_bytes": None,
+        },
     ),
     "nothing measured": replace(
         RECOMMENDED,
@@ -419,10 +424,9 @@ RESULTS = {
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),
     "remote": FROM_A_SERVER,
-    "link": replace(
+    "link": changed(
         FROM_A_SERVER,
-        dataset=replace(FROM_A_SERVER.dataset, cache_bytes=0),
-        bottleneck=replace(BOTTLENECK, kind="reading"),
+        {"dataset.cache_bytes": 0, "bottleneck": replace(BOTTLENECK, kind="reading")},
     ),
     "remote, undecided": replace(
         FROM_A_SERVER, recommended=CHOICE, prefetch_results=FROM_A_SERVER.prefetch_results[:1]
@@ -433,15 +437,14 @@ RESULTS = {
         recommended=None,
         loader_fault="block size 4, fetch factor 4, 0 workers: minibatch 0 has plate p3",
     ),
-    "several labels": replace(
+    "several labels": changed(
         RECOMMENDED,
-        dataset=replace(
-            DATASET,
-            further_labels={
+        {
+            "dataset.further_labels": {
                 "cell_line": LabelCensus(n_labels=50, n_missing=7, label_entropy_bits=5.6)
             },
-        ),
-        configurations=tuple(with_a_further_label(each) for each in RECOMMENDED.configurations),
+            "configurations": tuple(map(with_a_further_label, RECOMMENDED.configurations)),
+        },
     ),
     "warnings": replace(
         RECOMMENDED,

@@ -109,8 +109,7 @@ def test_the_line_that_installs_what_is_missing(small_collection, tmp_path):
 
 def test_from_python_what_reports_and_searches_is_imported_when_it_is_needed():
     script = """
-import sys
-import cellfeed_tuner._measuring._timing, cellfeed_tuner._explain
+import sys, cellfeed_tuner._measuring._timing, cellfeed_tuner._explain
 from cellfeed_tuner import AutotuneResult, autotune
 assert not {"matplotlib", "optuna", "rich"} & set(sys.modules), sys.modules
 sys.modules["matplotlib"] = None

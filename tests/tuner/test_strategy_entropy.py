@@ -57,6 +57,7 @@ def test_of_blocks_of_one_label_is_what_theory_says(fetch_factor):
     assert found.bits.value < found.random_bits + 0.01
 
 
+@pytest.mark.slow
 def test_of_single_cells_drawn_by_weight_is_that_of_independent_draws():
     weights = np.random.default_rng(0).gamma(1.0, size=LABELS.size) * np.array([1, 5, 50])[LABELS]
     found = strategy_entropy(LABELS, plan_of(BlockWeightedSampling(1, weights=weights)))
@@ -74,6 +75,7 @@ def test_theory_does_not_apply_to(strategy):
     assert found.share_of_random < 1
 
 
+@pytest.mark.slow
 def test_missing_labels_are_left_out():
     labels = np.where(np.random.default_rng(0).random(LABELS.size) < 0.5, LABELS, -1)
     weights = np.array([1.0, 10.0, 100.0])[LABELS]
