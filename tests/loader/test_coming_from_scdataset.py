@@ -19,7 +19,6 @@ from cellfeed import (
     Streaming,
     sampling,
     scdataset,
-    suggest_parameters,
 )
 
 N = 400
@@ -102,24 +101,6 @@ def test_modalities_stay_aligned(data, num_workers):
         assert batch.unstructured_keys == ["names"]
         assert batch["genes"] is genes
         assert np.array_equal(genes[:, 0], cell)
-
-
-@pytest.mark.process
-def test_suggested_parameters_are_taken(data):
-    params = suggest_parameters(data, batch_size=64, max_workers=1, verbose=False)
-    dataset = CellDataset(
-        data,
-        BlockShuffling(block_size=params["block_size_balanced"]),
-        batch_size=64,
-        fetch_factor=params["fetch_factor"],
-    )
-    loader = DataLoader(
-        dataset,
-        batch_size=None,
-        num_workers=params["num_workers"],
-        prefetch_factor=params["prefetch_factor"],
-    )
-    assert sorted(rows_in(loader)) == list(range(N))
 
 
 README = """

@@ -52,14 +52,6 @@ class TestFiles:
         assert collection.dtype == np.float32
         assert_reads(collection, X, slice(None))
 
-    @pytest.mark.parametrize("name", ["scgen_valid.h5ad", "pbmc68k_reduced.h5ad"])
-    def test_real_old_files(self, shared_file, in_memory, read_by_anndata, name):
-        path = shared_file(name)
-        collection = open_collection(path)
-        rows = np.random.default_rng(0).integers(0, len(collection), 300)
-        assert_reads(collection, in_memory([path]), rows)
-        assert collection.var_names.tolist() == read_by_anndata(path).var_names.tolist()
-
     @pytest.mark.parametrize("n_rows", [[0, 5, 0], [5, 0], [0]])
     @pytest.mark.parametrize("layout", ["csr", "dense"])
     def test_without_cells(self, store, in_memory, n_rows, layout):

@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.matrices import dense
 
 from cellfeed import (
     CategoricalColumn,
@@ -293,6 +294,10 @@ class TestOldFiles:
         path = shared_file(name)
         collection = open_collection(path, obs=columns)
         expected = read_by_anndata(path)
+        rows = np.random.default_rng(0).integers(0, len(collection), 300)
+        cells = collection[rows]
+        assert cells.X.dtype == expected.X.dtype
+        assert np.array_equal(dense(cells.X), dense(expected.X)[rows])
         assert collection.var_names.tolist() == expected.var_names.tolist()
         for column in columns:
             joined = collection.obs[column]

@@ -100,13 +100,6 @@ class TestOrder:
             assert fetch.tolist() != list(range(start, stop))
             assert sorted(fetch.tolist()) == list(range(start, stop))
 
-    @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 24])
-    def test_a_fetch_is_made_of_whole_blocks_on_the_grid(self, block_size):
-        plan = shuffling_plan(strategy=BlockShuffling(block_size), n_rows=240)
-        for fetch in fetches(plan):
-            blocks = Counter((fetch // block_size).tolist())
-            assert set(blocks.values()) == {block_size}
-
     def test_blocks_are_mixed_within_a_fetch(self):
         (first, *_) = fetches(shuffling_plan(n_rows=24 * 50, fetch_factor=50))
         # In an order without blocks, a row is followed by the next one in 1 of 1200 places.
