@@ -202,9 +202,10 @@ def advice_on(found, layout=LAYOUT, store=STORE):
 
 def with_stages(found, **stages):
     """Replace what stages take, in microseconds: the mean and the ends of its interval."""
+    names: Any = stages
     made = (
         Stage(name=name, seconds_per_cell=Estimate(*(1e-6 * each for each in ends)), saving=0.5)
-        for name, ends in stages.items()
+        for name, ends in names.items()
     )
     return replace(found, stages=tuple(made))
 

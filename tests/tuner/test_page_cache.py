@@ -100,14 +100,14 @@ def test_a_large_file_is_looked_at_in_windows_to_its_last_byte(folder, monkeypat
         out.write(b"x" * 5000)  # not a whole number of pages
     assert resident_fraction([path]) == 5000 / (WINDOW + 5000)
     # Memory does not grow with the file.
-    lengths, mapped = list[int](), mmap.mmap
+    lengths = list[int]()
     with path.open("r+b") as out:
         out.truncate(6 * WINDOW)
 
-    class Mapping(mapped):
+    class Mapping(mmap.mmap):
         def __new__(cls, fileno, length, *arguments, **options):
             lengths.append(length)
-            return mapped.__new__(cls, fileno, length, *arguments, **options)
+            return super().__new__(cls, fileno, length, *arguments, **options)
 
     monkeypatch.setattr(mmap, "mmap", Mapping)
     assert resident_fraction([path]) == 2 * mmap.PAGESIZE / (6 * WINDOW)

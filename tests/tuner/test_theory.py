@@ -72,7 +72,7 @@ def test_entropy_is_that_of_the_normalised_counts(values):
     ],
 )  # fmt: skip
 def test_expected_entropy_is_the_enumerated_one(p, n_rows, sizes):
-    exact = enumerated_expectation(p, *sizes, n_rows)
+    exact = enumerated_expectation(p, *sizes, n_rows=n_rows)
     computed = theory.expected_entropy_bits(p, *sizes, n_rows=n_rows)
     assert computed == pytest.approx(exact, abs=1e-9)
 
