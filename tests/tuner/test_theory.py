@@ -28,8 +28,9 @@ def enumerated_mean(rows, batch_size) -> float:
     return sum(plug_in([rows[i] for i in draw]) for draw in draws) / comb(len(rows), batch_size)
 
 
-def enumerated_expectation(p, batch_size, block_size, fetch_factor, n_rows=0) -> float:
+def enumerated_expectation(p, sizes, n_rows) -> float:
     """Mean over every labelling of the blocks that a fetch covers, at every offset."""
+    batch_size, block_size, fetch_factor = sizes
     fetch_size = batch_size * fetch_factor
     per_offset: list[float] = []
     for offset in range(block_size):
@@ -72,7 +73,7 @@ def test_entropy_is_that_of_the_normalised_counts(values):
     ],
 )  # fmt: skip
 def test_expected_entropy_is_the_enumerated_one(p, n_rows, sizes):
-    exact = enumerated_expectation(p, *sizes, n_rows=n_rows)
+    exact = enumerated_expectation(p, sizes, n_rows)
     computed = theory.expected_entropy_bits(p, *sizes, n_rows=n_rows)
     assert computed == pytest.approx(exact, abs=1e-9)
 
