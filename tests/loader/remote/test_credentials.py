@@ -105,6 +105,7 @@ def test_not_shown_of_a_url_that_is_refused(url):
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.server
 def test_refused_by_an_object_store(folder, s3_server):
     url = s3_server.put(folder / "p.h5ad", "credentials/p.h5ad")
     options = s3_server.options | {"secret_access_key": SECRET}

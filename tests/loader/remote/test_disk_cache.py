@@ -1,17 +1,25 @@
 """Remote bytes that are cached on disk. The oracle: a set of the ranges that were written."""
 
 import logging
+import multiprocessing
 import os
 import pickle
+import random
 import shutil
+import signal
 import sqlite3
-import threading
-from contextlib import closing
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import commands
 
 from cellfeed._bytes._remote import _disk_cache
 from cellfeed._bytes._remote._disk_cache import DiskCache, ObjectVersion
@@ -90,18 +98,12 @@ def test_any_sequence_of_steps(new_folder, steps, max_bytes):
         assert n_bytes(folder) <= max_bytes
 
 
-def test_bytes_and_views(tmp_path):
-    cache, version = DiskCache(PLENTY, tmp_path), ObjectVersion("a", "1", 100)
-    cache.write([(version, 0, b"bytes"), (version, 1, memoryview(b"a view")[2:])])
-    assert cache.read([(version, 0, 5), (version, 1, 4)]) == [b"bytes", b"view"]
-
-
 @pytest.mark.parametrize("other", [("b", "1", 100), ("a", "2", 100), ("a", "1", 99)])
 def test_another_identity_is_another_object(tmp_path, other):
     cache = DiskCache(PLENTY, tmp_path)
     one, another = ObjectVersion("a", "1", 100), ObjectVersion(*other)
-    cache.write([(one, 5, b"abc")])
-    assert cache.read([(another, 5, 3), (one, 5, 3)]) == [None, b"abc"]
+    cache.write([(one, 5, b"abc"), (one, 1, memoryview(b"a view")[2:])])
+    assert cache.read([(another, 5, 3), (one, 5, 3), (one, 1, 4)]) == [None, b"abc", b"view"]
 
 
 def test_folder_is_that_of_caches(tmp_path, monkeypatch):
@@ -176,6 +178,7 @@ class TestTheBound:
         write(cache, large)
         assert found(cache, large) == [True, False]
 
+    @pytest.mark.slow
     def test_many_small_ranges(self, tmp_path):
         most = self.MOST // 4
         cache, ranges = DiskCache(most, tmp_path), chunks(500, size=10)
@@ -185,22 +188,61 @@ class TestTheBound:
         assert n_bytes(tmp_path) <= most
 
 
+def flipped(seed):
+    def flip(content):
+        place = np.random.default_rng(seed).integers(len(content) if seed % 2 else 20_000)
+        return content[:place] + bytes([content[place] ^ 1 << seed % 8]) + content[place + 1 :]
+
+    return flip
+
+
+def other_tables(_):
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE others (id)")
+        return database.serialize()
+
+
 class TestDamage:
-    @pytest.mark.parametrize("seed", range(40))
+    @pytest.mark.parametrize("seed", range(20))
     def test_a_flipped_byte_is_noticed(self, tmp_path, seed):
-        write(DiskCache(300_000, tmp_path), chunks(10))
-        path = database_of(tmp_path)
-        damaged = bytearray(path.read_bytes())
-        place = np.random.default_rng(seed).integers(len(damaged) if seed % 2 else 20_000)
-        damaged[place] ^= 1 << (seed % 8)
-        path.write_bytes(damaged)
+        there = self.found_in_damaged(tmp_path, flipped(seed), 300_000)
         cache = DiskCache(300_000, tmp_path)
-        there = found(cache, chunks(10))
         write(cache, chunks(10))
         assert sum(found(cache, chunks(10))) >= sum(there)
         write(cache, chunks(3, first=20))
         found(cache, chunks(30))
         assert n_bytes(tmp_path) <= 300_000
+
+    def found_in_damaged(self, folder, damage, max_bytes):
+        """Return what is found by one that is open and by another."""
+        cache, path = DiskCache(max_bytes, folder), database_of(folder)
+        write(cache, chunks(10))
+        content = damage(path.read_bytes())
+        for each in path.parent.iterdir():
+            each.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        return found(cache, chunks(10))
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            *(partial(lambda left, content: content[:left], n) for n in (0, 1, 4096, 45_000)),
+            # SQLite's message has the damaged name, which Python cannot decode.
+            lambda content: content.replace(b"TABLE ranges", b"\xd5" * 12),
+            lambda content: content.replace(b"TABLE objects", b"\xd5" * 13),
+            lambda content: content.replace(b"id INTEGER PRIMARY", b"\xd5" * 18),
+            other_tables,
+            lambda _: None,
+        ],
+    )
+    def test_files_that_are_replaced(self, tmp_path, damage):
+        self.found_in_damaged(tmp_path, damage, 10**7)
+        cache = DiskCache(10**7, tmp_path)
+        for _ in range(2):
+            write(cache, chunks(20))
+        assert all(found(DiskCache(10**7, tmp_path), chunks(20)))
+        assert n_bytes(tmp_path) <= 10**7
 
     def test_a_damaged_range_is_cached_again(self, tmp_path):
         cache = DiskCache(PLENTY, tmp_path)
@@ -212,47 +254,6 @@ class TestDamage:
         assert found(cache, chunks(10)) == [number != 4 for number in range(10)]
         write(cache, chunks(10))
         assert all(found(cache, chunks(10)))
-
-    @pytest.mark.parametrize("left", [0, 1, 100, 4096, 45_000, 100_000])
-    def test_truncated_files(self, tmp_path, left):
-        write(DiskCache(10**7, tmp_path), chunks(10))
-        os.truncate(database_of(tmp_path), left)
-        cache = DiskCache(10**7, tmp_path)
-        assert not all(found(cache, chunks(10)))
-        write(cache, chunks(20))
-        write(cache, chunks(20))
-        assert all(found(cache, chunks(20)))
-        assert n_bytes(tmp_path) <= 10**7
-
-    @pytest.mark.parametrize("name", [b"TABLE ranges", b"TABLE objects", b"id INTEGER PRIMARY"])
-    def test_a_schema_that_is_no_text(self, tmp_path, name):
-        """SQLite's message has the damaged name, which Python cannot decode."""
-        opened = DiskCache(PLENTY, tmp_path)
-        write(opened, chunks(10))
-        path = database_of(tmp_path)
-        path.write_bytes(path.read_bytes().replace(name, b"\xd5" * len(name)))
-        for cache in (opened, DiskCache(PLENTY, tmp_path)):
-            found(cache, chunks(10))
-            write(cache, chunks(10))
-            assert all(found(cache, chunks(10)))
-
-    def test_a_database_of_something_else(self, tmp_path):
-        database_of(tmp_path).parent.mkdir()
-        with closing(sqlite3.connect(database_of(tmp_path))) as database, database:
-            database.execute("CREATE TABLE others (id)")
-        cache = DiskCache(PLENTY, tmp_path)
-        assert not any(found(cache, chunks(10)))
-        write(cache, chunks(10))
-        assert all(found(cache, chunks(10)))
-
-    def test_files_that_are_removed_while_they_are_used(self, tmp_path):
-        cache = DiskCache(PLENTY, tmp_path)
-        write(cache, chunks(10))
-        for path in (tmp_path / "bytes").iterdir():
-            path.unlink()
-        assert not any(found(cache, chunks(10)))
-        write(cache, chunks(20))
-        assert all(found(DiskCache(PLENTY, tmp_path), chunks(20)))
 
 
 class TestWhereItDoesNotWork:
@@ -294,6 +295,28 @@ def test_pickled(tmp_path):
     assert found(pickle.loads(pickle.dumps(cache)), chunks(1)) == [True]
 
 
+def test_no_descriptor_stays_open(tmp_path):
+    cache = DiskCache(PLENTY, tmp_path)
+    write(cache, chunks(1))
+    before = len([*Path("/dev/fd").iterdir()])
+    for _ in range(5):
+        write(cache, chunks(20))
+        found(cache, chunks(30))
+    assert len([*Path("/dev/fd").iterdir()]) == before
+
+
+def test_a_full_disk(tmp_path):
+    cache = DiskCache(PLENTY, tmp_path)
+    write(cache, chunks(2))
+    with commands.files_end_after(n_bytes(tmp_path)):
+        write(cache, chunks(2, first=2))
+        write(cache, chunks(1, first=4))
+        assert found(cache, chunks(5)) == [True] * 2 + [False] * 3
+    cache = DiskCache(PLENTY, tmp_path)
+    write(cache, chunks(2, first=2))
+    assert found(cache, chunks(5)) == [True] * 4 + [False]
+
+
 def test_threads(tmp_path):
     cache = DiskCache(PLENTY, tmp_path)
 
@@ -302,9 +325,119 @@ def test_threads(tmp_path):
             write(cache, chunks(20, first=first + 10 * number))
             found(cache, chunks(200))
 
-    threads = [threading.Thread(target=use, args=(each,)) for each in (0, 20, 40, 60)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(use, (0, 20, 40, 60))] == [None] * 4
     assert all(found(cache, chunks(170)))
+
+
+# Processes that share it, are killed, or may not write to it
+
+N_RANGES = 300
+forking = multiprocessing.get_context("fork")
+
+
+def run(*targets):
+    """Run functions in processes at once, and see that none raises."""
+    children = [forking.Process(target=target, args=arguments) for target, *arguments in targets]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(600)
+    assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def read_and_write(folder, max_bytes, seed):
+    cache, moments = DiskCache(max_bytes, folder), random.Random(seed)
+    for _ in range(20):
+        some = moments.sample(chunks(N_RANGES), 20)
+        there = found(cache, some)
+        write(cache, [each for each, is_there in zip(some, there, strict=True) if not is_there])
+        with suppress(FileNotFoundError):  # files go while they are listed
+            assert n_bytes(folder) <= max_bytes
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("max_bytes", [1_000_000, PLENTY])
+def test_four_processes_at_once(tmp_path, max_bytes):
+    run(*[(read_and_write, tmp_path, max_bytes, seed) for seed in range(4)])
+    n_there = sum(found(DiskCache(max_bytes, tmp_path), chunks(N_RANGES)))
+    assert n_there > 50 if max_bytes < PLENTY else n_there > N_RANGES * 0.9
+    assert n_bytes(tmp_path) <= max_bytes
+
+
+def write_for_ever(folder, max_bytes, seed):
+    moments = random.Random(seed)
+    while True:
+        cache = DiskCache(max_bytes, folder)
+        for _ in range(5):
+            write(cache, moments.sample(chunks(N_RANGES), 5))
+        if moments.random() < 0.3:
+            for path in folder.rglob("*.sqlite"):
+                path.unlink(missing_ok=True)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("max_bytes", [1_000_000, PLENTY])
+def test_killed_at_random_moments(tmp_path, max_bytes):
+    moments, n_found, number = random.Random(0), 0, 0
+    while number < 10 or n_found <= 50:  # how soon something is written is up to the machine
+        children = [
+            forking.Process(target=write_for_ever, args=(tmp_path, max_bytes, 2 * number + each))
+            for each in range(2)
+        ]
+        for child in children:
+            child.start()
+        time.sleep(moments.uniform(0.01, 0.06) * (1 + number / 10))
+        for child in children:
+            child.kill()
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
+        n_found += sum(found(DiskCache(max_bytes, tmp_path), chunks(N_RANGES)))
+        assert n_bytes(tmp_path) <= max_bytes
+        number += 1
+        assert number < 1000
+    cache = DiskCache(max_bytes, tmp_path)
+    write(cache, chunks(N_RANGES))
+    write(cache, chunks(N_RANGES))  # what was dropped or damaged meanwhile
+    assert all(found(cache, chunks(N_RANGES))) or max_bytes < PLENTY
+
+
+def read_and_write_in_fork(cache):
+    assert all(found(cache, chunks(2)))
+    write(cache, chunks(2, first=2))
+    assert all(found(cache, chunks(4)))
+
+
+@pytest.mark.process
+def test_a_fork_goes_on_with_the_cache(tmp_path):
+    cache = DiskCache(PLENTY, tmp_path)
+    write(cache, chunks(2))
+    run((read_and_write_in_fork, cache))
+    write(cache, chunks(1, first=4))
+    assert all(found(cache, chunks(5)))
+
+
+def use_without_permission(folder):
+    if os.getuid() == 0:
+        os.setuid(65534)
+    assert not os.access(folder / "bytes", os.W_OK)
+    cache = DiskCache(PLENTY, folder)
+    for _ in range(2):
+        assert found(cache, chunks(3)) == [True, True, False]
+        write(cache, chunks(1, first=2))
+
+
+@pytest.mark.process
+def test_a_folder_that_can_only_be_read():
+    with tempfile.TemporaryDirectory() as name:  # which others may enter, unlike `tmp_path`
+        folder = Path(name)
+        write(DiskCache(PLENTY, folder), chunks(2))
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        try:
+            run((use_without_permission, folder))
+        finally:
+            for path in [folder, *folder.rglob("*")]:
+                path.chmod(0o755)

@@ -1,50 +1,72 @@
-"""Ctrl-C, the end of the process and forks, while a server hangs; each in a process of its own."""
+"""Ctrl-C, the end of the process and forks, while a server hangs."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.loader.remote.faulty import KINDS, SHARDED
+from tests.loader.remote.faulty import KINDS, SHARDED, VALUES, WAYS, read
 from tests.servers.faults import Hang
 from tests.warm import python as warm
 
+from cellfeed import open_collection
+
 ROOT = Path(__file__).parents[3]
-AT_MOST_S = 300  # an attempt alone takes longer than that, with the time-outs of the scripts
+AT_MOST_S = 300  # an attempt alone takes longer than that, with these time-outs
+PATIENT = {"client_options": {"read_timeout": "10m", "connect_timeout": "10m", "timeout": "10m"}}
 NOISE = ["Fatal", "Segmentation", "Exception ignored", "never retrieved", "was destroyed", "abort"]
 
-SCRIPT = """
-import multiprocessing, os, sys, threading
+
+@pytest.mark.parametrize("way", [*WAYS, "metadata"])
+@pytest.mark.parametrize("kind", [*KINDS, SHARDED])
+def test_interrupted(server, kind, way):
+    """At once, and the next request is answered."""
+
+    def hang(request):
+        if way == "metadata" and (request.asked == 1 and request.method == "HEAD"):
+            return None  # it says what it is, and then hangs
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return Hang()
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        read(server, kind, "opening" if way == "metadata" else way, hang, PATIENT)
+    assert time.monotonic() - began < AT_MOST_S
+    server.answer = None
+    there = open_collection(f"{server.url}/{kind}")
+    np.testing.assert_array_equal(there[[599, 3]].X.toarray(), VALUES[[599, 3]])
+
+
+SCRIPT = f"""
+import sys, threading
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
-CLIENT = {"read_timeout": "10m", "connect_timeout": "10m", "timeout": "10m"}
 url, way, end = sys.argv[1:]
 
 def opened():
-    return open_collection(url, obs=["plate"], storage_options={"client_options": CLIENT})
-
-def read(there):
-    if way == "iteration":
-        for each in CellDataset(there, BlockShuffling(4), batch_size=64, as_torch=False):
-            pass
-    else:
-        there[[599, 3]]
+    return open_collection(url, obs=["plate"], storage_options={PATIENT})
 
 def work(wait):
     there = None if way == "opening" else opened()
     print("begun", flush=True)
     wait()
-    read(opened() if there is None else there)
+    there = opened() if there is None else there
+    if way == "iteration":
+        for each in CellDataset(there, BlockShuffling(4), batch_size=64, as_torch=False):
+            pass
+    there[[599, 3]]
 
 if end == "interrupted":
     try:
         work(sys.stdin.readline)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-elif end == "thread":
+else:
     told = threading.Event()
     threading.Thread(target=work, args=(told.wait,), daemon=True).start()
     sys.stdin.readline()
@@ -56,18 +78,17 @@ elif end == "thread":
 
 @pytest.fixture
 def run(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join(filter(None, [str(ROOT / "loader"), os.environ.get("PYTHONPATH")]))
     started = []
 
-    def run(*arguments):
+    def run(script, *arguments):
+        (tmp_path / "script.py").write_text(script)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = warm.FinalizedPopen(
             [sys.executable, "-X", "faulthandler", str(tmp_path / "script.py"), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": path},
+            **pipes,
         )
         started.append(process)
         return process
@@ -78,60 +99,29 @@ def run(tmp_path):
         process.communicate()
 
 
-def wait_for_request(server, process, *methods):
-    deadline = time.monotonic() + AT_MOST_S
-    while not any(request.method in methods for request in server.requests):
-        assert process.poll() is None
-        assert time.monotonic() < deadline, "nothing is requested"
-        time.sleep(0.01)
-
-
-def hang(server, process):
-    """Let the process go on to a request that nothing answers."""
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["interrupted", "ended"])
+@pytest.mark.parametrize(("kind", "way"), list(zip([*KINDS, SHARDED], WAYS, strict=True)))
+def test_processes_end_quietly(server, run, kind, way, end):
+    """By Ctrl-C, or while a thread waits."""
+    process = run(SCRIPT, f"{server.url}/{kind}", way, end)
     assert process.stdout.readline() == "begun\n"
     server.requests.clear()
     server.answer = lambda _: Hang()
     process.stdin.write("\n")
     process.stdin.flush()
-    wait_for_request(server, process, "GET", "HEAD")
-
-
-@pytest.mark.parametrize("way", ["opening", "rows", "iteration"])
-@pytest.mark.parametrize("kind", [*KINDS, SHARDED])
-def test_interrupted(server, run, kind, way):
-    process = run(f"{server.url}/{kind}", way, "interrupted")
-    hang(server, process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=AT_MOST_S)
-    assert (process.returncode, out) == (0, "interrupted\n")
-    assert not [word for word in NOISE if word in err], err
-    assert not err
-
-
-@pytest.mark.parametrize("way", ["opening", "rows", "iteration"])
-@pytest.mark.parametrize("kind", [*KINDS, SHARDED])
-def test_process_ends_while_a_thread_waits(server, run, kind, way):
-    process = run(f"{server.url}/{kind}", way, "thread")
-    hang(server, process)
+    deadline = time.monotonic() + AT_MOST_S
+    while not server.requests:
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "nothing is requested"
+        time.sleep(0.01)
+    if end == "interrupted":
+        process.send_signal(signal.SIGINT)
     out, err = process.communicate("\n", timeout=AT_MOST_S)
-    assert (process.returncode, out) == (0, "ended\n")
+    assert (process.returncode, out) == (0, f"{end}\n")
     assert not [word for word in NOISE if word in err], err
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_interrupted_while_metadata_is_read(server, run, kind):
-    """The server answers what it is, and then hangs."""
-    process = run(f"{server.url}/{kind}", "opening", "interrupted")
-    assert process.stdout.readline() == "begun\n"
-    server.answer = lambda request: Hang() if request.asked > 1 or "." in request.path else None
-    if kind == "p.h5ad":
-        server.answer = lambda request: Hang() if request.method == "GET" else None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    wait_for_request(server, process, "GET")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=AT_MOST_S)
-    assert (process.returncode, out, err) == (0, "interrupted\n", "")
+    assert end == "ended" or not err
 
 
 FORKS = """
@@ -158,13 +148,14 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "method"),
     [*((kind, "fork") for kind in KINDS), (KINDS[0], "spawn"), (KINDS[-1], "forkserver")],
 )
-def test_other_processes(server, run, tmp_path, kind, method):
-    (tmp_path / "script.py").write_text(FORKS)
-    process = run(f"{server.url}/{kind}", method)
+def test_other_processes(server, run, kind, method):
+    process = run(FORKS, f"{server.url}/{kind}", method)
     out, err = process.communicate(timeout=2 * AT_MOST_S)
     here, there, after = out.splitlines()
     assert after == f"{here} 0"

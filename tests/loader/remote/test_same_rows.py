@@ -1,6 +1,8 @@
 """The same rows as from local files, whatever server they lie on."""
 
+import re
 import warnings
+from pathlib import Path
 
 import anndata
 import numpy as np
@@ -10,7 +12,7 @@ import scipy.sparse as sp
 from tests.loader.matrices import dense
 from tests.servers.web import WebServer
 
-from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection
 
 N_CELLS, N_GENES = 300, 40
 
@@ -53,8 +55,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def web(folder):
-    with WebServer.in_process(folder) as url:
-        yield url
+    with WebServer(folder) as server:
+        yield server.url
 
 
 ELEMENTS = ["X", "layers/counts", "obsm/X_pca"]
@@ -92,11 +94,24 @@ def test_blocks_begin_where_chunks_do(folder, web, names):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("pattern", ["p*.h5ad", "z*.zarr", "**/p?.h5ad", "p[01].h5ad"])
-def test_of_an_object_store(folder, s3_server, pattern):
+@pytest.fixture(scope="module")
+def uploaded(folder, s3_server):
+    """Also stores of any name, as annbatch has them in a store."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            s3_server.put(path, f"same rows/{path.relative_to(folder)}")
+            name = str(path.relative_to(folder))
+            s3_server.put(path, f"same rows/{name}")
+            store, _, within = name.partition("/")
+            if within:
+                s3_server.put(path, f"same rows/parts of {store[:2]}/dataset_0/{within}")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "pattern",
+    [pytest.param("p*.h5ad", marks=pytest.mark.smoke), "z*.zarr", "**/p?.h5ad", "p[01].h5ad"],
+)
+def test_of_an_object_store(folder, uploaded, s3_server, pattern):
     there = open_collection(
         f"s3://{s3_server.bucket}/same rows/{pattern}",
         obs=OBS,
@@ -112,18 +127,13 @@ def test_of_an_object_store(folder, s3_server, pattern):
     )
 
 
-@pytest.mark.parametrize("store", ["z0.zarr", "z1.zarr"])
-def test_a_store_of_any_name(folder, s3_server, store):
-    """As annbatch writes them: ``dataset_0`` and so on, in a store."""
-    for path in sorted((folder / store).rglob("*")):
-        if path.is_file():
-            s3_server.put(path, f"{store}_parts/dataset_0/{path.relative_to(folder / store)}")
+@pytest.mark.server
+@pytest.mark.parametrize("store", ["z0", "z1"])
+def test_a_store_of_any_name(folder, uploaded, s3_server, store):
+    url = f"s3://{s3_server.bucket}/same rows/parts of {store}/dataset_0"
     there, here = (
         open_collection(path, obs=OBS, elements=ELEMENTS, storage_options=options)
-        for path, options in (
-            (f"s3://{s3_server.bucket}/{store}_parts/dataset_0", s3_server.options),
-            (folder / store, None),
-        )
+        for path, options in ((url, s3_server.options), (folder / f"{store}.zarr", None))
     )
     assert_same(there, here, np.arange(len(here)))
 
@@ -139,3 +149,82 @@ def test_an_epoch_is_the_same(folder, web):
     for (rows, values), (other_rows, others) in zip(epoch(web), epoch(folder), strict=True):
         np.testing.assert_array_equal(rows, other_rows)
         np.testing.assert_array_equal(values, others)
+
+
+# What is cached on this machine's disk is not requested again
+
+
+@pytest.fixture
+def server(folder):
+    """One of which nothing is cached."""
+    with WebServer(folder) as server:
+        yield server
+
+
+def gets(server):
+    return [each for each in server.requests if each.method == "GET"]
+
+
+def epoch(collection):
+    dataset = CellDataset(collection, BlockShuffling(8), batch_size=50, seed=1, as_torch=False)
+    return np.concatenate([each.X.toarray() for each in dataset])
+
+
+def test_a_second_opening_asks_for_the_version_alone(server):
+    first = open_collection(f"{server.url}/p0.h5ad")
+    assert gets(server)
+    server.requests.clear()
+    assert len(open_collection(f"{server.url}/p0.h5ad")) == len(first)
+    assert [each.method for each in server.requests] == ["HEAD"]
+
+
+def test_a_second_epoch_asks_for_nothing(folder, server):
+    collection = open_collection(f"{server.url}/p0.h5ad", cache="100MB")
+    first = epoch(collection)
+    assert gets(server)
+    server.requests.clear()
+    again = open_collection(f"{server.url}/p0.h5ad", cache="100MB")
+    np.testing.assert_array_equal(epoch(again), first)
+    assert not gets(server)
+    expected = open_collection(folder / "p0.h5ad")[:].X
+    np.testing.assert_array_equal(again[:].X.toarray(), expected.toarray())
+
+
+def test_what_was_replaced_is_not_found(tmp_path):
+    plate(0).write_h5ad(tmp_path / "p0.h5ad")
+    with WebServer(tmp_path) as server:
+        url = f"{server.url}/p0.h5ad"
+        epoch(open_collection(url, cache="100MB"))
+        adata = plate(8)
+        adata.write_h5ad(tmp_path / "new.h5ad", compression="gzip")
+        server.replace("p0.h5ad", (tmp_path / "new.h5ad").read_bytes())
+        again = open_collection(url, cache="100MB")
+        np.testing.assert_array_equal(again[:].X.toarray(), adata.X.toarray())
+
+
+@pytest.mark.parametrize("cache", ["20 apples", 0, -1])
+def test_a_cache_has_a_size(web, cache):
+    with pytest.raises(ParameterError, match="cache"):
+        open_collection(f"{web}/p0.h5ad", cache=cache)
+
+
+# docs/how-to/remote.md runs as it stands
+
+TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "remote.md").read_text()
+
+
+@pytest.mark.docs
+@pytest.mark.server
+def test_the_example(tmp_path, s3_server):
+    values = np.random.default_rng(0).random((300, 20), np.float32)
+    obs = pd.DataFrame({"plate": ["a"] * 300}, index=[str(row) for row in range(300)])
+    for name in "ab":
+        anndata.AnnData(values, obs=obs).write_h5ad(tmp_path / f"{name}.h5ad")
+        s3_server.put(tmp_path / f"{name}.h5ad", f"plates of docs/{name}.h5ad")
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code = code.replace("s3://bucket/plates/", f"s3://{s3_server.bucket}/plates of docs/")
+    code = re.sub(r"storage_options=\{.*?\}", "storage_options=OPTIONS", code)
+    found = {"OPTIONS": s3_server.options}
+    exec(compile(code, "docs/how-to/remote.md", "exec"), found)
+    rows = np.concatenate([each.rows for each in found["dataset"]])
+    assert sorted(rows.tolist()) == list(range(600))

@@ -1,7 +1,6 @@
 """Token streams on servers are those of this machine: rows, spans, minibatches and states."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from tests.loader.remote.faulty import quick
 from tests.loader.storages.streams import DTYPES, LENGTHS, delivered, write_stream
 from tests.servers.faults import Status
-from tests.servers.s3 import S3Server, weed
 from tests.servers.web import WebServer
 
 from cellfeed import (
@@ -47,8 +45,8 @@ def server(root):
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory):
-    with WebServer.in_process(tmp_path_factory.getbasetemp()) as url:
-        yield url, tmp_path_factory.getbasetemp()
+    with WebServer(tmp_path_factory.getbasetemp()) as server:
+        yield server.url, tmp_path_factory.getbasetemp()
 
 
 def assert_same(there, here):
@@ -111,6 +109,7 @@ def test_minibatches_and_states(root, server, options):
     assert begun + numbers(a) == numbers(expected)
 
 
+@pytest.mark.process
 def test_workers(root, server):
     there = open_collection(TokenStream(f"{server.url}/stream", 11, shards=SHARDS), elements=ALL)
     here = open_collection(TokenStream(root / "stream", 11), elements=ALL)
@@ -164,7 +163,7 @@ class TestFaults:
     def opened(self, server, **options):
         return TokenStream(f"{server.url}/stream", 11, shards=SHARDS, **options)
 
-    def test_a_file_that_is_missing_or_cut(self, root, server):
+    def test_a_file_that_is_cut_missing_or_damaged(self, root, server):
         path = root / "stream/001.tokens/spans.bin"
         content = path.read_bytes()
         path.write_bytes(content[:-1])
@@ -173,10 +172,8 @@ class TestFaults:
         path.unlink()
         with pytest.raises(FormatError, match=r"001\.tokens/spans\.bin: is missing; write or copy"):
             self.opened(server)
-
-    def test_a_header_that_is_damaged(self, root, server):
-        path = root / "stream/001.tokens/shard.json"
-        path.write_bytes(path.read_bytes().replace(b"n_spans", b"n_spins"))
+        header = root / "stream/001.tokens/shard.json"
+        header.write_bytes(header.read_bytes().replace(b"n_spans", b"n_spins"))
         with pytest.raises(FormatError, match=r"001\.tokens/shard\.json: its checksum is wrong"):
             self.opened(server)
 
@@ -207,26 +204,23 @@ class TestFaults:
             open_collection(stream)[:]
 
 
-@pytest.mark.skipif(weed() is None, reason="SeaweedFS is not installed")
-def test_of_an_object_store(root, tmp_path):
+@pytest.mark.server
+def test_of_an_object_store(root, tmp_path, s3_server):
     pytest.importorskip("torch")
     write_stream(tmp_path / "long", lengths=[[5000], [4000]])
-    with S3Server(tmp_path / "s3") as server:
-        for folder in (root / "stream", tmp_path / "long"):
-            for path in folder.rglob("*.*"):
-                if path.is_file():
-                    server.put(path, f"{folder.name}/{path.relative_to(folder)}")
-        url = f"s3://{server.bucket}"
-        there = TokenStream(f"{url}/stream", 11, storage_options=server.options)
-        here = TokenStream(root / "stream", 11)
-        a, b = map(dataset_of, assert_same(there, here))
-        assert a.state_dict() == b.state_dict()
-        assert numbers(a) == numbers(b)
-        some = TokenStream(f"{url}/stream", 7, shards=["001"], storage_options=server.options)
-        assert some.n_rows == 1
-        for ending in ("", "/"):  # windows of 4,096 tokens
-            collection = open_collection(f"{url}/long{ending}", storage_options=server.options)
-            expected = open_collection(tmp_path / "long")
-            np.testing.assert_array_equal(collection[:].X, expected[:].X)
-            assert dataset_of(collection).state_dict() == dataset_of(expected).state_dict()
-        shutil.rmtree(tmp_path / "long")
+    for folder in (root / "stream", tmp_path / "long"):
+        for path in folder.rglob("*.*"):
+            if path.is_file():
+                s3_server.put(path, f"tokens/{folder.name}/{path.relative_to(folder)}")
+    url, options = f"s3://{s3_server.bucket}/tokens", {"storage_options": s3_server.options}
+    there = TokenStream(f"{url}/stream", 11, **options)
+    here = TokenStream(root / "stream", 11)
+    a, b = map(dataset_of, assert_same(there, here))
+    assert a.state_dict() == b.state_dict()
+    assert numbers(a) == numbers(b)
+    assert TokenStream(f"{url}/stream", 7, shards=["001"], **options).n_rows == 1
+    for ending in ("", "/"):  # windows of 4,096 tokens
+        collection = open_collection(f"{url}/long{ending}", **options)
+        expected = open_collection(tmp_path / "long")
+        np.testing.assert_array_equal(collection[:].X, expected[:].X)
+        assert dataset_of(collection).state_dict() == dataset_of(expected).state_dict()
