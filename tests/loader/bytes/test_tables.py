@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pwd
 import shutil
-import warnings
 from pathlib import Path
 
 import anndata as ad
@@ -14,15 +13,14 @@ import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.bytes.files import age
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
 from tests.loader.storages.test_conformance import write_h5ad as write_h5ad_case
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
-from tests.loader.storages.test_conformance_zarr import pytestmark as writing_zarr
 from tests.loader.storages.test_conformance_zarr import write_store
+from tests.loader.storages.zarr_cells import quiet, write_cells
 
 from cellfeed import FormatError, PathError, open_collection
 from cellfeed._bytes import _tables
@@ -64,18 +62,8 @@ def write_dense(path):
 
 
 def write_zarr(path, shards):
-    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
-        warnings.simplefilter("ignore")  # what zarr and anndata say when stores are written
-        ad.AnnData(sp.csr_matrix(COUNTS)).write_zarr(path)
-        root = zarr.open_group(path, mode="r+", use_consolidated=False)
-        for name in ("X/data", "X/indices"):
-            stored = root[name]
-            assert isinstance(stored, zarr.Array)
-            values = np.asarray(stored[:])
-            del root[name]
-            root.create_array(name, data=values, chunks=(16,), shards=shards)
-        zarr.consolidate_metadata(path)
-    return path
+    arrays = {"chunks": (16,), "shards": shards}
+    return write_cells(path, sp.csr_matrix(COUNTS), indices=arrays, data=arrays)
 
 
 STORAGES = {
@@ -474,7 +462,7 @@ class TestH5adOpenedBefore(H5ad):
 
 
 @pytest.mark.slow
-@writing_zarr
+@quiet
 class TestZarrOpenedBefore(Zarr):
     max_examples = 10
 

@@ -1,6 +1,7 @@
 """What `preshuffle` writes, against anndata in memory."""
 
 import json
+import re
 import shutil
 import warnings
 from functools import partial
@@ -16,6 +17,7 @@ import scipy.sparse as sp
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import commands
 from tests.loader.matrices import dense
 
 from cellfeed import (
@@ -24,27 +26,16 @@ from cellfeed import (
     FormatError,
     MismatchError,
     ParameterError,
-    PathError,
     preshuffle,
 )
-from cellfeed._convert._preshuffle import _part
-from cellfeed._convert._preshuffle._inputs import Inputs
-from cellfeed._convert._preshuffle._job import FORMAT, OutputFolder
-from cellfeed._convert._preshuffle._preshuffle import check_store
+from cellfeed.console import ByteSize
+
+pytestmark = [
+    pytest.mark.usefixtures("zarr_in_this_thread"),
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+]
 
 FEW_CELLS = 13_000  # bytes of memory that hold a part of some 20 cells of the `plates`
-
-
-@pytest.fixture(scope="module")
-def plates(write_h5ad):
-    """Two CSR files of 37 and 26 cells."""
-    rng = np.random.default_rng(0)
-    return [
-        write_h5ad(
-            sp.csr_matrix(rng.poisson(0.7, (n, 11)).astype("float32")), {"plate": [name] * n}
-        )
-        for name, n in (("p1", 37), ("p2", 26))
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +51,20 @@ def begun(plates, new_folder):
     """One of the three parts; not to be changed."""
     store = new_folder() / "begun.zarr"
     interrupted(plates, store, 1)
+    return store
+
+
+@pytest.fixture(scope="module")
+def written(plates, new_folder):
+    """All three parts, which are not checked; not to be changed."""
+    store = new_folder() / "written.zarr"
+
+    def stop(stage, done, total):
+        if (stage, done) == ("check", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preshuffle(plates, store, memory=FEW_CELLS, on_progress=stop)
     return store
 
 
@@ -81,9 +86,16 @@ def digest(store: Path) -> dict[str, str]:
     return {str(path.relative_to(store)): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def content(store: Path) -> list[tuple[Any, Any]]:
-    """Values and obs of each part; in a shard, chunks lie in any order."""
-    return [(dense(part.X).tolist(), part.obs.to_dict()) for part in parts_of(store)]
+def content(store: Path) -> dict[str, str]:
+    """All metadata, and the values of all arrays; in a shard, chunks lie in any order."""
+    found = {}
+    for path in store.rglob("zarr.json"):
+        text = path.read_text()
+        if json.loads(text)["node_type"] == "array":
+            array: Any = zarr.open_array(path.parent, mode="r")
+            text += repr(array[...].tolist())
+        found[str(path.relative_to(store))] = text
+    return found
 
 
 def rows_of(part: ad.AnnData, files: list[ad.AnnData], names: list[str]) -> Any:
@@ -108,16 +120,7 @@ def check_against_memory(store: Path, paths: list[Path], *, element: str = "X") 
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(len(X)))
 
 
-def test_every_row_once_with_its_values(plates, out):
-    done = preshuffle(plates, out, memory=FEW_CELLS)
-    assert done.n_parts == done.n_parts_written > 2
-    assert done.n_cells == 63
-    check_against_memory(out, plates)
-    sizes = [part.n_obs for part in parts_of(out)]
-    assert max(sizes) - min(sizes) < done.n_parts  # evenly divided
-    assert done.n_bytes == sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-
-
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     data=st.data(),
@@ -140,9 +143,15 @@ def test_any_collection(
         ).astype(dtype)
         paths.append(write_h5ad(X if is_dense else sp.csr_matrix(X)))
     store = new_folder() / "out.zarr"
-    preshuffle(paths, store, memory=memory, block_size=block_size)
+    done = preshuffle(paths, store, memory=memory, block_size=block_size)
     check_against_memory(store, paths)
-    assert {part.X.dtype for part in parts_of(store)} == {np.dtype(dtype)}
+    parts = parts_of(store)
+    assert {part.X.dtype for part in parts} == {np.dtype(dtype)}
+    n_cells = [part.n_obs for part in parts]
+    assert done.n_cells == sum(n_cells)
+    assert done.n_parts == done.n_parts_written == len(parts)
+    assert max(n_cells) - min(n_cells) < done.n_parts  # evenly divided
+    assert done.n_bytes == sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
 
 
 def test_order_is_that_of_the_plan(plates, out, read_by_anndata):
@@ -161,6 +170,7 @@ def test_order_is_that_of_the_plan(plates, out, read_by_anndata):
         np.testing.assert_array_equal(rows, plan.delivered_rows(number)[0])
 
 
+@pytest.mark.slow
 def test_content_follows_from_the_parameters(plates, tmp_path, finished):
     for seed in (0, 1):
         preshuffle(plates, tmp_path / str(seed), memory=FEW_CELLS, seed=seed)
@@ -176,6 +186,7 @@ def test_layer(write_h5ad, out):
     check_against_memory(out, [path], element="layers/raw")
 
 
+@pytest.mark.slow
 def test_large_column_numbers_and_small_ones(write_h5ad, out, tmp_path):
     for n_vars, dtype in ((256, "uint8"), (257, "uint16"), (65_537, "uint32")):
         path = write_h5ad(sp.random(20, n_vars, density=0.2, format="csr", dtype=np.float32))
@@ -195,6 +206,7 @@ def test_columns_stored_twice_in_a_row_are_added_up(write_h5ad, replace, out):
     check_against_memory(out, [path])
 
 
+@pytest.mark.slow
 def test_legacy_file(shared_file, out, read_by_anndata):
     path = shared_file("scgen_valid.h5ad")
     preshuffle(path, out, memory=20_000_000)
@@ -211,7 +223,6 @@ def test_legacy_file(shared_file, out, read_by_anndata):
 # The store
 
 
-@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 def test_layout_is_annbatchs(finished):
     root = json.loads((finished / "zarr.json").read_text())
     assert root["attributes"]["encoding-type"] == "annbatch-preshuffled"
@@ -264,6 +275,9 @@ def test_resumes_with_what_is_missing(plates, out, finished):
     [
         ({"seed": 1}, "was begun with seed 0, not with seed 1"),
         ({"block_size": 3}, "was begun with a block size of .*, not with a block size of 3"),
+        ({"genes": ["gene1"]}, "was begun with other genes"),
+        ({"rows": [1, 2]}, "was begun with other rows"),
+        ({"codec": "annbatch"}, "was begun with codec delta, not with codec annbatch"),
         ({"memory": 2 * FEW_CELLS}, "was begun with a memory of 13.0 kB .13000 bytes., not"),
     ],
 )
@@ -319,16 +333,10 @@ def test_output_among_the_inputs_is_refused(plates):
             preshuffle(inputs, out)
 
 
-def test_empty_folder_is_taken(plates, out):
-    out.mkdir()
-    preshuffle(plates, out)
-    check_against_memory(out, plates)
-
-
 def test_record_of_another_version_or_none(plates, begun, out):
     shutil.copytree(begun, out)
     record = out / ".cellfeed" / "job.json"
-    record.write_text(record.read_text().replace(FORMAT, "cellfeed preshuffle 0"))
+    record.write_text(re.sub(r"(cellfeed preshuffle )\d+", r"\g<1>0", record.read_text()))
     with pytest.raises(FormatError, match="begun by another version"):
         preshuffle(plates, out)
     record.write_text("{}")
@@ -344,29 +352,6 @@ def test_two_runs_at_once(plates, out):
     preshuffle(plates, out, on_progress=second)
 
 
-def test_part_written_by_two_at_once(tmp_path):
-    folder = OutputFolder(tmp_path)
-    (tmp_path / ".cellfeed").mkdir()
-    with folder.new_part(0) as first:
-        with folder.new_part(0) as second:
-            second.mkdir()
-            (second / "file").write_text("second")
-        first.mkdir()
-        (first / "file").write_text("first")
-    assert (folder.part(0) / "file").read_text() == "second"
-    assert not list((tmp_path / ".cellfeed").iterdir())
-
-
-def test_one_that_was_taken_for_dead_completes_nothing(tmp_path):
-    folder = OutputFolder(tmp_path)
-    (tmp_path / ".cellfeed").mkdir()
-    with folder.new_part(0) as place:
-        place.mkdir()
-        folder.remove_leftovers()
-        place.mkdir(parents=True)  # as zarr does when it writes another chunk
-    assert not folder.part(0).exists()
-
-
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
@@ -377,49 +362,52 @@ def test_one_that_was_taken_for_dead_completes_nothing(tmp_path):
         ("obs/source_row/c", "other cells"),
     ],
 )
-def test_check_names_what_is_damaged(plates, finished, out, damaged, message):
-    shutil.copytree(finished, out)
+def test_check_names_what_is_damaged(plates, written, out, damaged, message):
+    shutil.copytree(written, out)
     shutil.rmtree(out / "dataset_1" / damaged)
-    folder = OutputFolder(out)
-    job = folder.begun()
-    assert job is not None
-    with pytest.raises(FormatError, match=message) as caught:
-        check_store(folder, job, Inputs.open(job, folder), lambda n: None)
-    assert str(caught.value).startswith(f"{out / 'dataset_1'}: ")
-
-
-def test_damaged_part_is_made_again(plates, out, finished):
-    """Parts are swapped when all are written; the remedy of the message is followed."""
-
-    def swap(stage, done, total):
-        if stage == "write" and done == total and (out / "dataset_2").exists():
-            (out / "dataset_0").rename(out / "kept")
-            (out / "dataset_1").rename(out / "dataset_0")
-            (out / "kept").rename(out / "dataset_1")
-
-    with pytest.raises(FormatError, match="dataset_0: it has other cells"):
-        preshuffle(plates, out, memory=FEW_CELLS, on_progress=swap)
+    said = rf"^{re.escape(str(out))}/dataset_1: .*{message}"
+    with pytest.raises(FormatError, match=said):
+        preshuffle(plates, out, memory=FEW_CELLS)
     assert not (out / "zarr.json").exists()
+
+
+@pytest.mark.slow
+def test_damaged_parts_are_made_again(plates, written, out, finished):
+    """Parts were swapped; the remedy of the message is followed."""
+    shutil.copytree(written, out)
+    for name, other in (("0", "kept"), ("1", "0"), ("kept", "1")):
+        (out / f"dataset_{name}").rename(out / f"dataset_{other}")
+    with pytest.raises(FormatError, match="dataset_0: it has other cells; remove this folder and"):
+        preshuffle(plates, out, memory=FEW_CELLS)
     for name in ("dataset_0", "dataset_1"):
         shutil.rmtree(out / name)
     assert preshuffle(plates, out, memory=FEW_CELLS).n_parts_written == 2
     assert content(out) == content(finished)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"memory": 0}, "memory >= 1"),
-        ({"block_size": 0}, "block_size >= 1"),
-        ({"seed": 0.5}, "seed"),
-    ],
-)
-def test_parameters_out_of_range(plates, out, options, message):
-    with pytest.raises(ParameterError, match=message):
-        preshuffle(plates, out, **options)
-    assert not out.exists()
+# The command
 
 
-def test_workers_that_see_another_folder(begun):
-    with pytest.raises(PathError, match="is not visible to a Dask worker"):
-        _part.write_part_of(str(begun), "another token", 1)
+@pytest.mark.slow
+def test_command_reports_one_line(plates, out):
+    out.mkdir()  # an empty folder is taken
+    result = commands.cellfeed("preshuffle", *plates, out, "--memory", "13kB", "--seed", 3)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{out}: 63 cells in ")
+    assert result.stdout.count("\n") == 1
+    check_against_memory(out, plates)
+    size = commands.cellfeed("preshuffle", *plates, out, "--memory", "much")
+    assert size.exit_code == 2
+    assert "write 800MB or 8GiB" in size.stderr
+
+
+def test_command_refuses_in_one_line(plates, begun):
+    result = commands.cellfeed("preshuffle", *plates, begun, "--memory", FEW_CELLS, "--seed", 1)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {begun}: was begun with seed 0")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "n_bytes"), [("800MB", 8 * 10**8), ("1 GiB", 2**30), ("7", 7)])
+def test_sizes(text, n_bytes):
+    assert ByteSize().convert(text, None, None) == n_bytes

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from cellfeed import open_collection, preshuffle
 
-pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.usefixtures("zarr_in_this_thread")]
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".peers" / "annbatch" / "bin" / "python"
@@ -36,11 +36,17 @@ def test_every_row_is_tried_once():
     assert {row: len(starts) for row, starts in found.items()} == dict.fromkeys(ROWS, 1)
 
 
-def run_annbatch(script: str, *arguments: object) -> Any:
-    """Run a script in the environment of annbatch, and return what it prints last."""
-    interpreter = Path(os.environ.get("CELLFEED_ANNBATCH_PYTHON", PYTHON))
-    if not interpreter.exists():
+@pytest.fixture(scope="module")
+def interpreter() -> Path:
+    """That of the environment of annbatch."""
+    path = Path(os.environ.get("CELLFEED_ANNBATCH_PYTHON", PYTHON))
+    if not path.exists():
         pytest.skip(f"no annbatch: neither CELLFEED_ANNBATCH_PYTHON is set nor is {PYTHON} there")
+    return path
+
+
+def run_annbatch(interpreter: Path, script: str, *arguments: object) -> Any:
+    """Run a script in the environment of annbatch, and return what it prints last."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     running = subprocess.run(
         [interpreter, "-W", "ignore", "-c", script, *map(str, arguments)],
@@ -98,7 +104,7 @@ def plates(new_folder) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def stores(plates, new_folder) -> dict[str, Path]:
+def stores(interpreter, plates, new_folder) -> dict[str, Path]:
     """Stores of these cells, by how they were written."""
     folder = new_folder()
     names = ["whole", "delta", "appended", "mixed", "grouped"]
@@ -115,8 +121,8 @@ def stores(plates, new_folder) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def found(stores):
-    return run_annbatch(READ, *stores.values())
+def found(interpreter, stores):
+    return run_annbatch(interpreter, READ, *stores.values())
 
 
 @pytest.mark.parametrize("name", ["whole", "delta", "appended", "mixed", "grouped"])
@@ -183,7 +189,7 @@ def adatas() -> list[ad.AnnData]:
 
 
 @pytest.fixture(scope="module")
-def written(adatas, new_folder) -> dict[str, tuple[Path, Path]]:
+def written(interpreter, adatas, new_folder) -> dict[str, tuple[Path, Path]]:
     """Stores of annbatch and ours."""
     folder, files = new_folder(), list[Path]()
     for k, adata in enumerate(adatas):
@@ -194,7 +200,7 @@ def written(adatas, new_folder) -> dict[str, tuple[Path, Path]]:
         (str(stores[name][0]), [([str(files[k]) for k in of], each) for of, each in theirs])
         for name, (theirs, _) in WRITTEN.items()
     ]
-    run_annbatch(WRITE, json.dumps(calls))
+    run_annbatch(interpreter, WRITE, json.dumps(calls))
     for name, (_, ours) in WRITTEN.items():
         for of, options in ours:
             settings: dict[str, Any] = {"codec": "annbatch", "cells_per_chunk": 16} | options

@@ -1,16 +1,22 @@
 """How `preshuffle` encodes sparse rows: zarr and cellfeed give back what went in."""
 
 import json
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loader.matrices import random_csr
 
-from cellfeed import ParameterError, open_collection, preshuffle
+from cellfeed import open_collection, preshuffle
+from cellfeed._convert._preshuffle import _dataset
 
 pytestmark = [
     pytest.mark.usefixtures("zarr_in_this_thread"),
@@ -93,7 +99,7 @@ def test_large_chunks(write_h5ad, tmp_path):
     check(tmp_path / "out.zarr", X)
 
 
-@pytest.mark.parametrize("n_vars", [200, 300, 70_000])
+@pytest.mark.parametrize("n_vars", [200, 300, pytest.param(70_000, marks=pytest.mark.slow)])
 def test_chunks_of_few_cells_in_several_parts_and_shards(write_h5ad, tmp_path, n_vars):
     X = cells([1, 2, 300], "float32", n_vars)
     X = sp.csr_matrix(sp.vstack([X[:59], sp.csr_matrix(np.zeros((1, n_vars), X.dtype))]))
@@ -120,13 +126,88 @@ def test_no_cell_has_a_value(write_h5ad, tmp_path):
     assert open_collection(tmp_path / "out.zarr")[np.arange(5)].X.nnz == 0
 
 
-def test_another_codec_is_another_job(write_h5ad, tmp_path):
-    unknown: Any = "zip"
-    path = write_h5ad(cells([1, 2], "float32"))
-    preshuffle(path, tmp_path / "out.zarr")
-    with pytest.raises(ParameterError, match="was begun with codec delta, not with codec annb"):
-        preshuffle(path, tmp_path / "out.zarr", codec="annbatch")
-    with pytest.raises(ParameterError, match="`codec` must be one of 'delta', 'annbatch'"):
-        preshuffle(path, tmp_path / "other.zarr", codec=unknown)
-    with pytest.raises(ParameterError, match="cells_per_chunk"):
-        preshuffle(path, tmp_path / "other.zarr", cells_per_chunk=0)
+# The matrix of a part in memory
+
+COUNTS = [0.0, 1.0, 2.0, 255.0, 65_535.0]
+OTHERS = [-0.0, -1.0, 0.5, 65_536.0, np.nan, np.inf]
+INDICES = np.dtype(np.uint16)
+
+
+def few(values: list[float], dtype: str, rng: np.random.Generator) -> Any:
+    rows: Any = random_csr((4, 7), 0.5, rng, np.float64)
+    rows.sort_indices()
+    rows.data = rng.choice(np.array(values, dtype), rows.nnz)
+    return rows
+
+
+def part_of(pieces: list[Any], n_elements: int) -> _dataset.CsrPart:
+    n_rows = sum(each.shape[0] for each in pieces)
+    part = _dataset.CsrPart(n_rows, n_elements, pieces[0].dtype, INDICES)
+    for piece in pieces:
+        part.append(piece)
+    return part
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint16", "bool"])
+@given(
+    seed=st.integers(0, 1 << 30),
+    are_counts=st.lists(st.booleans(), min_size=1, max_size=6),
+    n_expected=st.integers(0, 80),
+    n_at_once=st.sampled_from([1, 3, 1 << 16]),
+    bounds=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+)
+def test_values_are_those_that_went_in(dtype, seed, are_counts, n_expected, n_at_once, bounds):
+    """Whatever the pieces are, whether or not as many elements come as were expected."""
+    rng = np.random.default_rng(seed)
+    others = {"int32": [-1.0, 65_536.0], "uint16": [], "bool": []}.get(dtype, OTHERS)
+    pieces = [few(COUNTS if each else COUNTS + others, dtype, rng) for each in are_counts]
+    X = sp.vstack(pieces, format="csr")
+    order = rng.permutation(X.shape[0])
+    with mock.patch.object(_dataset, "_PIECE", n_at_once):
+        found = part_of(pieces, n_expected)
+    found.shuffle(order)
+    expected = X[order]
+    assert found.pointer.tolist() == expected.indptr.tolist()
+    for start, stop in ((0, X.nnz), [round(each * X.nnz) for each in bounds]):
+        data = found.elements("data", start, stop)
+        is_narrow = found.largest_count is not None and X.dtype.itemsize > 1
+        assert data.dtype == (np.uint16 if is_narrow else X.dtype)
+        data = data.astype(X.dtype)
+        assert data.tobytes() == expected.data[start:stop].tobytes()  # also the sign of 0
+        indices = found.elements("indices", start, stop)
+        assert indices.tolist() == expected.indices[start:stop].tolist()
+    is_signed = X.dtype.kind == "f" and np.signbit(X.data).any()
+    are_all = bool(np.isin(X.data, COUNTS).all()) and not is_signed
+    assert found.largest_count == (int(X.data.max(initial=0)) if are_all else None)
+
+
+@pytest.mark.parametrize("other_at", [None, 0, 1 / 2, 1], ids=["none", "first", "half", "last"])
+def test_a_part_takes_no_more_memory_than_is_planned(other_at):
+    n_rows, n_values = 400, 1_500
+    data = np.ones(n_rows * n_values, np.float32)
+    if other_at is not None:
+        data[round(other_at * (data.size - 1))] = 0.5
+    pieces = [
+        sp.csr_array(
+            (values, np.tile(np.arange(n_values, dtype=np.int32), 50), np.arange(51) * n_values)
+        )
+        for values in np.split(data, 8)
+    ]
+    tracemalloc.start()
+    try:
+        part_of(pieces, data.size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    room = data.size + data.size // 4 + 1
+    planned = room * (data.itemsize + INDICES.itemsize) + n_rows * 8
+    assert peak < planned + 1_000_000  # of what is looked at together
+    assert room * INDICES.itemsize > 1_000_000  # a second copy would be more
+
+
+def test_one_that_comes_late_is_written_as_it_is(write_h5ad, tmp_path):
+    X = sp.csr_matrix(sp.vstack([cells([1, 2, 300], "float32")] * 25))
+    X.data[-1] = 0.5
+    done = preshuffle(write_h5ad(X), tmp_path / "out.zarr", memory=3_000_000)
+    assert done.n_parts == 1  # which takes several pieces
+    check(tmp_path / "out.zarr", X)

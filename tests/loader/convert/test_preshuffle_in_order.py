@@ -3,9 +3,8 @@
 import shlex
 import shutil
 import tracemalloc
-import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anndata as ad
 import h5py
@@ -17,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import commands
 from tests.loader.convert.test_preshuffle import parts_of
-from tests.loader.matrices import random_csr
+from tests.loader.convert.test_preshuffle_elements import write as write_adata
+from tests.loader.matrices import dense, random_csr
 
 from cellfeed import (
-    BlockShuffling,
     CellDataset,
     FormatError,
+    GroupedSampling,
     MismatchError,
+    ParameterError,
     open_collection,
     preshuffle,
 )
@@ -57,15 +58,11 @@ def check_same(found: Any, expected: Any) -> None:
 
 
 def write(X: Any, path: Path, **options: Any) -> Path:
-    adata = ad.AnnData(
-        X,
-        obs=pd.DataFrame(index=[f"cell{i}" for i in range(X.shape[0])]),
-        var=pd.DataFrame(index=[f"gene{i}" for i in range(X.shape[1])]),
-    )
-    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
-        warnings.simplefilter("ignore")  # of defaults to come
-        (adata.write_zarr if path.suffix == ".zarr" else adata.write_h5ad)(path, **options)
-    return path
+    names = [
+        [f"{name}{i}" for i in range(n)] for name, n in zip(("cell", "gene"), X.shape, strict=True)
+    ]
+    tables = [pd.DataFrame(index=each) for each in names]
+    return write_adata(ad.AnnData(X, *tables), path, **options)
 
 
 @settings(max_examples=40)
@@ -95,19 +92,6 @@ def test_it_is_that_of_scipy(new_folder, seed, n_cells, n_genes, density, dtype,
     check_same(as_csr(found.to_scipy()), sp.csc_matrix(X).tocsr())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
-@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
-def test_the_store_is_that_of_scipy(tmp_path, out, dtype, suffix):
-    rng = np.random.default_rng(3)
-    X = random_csr((120, 70), 0.3, rng, np.float64)
-    X.data = rng.integers(0, 120, X.nnz).astype(dtype)
-    done = preshuffle(
-        write(sp.csc_matrix(X), tmp_path / f"in{suffix}"), out, in_order=True, memory=40_000
-    )
-    assert done.n_parts > 1
-    check_same(written(out), sp.csc_matrix(X).tocsr())
-
-
 def by_row(path: Path, folder: Path) -> Any:
     collection = open_matrices([path], ["X"], Genes(), folder)
     return collection.sources[0].elements["X"]
@@ -123,16 +107,35 @@ def by_gene(new_folder):
 MEMORY = 60_000  # several blocks of genes, bands of cells and parts
 
 
-def test_order_names_and_provenance(by_gene, out):
-    path, X = by_gene
-    done = preshuffle(path, out, in_order=True, memory=MEMORY)
-    assert done.n_parts > 2
-    check_same(written(out), X)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "suffix"),
+    [
+        (sp.csc_matrix, "float32", ".h5ad"),
+        (sp.csc_matrix, "float64", ".zarr"),
+        (sp.csc_matrix, "bool", ".zarr"),
+        (sp.csr_matrix, "int64", ".h5ad"),
+        (np.asarray, "float32", ".h5ad"),
+    ],
+)
+def test_the_store_is_that_of_scipy(tmp_path, out, kind, dtype, suffix):
+    """With cells in order, their names, and where they are from."""
+    rng = np.random.default_rng(3)
+    X = sp.csr_matrix(random_csr((120, 70), 0.3, rng, np.float64))
+    X.data = rng.integers(0, 120, X.nnz).astype(dtype)
+    given = X.toarray() if kind is np.asarray else kind(X)
+    path = write(given, tmp_path / f"in{suffix}")
+    done = preshuffle(path, out, in_order=True, memory=40_000)
+    assert done.n_parts > 1
+    if kind is np.asarray:
+        np.testing.assert_array_equal(np.vstack([part.X for part in parts_of(out)]), given)
+    else:
+        check_same(written(out), sp.csc_matrix(X).tocsr())
     obs = pd.concat([part.obs for part in parts_of(out)])
-    assert list(obs.index) == [f"cell{i}" for i in range(400)]
-    assert obs["source_row"].tolist() == list(range(400))
+    assert list(obs.index) == [f"cell{i}" for i in range(120)]
+    assert obs["source_row"].tolist() == list(range(120))
 
 
+@pytest.mark.slow
 def test_it_is_shuffled_without_in_order(by_gene, out):
     path, X = by_gene
     preshuffle(path, out, memory=MEMORY, seed=2)
@@ -140,28 +143,6 @@ def test_it_is_shuffled_without_in_order(by_gene, out):
     assert sorted(rows) == list(range(400))
     assert sorted(rows) != list(rows)
     check_same(written(out), X[rows])
-
-
-def test_rows_stored_by_cell_are_the_same(by_gene, out, tmp_path):
-    _, X = by_gene
-    preshuffle(write(X, tmp_path / "by-cell.h5ad"), out, in_order=True, memory=MEMORY)
-    check_same(written(out), X)
-    dense_out = tmp_path / "dense.zarr"
-    preshuffle(write(X.toarray(), tmp_path / "dense.h5ad"), dense_out, in_order=True)
-    np.testing.assert_array_equal(parts_of(dense_out)[0].X, X.toarray())
-
-
-def test_training_on_it(by_gene, out):
-    path, X = by_gene
-    with pytest.raises(FormatError, match="stored by gene"):
-        open_collection(path)
-    preshuffle(path, out, in_order=True, memory=MEMORY)
-    cells = CellDataset(open_collection(out), BlockShuffling(4), 16, seed=1)
-    rows = list[int]()
-    for minibatch in cells.loader(num_workers=2):
-        np.testing.assert_array_equal(minibatch.X.to_dense(), X[minibatch.rows.numpy()].toarray())
-        rows += minibatch.rows.tolist()
-    assert sorted(rows) == list(range(400))
 
 
 @pytest.mark.parametrize("element", ["X", "layers/counts", "raw/X", "obsm/it"])
@@ -212,7 +193,8 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.1, 0.8])
 def test_resumed_with_what_is_missing(by_gene, out, share):
     path, X = by_gene
 
@@ -248,6 +230,7 @@ def test_what_has_changed_is_refused(by_gene, out, tmp_path):
     assert not (out / "zarr.json").exists()
 
 
+@pytest.mark.slow
 def test_damage_in_the_copy_is_noticed(by_gene, out):
     path, X = by_gene
 
@@ -278,10 +261,10 @@ def test_damaged_input_is_one_line(by_gene, out, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     """With an eighth of the matrix as memory, no more than that is in arrays at once."""
-    rng = np.random.default_rng(0)
-    X = random_csr((8_000, 400), 0.2, rng, np.float32)
+    X = sp.random(4_000, 400, 0.2, "csr", np.float32, np.random.default_rng(0))
     path, memory = write(sp.csc_matrix(X), tmp_path / "in.h5ad"), X.nnz
     by_row(path, tmp_path / "first").rewrite(memory, lambda n: None)  # compiled
     matrix = by_row(path, tmp_path / "second")
@@ -292,7 +275,7 @@ def test_memory_is_bounded(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < 1.5 * memory + 1_000_000
-    check_same(as_csr(matrix.read_rows(np.array([[0, 8_000]])).to_scipy()), sp.csr_matrix(X))
+    check_same(as_csr(matrix.read_rows(np.array([[0, 4_000]])).to_scipy()), sp.csr_matrix(X))
 
 
 # The command
@@ -312,3 +295,107 @@ def test_command_keeps_everything_by_default(by_gene, out, tmp_path):
     check_same(as_csr(part.X), X)
     check_same(as_csr(part.layers["counts"]), 2 * X)
     np.testing.assert_array_equal(part.obsm["pca"], np.eye(400)[:, :3])
+
+
+# Cells that lie together by group
+
+N_CELLS = 3_000
+DRUGS = ["d3", "d1", "d2", "d0"]  # in another order than that of their names
+
+
+@pytest.fixture(scope="module")
+def drugs(new_folder):
+    rng = np.random.default_rng(0)
+    drug = pd.Categorical.from_codes(
+        rng.integers(-1, 4, N_CELLS).tolist(), categories=pd.Index(DRUGS)
+    )
+    obs = pd.DataFrame({"drug": drug, "dose": rng.integers(0, 3, N_CELLS)})
+    obs.index = [f"c{number}" for number in range(N_CELLS)]
+    X = sp.csr_matrix(rng.poisson(0.4, (N_CELLS, 30)).astype(np.float32))
+    return write_adata(ad.AnnData(X, obs), new_folder() / "cells.h5ad")
+
+
+OPTIONS: dict[str, Any] = {"memory": 800_000, "block_size": 1, "cells_per_chunk": 8}
+
+
+@pytest.fixture(scope="module")
+def grouped(drugs, new_folder):
+    out = new_folder() / "grouped.zarr"
+    assert preshuffle(drugs, out, group_by=["drug", "dose"], **OPTIONS).n_parts > 1
+    return out
+
+
+@pytest.mark.slow
+def test_parts_are_sorted_by_group_and_shuffled_within(drugs, grouped):
+    truth, seen = ad.read_h5ad(drugs), list[int]()
+    for part in parts_of(grouped):
+        codes = part.obs["drug"].cat.codes.to_numpy().astype(int)
+        codes[codes < 0] = len(DRUGS)  # missing ones are the last
+        keys = codes * 3 + part.obs["dose"].to_numpy()
+        assert (np.diff(keys) >= 0).all()
+        assert np.unique(keys).size == 15
+        rows = part.obs["source_row"].to_numpy()
+        within = np.diff(rows)[np.diff(keys) == 0]
+        assert 0.4 < (within > 0).mean() < 0.6  # not in the order of the file
+        assert list(part.obs_names) == [f"c{row}" for row in rows]
+        np.testing.assert_array_equal(dense(part.X), dense(truth.X[rows]))
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(N_CELLS))
+
+
+@pytest.mark.slow
+def test_sets_of_one_group_are_read_from_few_chunks(drugs, grouped, tmp_path):
+    preshuffle(drugs, tmp_path / "shuffled.zarr", **OPTIONS)
+    n_chunks = []
+    for store in (grouped, tmp_path / "shuffled.zarr"):
+        collection = open_collection(store, obs=["drug", "dose"])
+        strategy = GroupedSampling(("drug", "dose"), set_size=32, block_size=32)
+        dataset = CellDataset(collection, strategy, batch_size=32, fetch_factor=1, seed=0)
+        for minibatch in dataset:
+            assert len(set(minibatch.obs["drug"].tolist())) == 1
+            assert len(set(minibatch.obs["dose"].tolist())) == 1
+        n_chunks.append(dataset.statistics().n_chunks)
+    assert n_chunks[0] * 3 < n_chunks[1]
+
+
+@pytest.mark.slow
+def test_appended_cells_are_grouped(drugs, grouped, tmp_path):
+    adata = ad.read_h5ad(drugs)[:500].copy()
+    adata.obs_names = [f"new {number}" for number in range(500)]
+    adata.obs["drug"] = pd.Categorical(["new"] * 250 + ["d1"] * 250)
+    more, out = write_adata(adata, tmp_path / "more.h5ad"), tmp_path / "out.zarr"
+    preshuffle(drugs, out, group_by="drug", **OPTIONS)
+    preshuffle(more, out, group_by="drug", append=True, mix=1, **OPTIONS)
+    newest = ad.read_zarr(max(out.glob("dataset_*"), key=lambda each: int(each.name[8:])))
+    codes = newest.obs["drug"].cat.codes.to_numpy().astype(int)
+    assert list(newest.obs["drug"].cat.categories) == [*DRUGS, "new"]
+    assert (np.diff(np.where(codes < 0, 9, codes)) >= 0).all()
+
+
+def test_refused(drugs, tmp_path):
+    out = tmp_path / "out.zarr"
+    with pytest.raises(ParameterError, match="`group_by` names 'none', but the columns of obs are"):
+        preshuffle(drugs, out, group_by="none")
+    with pytest.raises(ParameterError, match="`group_by` cannot be combined with `in_order`"):
+        preshuffle(drugs, out, group_by="drug", in_order=True)
+    with pytest.raises(ParameterError, match="`group_by` is empty"):
+        preshuffle(drugs, out, group_by=[])
+    with pytest.raises(
+        ParameterError, match=r"`group_by` must be a list .* set, which has no order"
+    ):
+        preshuffle(drugs, out, group_by=cast("Any", {"drug"}))
+    with pytest.raises(ParameterError, match=r"`paths` must be a list .* set, which has no order"):
+        preshuffle({drugs}, out)
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_command_groups(drugs, grouped, tmp_path):
+    out = tmp_path / "out.zarr"
+    options = "--group-by", "drug,dose", "--memory", 800_000, "--block-size", 1
+    result = commands.cellfeed("preshuffle", drugs, out, *options, "--cells-per-chunk", 8)
+    assert result.exit_code == 0, result.output
+    for one, other in zip(parts_of(out), parts_of(grouped), strict=True):
+        assert list(one.obs_names) == list(other.obs_names)
+    refused = commands.cellfeed("preshuffle", drugs, out, *options, "--in-order")
+    assert refused.exit_code == 2

@@ -1,4 +1,4 @@
-"""The obs columns that `preshuffle` writes, against anndata and pandas in memory."""
+"""The obs columns that `preshuffle` writes, against pandas; and sources of other storages."""
 
 import shutil
 from pathlib import Path
@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests.loader.convert.test_preshuffle import parts_of
+from tests.loader.storages.arriving import Arriving, Rows
 
-from cellfeed import ColumnError, MismatchError, preshuffle
+from cellfeed import ColumnError, MismatchError, open_collection, preshuffle
+from cellfeed.sources import Storage, register
 
 pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
 
@@ -32,6 +34,7 @@ def written_obs(store: Path) -> Any:
     return table.sort_values(["source_file", "source_row"])
 
 
+@pytest.mark.slow
 def test_every_kind_of_obs_column(write_h5ad, out):
     def obs(cells, n):
         return {
@@ -65,6 +68,7 @@ def test_every_kind_of_obs_column(write_h5ad, out):
         assert found[name][~missing].tolist() == expected[name][~missing].tolist()
 
 
+@pytest.mark.slow
 def test_columns_that_only_some_files_have(write_h5ad, out):
     X = sp.csr_matrix(np.eye(3, dtype=np.float32))
     first = {"a": pd.Categorical(list("xyx")), "n": [1, 2, 3], "t": list("pqr"), "f": [True] * 3}
@@ -129,3 +133,61 @@ def test_columns_that_do_not_fit(write_h5ad, out):
     with pytest.raises(MismatchError, match="'a' has text, but numbers"):
         preshuffle(paths, out)
     assert not out.exists()
+
+
+# Sources of any storage, which are read through `Source` alone
+
+GENES = ["g0", "g1", "g2", "g3", "g4"]
+
+
+def counts_of(number):
+    return np.random.default_rng(number).poisson(1, (70, 5)).astype(np.float32)
+
+
+def obs_of(number):
+    plate = np.array(["a", "b", None], object)[np.arange(70) % 3]
+    return pd.DataFrame({"plate": plate, "number": np.arange(70.0), f"only {number}": 1})
+
+
+def open_counts(location, elements):
+    number = int(location.name)
+    counts = counts_of(number)
+    matrix = sp.csr_array(counts) if location.scheme == "test-csr" else counts
+    return [Arriving(location, {"X": Rows(matrix, GENES)}, obs_of(number))]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Observation names are not unique:UserWarning")
+@pytest.mark.parametrize("scheme", ["test-csr", "test-dense"])
+def test_sources_of_another_storage(tmp_path, scheme):
+    register(Storage(name=scheme, open=open_counts, schemes=(scheme,)))
+    given = [f"{scheme}://cells/1", f"{scheme}://cells/2"]
+    out = tmp_path / "out.zarr"
+    done = preshuffle(given, out, seed=1, memory=30_000)
+    assert (done.n_cells, done.n_parts_written) == (140, done.n_parts)
+    assert done.n_parts > 1
+    parts = [ad.read_zarr(out / f"dataset_{k}") for k in range(done.n_parts)]
+    cells = ad.concat(parts, join="outer")
+    assert list(parts[0].var_names) == GENES
+    X = sp.csr_array(cells.X).toarray()
+    seen = set[tuple[str, int]]()
+    for k, (name, row) in enumerate(
+        zip(cells.obs["source_file"], cells.obs["source_row"], strict=True)
+    ):
+        number = int(name)
+        expected = obs_of(number).iloc[row]
+        found = cells.obs.iloc[k]
+        assert np.array_equal(X[k], counts_of(number)[row])
+        assert (
+            found["plate"] == expected["plate"]
+            or pd.isna([found["plate"], expected["plate"]]).all()
+        )
+        assert found["number"] == expected["number"]
+        assert found[f"only {number}"] == 1
+        assert pd.isna(found[f"only {3 - number}"])
+        assert cells.obs_names[k] == str(row)
+        seen.add((name, row))
+    assert seen == {(str(number), row) for number in (1, 2) for row in range(70)}
+    again = preshuffle(given, out, seed=1, memory=30_000)
+    assert again.n_parts_written == 0
+    assert len(open_collection(out, obs=["plate"])) == 140
