@@ -197,6 +197,7 @@ class TestLabels:
         least = min(shares[recommended.configuration].values())
         assert least > FLOOR
         said = re.search(r"with at least ([0-9.]+)% of random", recommended.reason)
+        assert said is not None
         assert float(said[1]) / 100 == pytest.approx(least, abs=0.01)
 
     def test_labels_are_named_where_they_are_used(self, tuned):
@@ -222,7 +223,7 @@ class TestOtherColumns:
         result = self.tuned(labelled, ["drug"], ["drug"])
         assert list(result.mixed_less) == ["plate", "line"]
         for name, found in result.mixed_less.items():
-            sizes = {"batch_size": BATCH_SIZE, "fetch_factor": 2}
+            sizes: dict[str, Any] = {"batch_size": BATCH_SIZE, "fetch_factor": 2}
             plans = [
                 EpochPlan(strategy=BlockShuffling(32), n_rows=N_CELLS, epoch=epoch, **sizes)
                 for epoch in range(20)
@@ -460,7 +461,7 @@ class TestSteps:
     def test_tokens_are_measured(self, tahoe, padding):
         make_dataset = self.made_with(tahoe, padding if padding != "values" else None)
         if padding == "values":
-            steps = [
+            steps: list[Any] = [
                 BinnedValues(["<pad>", "<cls>", *tahoe.var_names], max_length=20),
                 MaskValues(),
             ]
@@ -483,7 +484,7 @@ class TestSteps:
         strategy = MatchedControls(BlockShuffling(4), "drug", "drug_001", ["plate"], k=2)
         options = SMALL | {"batch_size": 16, "strategy": strategy, "step": step}
         make_dataset = self.made_with(tahoe, "longest")
-        result = autotune(tahoe, label="plate", make_dataset=make_dataset, **options)
+        result: Any = autotune(tahoe, label="plate", make_dataset=make_dataset, **options)
         assert result.loader_fault is None
         assert {each.configuration.block_size for each in result.configurations} == {4, 16}
         assert result.chosen.entropy_bits.homogeneous is not None
@@ -507,7 +508,7 @@ class TestSteps:
         near = np.arange(len(collection))[:, None] + np.array([-1, 1])
         near[0, 0] = near[-1, 1] = -1
         strategy: Any = WithNeighbors(BlockShuffling(4), near)
-        result = autotune(collection, label="plate", strategy=strategy, step=step, **SMALL)
+        result: Any = autotune(collection, label="plate", strategy=strategy, step=step, **SMALL)
         assert result.loader_fault is None
         tuned = replace(strategy, block_size=result.recommended.configuration.block_size)
         dataset = CellDataset.from_autotune(collection, result, strategy=tuned, seed=0)

@@ -177,7 +177,8 @@ class TestFingerprints:
     @staticmethod
     def of(path, *, label="plate", indices=None, strategy=None, permuted=False):
         collection = open_collection(path, obs=["plate", "cell_type"])
-        codes = collection.obs[label].codes
+        column: Any = collection.obs[label]
+        codes = column.codes
         codes = np.random.default_rng(0).permutation(codes) if permuted else codes
         strategy = Selected.of(collection, None, strategy).strategy
         return data_fingerprint(collection, codes, indices, strategy)

@@ -1,6 +1,7 @@
 """Ctrl-C during ``autotune``: what was found by then is kept, and nothing goes on."""
 
 import json
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -12,15 +13,20 @@ from typing import Any
 import psutil
 import pytest
 from tests import commands
+from tests.tuner.measured_here import measure_here
 from tests.tuner.reports import html_report, html_summary, printed, said_of
 from tests.warm import python as warm
 
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneInterrupted, AutotuneResult, Configuration, autotune
-from cellfeed_tuner._commands._autotune_run import LiveDisplay
 
 GRID: dict[str, Any] = {"block_sizes": [4, 16], "fetch_factors": [2, 8], "workers": [0]}
 OPTIONS = ["--block-sizes", "4,16", "--fetch-factors", "2,8", "--workers", "0"]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    measure_here(monkeypatch)
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def collection(small_collection):
 
 
 @pytest.fixture
-def interrupted(collection):
+def interrupted(collection, here):
     """Tunes with Ctrl-C instead of the measurement with this number, or of a later stage."""
 
     def tune(number, *, stage="throughput", **settings):
@@ -42,16 +48,27 @@ def interrupted(collection):
                 raise KeyboardInterrupt
 
         autotune(
-            collection, label="plate", entropy_floor=0.5, on_progress=interrupt,
-            **({"budget": 60.0} | GRID | settings),
+            collection, label="plate", entropy_floor=0.5, on_progress=interrupt, budget=600.0,
+            **GRID | settings,
         )  # fmt: skip
 
     return tune
 
 
-def test_what_was_measured_by_then_is_the_result(interrupted, collection):
+@pytest.mark.slow
+def test_what_was_measured_by_then_is_the_result(interrupted, collection, cache_folder):
+    """And what earlier runs have left stays as it was."""
+    only = {"block_sizes": [4], "fetch_factors": [8]}
+    autotune(collection, label="plate", entropy_floor=0.5, budget=600.0, **GRID | only)
+
+    def kept():
+        return {path: path.read_bytes() for path in cache_folder.rglob("*.journal")}
+
+    before = kept()
+    assert before
     with pytest.raises(KeyboardInterrupt) as caught:
         interrupted(2)
+    assert kept() == before
     assert isinstance(caught.value, AutotuneInterrupted)
     result = caught.value.result
     assert result.interrupted
@@ -61,20 +78,19 @@ def test_what_was_measured_by_then_is_the_result(interrupted, collection):
     assert len(timed) == 1
     assert all(each.status != "out of budget" for each in timed)
     if result.recommended is not None:
-        assert result.chosen in timed
-        assert result.recommended.basis != "compared"
-        CellDataset.from_autotune(collection, result, seed=0)
+        assert result.recommended.basis in {"measured", "predicted"}
+        assert (result.chosen in timed) == (result.recommended.basis == "measured")
 
 
-@pytest.mark.usefixtures("short_replicates")
-def test_a_choice_is_kept(interrupted):
+def test_a_choice_is_kept(interrupted, collection):
     only = {"block_sizes": [4], "fetch_factors": [8]}
     with pytest.raises(AutotuneInterrupted) as caught:  # a single one is clear long before
-        interrupted(1, stage="explain", budget=600.0, **only)
+        interrupted(1, stage="explain", **only)
     chosen = caught.value.result.recommended
     assert chosen is not None
     assert chosen.configuration == Configuration(block_size=4, fetch_factor=8)
     assert chosen.basis == "measured"
+    CellDataset.from_autotune(collection, caught.value.result, seed=0)
 
 
 @pytest.mark.parametrize("stage", ["machine", "entropy", "start", "throughput"])
@@ -82,20 +98,6 @@ def test_before_anything_is_measured_there_is_no_result(interrupted, stage):
     with pytest.raises(KeyboardInterrupt) as caught:
         interrupted(1, stage=stage)
     assert type(caught.value) is KeyboardInterrupt
-
-
-@pytest.mark.usefixtures("short_replicates")
-def test_what_earlier_runs_have_left_stays_as_it_was(interrupted, collection, cache_folder):
-    autotune(collection, label="plate", entropy_floor=0.5, budget=600.0, **GRID)
-
-    def kept():
-        return {path: path.read_bytes() for path in cache_folder.rglob("*") if path.is_file()}
-
-    before = kept()
-    assert before
-    with pytest.raises(AutotuneInterrupted):
-        interrupted(2)
-    assert kept() == before
 
 
 def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path):
@@ -116,29 +118,28 @@ def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path):
     assert said in said_of(nothing, path)
 
 
-class InterruptedDisplay(LiveDisplay):
-    """Ctrl-C comes instead of the second measurement."""
-
-    n_told = 0
-
-    def show(self, stage, done, total, doing=""):
-        self.n_told += stage == "throughput"
-        if self.n_told == 2:
-            signal.raise_signal(signal.SIGINT)
-        super().show(stage, done, total, doing)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_command_writes_what_it_has(small_collection, tmp_path, monkeypatch, as_json):
-    monkeypatch.setattr("cellfeed_tuner._commands._autotune_run.LiveDisplay", InterruptedDisplay)
-    settings = ["--label", "plate", "--output", str(tmp_path), "--entropy-floor", "0.5"]
+def test_the_command_writes_what_it_has(here, small_collection, tmp_path, monkeypatch, as_json):
+    n_told = 0
+    display = "cellfeed_tuner._commands._autotune_run.LiveDisplay.show"
+    show = pkgutil.resolve_name(display)
+
+    def interrupted_at_the_second_measurement(self, stage, *told):
+        nonlocal n_told
+        n_told += stage == "throughput"
+        if n_told == 2:
+            signal.raise_signal(signal.SIGINT)
+        show(self, stage, *told)
+
+    monkeypatch.setattr(display, interrupted_at_the_second_measurement)
+    settings = ["--label", "plate", "--output", tmp_path, "--entropy-floor", "0.5"]
     ran = commands.autotune(small_collection, *settings, *OPTIONS, *["--json"] * as_json)
     assert ran.exit_code == 130
-    plain = json.loads((tmp_path / "autotune.json").read_text())
-    assert plain["interrupted"] is True
     path = tmp_path / "autotune.json"
-    last = f"Interrupted. {path} has what was measured so far."
-    assert ran.stderr.splitlines()[-1] == last
+    plain = json.loads(path.read_text())
+    assert plain["interrupted"] is True
+    assert ran.stderr.splitlines()[-1] == f"Interrupted. {path} has what was measured so far."
     assert "Traceback" not in ran.output
     if as_json:
         assert json.loads(ran.stdout) == plain
@@ -178,26 +179,21 @@ def measuring(small_collection, output):
         command.communicate()
 
 
-def test_ctrl_c_leaves_no_process_behind(small_collection, tmp_path):
+@pytest.mark.process
+@pytest.mark.parametrize("n_times", [1, 2])
+def test_ctrl_c_leaves_no_process_behind(small_collection, tmp_path, n_times):
+    """A second one ends at once."""
     with measuring(small_collection, tmp_path) as (command, children):
         command.send_signal(signal.SIGINT)
+        if n_times == 2:
+            time.sleep(0.02)
+            command.send_signal(signal.SIGINT)
         stdout, stderr = command.communicate(timeout=600)
     assert command.returncode == 130
     assert "Traceback" not in stderr
-    assert stderr.splitlines()[-1].startswith("Interrupted. ")
-    assert "The run was interrupted after" in stdout
-    assert json.loads((tmp_path / "autotune.json").read_text())["interrupted"] is True
-    _, alive = psutil.wait_procs(children, timeout=600)
-    assert not alive
-
-
-def test_a_second_ctrl_c_ends_at_once(small_collection, tmp_path):
-    with measuring(small_collection, tmp_path) as (command, children):
-        command.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-        command.send_signal(signal.SIGINT)
-        _, stderr = command.communicate(timeout=600)
-    assert command.returncode == 130
-    assert "Traceback" not in stderr
+    if n_times == 1:
+        assert stderr.splitlines()[-1].startswith("Interrupted. ")
+        assert "The run was interrupted after" in stdout
+        assert json.loads((tmp_path / "autotune.json").read_text())["interrupted"] is True
     _, alive = psutil.wait_procs(children, timeout=600)
     assert not alive

@@ -83,11 +83,13 @@ def request_of(configuration, **settings):
     return TimingRequest(configuration=configuration, **asked | settings)
 
 
-def planned_bits(codes, block_size, fetch_factor, *, batch_size=BATCH_SIZE, strategy=None, **plan):
+def planned_bits(codes, block_size, fetch_factor, *, strategy=None, **settings):
     """Entropy of each whole fetch of an epoch."""
-    strategy, sizes = strategy or BlockShuffling(block_size), {"batch_size": batch_size}
     plan = EpochPlan(
-        strategy=strategy, n_rows=len(codes), fetch_factor=fetch_factor, **sizes | plan
+        strategy=strategy or BlockShuffling(block_size),
+        n_rows=len(codes),
+        fetch_factor=fetch_factor,
+        **{"batch_size": BATCH_SIZE} | settings,
     )
     bits = minibatch_entropies(codes, plan)[: plan.n_whole_fetches * fetch_factor]
     return bits.reshape(-1, fetch_factor).mean(axis=1)
@@ -174,7 +176,7 @@ class TestRounds:
     @pytest.mark.parametrize("values", [[-3.0, -2.0, -1.0], [0.5, np.nan, 2.0]])
     def test_numbers_are_labels_as_they_are_in_theory(self, tmp_path, values):
         """Negative numbers are no missing codes, and NaN is one."""
-        obs = pd.DataFrame({"score": np.repeat(values, 500)}, index=map(str, range(1500)))
+        obs = pd.DataFrame({"score": np.repeat(values, 500)}, index=[f"{n}" for n in range(1500)])
         ad.AnnData(np.ones((1500, 3), np.float32), obs=obs).write_h5ad(tmp_path / "scores.h5ad")
         found = measured(
             open_collection(tmp_path, obs=["score"]), Configuration(block_size=8, fetch_factor=4),
@@ -192,6 +194,7 @@ class TestRounds:
             step_seconds=step,
         )  # fmt: skip
         found = measure_with(MeasuringHere(collection), request, limit_seconds=600.0)
+        assert found.waiting_share is not None
         computing = np.subtract(found.round_seconds, found.round_waiting_seconds)
         # What a step overslept, the next one makes up for, at most half a step.
         assert min(computing) >= step * (fetch_factor - 0.5)
@@ -208,7 +211,7 @@ class TestRounds:
     def test_what_is_read_is_counted(self, tmp_path, num_workers):
         """A matrix without chunks, of which exactly the rows are read."""
         n_vars, X = 1_000, np.ones((20_000, 1_000), dtype=np.float32)
-        ad.AnnData(X, obs=pd.DataFrame(index=map(str, range(len(X))))).write_h5ad(
+        ad.AnnData(X, obs=pd.DataFrame(index=[f"{n}" for n in range(len(X))])).write_h5ad(
             tmp_path / "dense.h5ad"
         )
         collection = open_collection(tmp_path)
@@ -263,7 +266,8 @@ class TestRounds:
         assert (failed.status, failed.failure) == ("failed", "no minibatch here")
 
     def test_files_whose_pages_stay_are_not_called_cold(self, collection, monkeypatch):
-        for resident, asked in ((None, "cold"), (0.5, "cold"), (0.5, "warm")):
+        cases: Any = ((None, "cold"), (0.5, "cold"), (0.5, "warm"))
+        for resident, asked in cases:
             monkeypatch.setattr(_page_cache, "resident_fraction", lambda _, share=resident: share)
             assert _page_cache.prepare_cache(collection.files, asked) == "unknown"
 

@@ -143,6 +143,7 @@ class TestStrategies:
         plans = BlockPlans(3000, batch_size=16, seed=0)
         labels = [label_of(name, codes[name]) for name in names]
         order = Mixing(labels, None, plans, entropy_floor=0.99).storage_order(256)
+        assert order is not None
         assert (order.already_shuffled, order.block_size) == (shuffled, 256)
 
 
@@ -237,17 +238,21 @@ class TestMissingLabels:
             known = np.random.default_rng(0).integers(0, self.N_LABELS, self.N_KNOWN)
         return np.concatenate([known, np.full(N_CELLS - self.N_KNOWN, -1)])
 
-    def test_cells_that_are_shuffled_among_each_other_have_all_that_can_be_had(self):
+    @pytest.mark.parametrize("sizes", SIZES)
+    def test_cells_that_are_shuffled_among_each_other_have_all_that_can_be_had(self, sizes):
         """They lie together, so that some minibatches have many of them, and most have none."""
-        found = mixing_of({"line": self.codes(shuffled=True)})
-        for sizes in self.SIZES:
-            assert found[sizes]["line"].share_of_random == pytest.approx(1.0, abs=0.05)
+        found = mixing_of({"line": self.codes(shuffled=True)})[sizes]["line"]
+        assert found.share_of_random == pytest.approx(1.0, abs=0.05)
 
-    def test_no_order_has_more_than_random_sampling(self):
+    @pytest.mark.parametrize("sizes", SIZES)
+    def test_no_order_has_more_than_random_sampling(self, sizes):
         found = mixing_of({"line": self.codes(shuffled=False)})
-        for sizes in self.SIZES:
-            assert found[sizes]["line"].share_of_random < 1.02
-        assert not found.storage_order(1024).already_shuffled
+        assert found[sizes]["line"].share_of_random < 1.02
+
+    def test_labels_that_lie_together_are_not_shuffled(self):
+        order = mixing_of({"line": self.codes(shuffled=False)}).storage_order(1024)
+        assert order is not None
+        assert not order.already_shuffled
 
     def test_the_plan_of_another_loader_is_held_against_the_same(self):
         codes = self.codes(shuffled=True)

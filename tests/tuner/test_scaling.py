@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import commands
 from tests.tuner import ranked_loaders
+from tests.tuner.measured_here import MeasuringHere
 from tests.tuner.reports import printed
 from tests.tuner.simulated import Outcome, Round, Started, TimingRequest
 
@@ -282,7 +283,9 @@ def test_what_cannot_be_asked(ranks, said):
         (["--ranks", "many", "--step-ms", "4"], "is not a list of integers"),
     ],
 )
-def test_what_the_command_refuses(small_collection, options, said):
+def test_what_the_command_refuses(small_collection, monkeypatch, options, said):
+    process = "cellfeed_tuner._measuring._process.MeasuringProcess"
+    monkeypatch.setattr(process, MeasuringHere)
     ran = commands.autotune(str(small_collection), "--label", "plate", *options)
     assert ran.exit_code == 2
     assert said in ran.stderr

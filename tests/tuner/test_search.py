@@ -49,7 +49,7 @@ def best(floor: float = 0.95) -> Configuration:
 def search(machine: Machine | None = None, *, slower: float = 1.0, **settings: Any) -> Found:
     """Search the grid, and check what holds for any search."""
     machine = machine or Machine(lambda each: slower * cost(each), N_CELLS)
-    options = {"entropies": ENTROPIES, "floor": 0.95, "budget": 60.0} | settings
+    options: dict[str, Any] = {"entropies": ENTROPIES, "floor": 0.95, "budget": 60.0} | settings
     found = searched(machine, GRID, **options)
     assert found.seconds <= 1.1 * options["budget"]
     assert [each.configuration for each in found.results] == GRID
@@ -481,6 +481,7 @@ class TestManyRuns:
             assert len(found.asked) >= 8
             assert found.choice is not None
             own, speed = 1 / self.cost(found.chosen), found.choice.speed
+            assert speed is not None
             near.append(own >= 0.95 / least)
             held.append(speed.low <= own * np.exp(-machine.log_load) <= speed.high)
             for rival in found.choice.rivals:

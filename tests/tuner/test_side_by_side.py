@@ -17,6 +17,8 @@ from cellfeed_tuner._measuring._measurement import measure_with
 from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
 
+pytestmark = pytest.mark.process
+
 BATCH_SIZE, SEED = 32, 3
 CONFIGURATION = Configuration(block_size=16, fetch_factor=4)
 TWO = Ranks(n_local=2, n_total=2)
@@ -74,7 +76,9 @@ def test_rows_are_those_of_the_plan_of_each_rank(process, collection, num_worker
 
 
 def test_cells_are_those_of_all_ranks(process, collection):
+    before = dict(os.environ)
     found = measured(process, request_of(labels=["plate"]))
+    assert before == dict(os.environ)
     assert found.status == "measured"
     assert found.delivery_fault == ""
     assert found.cells_per_round == 2 * 4 * BATCH_SIZE
@@ -129,37 +133,34 @@ def test_a_rank_that_is_killed_is_named_and_nothing_stays(process, tmp_path):
     pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(pids) >= 2
     assert not any(map(psutil.pid_exists, pids))
-    assert not measured(process, request_of()).failure
-
-
-def test_what_fails_on_one_rank_ends_all(process):
-    found = measured(process, request_of(step=ranked_loaders.failing_step))
+    found = measured(
+        process, request_of(step=ranked_loaders.failing_step)
+    )  # on one, which ends all
     assert found.failure == "no such layer"
 
 
 class TestOtherLoaders:
-    def run(self, tunable):
+    @staticmethod
+    def run(tunable):
+        """They know their rank from the environment."""
         request = request_of(Configuration(fetch_factor=2), labels=["half"])
         request = replace(request, batch_size=ranked_loaders.BATCH_SIZE)
         with MeasuringProcess(tunable) as process:
             process.start()
             return measured(process, request)
 
-    def test_know_their_rank_from_the_environment(self):
+    def test_cells_are_those_of_all_ranks(self):
         found = self.run(Numbers())
         assert found.status == "measured"
         assert found.cells_per_round == 2 * 2 * ranked_loaders.BATCH_SIZE
 
-    def test_epochs_of_different_lengths_are_refused(self):
-        with pytest.raises(ParameterError, match=r"an epoch has \[18, 20\] rounds .* on ranks 0"):
-            self.run(Unequal())
-
-    def test_one_that_ends_early_ends_all(self):
-        with pytest.raises(ParameterError, match="the loader ended early"):
-            self.run(EndsEarly())
-
-
-def test_environment_of_this_process_stays(process):
-    before = dict(os.environ)
-    assert not measured(process, request_of()).failure
-    assert before == dict(os.environ)
+    @pytest.mark.parametrize(
+        ("loader", "said"),
+        [
+            (Unequal, r"an epoch has \[18, 20\] rounds .* on ranks 0"),
+            (EndsEarly, "the loader ended early:"),
+        ],
+    )
+    def test_epochs_of_different_lengths_are_refused(self, loader, said):
+        with pytest.raises(ParameterError, match=said):
+            self.run(loader())

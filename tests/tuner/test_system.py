@@ -102,7 +102,9 @@ class TestPageCache:
 
     @staticmethod
     def cached(file):
-        return [page for start, stop in resident_runs(file).tolist() for page in range(start, stop)]
+        runs = resident_runs(file)
+        assert runs is not None
+        return [page for start, stop in runs.tolist() for page in range(start, stop)]
 
     def test_pages_that_are_still_to_be_used_stay_and_used_ones_go(self, file, read):
         """Page 10 k is used in round k, and was announced two rounds before."""
@@ -234,6 +236,7 @@ class TestOtherPrograms:
     )
     def test_what_was_not_left_to_use(self, cpu_seconds, n_cores, usable, other_cores, share):
         busy = Busy.of(OtherPrograms(10.0, cpu_seconds), n_cores=n_cores, usable=usable)
+        assert busy is not None
         assert (busy.other_cores, busy.share) == pytest.approx((other_cores, share))
         assert Busy.of(OtherPrograms()) is None  # nothing was measured
 

@@ -15,6 +15,8 @@ from tests.warm import python as warm
 from cellfeed import CellDataset, open_collection
 from cellfeed_tuner import AutotuneResult
 
+pytestmark = pytest.mark.process
+
 ROOT = str(Path(__file__).parents[2])
 SCRIPT = """
 import json, os, signal, sys, threading, time
@@ -84,48 +86,36 @@ def processes(n, folder, data, body, **changes):
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
-@pytest.fixture(scope="module")
-def found(small_collection, tmp_path_factory):
-    return torchrun(2, tmp_path_factory.mktemp("torchrun"), small_collection)
-
-
-@pytest.fixture(scope="module")
-def result(found, tmp_path_factory):
-    path = tmp_path_factory.mktemp("result") / "autotune.json"
-    path.write_text(json.dumps(found[0]["result"]))
-    return AutotuneResult.load(path)
-
-
-def test_all_ranks_have_one_result(found):
+@pytest.mark.smoke
+def test_all_ranks_have_one_result_that_says_for_how_many_it_is(small_collection, tmp_path):
+    found = torchrun(2, tmp_path, small_collection)
     assert "result" in found[0], found[0]
     assert found[0]["result"] == found[1]["result"]
     assert found[0]["n_stages"] > 0
     assert found[1]["n_stages"] == 0  # the first one alone says how far it has come
-
-
-def test_it_says_for_how_many_ranks_it_is(result, tmp_path):
+    path = tmp_path / "autotune.json"
+    path.write_text(json.dumps(found[0]["result"]))
+    result = AutotuneResult.load(path)
     assert (result.ranks.n_local, result.ranks.n_total) == (2, 2)
     assert result.recommended is not None
     assert result.loader_fault is None
     assert "cells/s of 2 ranks together" in repr(result)
-    printed = said_of(result, tmp_path / "autotune.json")
-    assert "cells/s of 2 ranks together" in printed
-    code = code_to_paste(result, tmp_path / "autotune.json")
+    assert "cells/s of 2 ranks together" in said_of(result, path)
+    code = code_to_paste(result, path)
     assert code.startswith("# torchrun --nproc-per-node 2 ")
     assert "2 ranks, side by side" in html_report(result, code=code)
 
 
-def test_each_process_may_have_spent_another_part_of_the_budget(small_collection, tmp_path):
+def test_each_may_have_spent_another_part_of_the_budget_and_make_a_group_afterwards(
+    small_collection, tmp_path
+):
     """As those of the command, which subtracts the time that it took to start."""
-    first, second = processes(2, tmp_path, small_collection, f'settings["budget"] -= rank\n{ONE}')
+    said = 'found["ranks"] = [dataset.rank, dataset.world_size]'
+    body = f'settings["budget"] -= rank\n{ONE}\n{BEGIN}\n{said}\n{END}'
+    first, second = processes(2, tmp_path, small_collection, body)
     assert "result" in first, first
     assert first["result"] == second["result"]
-
-
-def test_other_arguments_are_refused(small_collection, tmp_path):
-    found = processes(2, tmp_path, small_collection, f'settings["batch_size"] += rank\n{ONE}')
-    assert [each["kind"] for each in found] == ["ParameterError"] * 2
-    assert "other arguments than rank 0" in found[0]["message"]
+    assert (first["ranks"], second["ranks"]) == ([0, 2], [1, 2])
 
 
 def test_a_process_by_itself_measures_for_as_many_as_are_asked_for(small_collection, tmp_path):
@@ -134,16 +124,9 @@ def test_a_process_by_itself_measures_for_as_many_as_are_asked_for(small_collect
     assert alone["result"]["ranks"] == {"n_local": 3, "n_total": 3}
 
 
-def test_with_a_process_group_that_is_left_as_it_was(small_collection, tmp_path):
-    body = f"{BEGIN}\n{ONE}\n{END}"
-    first, second = torchrun(2, tmp_path, small_collection, body)
-    assert "result" in first, first
-    assert first["result"] == second["result"]
-
-
 @pytest.mark.parametrize("begin", ["", BEGIN])
 def test_ranks_of_other_machines_get_the_result(small_collection, tmp_path, begin):
-    """Two machines with a rank each, by the store of torchrun or of the process group."""
+    """Two machines with a rank each, by the store of torchrun or of the group."""
     alone = 'os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}'
     body = f"{alone}\n{begin}\n{ONE}\n{END if begin else ''}"
     first, second = torchrun(2, tmp_path, small_collection, body)
@@ -152,19 +135,29 @@ def test_ranks_of_other_machines_get_the_result(small_collection, tmp_path, begi
     assert first["result"]["ranks"] == {"n_local": 1, "n_total": 2}
 
 
-def test_what_the_first_refuses_all_refuse_alike(small_collection, tmp_path):
-    body = TUNED.replace("**settings", "**settings | {'label': 'planet'}")
-    found = processes(2, tmp_path, small_collection, body)
-    assert [each["kind"] for each in found] == ["ColumnError"] * 2
-    assert "planet" in found[0]["message"]
-    assert found[0]["message"] == found[1]["message"]
-
-
-def test_a_group_of_its_own_can_be_made_afterwards(small_collection, tmp_path):
-    said = 'found["ranks"] = [dataset.rank, dataset.world_size]'
-    body = f"{ONE}\n{BEGIN}\n{said}\n{END}"
-    found = processes(2, tmp_path, small_collection, body)
-    assert [each["ranks"] for each in found] == [[0, 2], [1, 2]]
+@pytest.mark.parametrize(
+    ("body", "changes", "kind", "said"),
+    [
+        (
+            f'settings["batch_size"] += rank\n{ONE}',
+            {},
+            "ParameterError",
+            "other arguments than rank 0",
+        ),
+        (
+            TUNED.replace("**settings", "**settings | {'label': 'planet'}"),
+            {},
+            "ColumnError",
+            "planet",
+        ),
+        (TUNED, {"LOCAL_WORLD_SIZE": ""}, "ParameterError", "LOCAL_WORLD_SIZE is not set"),
+    ],
+    ids=["other arguments", "no such label", "wrong variables"],
+)
+def test_what_is_refused_all_refuse_alike(small_collection, tmp_path, body, changes, kind, said):
+    found = processes(2, tmp_path, small_collection, body, **changes)
+    assert [each["kind"] for each in found] == [kind] * 2
+    assert said in found[0]["message"]
 
 
 KILLED = """
@@ -204,16 +197,14 @@ def test_wrong_variables_are_one_line_on_each(small_collection, tmp_path):
     assert all("LOCAL_WORLD_SIZE is not set" in each["message"] for each in found)
 
 
-@pytest.mark.usefixtures("short_replicates")
-def test_the_command_takes_ranks(small_collection, tmp_path):
-    command = [
+def test_the_command_takes_ranks(small_collection, tmp_path, short_replicates):
+    path = tmp_path / "autotune.json"
+    ran = commands.autotune(
         *(small_collection, "--label", "plate", "--ranks", 2, "--batch-size", 16),
         *("--block-sizes", 4, "--fetch-factors", 2, "--workers", 0, "--budget", 600),
         *("--entropy-floor", 0.5, "--output", tmp_path),
-    ]
-    ran = commands.autotune(*command)
+    )
     assert ran.exit_code == 0, ran.output
-    result = AutotuneResult.load(tmp_path / "autotune.json")
-    assert result.ranks.n_local == 2
+    assert AutotuneResult.load(path).ranks.n_local == 2
     collection = open_collection(small_collection, obs=["plate"])
-    assert CellDataset.from_autotune(collection, tmp_path / "autotune.json", seed=0).batch_size
+    assert CellDataset.from_autotune(collection, path, seed=0).batch_size

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from itertools import islice
 
 import numpy as np
 import torch
@@ -30,6 +31,21 @@ class AnotherOrder(CellDataset):
         for first, second in zip(minibatches, minibatches, strict=False):
             yield second
             yield first
+
+
+class AnotherEpoch(CellDataset):
+    """Minibatches are those of another epoch."""
+
+    def __iter__(self):
+        self.set_epoch(1)
+        return super().__iter__()
+
+
+class EndsEarly(CellDataset):
+    """Five minibatches come, and no more."""
+
+    def __iter__(self):
+        return islice(super().__iter__(), 5)
 
 
 class OtherRows(_Wrong):
