@@ -144,10 +144,11 @@ def write_files(folder: Path, rewrite: Callable[..., None]) -> list[File]:
     """Write `N_ALIKE` files with the same genes in any order, and `N_OTHERS` with others, too."""
     rng, files = np.random.default_rng(0), []
     for number in range(N_ALIKE + N_OTHERS):
-        own = [] if number < N_ALIKE else rng.permutation(named("own", 6))[: rng.integers(6)]
+        n_own = 0 if number < N_ALIKE else rng.integers(6)
+        own = rng.permutation(named("own", 6))[:n_own]
         genes = rng.permutation([*named("gene", 7), *own]).tolist()
         suffix = rng.choice(["h5ad", "h5ad", "zarr"])
-        compression = rng.choice(["gzip", None])
+        compression = [None, "gzip"][rng.integers(2)]
         n_rows = int(rng.integers(1, 25))
         storages = {
             name: Storage(
@@ -155,7 +156,7 @@ def write_files(folder: Path, rewrite: Callable[..., None]) -> list[File]:
                 str(rng.choice(DTYPES)),
                 str(rng.choice(["csr", "csr", "dense"])),
                 0.4,
-                rng.choice([None, "gzip", "lzf"]),
+                [None, "gzip", "lzf"][rng.integers(3)],
                 int(rng.choice([0, 1, 4, 11])),
                 str(rng.choice(["int32", "int64"])),
                 big_endian=(is_big_endian := bool(rng.random() < 0.2)),

@@ -1,4 +1,5 @@
 import itertools
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -371,7 +372,7 @@ class TestMissingColumns:
             open_collection(files, obs=["drug"], join_obs="inner")  # type: ignore[arg-type]
 
 
-PLAIN = [
+PLAIN: list[Any] = [
     np.array([1, -2, 3], np.int8),
     np.array([1, 2, 3], np.uint16),
     np.array([1, 2, 2**63 + 5], np.uint64),
@@ -382,7 +383,7 @@ PLAIN = [
     pd.array([1, None, 3], dtype="Int64"),
     np.array(["x", "y", "x"], object),
 ]
-TEXTS = [
+TEXTS: list[Any] = [
     pd.Categorical(["b", None, "a"], categories=["c", "b", "a"]),
     pd.Categorical(["b", "ä", "b"]),
     pd.Categorical(["a", "b", "c", "a"], categories=["b", "a", "c"]),

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,7 +262,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("wrong", "test"), WRONG.items(), ids=[each.__name__ for each in WRONG])
+SLOW: dict[Any, Any] = {KeepsPythonObjects: pytest.mark.slow}  # each object is traced
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test"),
+    [
+        pytest.param(wrong, test, id=wrong.__name__, marks=SLOW.get(wrong, ()))
+        for wrong, test in WRONG.items()
+    ],
+)
 def test_the_suite_finds_a_strategy_that(wrong, test):
     def cases(n_rows):
         rows = np.arange(n_rows) if wrong is TakesAnyRows else None
