@@ -17,7 +17,10 @@ import pytest
 HEAVY = "slow", "process", "server", "docs"
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"}
 # What takes a test seconds to import if it is the first one that does.
-IMPORTED = "anndata", "cellfeed_tuner.plots", "hypothesis", "scipy.stats", "torch", "zarr"
+IMPORTED = (
+    "anndata", "cellfeed_tuner.plots", "datasets", "hypothesis", "pyarrow", "scipy.stats", "torch",
+    "zarr",
+)  # fmt: skip
 # Examples that hypothesis tries in the complete run, for each one that it tries in `make test`.
 EXAMPLES = 25 / 8
 # Processor seconds of `fixed_work` on a quiet core of the machine for which the limit was chosen.
@@ -62,7 +65,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     limit = item.config.getoption("--light-seconds")
     if limit is None:
         return result
-    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+    if draws_examples(item):
         limit *= EXAMPLES
     # A slow or busy machine takes longer for everything.
     if seconds > limit and seconds > limit * fixed_work() / FIXED_WORK_SECONDS:
@@ -72,6 +75,14 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
             pytrace=False,
         )
     return result
+
+
+def draws_examples(item: pytest.Item) -> bool:
+    """Return whether hypothesis draws examples for a test, also in a suite of `cellfeed.testing`."""
+    suites = getattr(getattr(item, "cls", None), "__mro__", ())
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False) or any(
+        each.__module__.startswith("cellfeed.testing") for each in suites
+    )
 
 
 def processor_seconds() -> float:
