@@ -10,7 +10,7 @@ import pytest
 import zarr
 from hypothesis import strategies as st
 from tests.loader.matrices import dense
-from tests.loader.storages.zarr_cells import quiet, write_cells
+from tests.loader.storages.zarr_cells import as_type, delta, quiet, write_cells
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from cellfeed import open_collection
@@ -52,13 +52,27 @@ class ZarrStorage:
     index_location: Literal["start", "end"] = "end"
     separator: Literal[".", "/"] = "."
     empty_chunks: bool = True  # whether chunks that hold zeros alone are written
+    narrow: str = ""  # dtype that counts are stored in; then columns are stored as differences
 
-    def options(self, name: str, chunks: tuple[int, ...]) -> dict[str, Any]:
+    def filters(self, case: StoredCase, name: str) -> list[Any]:
+        n, dtype = self.zarr_format, case.index_dtype if name == "indices" else case.dtype
+        if not self.narrow:
+            return []
+        if name == "indices" and dtype == "<i8":
+            return [as_type("<u2", dtype, n), delta("<u2", n)]
+        if name == "indices":
+            return [delta(dtype, n)] if dtype in ("<u2", "<i4", "<u4") else []
+        if case.values != "counts" or dtype not in ("<f4", "<f8", "<i4"):
+            return []
+        return [as_type(self.narrow, dtype, n), *[delta(self.narrow, n)] * (case.seed % 2)]
+
+    def options(self, case: StoredCase, name: str, chunks: tuple[int, ...]) -> dict[str, Any]:
         """Return what zarr has to be told of an array."""
         names = "v2" if self.zarr_format == 2 else "default"
         options: dict[str, Any] = {
             "chunks": chunks,
             "compressors": CODECS[self.zarr_format][self.codec],
+            "filters": self.filters(case, name),
             "chunk_key_encoding": {"name": names, "separator": self.separator},
             # Where stored values were never written, nobody can tell zeros from a lost file.
             "config": {"write_empty_chunks": self.empty_chunks or name == "data"},
@@ -80,6 +94,7 @@ def storages(draw: st.DrawFn) -> ZarrStorage:
         index_location=draw(st.sampled_from(["end", "start"])),
         separator=draw(st.sampled_from([".", "/"])),
         empty_chunks=draw(st.booleans()),
+        narrow=draw(st.sampled_from(["", "", "|u1", "<u2", "<i2"])),
     )
 
 
@@ -116,7 +131,7 @@ def write_store(path, case):
         obs=case.obs,
         var=case.var,
         indptr={"dtype": case.indptr.dtype.newbyteorder("=")} if case.layout == "csr" else {},
-        **{name: storage.options(name, each) for name, each in chunks.items()},
+        **{name: storage.options(case, name, each) for name, each in chunks.items()},
     )
     parts = {"": "dense"} if case.layout == "dense" else {"/indices": "indices", "/data": "data"}
     root = zarr.open_group(path, mode="r")

@@ -80,7 +80,7 @@ HDF5 = {
     "virtual": (virtual, "its values are in other files"),
     "compact": (low_level(layout=h5d.COMPACT), "it is stored in its own header (compact)"),
     "never written": (
-        chunked(data=None, chunks=None, shape=(40, 7)),
+        chunked(data=None, chunks=None, shape=(40, 7), dtype="f4"),
         "it was never written completely",
     ),
     "fill value": (low_level(filled=3), "its missing chunks are not zero"),

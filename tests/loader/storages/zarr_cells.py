@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import numcodecs
 import numpy as np
 import pandas as pd
 import pytest
 import zarr
 from anndata.io import write_elem
 from tests.loader.zarr_stores import written_at_once
+from zarr.codecs.numcodecs import AsType, Delta
 
-__all__ = ["quiet", "write_cells"]
+__all__ = ["as_type", "delta", "quiet", "write_cells"]
 
 # What zarr and anndata say when these stores are written, also where workers are spawned.
 quiet = pytest.mark.filterwarnings(
@@ -75,3 +77,13 @@ def create(group: zarr.Group, name: str, values: Any, **options: Any) -> None:
     array = group.create_array(name, shape=values.shape, **{"dtype": values.dtype} | options)
     if values.size:
         array[...] = values
+
+
+def delta(dtype: str, zarr_format: int = 3) -> Any:
+    return numcodecs.Delta(dtype) if zarr_format == 2 else Delta(dtype=dtype)
+
+
+def as_type(narrow: str, wide: str, zarr_format: int = 3) -> Any:
+    if zarr_format == 2:
+        return numcodecs.AsType(narrow, wide)
+    return AsType(encode_dtype=narrow, decode_dtype=wide)
