@@ -1,8 +1,11 @@
-"""Fetches are on their way ahead, in any depth; rows and order know nothing of it."""
+"""Fetches are on their way ahead, in any depth, also one that adapts."""
 
 import functools
 import pickle
 import sys
+import time
+import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader import matrices
+from tests.loader.dataset.in_turns import InWorker
 from tests.loader.storages.expecting import expecting, matrix_of
 from tests.loader.threads import wait_for_dropped
 from tests.warm import python as warm
+from torch.utils.data._utils.worker import WorkerInfo
 
 from cellfeed import (
     BlockShuffling,
@@ -22,6 +27,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
+from cellfeed.transforms import Log1p, NormalizeTotal
 
 MATRIX = matrix_of()
 DENSE = MATRIX.toarray()
@@ -47,6 +53,7 @@ def remote():
 
 
 class TestMinibatches:
+    @pytest.mark.slow
     @given(
         prefetch=st.integers(1, 12),
         n_bytes=st.sampled_from([1, 500, 1500, 10**9]),
@@ -56,7 +63,8 @@ class TestMinibatches:
     def test_are_those_of_numpy_in_the_plan_s_order(
         self, prefetch, n_bytes, block_size, fetch_factor
     ):
-        collection, _ = expecting(MATRIX)
+        """And no more bytes are in flight, but for one fetch."""
+        collection, store = expecting(MATRIX)
         dataset = CellDataset(
             collection,
             BlockShuffling(block_size),
@@ -70,29 +78,41 @@ class TestMinibatches:
         plan = dataset.plan(epoch=0)
         planned = [plan.delivered_rows(number)[0] for number in range(plan.n_fetches)]
         assert rows_of(dataset) == np.concatenate(planned).tolist()
+        assert all(n == 1 or sum_of <= n_bytes for n, sum_of in store.alive)
 
-    @pytest.mark.parametrize("options", [{"dense": True}, {"fetch_transform": lambda cells: cells}])
     @pytest.mark.parametrize("prefetch", [1, 2, 8])
-    def test_come_in_every_way(self, remote, options, prefetch):
+    def test_come_in_every_way(self, remote, write_h5ad, prefetch):
         alone = rows_of(dataset_over(open_as(MATRIX), prefetch=1))
-        assert rows_of(dataset_over(remote[0], prefetch=prefetch, **options)) == alone
-
-    @pytest.mark.parametrize("prefetch", [2, 8])
-    def test_of_local_files(self, write_h5ad, prefetch):
-        collection = open_collection(write_h5ad(MATRIX))
-        one, many = (dataset_over(collection, prefetch=each) for each in (1, prefetch))
-        assert rows_of(many) == rows_of(one)
+        for options in ({"dense": True}, {"fetch_transform": lambda cells: cells}):
+            assert rows_of(dataset_over(remote[0], prefetch=prefetch, **options)) == alone
+        local = open_collection(write_h5ad(MATRIX))
+        assert not local.is_remote
+        assert rows_of(dataset_over(local, prefetch=prefetch)) == alone
 
     def test_of_interleaved_datasets(self, remote):
-        mixed = [
-            InterleavedDatasets([dataset_over(each, seed=k) for k, each in enumerate(collections)])
-            for collections in ([remote[0], remote[0]], [open_as(MATRIX)] * 2)
-        ]
-        assert rows_of(mixed[0]) == rows_of(mixed[1])
+        one, other = (
+            InterleavedDatasets([dataset_over(collection, seed=k) for k in range(2)])
+            for collection in (remote[0], open_as(MATRIX))
+        )
+        assert rows_of(one) == rows_of(other)
 
 
 def open_as(matrix):
     return expecting(matrix, url="memory://bucket/cells")[0]
+
+
+def read_once_expected(store, n):
+    """Let the store wait until so many more fetches are expected, or live."""
+    expect, n_before = store.expect, len(store.expected)
+
+    def expect_and_see(*ranges):
+        coming = expect(*ranges)
+        if n in (len(store.expected) - n_before, len(store.coming)):
+            store.may_read.set()
+        return coming
+
+    store.may_read.clear()
+    store.expect = expect_and_see
 
 
 class TestExpecting:
@@ -105,34 +125,11 @@ class TestExpecting:
 
     @pytest.mark.parametrize(("prefetch", "depth", "url"), DEPTHS)
     def test_so_many_are_under_way_beside_the_one_that_is_read(self, prefetch, depth, url):
+        """As many as there may be are expected before the first is read."""
         collection, store = expecting(MANY, url)
+        read_once_expected(store, depth + 1)
         assert sum(map(len, dataset_over(collection, prefetch=prefetch))) == MANY.shape[0]
-        assert max(n for n, _ in store.alive) <= depth + 1
-
-    @pytest.mark.parametrize(("prefetch", "depth", "url"), DEPTHS)
-    def test_the_depth_is_reached_while_the_first_is_read(self, prefetch, depth, url):
-        collection, store = expecting(MANY, url)
-        store.may_read.clear()
-        expect = store.expect
-
-        def expect_and_see(*ranges):
-            coming = expect(*ranges)
-            if len(store.expected) == depth + 1:
-                store.may_read.set()
-            return coming
-
-        store.expect = expect_and_see
-        assert sum(map(len, dataset_over(collection, prefetch=prefetch))) == MANY.shape[0]
-
-    def test_files_of_this_machine_are_not_remote(self, plates):
-        assert not open_collection(plates).is_remote
-
-    @given(n_bytes=st.integers(1, 4000), prefetch=st.integers(1, 8))
-    def test_bytes_are_bounded_but_for_one_fetch(self, n_bytes, prefetch):
-        collection, store = expecting(MATRIX)
-        rows = rows_of(dataset_over(collection, prefetch=prefetch, prefetch_bytes=n_bytes))
-        assert sorted(rows) == list(range(len(DENSE)))
-        assert all(n == 1 or sum_of <= n_bytes for n, sum_of in store.alive)
+        assert max(n for n, _ in store.alive) == depth + 1
 
     def test_as_many_as_there_is_room_for(self, remote):
         collection, store = remote
@@ -183,11 +180,14 @@ class TestLettingGo:
         assert rows_of(came) == rows_of(dataset_over(open_as(MATRIX)))[: len(rows_of(came))]
 
 
+@pytest.mark.process
 def test_python_ends_though_an_iteration_waits_for_room():
     code = (
-        "from tests.loader.dataset.test_read_ahead import *\n"
-        "collection, store = expecting(MATRIX)\n"
-        "iterator = iter(dataset_over(collection, prefetch=4, prefetch_bytes=1))\n"
+        "from cellfeed import BlockShuffling, CellDataset\n"
+        "from tests.loader.storages.expecting import expecting, matrix_of\n"
+        "collection, store = expecting(matrix_of())\n"
+        "options = dict(prefetch=4, prefetch_bytes=1)\n"
+        "iterator = iter(CellDataset(collection, BlockShuffling(4), 4, 3, seed=0, **options))\n"
         "next(iterator)\n"
         "print('ends')\n"
     )
@@ -238,8 +238,147 @@ class TestWorkers:
             assert given.get_start_method() == "spawn"
         assert near.loader(1).multiprocessing_context is None
 
+    @pytest.mark.process
     def test_deliver_all_rows(self, remote):
         dataset = CellDataset(remote[0], Streaming(), 8, 2, seed=0)
         minibatches = list(dataset.loader(2))
         assert all(isinstance(each.X, torch.Tensor) for each in minibatches)
         assert sorted(rows_of(minibatches)) == list(range(len(DENSE)))
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "sparse": {},
+    "dense": {"dense": True},
+    "whole fetches": {"fetch_transform": lambda cells: cells},
+    "transformed": {"transform": [NormalizeTotal(1e4), Log1p()]},
+    "in threads": {"batch_transform": lambda minibatch: minibatch, "transform_threads": 2},
+}
+SETTINGS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 16)), max_size=30)
+
+
+def delivered(dataset, loader=None, settings=(), n_epochs=2):
+    """Return minibatches and states of epochs; settings change after each minibatch."""
+    found, remaining = [], iter(settings)
+    for _ in range(n_epochs):
+        for minibatch in dataset if loader is None else loader:
+            content = matrices.dense(minibatch.X).tobytes(), minibatch.rows.tolist()
+            found.append((content, (loader or dataset).state_dict()))
+            dataset.counters.setting = next(remaining, dataset.counters.setting)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+class TestAdaptive:
+    """Settings may change between any two fetches; minibatches and states know nothing of it."""
+
+    @pytest.mark.slow
+    @given(
+        way=st.sampled_from(sorted(WAYS)),
+        settings=SETTINGS,
+        n=st.integers(0, 30),
+        rank=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
+        start=st.tuples(st.integers(1, 4), st.integers(1, 9)),
+        n_bytes=st.sampled_from([1, 1500, 10**9]) | st.integers(1, 4000),
+    )
+    def test_minibatches_and_states_are_those_of_fixed_settings(
+        self, way, settings, n, rank, start, n_bytes
+    ):
+        """Also after a stop, after so many minibatches."""
+
+        def dataset(**options):
+            collection, store = expecting(MATRIX)
+            options |= {"rank": rank[0], "world_size": rank[1], **WAYS[way]}
+            return dataset_over(collection, **options), store
+
+        (fixed, _), (adaptive, store) = (
+            dataset(),
+            dataset(adaptive=True, num_threads=start[0], prefetch=start[1], prefetch_bytes=n_bytes),
+        )
+        expected = delivered(fixed)
+        found = delivered(adaptive, settings=settings, n_epochs=1)
+        assert all(n == 1 or sum_of <= n_bytes for n, sum_of in store.alive)
+        found += delivered(adaptive, settings=settings[::-1], n_epochs=1)
+        assert found == expected
+        state = found[n % len(found)][1]
+        for each in (fixed, adaptive):
+            each.load_state_dict(state)
+        expected = delivered(fixed, n_epochs=1)
+        assert delivered(adaptive, settings=settings, n_epochs=1) == expected
+
+    @pytest.mark.process
+    @pytest.mark.parametrize("method", ["fork", "forkserver"])
+    def test_workers_follow(self, write_h5ad, method):
+        path, options = write_h5ad(MATRIX), {"multiprocessing_context": method}
+        fixed = dataset_over(open_collection(path))
+        expected = delivered(fixed, fixed.loader(2, **options))
+        adaptive = dataset_over(open_collection(path), adaptive=True)
+        loader = adaptive.loader(2, **options, persistent_workers=True)
+        settings = [(1 + k % 3, 1 + k % 5) for k in range(200)]
+        assert delivered(adaptive, loader, settings) == expected
+
+    @pytest.mark.process
+    def test_workers_have_the_setting_that_was_chosen(self, write_h5ad):
+        adaptive: CellDataset = dataset_over(
+            open_collection(write_h5ad(MANY)),
+            adaptive=True,
+            batch_transform=lambda _: adaptive.counters.setting,
+        )
+        found = []
+        for setting in adaptive.loader(1, prefetch_factor=1, collate_fn=tuple):
+            found.append(setting)
+            adaptive.counters.setting = (3, 7)
+        assert (found[0], found[-1]) == ((2, 1), (3, 7))
+
+    @pytest.mark.parametrize("prefetch", [1, 2, 5, 12])
+    def test_the_chosen_number_of_fetches_is_ahead(self, prefetch):
+        collection, store = expecting(matrix_of(1000))
+        dataset = dataset_over(collection, adaptive=True, prefetch=1, fetch_factor=6)
+        iterator = iter(dataset)
+        next(iterator)
+        assert max(n for n, _ in store.alive) <= 2
+        while len(store.read) < 2:  # the one that comes next is here
+            time.sleep(0.001)
+        dataset.counters.setting = (1, prefetch)
+        if prefetch > 1:
+            read_once_expected(store, prefetch + 1)
+        for _ in range(60):
+            next(iterator)
+            dataset.counters.setting = (1, prefetch)
+        iterator.close()
+        assert max(n for n, _ in store.alive) == prefetch + 1
+
+    def test_history_has_what_was_chosen(self, monkeypatch):
+        monkeypatch.setattr("cellfeed._dataset._cell_dataset.threads_per_process", lambda n: 6 // n)
+        dataset = dataset_over(expecting(MANY)[0], adaptive=True, prefetch=3)
+        assert sum(map(len, dataset)) == len(dataset.collection)
+        found = dataset.history()
+        assert found["num_threads"].shape == found["prefetch"].shape == found["time"].shape
+        assert (found["num_threads"][0], found["prefetch"][0]) == (2, 3)
+        assert set(found["num_threads"]) <= {1, 2, 4, 6}
+        assert "num_threads" not in dataset_over(expecting(MANY)[0]).history()
+
+    def test_a_loop_that_waits_for_bytes_requests_more_of_them(self):
+        collection, store = expecting(matrix_of(600))
+        dataset = dataset_over(collection, adaptive=True, prefetch=1)
+        read_ranges = store.read_ranges
+
+        def late(*ranges):
+            time.sleep(0.005)
+            return read_ranges(*ranges)
+
+        store.read_ranges = late
+        assert sum(map(len, dataset)) == 600
+        assert dataset.history()["prefetch"].max() > 1
+
+    def test_refused_or_without_effect(self):
+        adaptive = dataset_over(expecting(MATRIX)[0], adaptive=True)
+        with pytest.raises(ParameterError, match="`datasets` must not be `adaptive`, as each"):
+            InterleavedDatasets([adaptive])
+        for dataset, said in ((adaptive, True), (dataset_over(expecting(MATRIX)[0]), False)):
+            worker = WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
+            with warnings.catch_warnings(record=True) as caught, InWorker(worker):
+                warnings.simplefilter("always")
+                iterator = iter(dataset)
+                next(iterator)
+                iterator.close()
+            assert said == any("`adaptive` has no effect" in str(each.message) for each in caught)

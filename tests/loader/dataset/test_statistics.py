@@ -1,6 +1,7 @@
-"""What a dataset says of what it did."""
+"""What a dataset says of what it did: in all, fetch by fetch, and where throughput falls."""
 
 import gc
+import logging
 import pickle
 import time
 from pathlib import Path
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 from tests.loader.matrices import random_csr
 
-from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    InterleavedDatasets,
+    Statistics,
+    open_collection,
+)
+from cellfeed._dataset._statistics import StatisticsHistory
+from cellfeed._decode import Counter, Counters
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p
 
@@ -29,6 +38,17 @@ def file(tmp_path_factory):
 def dataset(file, verify="never", **parameters: Any):
     parameters = {"fetch_factor": FACTOR, "seed": 0} | parameters
     return CellDataset(open_collection(file), BlockShuffling(8), BATCH, verify=verify, **parameters)
+
+
+def numbers(**parameters: Any):
+    parameters = {"batch_size": 10, "fetch_factor": 5, "seed": 0} | parameters
+    return CellDataset(np.arange(1_000), BlockShuffling(4), **parameters)
+
+
+def run(*loaders):
+    for loader in loaders:
+        for _ in loader:
+            pass
 
 
 def slept(value):
@@ -52,22 +72,22 @@ def n_open():
     return sum("cellfeed-counters" in str(each.readlink()) for each in links)
 
 
+@pytest.mark.process
 def test_what_a_worker_has_checked_is_not_checked_again_by_the_next(file):
     own = dataset(file, verify="first", num_threads=1)
     loader = own.loader(num_workers=1, multiprocessing_context="fork")
-    for _ in loader:
-        pass
+    run(loader)
     before, unchecked = own.statistics(), dataset(file)
     unchecked.set_epoch(1)
-    for _ in loader:
-        pass
-    for _ in unchecked:
-        pass
+    run(loader, unchecked)
     again = own.statistics() - before
     assert again.bytes_decompressed == unchecked.statistics().bytes_decompressed
 
 
-@pytest.mark.parametrize("start", [None, "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "start",
+    [None, *(pytest.param(each, marks=pytest.mark.process) for each in ("fork", "forkserver"))],
+)
 def test_what_was_done_by_all_processes(file, start):
     own = dataset(file)
     workers: dict[str, Any] = (
@@ -76,8 +96,7 @@ def test_what_was_done_by_all_processes(file, start):
     loader = own.loader(**workers)
     before = own.statistics()
     for epoch in (1, 2):
-        for _ in loader:
-            pass
+        run(loader)
         done = own.statistics() - before
         n_fetches = -(-N_CELLS // (BATCH * FACTOR))
         assert done.n_cells == epoch * N_CELLS
@@ -96,10 +115,7 @@ def test_what_was_done_by_all_processes(file, start):
 def test_chunks_are_those_of_the_plan(file):
     n_chunks, n_bytes = expected(file)
     heads, whole = dataset(file), dataset(file, verify="always")
-    for _ in heads:
-        pass
-    for _ in whole:
-        pass
+    run(heads, whole)
     assert heads.statistics().n_chunks == whole.statistics().n_chunks == n_chunks
     # Some codecs give a little more than was asked for.
     n_heads = heads.statistics().bytes_decompressed
@@ -135,8 +151,7 @@ def test_what_others_read_is_the_librarys():
         fetch_callback=lambda these, which: slept(these[which]),
         fetch_transform=slept,
     )
-    for _ in own:
-        pass
+    run(own)
     done = own.statistics()
     assert (done.n_fetches, done.n_minibatches, done.n_cells) == (4, 8, 64)
     assert done.library >= 0.04
@@ -144,14 +159,13 @@ def test_what_others_read_is_the_librarys():
     assert done.n_chunks == done.bytes_read == 0
 
 
+@pytest.mark.process
 def test_several_datasets_are_added_up(file):
     first, second = dataset(file), dataset(file)
-    for _ in first:  # alone
-        pass
+    run(first)  # alone
     before = first.statistics()
     mixed = InterleavedDatasets([first, second])
-    for _ in mixed.loader(2):
-        pass
+    run(mixed.loader(2))
     done = mixed.statistics()
     assert done.n_minibatches == len(mixed)
     assert done.n_cells == before.n_cells + 2 * N_CELLS
@@ -160,7 +174,107 @@ def test_several_datasets_are_added_up(file):
 
 def test_a_copy_begins_anew(file):
     own = dataset(file)
-    for _ in own:
-        pass
+    assert own.history()["waiting"].shape == (0,)  # before the first fetch
+    run(own)
     assert own.statistics().n_cells == N_CELLS
-    assert pickle.loads(pickle.dumps(own)).statistics().n_cells == 0
+    copy = pickle.loads(pickle.dumps(own))
+    assert copy.statistics().n_cells == copy.history()["waiting"].size == 0
+
+
+class TestHistory:
+    @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
+    def test_is_what_the_statistics_are_fetch_by_fetch(self, num_workers):
+        own = numbers()
+        loader = own.loader(num_workers)
+        run(loader, loader)
+        found = own.history()
+        assert found["n_minibatches"].tolist() == [5] * 40
+        assert list(found) == ["time", *(each for each in Statistics.__dataclass_fields__)]
+        done = own.statistics()
+        assert found["waiting"].sum() == pytest.approx(done.waiting)
+        assert 0 < found["training"].sum() <= done.training
+        assert found["n_cells"].sum() <= done.n_cells
+        assert (np.diff(found["time"]) >= 0).all()
+
+    def test_has_the_last_thousand(self):
+        own = numbers(batch_size=1, fetch_factor=1)
+        run(own, own)
+        assert own.history()["n_minibatches"].tolist() == [1] * 1000
+
+    def test_of_interleaved_datasets_has_each_minibatch(self):
+        both = InterleavedDatasets([numbers(), numbers()])
+        run(both)
+        found = both.history()
+        assert found["n_cells"].sum() == 2_000
+        assert found["n_minibatches"].tolist() == [1] * 200
+
+
+class Training:
+    """One whose fetches take as long as is said."""
+
+    def __init__(self):
+        self.counters = Counters()
+        self.history = StatisticsHistory([self.counters])
+
+    def fetch(self, n=1, *, waiting=1, training=10, **stages):
+        """Milliseconds of the training loop, and of stages."""
+        times = {"waiting": waiting, "training": training, **stages}
+        for _ in range(n):
+            for name, each in times.items():
+                self.counters.add(Counter[name.upper()], int(each * 1_000_000))
+            self.counters.add(Counter.MINIBATCHES, 1)
+            self.counters.add(Counter.CELLS, 64)
+            self.history()
+
+
+class TestFallingThroughput:
+    @pytest.fixture
+    def training(self):
+        return Training()
+
+    @pytest.fixture
+    def said(self, caplog):
+        caplog.set_level(logging.WARNING, "cellfeed")
+        return lambda: [each.message for each in caplog.records]
+
+    def test_is_told_with_the_stage_that_did_it(self, training, said):
+        training.fetch(600, reading=4, decompressing=20)
+        assert not said()
+        training.fetch(250, waiting=15, reading=40, decompressing=22)
+        (line,) = said()
+        assert line == (
+            "throughput has fallen by half: 2,560 cells/s in the last 56 fetches, 5,818 before; "
+            "training waits 60% of the time; what takes longer is reading: 625.0 us per cell, 62.5 "
+            "before"
+        )
+
+    def test_is_told_once_and_again_where_it_falls_further(self, training, said):
+        training.fetch(600, reading=4)
+        training.fetch(1000, waiting=15, reading=40)
+        assert len(said()) == 1
+        training.fetch(600, waiting=60, reading=99)
+        assert len(said()) == 2
+
+    def test_may_be_of_no_stage(self, training, said):
+        training.fetch(600, decompressing=20)
+        training.fetch(300, waiting=15, decompressing=20)
+        assert said()[0].endswith("training waits 60% of the time; no stage takes longer")
+
+    def test_is_noticed_of_fast_fetches_too(self, training, said):
+        training.fetch(2000, waiting=0.1, training=0.1, reading=0.1)
+        training.fetch(800, waiting=0.5, training=0.1, reading=0.8)
+        assert len(said()) == 1
+
+    @pytest.mark.parametrize(
+        "parts",
+        [
+            [(600, {}), (600, {"training": 40, "waiting": 2})],
+            [(100, {}), (8, {"waiting": 1_000})] * 30,
+            [(30, {}), (30, {"waiting": 100})],
+        ],
+        ids=["longer training", "a few slow fetches", "a short run"],
+    )
+    def test_is_no_matter(self, training, said, parts):
+        for n, times in parts:
+            training.fetch(n, **times)
+        assert not said()
