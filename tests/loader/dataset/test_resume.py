@@ -1,19 +1,25 @@
 """What a state holds, and where it leads; test_epoch_machine.py stops and resumes in any order."""
 
+import functools
 import hashlib
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loader.dataset.in_turns import LoaderInTurns
+from tests.loader.dataset.in_turns import LoaderInTurns, in_parts
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from cellfeed import (
     BlockShuffling,
@@ -24,6 +30,8 @@ from cellfeed import (
     GroupedSampling,
     StateError,
     Streaming,
+    TokenStream,
+    TokenStreamWriter,
     open_collection,
 )
 
@@ -39,7 +47,10 @@ def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) ->
 
 
 # `LoaderInTurns` starts workers in its own way.
-pytestmark = pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 
 def _taken(iterator: Iterator[Any], n: int) -> list[list[int]]:
@@ -55,38 +66,32 @@ _DRAWN = {
 }
 
 
+@pytest.mark.slow
 @given(strategy=st.sampled_from(sorted(_DRAWN)), n_together=st.integers(1, 3), data=st.data())
 def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
     """As often as the epoch draws it, but for what makes ranks equal; and sets stay whole."""
     drawn = _DRAWN[strategy]
     options = {"strategy": drawn, "batch_size": n_together * drawn.n_together, "fetch_factor": 2}
     expected = Counter(row for each in _dataset(60, **options) for row in each.tolist())
-    seen, n_repeated = Counter[int](), 0
-    state: dict[str, Any] = {"epoch": 0}
-    while state["epoch"] == 0:
-        ranks, workers, n = (data.draw(st.integers(low, 3)) for low in (1, 0, 1))
-        states = list[dict[str, Any]]()
-        for rank in range(ranks):
-            loader = LoaderInTurns(_dataset(60, rank, ranks, **options), workers)
-            if "format" in state:
-                loader.load_state_dict(state)
-            for minibatch in itertools.islice(loader, n):
-                sets = minibatch.reshape(-1, drawn.n_together)
-                assert (_LABELS[sets] == _LABELS[sets[:, :1]]).all()
-                seen.update(minibatch.tolist())
-            states.append(loader.state_dict())
-        state = states[0]
-        assert all(each == state for each in states)
-        n_repeated += (ranks - 1) * drawn.n_together
+    found, n_added = in_parts(
+        data.draw, lambda rank, ranks: _dataset(60, rank, ranks, **options), most=3
+    )
+    for minibatch in found:
+        sets = minibatch.reshape(-1, drawn.n_together)
+        assert (_LABELS[sets] == _LABELS[sets[:, :1]]).all()
+    seen = Counter(np.concatenate(found).tolist())
     assert not expected - seen
-    assert seen.total() - expected.total() <= n_repeated
+    assert seen.total() - expected.total() <= n_added * drawn.n_together
 
 
+@pytest.mark.process
 class TestWorkersThatPersist:
     """With real ones, of `CellDataset.loader`."""
 
-    def test_workers_that_persist_take_a_state_over(self):
-        loader = _dataset(90).loader(2, persistent_workers=True)
+    def test_take_a_state_over(self):
+        """Whether the loader is given it or its dataset, of this run or of another."""
+        dataset = _dataset(90)
+        loader = dataset.loader(2, persistent_workers=True)
         whole = [[each.tolist() for each in loader] for _ in range(2)]
         iterator = iter(loader)  # the third epoch
         _taken(iterator, 3)
@@ -94,25 +99,10 @@ class TestWorkersThatPersist:
         other = _dataset(90).loader(2)
         iterator = iter(other)
         _taken(iterator, 5)
-        loader.load_state_dict(other.state_dict())
-        assert [each.tolist() for each in loader] == whole[0][5:]
-        assert [each.tolist() for each in loader] == whole[1]
-
-    def test_a_state_that_the_dataset_took_is_taken_by_workers_that_persist(self):
-        dataset = _dataset(90)
-        loader = dataset.loader(2, persistent_workers=True)
-        whole = [each.tolist() for each in loader]
-        iterator = iter(loader)
-        _taken(iterator, 5)
-        del iterator
-        state = loader.state_dict()
-        rest = [each.tolist() for each in loader]  # the third epoch
-        assert len(rest) == len(whole)
-        dataset.load_state_dict(state)
-        second = _dataset(90)
-        second.set_epoch(1)
-        expected = [each.tolist() for each in LoaderInTurns(second, 2)]
-        assert [each.tolist() for each in loader] == expected[5:]
+        for takes in (loader, dataset):
+            takes.load_state_dict(other.state_dict())
+            assert [each.tolist() for each in loader] == whole[0][5:]
+            assert [each.tolist() for each in loader] == whole[1]
 
     @pytest.mark.parametrize("n_before", [0, 2])
     def test_those_of_another_loader_refuse_a_state_that_they_do_not_know(self, capfd, n_before):
@@ -132,6 +122,87 @@ class TestWorkersThatPersist:
         assert (
             "a state was loaded after these worker processes had started" in capfd.readouterr().err
         )
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_a_run_that_is_stopped_goes_on_with_other_workers_and_ranks():
+    """What is left of its epoch is divided anew, and each cell comes once."""
+    before = _dataset(90).loader(2)
+    delivered = np.concatenate(_taken(iter(before), 5)).tolist()
+    text = json.dumps(before.state_dict())
+    for rank in range(2):
+        loader = _dataset(90, rank, 2).loader(1)
+        loader.load_state_dict(json.loads(text))
+        delivered += np.concatenate([*loader]).tolist()
+    assert sorted({*delivered}) == list(range(90))
+    assert len(delivered) <= 91
+
+
+def _stateful(num_workers: int, **options: Any) -> StatefulDataLoader[Any]:
+    return StatefulDataLoader(_dataset(90), batch_size=None, num_workers=num_workers, **options)
+
+
+@functools.cache
+def _whole(num_workers: int, **options: Any) -> list[list[int]]:
+    """Four epochs of 23 minibatches."""
+    reference = _stateful(num_workers, **options)
+    return [each.tolist() for _ in range(4) for each in reference]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"),
+    [(0, False), *(pytest.param(2, each, marks=pytest.mark.process) for each in (False, True))],
+)
+@pytest.mark.parametrize("n_before", [1, 8, 22, 23, 30, 46])
+def test_the_loader_of_torchdata(num_workers, persistent, n_before):
+    """Stopped after so many minibatches of epochs of 23."""
+    whole = _whole(num_workers, persistent_workers=persistent)
+    stopped = _stateful(num_workers, persistent_workers=persistent)
+    for _ in range(n_before // 23):
+        list(stopped)
+    iterator = iter(stopped) if n_before % 23 else iter(())
+    for _ in range(n_before % 23):
+        next(iterator)
+    state = stopped.state_dict()  # after the end of an iteration, or within one
+    del iterator
+    goes_on = _stateful(num_workers, persistent_workers=persistent)
+    goes_on.load_state_dict(state)
+    rest = [each.tolist() for _ in range(2) for each in goes_on]
+    assert rest[:24] == whole[n_before : n_before + 24]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(
+    "num_workers", [0, *(pytest.param(n, marks=pytest.mark.process) for n in (1, 2))]
+)
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_the_loader_of_torchdata_on_other_ranks(num_workers, before, after):
+    """A worker knows only what it has delivered itself."""
+
+    def loader(rank, world_size):
+        ranks = {"rank": rank, "world_size": world_size}
+        dataset = CellDataset(np.arange(240), BlockShuffling(2), 4, 3, seed=5, **ranks)
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers)
+
+    delivered = Counter[int]()
+    for rank in range(before):
+        stopped = loader(rank, before)
+        for minibatch in itertools.islice(stopped, 13):
+            delivered.update(minibatch.tolist())
+        state = stopped.state_dict()
+    resumed = [loader(rank, after) for rank in range(after)]
+    for each in resumed:
+        each.load_state_dict(state)
+    if num_workers > 1:
+        with pytest.raises(StateError, match=f"on one of {before} ranks, but this is worker"):
+            list(resumed[0])
+        return
+    for minibatch in itertools.chain(*resumed):
+        delivered.update(minibatch.tolist())
+    assert sorted(delivered) == list(range(240))
+    assert delivered.total() - 240 < after
 
 
 def _less_its_mean(fetched: Any) -> Any:
@@ -186,23 +257,25 @@ class TestTransformsOfWholeFetches:
         assert read[len(before) :] == before[-1:]
 
 
-class TestState:
-    def test_it_is_small_and_plain(self):
-        dataset = _dataset(1000)
-        _taken(iter(dataset), 3)
-        text = json.dumps(dataset.state_dict())
-        assert len(text) < 1000
-        assert json.loads(text) == dataset.state_dict()
+def _with_checksum(state: dict[str, Any]) -> dict[str, Any]:
+    state = {name: value for name, value in state.items() if name != "checksum"}
+    text = json.dumps(state, sort_keys=True).encode()
+    return state | {"checksum": hashlib.blake2b(text, digest_size=8).hexdigest()}
 
-    def test_the_seed_comes_with_it(self):
-        stopped = _dataset(40, seed=None)
+
+class TestState:
+    def test_it_is_small_and_plain_and_has_the_seed(self):
+        stopped = _dataset(1000, seed=None)
         whole = [each.tolist() for each in stopped]
         stopped.set_epoch(0)
         _taken(iter(stopped), 3)
-        goes_on = _dataset(40, seed=None)
-        goes_on.load_state_dict(stopped.state_dict())
+        text = json.dumps(stopped.state_dict())
+        assert len(text) < 1000
+        goes_on = _dataset(1000, seed=None)
+        goes_on.load_state_dict(json.loads(text))
         assert [each.tolist() for each in goes_on] == whole[3:]
 
+    @pytest.mark.process
     def test_minibatches_that_nobody_counted_are_refused(self):
         dataset = _dataset(40)
         for _ in DataLoader(dataset, batch_size=None, num_workers=2):
@@ -219,6 +292,7 @@ class TestState:
             ({"drop_last": True}, "drop_last=False there, drop_last=True here"),
             ({"strategy": BlockShuffling(4)}, "block_size=3 there, block_size=4 here"),
             ({"strategy": BlockShuffling(3, indices=np.arange(20))}, "indices=None there"),
+            ({"strategy": BlockShuffling(3, drop_last=True)}, "strategy.drop_last=None there"),
             ({"strategy": Streaming()}, "strategy='BlockShuffling' there"),
             ({"seed": 6}, "seed=5, but seed=6 was given"),
         ],
@@ -233,52 +307,39 @@ class TestState:
         assert "\n" not in str(refused.value)
         assert dataset.state_dict() == before
 
-    def test_a_newer_version_is_refused(self):
-        state = _dataset(40).state_dict()
-        with pytest.raises(StateError, match=r"version 99, .* update cellfeed"):
-            _dataset(40).load_state_dict(state | {"version": 99})
-
     @given(data=st.data())
-    def test_a_damaged_one_is_refused(self, data):
-        state = _dataset(40).state_dict()
+    def test_a_damaged_or_newer_one_is_refused(self, data):
+        dataset = _dataset(40)
+        state = dataset.state_dict()
+        with pytest.raises(StateError, match=r"version 99, .* update cellfeed"):
+            dataset.load_state_dict(state | {"version": 99})
         name = data.draw(st.sampled_from(sorted(state)))
         value = data.draw(st.none() | st.integers(-5, 5) | st.text(max_size=3))
         changed = state | {name: value}
         if changed == state:
             return
         with pytest.raises(StateError, match=r"state (is damaged|must be|has version)"):
-            _dataset(40).load_state_dict(changed)
+            dataset.load_state_dict(changed)
         with pytest.raises(StateError, match=r"state (is damaged|must be)"):
-            _dataset(40).load_state_dict({k: v for k, v in state.items() if k != name})
+            dataset.load_state_dict({k: v for k, v in state.items() if k != name})
 
     @pytest.mark.parametrize(
         "changed",
         [
-            {"progress": [1, 1, 11]},
-            {"progress": [2, 1, 6]},
-            {"progress": [1, 0, 1]},
-            {"progress": [1, 1, -1]},
-            {"progress": [1, 1, 1.5]},
-            {"after": [[1, 1, 11]]},
+            *({"progress": each} for each in ([1, 1, 11], [2, 1, 6], [1, 0, 1], [1, 1, -1])),
+            *({"progress": each} for each in ([1, 1, 1.5], [1, 2**63, 1])),
+            *({"after": each} for each in ([[1, 1, 11]], [[2**63, 1, 1]])),
             {"after": [[1, 1, 4]], "progress": [1, 1, 7]},
-            {"epoch": -1},
-            {"epoch": 2**62},
-            {"epoch": 0.5},
-            {"worker": 1},
-            {"worker": "a"},
-            {"progress": [1, 2**63, 1]},
-            {"after": [[2**63, 1, 1]]},
-            {"version": None},
-            {"version": "1"},
+            *({"epoch": each} for each in (-1, 2**62, 0.5)),
+            *({"worker": each} for each in (1, "a")),
+            *({"version": each} for each in (None, "1")),
         ],
         ids=str,
     )
     def test_one_whose_place_is_out_of_range_is_refused(self, changed):
         """Of an epoch of ten minibatches; though the checksum is right."""
         dataset = _dataset(40, seed=None)
-        state = {k: v for k, v in dataset.state_dict().items() if k != "checksum"} | changed
-        text = json.dumps(state, sort_keys=True).encode()
-        state["checksum"] = hashlib.blake2b(text, digest_size=8).hexdigest()
+        state = _with_checksum(dataset.state_dict() | changed)
         with pytest.raises(StateError, match="the state is damaged: ") as refused:
             dataset.load_state_dict(state)
         assert "\n" not in str(refused.value)
@@ -288,3 +349,141 @@ class TestState:
     def test_something_else_is_refused(self, state):
         with pytest.raises(StateError, match="must be a result of `state_dict`"):
             _dataset(40).load_state_dict(state)
+
+
+STATES = json.loads(Path(__file__).with_name("golden_states.json").read_text())
+_GOLDEN = {
+    "blocks": BlockShuffling(8),
+    "some rows": BlockShuffling(4, indices=np.arange(100, 900), drop_last=True),
+    "streaming": Streaming(shuffle=True),
+    "classes": ClassBalancedSampling(np.arange(1000) // 7 % 3, block_size=4),
+}
+
+
+@pytest.mark.parametrize("golden", STATES, ids=lambda golden: golden["name"])
+def test_states_that_version_1_wrote_go_on(golden: dict[str, Any]) -> None:
+    """As long as there is one; see golden_states.json."""
+    for rank, expected in enumerate(golden["rows"]):
+        options = {"strategy": _GOLDEN[golden["strategy"]], "batch_size": 16, "fetch_factor": 4}
+        resumed = _dataset(1000, rank, len(golden["rows"]), seed=7, **options)
+        resumed.load_state_dict(golden["state"])
+        assert next(iter(resumed)).tolist() == expected
+
+
+# A run is not resumed on other cells that have the names and the size of those it was of.
+def _over(given, **options):
+    return CellDataset(open_collection(given, **options), BlockShuffling(2), 5, 2, seed=0)
+
+
+def adata(seed=0, form=sp.csr_matrix):
+    counts = np.random.default_rng(seed).poisson(1, (60, 7)).astype(np.float32)
+    obs = pd.DataFrame(index=[f"c{row}" for row in range(60)])
+    return ad.AnnData(form(counts), obs=obs, layers={"dense": counts})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A stream of which windows of 4 and of 4 every 4, of 2 every 4, and documents are 30."""
+    folder = tmp_path_factory.mktemp("stream")
+    with TokenStreamWriter(folder, "uint16", documents=True) as writer:
+        for document in range(30):
+            writer.append(np.full(4, document))
+    return folder
+
+
+ROWS: dict[str, Any] = {
+    "window": {"window": 4},
+    "shorter": {"window": 2, "stride": 4},
+    "documents": {"documents": True},
+}
+
+
+@pytest.mark.parametrize("before", ROWS)
+@pytest.mark.parametrize("after", ROWS)
+def test_rows_of_a_token_stream(folder, before, after):
+    first, second = (TokenStream(folder, **ROWS[each]) for each in (before, after))
+    assert first.n_rows == second.n_rows
+    state = _over(first).state_dict()
+    if before == after:
+        _over(second).load_state_dict(state)
+        return
+    with pytest.raises(
+        StateError, match=r"the state is of other data: contents=.* query or object"
+    ):
+        _over(second).load_state_dict(state)
+
+
+@pytest.mark.parametrize("form", [sp.csr_matrix, np.asarray, np.asfortranarray])
+def test_an_object_in_memory(form):
+    state = _over(adata(form=form)).state_dict()
+    _over(adata(form=form)).load_state_dict(state)
+    _over(adata(form=form), elements=["layers/dense"]).load_state_dict(state)
+    renamed = adata(form=form)
+    renamed.obs_names = [f"d{row}" for row in range(60)]
+    for other in (adata(1, form), renamed):
+        with pytest.raises(StateError, match="the state is of other data"):
+            _over(other).load_state_dict(state)
+
+
+def test_other_cells_of_one_object():
+    whole = adata()
+    state = _over(whole[:30]).state_dict()
+    _over(whole[:30].copy()).load_state_dict(state)
+    for other in (whole[30:], whole[:30, ::-1]):
+        with pytest.raises(StateError, match="the state is of other data"):
+            _over(other).load_state_dict(state)
+
+
+@pytest.mark.parametrize("other", ["no X", "by gene"])
+def test_objects_without_values_to_look_at(other):
+    def given():
+        made = adata()
+        made.X = None if other == "no X" else made.X.tocsc()
+        return made
+
+    state = _over(given(), elements=["layers/dense"]).state_dict()
+    _over(given(), elements=["layers/dense"]).load_state_dict(state)
+
+
+def test_files_are_what_they_were(tmp_path):
+    """A copy of a file, which the system tells from it, is taken, as it always was."""
+    path = tmp_path / "cells.h5ad"
+    adata().write_h5ad(path)
+    state = _over(path).state_dict()
+    assert "contents" not in state["data"]
+    (tmp_path / "copy").mkdir()
+    copy = tmp_path / "copy" / path.name
+    copy.write_bytes(path.read_bytes())
+    _over(copy).load_state_dict(state)
+
+
+def test_a_state_from_before_contents_were_compared(folder):
+    state = _over(TokenStream(folder, 4)).state_dict()
+    del state["data"]["contents"]
+    _over(TokenStream(folder, 4)).load_state_dict(_with_checksum(state))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Part of a strategy of one's own."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPieces(Streaming):
+    """A strategy whose settings have slots."""
+
+    settings: Settings
+
+
+def test_settings_with_slots_are_compared():
+    three, again, four = (
+        CellDataset(np.arange(20), InPieces(settings=Settings(size)), 5, seed=0)
+        for size in (3, 3, 4)
+    )
+    next(iter(three))
+    again.load_state_dict(three.state_dict())
+    assert next(iter(again)).tolist() == list(range(5, 10))
+    with pytest.raises(StateError, match="settings"):
+        four.load_state_dict(three.state_dict())
