@@ -4,7 +4,6 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,7 @@ def expected(folder, in_memory) -> dict[str, NDArray[np.float32]]:
     return made | {"zarr": ad.read_zarr(folder["zarr"][0]).X.toarray()}
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["sparse", "dense", "zarr", "mixed"])
 def test_each_cell_comes_once_an_epoch(opened, expected, kind, data):
@@ -109,6 +109,7 @@ def test_each_cell_comes_once_an_epoch(opened, expected, kind, data):
     assert found.total() - len(found) < n_ranks
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_deliver_the_same(opened, expected, context):
     dataset = CellDataset(opened["sparse"], ALIGNED, 8, 2, seed=3)
@@ -142,7 +143,7 @@ def test_a_run_goes_on_where_it_was_stopped(opened, expected, n_before, n_ranks)
     assert sorted(done + rest) == list(range(len(opened["sparse"])))
 
 
-def test_a_state_is_of_these_chunks(opened, folder, write_h5ad, replace):
+def test_a_state_is_of_these_chunks(opened, folder):
     state = CellDataset(opened["sparse"], ALIGNED, 8, seed=0).state_dict()
     for strategy in (BlockShuffling(5), BlockShuffling(6, align="chunks")):
         with pytest.raises(StateError, match=r"align|block_size"):
@@ -168,16 +169,13 @@ def test_a_strategy_is_bound_anew_to_another_collection(write_h5ad, replace):
     assert strategy.bound_to(large).block_sizes(60).mean == 20
 
 
-@dataclass
-class Amplification:
-    """Elements of chunks that are read for each that is delivered."""
+def amplification(
+    dataset: CellDataset, indptr: NDArray[np.int64], chunk: int
+) -> tuple[float, float]:
+    """Return how many elements are read for each that is delivered, by fetches.
 
-    whole: float
-    heads: float
-
-
-def read_in_an_epoch(dataset: CellDataset, indptr: NDArray[np.int64], chunk: int) -> Amplification:
-    """Count whole chunks, and parts of them up to the last element that is wanted, by fetches."""
+    Of whole chunks, and of parts of them up to the last element that is wanted.
+    """
     plan = dataset.plan(epoch=0)
     n_chunks, in_heads, n_elements = 0, 0, 0
     with FetchStages(dataset.collection, dataset.batch_size) as stages:
@@ -191,7 +189,7 @@ def read_in_an_epoch(dataset: CellDataset, indptr: NDArray[np.int64], chunk: int
             volume = stages.volume(stages.plan(fetch))
             assert volume is not None
             assert volume.n_chunks == 2 * chunks.size  # of values, and of column indices
-    return Amplification(whole=n_chunks * chunk / n_elements, heads=in_heads / n_elements)
+    return n_chunks * chunk / n_elements, in_heads / n_elements
 
 
 @pytest.fixture(scope="module")
@@ -215,18 +213,18 @@ def many(write_h5ad, replace) -> tuple[Collection, NDArray[np.int64]]:
 @pytest.mark.parametrize("block_size", [10, 16, 25, 64])
 def test_each_chunk_is_read_about_once_an_epoch(many, block_size):
     collection, indptr = many
-    found = {
-        align: read_in_an_epoch(
+    (whole, heads), (whole_aligned, heads_aligned) = (
+        amplification(
             CellDataset(collection, BlockShuffling(block_size, align=align), 64, 16, seed=0),
             indptr,
             1_000,
         )
         for align in (None, "chunks")
-    }
-    assert found["chunks"].heads <= 1.08
+    )
+    assert heads_aligned <= 1.08
     # A block that is not aligned begins inside of a chunk, which is read from its head.
-    assert found[None].heads - 1 > 4 * (found["chunks"].heads - 1)
-    assert found["chunks"].whole < 1.02 * found[None].whole  # as the last cell goes on in another
+    assert heads - 1 > 4 * (heads_aligned - 1)
+    assert whole_aligned < 1.02 * whole  # as the last cell goes on in another
 
 
 @pytest.mark.parametrize("block_size", [3, 10, 25])
@@ -244,25 +242,18 @@ def test_each_chunk_of_dense_rows_is_read_once_an_epoch(write_h5ad, replace, blo
     assert 101 <= n_read < 101 + plan.n_fetches  # once more where a fetch ends inside of a block
 
 
-class TestWithoutChunks:
-    """Where any row may begin a block, the order is that of blocks that are not aligned."""
-
-    def orders(self, of: Any) -> list[list[int]]:
-        made = [
-            CellDataset(of, BlockShuffling(5, align=align), 8, 2, seed=0)
-            for align in (None, "chunks")
-        ]
-        states = [dataset.state_dict() for dataset in made]
-        assert states[0] == states[1]
-        return [[int(row) for each in dataset for row in each.rows] for dataset in made]
-
-    def test_uncompressed_files(self, write_h5ad):
-        unaligned, aligned = self.orders(open_collection(write_h5ad(cells(64, 0, 0.5))))
-        assert unaligned == aligned
-
-    def test_cells_in_memory(self):
-        unaligned, aligned = self.orders(open_collection(ad.AnnData(cells(64, 0, 0.5))))
-        assert unaligned == aligned
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_without_chunks_the_order_is_that_of_blocks_that_are_not_aligned(write_h5ad, is_stored):
+    """As any row may begin a block."""
+    matrix = cells(64, 0, 0.5)
+    collection = open_collection(write_h5ad(matrix) if is_stored else ad.AnnData(matrix))
+    unaligned, aligned = (
+        CellDataset(collection, BlockShuffling(5, align=align), 8, 2, seed=0)
+        for align in (None, "chunks")
+    )
+    assert unaligned.state_dict() == aligned.state_dict()
+    for one, other in zip(unaligned, aligned, strict=True):
+        assert one.rows.tolist() == other.rows.tolist()
 
 
 def test_row_pointers_are_not_pickled_with_the_strategy(many):

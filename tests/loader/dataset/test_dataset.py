@@ -1,6 +1,12 @@
+"""Datasets of any indexable: their minibatches, their callbacks, and what they refuse."""
+
 import copy
+import itertools
 import operator
-import pickle
+import re
+import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +17,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from anndata.experimental import AnnCollection
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.loader.matrices import dense
 
 from cellfeed import (
     BlockShuffling,
@@ -24,6 +29,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
+from cellfeed.transforms import Log1p
 
 N_ROWS = 50
 
@@ -74,124 +80,57 @@ def numbers_in(batch: Any) -> list[int]:
     return [int(value) for value in batch]
 
 
+INDEXABLES: dict[str, Callable[[np.ndarray, ad.AnnData, Path], Any]] = {
+    "ndarray": lambda table, adata, folder: table,
+    "one-dimensional": lambda table, adata, folder: np.arange(N_ROWS),
+    "memmap": lambda table, adata, folder: memory_map(table, folder),
+    "csr_matrix": lambda table, adata, folder: sp.csr_matrix(table),
+    "csr_array": lambda table, adata, folder: sp.csr_array(table),
+    "AnnData": lambda table, adata, folder: adata,
+    "backed AnnData": lambda table, adata, folder: backed(folder, adata)[0],
+    "AnnCollection": lambda table, adata, folder: AnnCollection(
+        [adata[:20].copy(), adata[20:].copy()]
+    ),
+    "AnnCollection of backed": lambda table, adata, folder: AnnCollection(
+        backed(folder, adata[:20], adata[20:])
+    ),
+    "MultiIndexable": lambda table, adata, folder: MultiIndexable(
+        a=adata, x=table, y=np.arange(N_ROWS)
+    ),
+    "MultiIndexable of backed": lambda table, adata, folder: MultiIndexable(
+        backed(folder, adata)[0], np.arange(N_ROWS)
+    ),
+    "like a list": lambda table, adata, folder: RowsOfText(),
+    "tensor": lambda table, adata, folder: torch.from_numpy(table),
+}
+
+
+def backed(folder, *parts):
+    paths = [folder / f"{number}.h5ad" for number in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        part.copy().write_h5ad(path)
+    return [ad.read_h5ad(path, backed="r") for path in paths]
+
+
+def memory_map(table, folder):
+    table.tofile(folder / "table")
+    return np.memmap(folder / "table", dtype=np.float32, mode="r", shape=table.shape)
+
+
 @pytest.fixture
 def indexable(request, table, adata, tmp_path):
-    def backed(halves: bool = False):
-        parts = [adata[:20], adata[20:]] if halves else [adata]
-        for number, part in enumerate(parts):
-            part.copy().write_h5ad(tmp_path / f"{number}.h5ad")
-        opened = [ad.read_h5ad(tmp_path / f"{n}.h5ad", backed="r") for n in range(len(parts))]
-        return opened if halves else opened[0]
-
-    def memory_map():
-        table.tofile(tmp_path / "table")
-        return np.memmap(tmp_path / "table", dtype=np.float32, mode="r", shape=table.shape)
-
-    make = {
-        "ndarray": lambda: table,
-        "one-dimensional": lambda: np.arange(N_ROWS),
-        "memmap": memory_map,
-        "csr_matrix": lambda: sp.csr_matrix(table),
-        "csr_array": lambda: sp.csr_array(table),
-        "AnnData": lambda: adata,
-        "backed AnnData": backed,
-        "AnnCollection": lambda: AnnCollection([adata[:20].copy(), adata[20:].copy()]),
-        "AnnCollection of backed": lambda: AnnCollection(backed(halves=True)),
-        "MultiIndexable": lambda: MultiIndexable(a=adata, x=table, y=np.arange(N_ROWS)),
-        "MultiIndexable of backed": lambda: MultiIndexable(backed(), np.arange(N_ROWS)),
-        "like a list": RowsOfText,
-        "tensor": lambda: torch.from_numpy(table),
-    }
-    return make[request.param]()
+    return INDEXABLES[request.param](table, adata, tmp_path)
 
 
-INDEXABLES = [
-    "ndarray",
-    "one-dimensional",
-    "memmap",
-    "csr_matrix",
-    "csr_array",
-    "AnnData",
-    "backed AnnData",
-    "AnnCollection",
-    "AnnCollection of backed",
-    "MultiIndexable",
-    "MultiIndexable of backed",
-    "like a list",
-    "tensor",
-]
-
-
-class TestSources:
-    @pytest.mark.parametrize("indexable", INDEXABLES, indirect=True)
-    def test_minibatches_follow_the_plan(self, indexable):
-        dataset = CellDataset(indexable, BlockShuffling(4), 8, 3, seed=1)
-        plan = dataset.plan(epoch=0)
-        batches = [numbers_in(batch) for batch in dataset]
-        expected = np.concatenate([plan.delivered_rows(n)[0] for n in range(plan.n_fetches)])
-        assert [number for batch in batches for number in batch] == expected.tolist()
-        assert list(map(len, batches)) == [8] * 6 + [2]
-        assert len(dataset) == 7
-
-    @settings(max_examples=20)
-    @given(
-        st.integers(1, 70),
-        st.integers(1, 20),
-        st.integers(1, 5),
-        st.booleans(),
-        st.integers(1, 3),
-    )
-    def test_a_collection_gives_cells_with_their_obs(
-        self, plates, in_memory, block_size, batch_size, fetch_factor, drop_last, world_size
-    ):
-        collection = open_collection(plates, obs=["cell_type", "number"])
-        X, cell_types = in_memory(plates), collection[:].obs["cell_type"]
-        seen = []
-        for rank in range(world_size):
-            dataset = CellDataset(
-                collection,
-                BlockShuffling(block_size),
-                batch_size,
-                fetch_factor,
-                drop_last,
-                rank=rank,
-                world_size=world_size,
-                seed=2,
-            )
-            batches = list(dataset)
-            assert len(batches) == len(dataset)
-            for batch in batches:
-                assert isinstance(batch, Minibatch)
-                rows = batch.rows.numpy()
-                assert np.array_equal(batch.X.to_dense().numpy(), X[rows])
-                assert np.array_equal(batch.obs["cell_type"].numpy(), cell_types[rows])
-                assert np.array_equal(batch.obs["number"].numpy(), rows)
-                seen += rows.tolist()
-        n_rows = len(collection)
-        if drop_last:
-            assert len(set(seen)) == len(seen) > n_rows - world_size * batch_size
-        else:
-            assert len(set(seen)) == n_rows > len(seen) - world_size
-
-    def test_minibatches_outlive_their_fetch(self, plates, in_memory):
-        """The buffers of a fetch are used again, minibatches must not lie in them."""
-        expected = in_memory(plates)
-        for dense in (False, True):
-            dataset = CellDataset(
-                open_collection(plates), BlockShuffling(2), 4, 2, seed=0, dense=dense
-            )
-            for batch in list(dataset):
-                assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
-
-    def test_two_iterations_at_once_do_not_disturb_each_other(self, plates, in_memory):
-        dataset = CellDataset(open_collection(plates), BlockShuffling(2), 4, 2, seed=0)
-        pairs, expected = list(zip(dataset, dataset, strict=True)), in_memory(plates)
-        for side in range(2):
-            batches = [pair[side] for pair in pairs]
-            for batch in batches:
-                assert np.array_equal(batch.X.to_dense(), expected[batch.rows])
-            rows = torch.cat([batch.rows for batch in batches])
-            assert sorted(rows.tolist()) == list(range(63))
+@pytest.mark.parametrize("indexable", INDEXABLES, indirect=True)
+def test_minibatches_follow_the_plan(indexable):
+    dataset = CellDataset(indexable, BlockShuffling(4), 8, 3, seed=1)
+    plan = dataset.plan(epoch=0)
+    batches = [numbers_in(batch) for batch in dataset]
+    expected = np.concatenate([plan.delivered_rows(n)[0] for n in range(plan.n_fetches)])
+    assert [number for batch in batches for number in batch] == expected.tolist()
+    assert list(map(len, batches)) == [8] * 6 + [2]
+    assert len(dataset) == 7
 
 
 class TestCallbacks:
@@ -291,50 +230,86 @@ class TestCallbacks:
             assert np.array_equal(batch.X.to_dense(), 2 * in_memory(plates)[batch.rows])
             assert np.array_equal(batch.obs["twice"], 2 * batch.rows)
 
-    def test_a_fetch_callback_over_a_collection_replaces_the_reader(self, plates, in_memory):
+    @pytest.mark.parametrize("is_dense", [False, True])
+    def test_a_fetch_callback_over_a_collection_replaces_the_reader(
+        self, plates, in_memory, is_dense
+    ):
         dataset = CellDataset(
             open_collection(plates),
             BlockShuffling(4),
             10,
             2,
+            fetch_callback=operator.getitem,
+            dense=is_dense,
+        )
+        for batch in dataset:
+            assert (batch.X.layout == torch.strided) is is_dense
+            assert np.array_equal(dense(batch.X), in_memory(plates)[batch.rows])
+
+
+class TestTransformThreads:
+    def test_so_many_run_at_once(self, plates):
+        """After the first, each waits for two others, which come only if three threads run it."""
+        together, first = threading.Barrier(3, timeout=600), itertools.count()
+
+        def meet(minibatch):
+            if next(first):
+                together.wait()
+            return threading.current_thread().name
+
+        collection, options = open_collection(plates), {"transform_threads": 3}
+        names = list(
+            CellDataset(collection, BlockShuffling(4), 5, 2, batch_transform=meet, **options)
+        )
+        assert len(names) == 13
+        assert len(set(names[1:])) == 3
+        assert all(name.startswith("cellfeed-transform") for name in names)
+
+    @pytest.mark.parametrize("is_collection", [False, True])
+    def test_an_error_comes_in_its_place(self, plates, is_collection):
+        def rows_of(minibatch):
+            return (minibatch.rows if is_collection else minibatch).tolist()
+
+        def refuse(minibatch):
+            if 30 in rows_of(minibatch):
+                raise ValueError("no thirty")
+            return minibatch
+
+        collection = open_collection(plates) if is_collection else np.arange(63)
+        before = [*map(rows_of, CellDataset(collection, BlockShuffling(4), 5, 2, seed=0))]
+        refusing = CellDataset(
+            *(collection, BlockShuffling(4), 5, 2),
             seed=0,
-            fetch_callback=lambda collection, rows: collection[rows],
+            batch_transform=refuse,
+            transform_threads=2,
         )
-        for batch in dataset:
-            assert np.array_equal(batch.X.to_dense(), in_memory(plates)[batch.rows])
-
-    def test_what_a_fetch_callback_reads_of_a_collection_is_made_dense(self, plates, in_memory):
-        collection, expected = open_collection(plates), in_memory(plates)
-        dataset = CellDataset(
-            collection, BlockShuffling(4), 10, 2, fetch_callback=operator.getitem, dense=True
-        )
-        for batch in dataset:
-            assert np.array_equal(batch.X.numpy(), expected[batch.rows])
+        found: list[list[int]] = []
+        with pytest.raises(ValueError, match="no thirty"):
+            found.extend(map(rows_of, refusing))
+        assert found == before[: next(k for k, rows in enumerate(before) if 30 in rows)]
 
 
-class TestCopies:
-    @pytest.mark.parametrize(
-        "copy_", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))]
-    )
-    def test_deliver_the_same(self, plates, copy_):
-        dataset = CellDataset(open_collection(plates), BlockShuffling(4), 10, 2)
-        next(iter(dataset))
-        duplicate = copy_(dataset)
-        from_copy = [batch.rows.tolist() for batch in duplicate]
-        dataset.set_epoch(1)
-        assert [batch.rows.tolist() for batch in dataset] == from_copy
+@pytest.mark.parametrize("copy_", [copy.copy, copy.deepcopy])
+def test_copies_deliver_the_same(plates, copy_):
+    dataset = CellDataset(open_collection(plates), BlockShuffling(4), 10, 2)
+    next(iter(dataset))
+    duplicate = copy_(dataset)
+    from_copy = [batch.rows.tolist() for batch in duplicate]
+    dataset.set_epoch(1)
+    assert [batch.rows.tolist() for batch in dataset] == from_copy
 
 
-class TestSeeds:
-    def test_are_drawn_anew_if_none_is_given(self, table):
-        seeds = {CellDataset(table, BlockShuffling(4), 8).seed for _ in range(5)}
-        assert len(seeds) == 5
-
-    def test_must_be_given_for_several_ranks(self, table):
-        with pytest.raises(ParameterError, match=r"`seed` must be given with world_size=2, .*; or"):
-            CellDataset(table, BlockShuffling(4), 8, rank=0, world_size=2)
+def test_seeds_are_drawn_anew_if_none_is_given(table):
+    assert len({CellDataset(table, BlockShuffling(4), 8).seed for _ in range(5)}) == 5
 
 
+HOW_TO_READ = {
+    "dense": True,
+    "dtype": "float64",
+    "num_threads": 2,
+    "transform": Log1p(),
+    "adaptive": True,
+}
 BAD_PARAMETERS = [
     *(
         ({name: value}, f"`{name}")
@@ -348,8 +323,15 @@ BAD_PARAMETERS = [
         ({name: "mean"}, f"`{name}` must be a function, but got 'mean'")
         for name in ("fetch_callback", "fetch_transform", "batch_callback", "batch_transform")
     ),
-    ({"rank": 0}, "`rank` and `world_size` must be given together"),
-    ({"world_size": 2}, "`rank` and `world_size` must be given together"),
+    *(
+        (given, "`rank` and `world_size` must be given together, .*; give both, or neither")
+        for given in ({"rank": 0}, {"world_size": 2})
+    ),
+    (
+        {"batch_transform": len, "transform_threads": -1},
+        "`transform_threads >= 1` must hold",
+    ),
+    ({"rank": 0, "world_size": 2}, "`seed` must be given with world_size=2, .*; or"),
     ({"rank": 0, "world_size": 0, "seed": 0}, "`world_size >= 1` must hold"),
     ({"rank": 2, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),
     ({"rank": -1, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),
@@ -386,6 +368,36 @@ BAD_PARAMETERS = [
         {"collection": MultiIndexable(np.arange(3), [1, 2, 3])},
         "a list cannot be indexed by an array",
     ),
+    *(
+        ({"collection": path}, "open it with `open_collection`")
+        for path in ("plates.h5ad", Path("plates.h5ad"))
+    ),
+    *(
+        ({"collection": np.arange(10), "batch_size": 12} | given, "none of 10 rows is left")
+        for given in (
+            {"strategy": Streaming(), "drop_last": True},
+            {"strategy": BlockShuffling(16, drop_last=True)},
+        )
+    ),
+    # How files are read is of no effect where cellfeed does not read them.
+    *(
+        (
+            {"collection": indexable, name: value},
+            re.escape(f"got {name}={value!r} with an ") + f".* type {type(indexable).__name__};",
+        )
+        for name, value in HOW_TO_READ.items()
+        for indexable in (
+            np.ones((20, 3), np.float32),
+            torch.ones(20, 3),
+            sp.csr_matrix(np.ones((20, 3))),
+            ad.AnnData(np.ones((20, 3))),
+            MultiIndexable(X=np.ones((20, 3)), y=np.arange(20)),
+        )
+    ),
+    (
+        {"dense": True, "dtype": np.float32, "num_threads": 1},
+        "dense=True, dtype='float32', num_threads=1 with",
+    ),
 ]
 
 
@@ -417,19 +429,29 @@ def test_bad_epoch(table, epoch):
         CellDataset(table, Streaming(), 8).set_epoch(epoch)
 
 
-@pytest.mark.parametrize("path", ["plates.h5ad", Path("plates.h5ad")])
-def test_a_path_is_not_a_collection(path):
-    with pytest.raises(ParameterError, match="open it with `open_collection`"):
-        CellDataset(path, Streaming(), 4)
+@pytest.mark.parametrize("name", [each for each in HOW_TO_READ if each != "dense"])
+def test_how_to_read_beside_a_fetch_callback(plates, name):
+    options: Any = {name: HOW_TO_READ[name], "fetch_callback": operator.getitem}
+    told = re.escape(f"got {name}={HOW_TO_READ[name]!r} with a `fetch_callback`;")
+    with pytest.raises(ParameterError, match=told):
+        CellDataset(open_collection(plates), BlockShuffling(4), 10, **options)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [(Streaming(), {"drop_last": True}), (BlockShuffling(16, drop_last=True), {})],
-)
-def test_an_epoch_without_minibatches_is_refused(strategy, options):
-    with pytest.raises(ParameterError, match="none of 10 rows is left"):
-        CellDataset(np.arange(10), strategy, 12, **options)
+@pytest.mark.parametrize(("batch_size", "fetch_factor"), [(8, 2), (10**6, 1), (1, 10**6)])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_fetches_that_do_not_fit(tmp_path, monkeypatch, batch_size, fetch_factor, is_dense):
+    path = tmp_path / "wide.h5ad"
+    ad.AnnData(sp.eye_array(100, 10_000, dtype=np.float32, format="csr")).write_h5ad(path)
+    monkeypatch.setattr("cellfeed._dataset._parameters.usable_memory_bytes", lambda: 30_000)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        CellDataset(
+            open_collection(path), BlockShuffling(4), batch_size, fetch_factor, dense=is_dense
+        )
+    texts = [str(each.message) for each in caught]
+    expected = r"fetches take about \d+ MB of memory, but 0 MB are available; choose a smaller .*"
+    assert len(texts) == is_dense
+    assert all(re.fullmatch(expected, text) for text in texts)
 
 
 def test_cells_from_a_batch_callback_are_made_a_minibatch(plates):

@@ -427,9 +427,16 @@ def run(machine, collection, **options):
     run_state_machine_as_test(case, settings=settings(settings(), **options))
 
 
+@pytest.mark.slow
 def test_with_workers_that_take_turns(collection):
     run(Epochs, collection, stateful_step_count=25)
 
 
+def test_a_few_steps(collection):
+    run(Epochs, collection, max_examples=4, stateful_step_count=12)
+
+
+@pytest.mark.slow
+@pytest.mark.process
 def test_with_worker_processes(collection):
     run(EpochsOfProcesses, collection, max_examples=4, stateful_step_count=20)

@@ -1,5 +1,6 @@
 """Iterations that are dropped, interrupted, forked, or alive when Python ends."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -21,10 +22,9 @@ from tests.loader.threads import (
 )
 from tests.warm import python as warm
 
-from cellfeed import BlockShuffling, CellDataset, DeliveryError, Streaming, open_collection
-from cellfeed._bytes._buffers import Segment
+from cellfeed import BlockShuffling, CellDataset, DeliveryError, open_collection
 
-multi_threaded = pytest.mark.filterwarnings(
+pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
 COUNTS = sp.random(96, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
@@ -78,9 +78,11 @@ class TestDropping:
         held = [next(iterator) for _ in range(5)]
         assert python_calls_of_dropping(held) == []
         iterator.close()
+        dataset = [dataset_over(np.arange(96))]
+        assert len(list(dataset[0])) == 24
+        assert python_calls_of_dropping(dataset) == []
 
-    @multi_threaded
-    @pytest.mark.parametrize("n_workers", [None, 0, 1])
+    @pytest.mark.parametrize("n_workers", [None, 0, pytest.param(1, marks=pytest.mark.process)])
     @pytest.mark.parametrize("kind", DATASETS)
     def test_an_iterator_runs_no_python(self, path, kind, n_workers, python_calls_of_dropping):
         before = multiprocessing.active_children()
@@ -92,11 +94,6 @@ class TestDropping:
         assert set(python_calls_of_dropping(held)) <= {"_InfiniteConstantSampler.__iter__"}
         wait_for_dropped()
         assert set(multiprocessing.active_children()) <= set(before)
-
-    def test_a_dataset_runs_no_python(self, python_calls_of_dropping):
-        held = [dataset_over(np.arange(96))]
-        assert len(list(held[0])) == 24
-        assert python_calls_of_dropping(held) == []
 
     @pytest.mark.parametrize("kind", DATASETS)
     def test_in_another_thread(self, path, kind):
@@ -127,25 +124,8 @@ class TestDropping:
             assert names.count("cellfeed-closing") <= 1
 
 
+@pytest.mark.process
 class TestInterrupts:
-    @multi_threaded
-    @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers cannot lend memory")
-    def test_one_while_the_memory_of_workers_is_freed(self, monkeypatch):
-        """In a destructor, it would be printed and ignored, and training would go on."""
-        discard, armed = Segment.discard, [True]
-
-        def interrupted(segment, index):
-            if armed:
-                armed.clear()
-                signal.raise_signal(signal.SIGINT)
-            discard(segment, index)
-
-        dataset = CellDataset(np.ones((64, 16384), np.float32), Streaming(), 4, seed=0)
-        monkeypatch.setattr(Segment, "discard", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            sum(1 for _ in dataset.loader(1))
-
-    @multi_threaded
     def test_in_the_fork_of_a_worker(self, path):
         armed = [True]
 
@@ -219,30 +199,31 @@ def outlive_the_parent(number):
 
 if __name__ == "__main__":
     dataset = CellDataset(np.arange(96), BlockShuffling(4), 4, 2, seed=0)
-    options = dict(multiprocessing_context={method!r}, worker_init_fn=outlive_the_parent)
+    options = dict(multiprocessing_context=sys.argv[2], worker_init_fn=outlive_the_parent)
     for minibatch in dataset.loader(1, **options):
         pass
 """
 
 
+@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_parent_that_is_killed_while_a_worker_starts_leaves_none_behind(tmp_path, method):
     pytest.importorskip("torch")
     script, folder = tmp_path / "script.py", tmp_path / "workers"
     folder.mkdir()
-    script.write_text(_KILLED.format(method=method))
+    script.write_text(_KILLED)
     # Not by pipes, which a worker that is left behind holds open.
-    command = [sys.executable, script, folder]
+    command = [sys.executable, script, folder, method]
     ended = warm.run(command, stdout=None, stderr=subprocess.DEVNULL)
     assert ended.returncode == -signal.SIGKILL
     (worker,) = (int(each.name) for each in folder.iterdir())
-    try:
-        psutil.Process(worker).wait(timeout=600)
-    except psutil.NoSuchProcess:
-        return
-    except psutil.TimeoutExpired:
-        os.kill(worker, signal.SIGKILL)
-        raise
+    with contextlib.suppress(psutil.NoSuchProcess):
+        try:
+            psutil.Process(worker).wait(timeout=600)
+        except psutil.TimeoutExpired:
+            os.kill(worker, signal.SIGKILL)
+            raise
 
 
 def go_on(iterator, connection):
@@ -257,7 +238,7 @@ def go_on(iterator, connection):
     connection.send("dropped")
 
 
-@multi_threaded
+@pytest.mark.process
 @pytest.mark.parametrize("n_workers", [None, 2])
 @pytest.mark.parametrize("n_before", [0, 3])
 def test_an_iterator_in_a_forked_process(path, n_workers, n_before):
@@ -296,20 +277,7 @@ for _ in range(4):
     minibatch = next(iterator)
 {end}
 """
-
-
-@pytest.mark.parametrize("end", ["", "del iterator", "dataset.iterator = iterator", "sys.exit()"])
-@pytest.mark.parametrize("what", ["dataset", "dataset.loader()", "dataset.loader(2)"])
-def test_python_ends_silently(path, end, what):
-    pytest.importorskip("torch")
-    script = _EXIT.format(path=str(path), what=what, end=end, dense=end == "")
-    process = warm.run([sys.executable, "-c", script], is_finalized=True)
-    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
-
-
-def test_what_was_dropped_is_closed_before_python_ends():
-    """Else its thread would be stopped wherever it is, perhaps with a lock in its hands."""
-    script = """
+_DROPPED = """
 import time
 from cellfeed._dataset._epochs import Iteration
 
@@ -325,14 +293,7 @@ iteration = Iteration(numbers)
 next(iteration)
 del iteration
 """
-    command = [sys.executable, "-c", script]
-    assert warm.run(command, is_finalized=True).stdout == "closed\n"
-
-
-def test_a_script_may_end_with_workers_that_persist():
-    """Run by Python itself, which then empties the modules in its own order."""
-    pytest.importorskip("torch")
-    script = """
+_PERSISTENT = """
 import numpy as np
 from cellfeed import BlockShuffling, CellDataset
 
@@ -341,17 +302,41 @@ loader = dataset.loader(1, persistent_workers=True, multiprocessing_context="for
 for minibatch in loader:
     pass
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+
+
+@pytest.mark.process
+class TestPythonEnds:
+    @pytest.mark.parametrize(
+        "end", ["", "del iterator", "dataset.iterator = iterator", "sys.exit()"]
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    @pytest.mark.parametrize("what", ["dataset", "dataset.loader()", "dataset.loader(2)"])
+    def test_silently(self, path, end, what):
+        pytest.importorskip("torch")
+        script = _EXIT.format(path=str(path), what=what, end=end, dense=end == "")
+        ended = warm.run([sys.executable, "-c", script], is_finalized=True)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+    def test_when_what_was_dropped_is_closed(self):
+        """Else its thread would be stopped wherever it is, perhaps with a lock in its hands."""
+        command = [sys.executable, "-c", _DROPPED]
+        assert warm.run(command, is_finalized=True).stdout == "closed\n"
+
+    @pytest.mark.slow
+    def test_with_workers_that_persist(self):
+        """Run by Python itself, which then empties the modules in its own order."""
+        pytest.importorskip("torch")
+        ended = subprocess.run(
+            [sys.executable, "-c", _PERSISTENT], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.process)])
 def test_a_closed_loader_leaves_nothing_under_way(path, num_workers):
     wait_for_dropped()  # of other tests
     others = {*threading.enumerate(), *psutil.Process().children()}
-    minibatches = iter(dataset_over(open_collection(path)).loader(num_workers))
+    options = {"batch_transform": len, "transform_threads": 2}
+    minibatches = iter(dataset_over(open_collection(path), **options).loader(num_workers))
     next(minibatches)
     minibatches.close()
     threads = [each for each in threading.enumerate() if each.name.startswith("cellfeed-")]

@@ -49,6 +49,7 @@ def in_order(collection, *, cls=CellDataset, **options):
     return cls(collection, Streaming(), batch_size=4, fetch_factor=2, **options)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_that_ends_short(persistent):
     loader = in_order(np.arange(64), cls=Losing).loader(2, persistent_workers=persistent)
@@ -57,30 +58,29 @@ def test_an_epoch_that_ends_short(persistent):
             list(loader)
 
 
-@pytest.mark.parametrize("n_workers", [0, 1, 2])
-def test_is_a_data_loader(n_workers):
-    loader = in_order(np.arange(64)).loader(n_workers)
+@pytest.mark.parametrize(
+    ("n_workers", "context"),
+    [
+        (0, None),
+        pytest.param(2, "fork", marks=pytest.mark.process),
+        pytest.param(1, "spawn", marks=[pytest.mark.process, pytest.mark.smoke]),
+    ],
+)
+def test_is_a_data_loader(n_workers, context):
+    options = {} if context is None else {"persistent_workers": True}
+    loader = in_order(np.arange(64)).loader(n_workers, multiprocessing_context=context, **options)
     assert isinstance(loader, DataLoader)
     assert len(loader) == 16
     for _ in range(2):
         assert sorted(np.concatenate(list(loader)).tolist()) == list(range(64))
 
 
-def test_what_it_is_made_of_makes_another():
+@pytest.mark.process
+def test_a_collate_fn_and_what_makes_another_loader():
     loader = in_order(np.arange(64)).loader(2)
     other = DataLoader(loader.dataset, None, num_workers=2, collate_fn=loader.collate_fn)
     assert list(map(list, other)) == list(map(list, loader))
-
-
-def test_a_collate_fn():
-    loader = in_order(np.arange(64)).loader(2, collate_fn=np.sum)
-    assert sum(loader) == 63 * 32
-
-
-def test_a_minibatch_that_cannot_be_pickled():
-    dataset = in_order(np.arange(64), batch_transform=lambda batch: lambda: batch)
-    with pytest.raises(Exception, match=r"[Pp]ickle"):
-        list(dataset.loader(2, timeout=300))
+    assert sum(in_order(np.arange(64)).loader(2, collate_fn=np.sum)) == 63 * 32
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,17 @@ def test_bad_options(options, problem):
         mixed.loader(**options)
 
 
-def test_an_error_that_cannot_be_pickled():
+@pytest.mark.process
+def test_what_cannot_be_pickled():
     class LocalError(Exception):
         pass
 
     def refuse(batch):
         raise LocalError("no such cell")
 
+    dataset = in_order(np.arange(64), batch_transform=lambda batch: lambda: batch)
+    with pytest.raises(Exception, match=r"[Pp]ickle"):
+        list(dataset.loader(2, timeout=300))
     dataset = in_order(np.arange(64), batch_transform=refuse)
     with pytest.raises(
         DeliveryError, match=r"LocalError in a worker, of a class .*: no such cell$"
@@ -115,18 +119,20 @@ def test_an_error_that_cannot_be_pickled():
         list(dataset.loader(2, prefetch_factor=1, timeout=300))
 
 
-def test_an_error_ends_the_workers():
+@pytest.mark.process
+def test_an_error_of_a_worker_is_one_line_and_ends_all():
     def refuse(batch):
-        msg = "no such cell"
+        msg = "`x` must be y"
         raise ParameterError(msg)
 
     before = set(multiprocessing.active_children())
-    with pytest.raises(ParameterError) as kept:
+    with pytest.raises(ParameterError, match=r"^`x` must be y$") as caught:
         list(in_order(np.arange(64), batch_transform=refuse).loader(2))
     assert set(multiprocessing.active_children()) <= before
-    del kept  # its traceback refers to torch's iterator
+    assert "Original Traceback" in str(caught.value.__cause__)
 
 
+@pytest.mark.process
 def test_workers_that_persist_are_told_to_end_before_their_queues_are_closed(monkeypatch):
     """Also where the loader is part of a cycle; else each of them is waited for 5 s."""
     can_tell = list[bool]()
@@ -154,6 +160,7 @@ def test_workers_that_persist_are_told_to_end_before_their_queues_are_closed(mon
     assert set(multiprocessing.active_children()) <= before
 
 
+@pytest.mark.process
 def test_an_epoch_after_one_in_which_a_worker_died_has_new_workers(tmp_path):
     def die_once(batch):
         if 17 in batch and not died.exists():
@@ -171,6 +178,7 @@ def test_an_epoch_after_one_in_which_a_worker_died_has_new_workers(tmp_path):
     del kept  # its traceback refers to the first two workers
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__")  # torch's own iterator
 def test_no_epoch_is_skipped_after_one_for_which_too_few_workers_could_be_started(monkeypatch):
     def fork():
@@ -196,16 +204,6 @@ def test_no_epoch_is_skipped_after_one_for_which_too_few_workers_could_be_starte
         epochs.append(delivered())
     first = epochs.index(after[0])
     assert after == epochs[first : first + 3]
-
-
-def test_an_error_of_a_worker_is_one_line():
-    def refuse(batch):
-        msg = "`x` must be y"
-        raise ParameterError(msg)
-
-    with pytest.raises(ParameterError, match=r"^`x` must be y$") as caught:
-        list(in_order(np.arange(64), batch_transform=refuse).loader(2))
-    assert "Original Traceback" in str(caught.value.__cause__)
 
 
 _MOUNT = """
@@ -276,6 +274,7 @@ full_memory_is_an_error = pytest.mark.skipif(
 )
 
 
+@pytest.mark.process
 class TestLittleSharedMemory:
     """Minibatches take 2 MiB each."""
 
@@ -283,7 +282,7 @@ class TestLittleSharedMemory:
     @pytest.mark.parametrize(("megabytes", "ahead"), [(10, 1), (64, 3)])
     @pytest.mark.parametrize("storage", ["array", "file"])
     def test_what_waits_fits(self, write_h5ad, storage, megabytes, ahead):
-        what = "array"
+        what = storage
         if storage == "file":
             what = str(write_h5ad(np.zeros((1024, 16384), np.float32)))
         script = _SMALL.format(what=what, keeps=0, is_named=True)
@@ -292,26 +291,27 @@ class TestLittleSharedMemory:
         # Of 10 MB some may be in use a moment longer, until a worker has closed it too.
         assert megabytes == 10 or done.stderr == ""
 
-    @full_memory_is_an_error
-    def test_what_does_not_fit_comes_through_a_pipe(self):
-        script = _SMALL.format(what="array", keeps=1, is_named=True)
-        done = run_with_shared_memory(script, 10)
-        assert done.stdout == 2 * "1 1024\n"
+    @pytest.mark.parametrize(
+        ("script", "megabytes", "stdout", "n_warnings"),
+        [
+            # From each worker of each epoch; the tensors are of a kind that is lent by name.
+            pytest.param(
+                _SMALL.format(what="array", keeps=1, is_named=True), 10, 2 * "1 1024\n", 4,
+                marks=full_memory_is_an_error,
+            ),
+            (_COORDINATES, 1, "1024\n[]\n", 2),
+            (_SMALL.format(what="array", keeps=1, is_named=False), 1, 2 * "3 1024\n", 0),
+        ],
+        ids=["arrays", "coordinates", "what is lent without a name"],
+    )  # fmt: skip
+    def test_what_does_not_fit_comes_through_a_pipe(self, script, megabytes, stdout, n_warnings):
+        done = run_with_shared_memory(script, megabytes)
+        assert done.stdout == stdout
         warnings = [line for line in done.stderr.splitlines() if "Warning: " in line]
-        assert len(warnings) == 4  # from each worker of each epoch
+        assert len(warnings) == n_warnings
+        assert n_warnings or not done.stderr
         for warning in warnings:
-            assert re.search(r"/dev/shm, of 10 MB, is full, .* num_workers=0$", warning)
-
-    def test_other_tensors_that_do_not_fit_come_through_a_pipe(self):
-        done = run_with_shared_memory(_COORDINATES, 1)
-        assert done.stdout == "1024\n[]\n"
-        warnings = [line for line in done.stderr.splitlines() if "Warning: " in line]
-        assert len(warnings) == 2  # from each worker
-        assert all("/dev/shm, of 1 MB, is full" in each for each in warnings)
-
-    def test_what_is_lent_does_not_need_it(self):
-        done = run_with_shared_memory(_SMALL.format(what="array", keeps=1, is_named=False), 1)
-        assert (done.stdout, done.stderr) == (2 * "3 1024\n", "")
+            assert re.search(rf"/dev/shm, of {megabytes} MB, is full, .* num_workers=0$", warning)
 
 
 def _stacked(minibatches):
@@ -393,6 +393,7 @@ class TestWhatIsTypedFirst:
                 open_collection(plates, **options)
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("is_own", [False, True])
 def test_another_dataloader_says_where_shared_memory_is_too_small(monkeypatch, capfd, is_own):
@@ -412,6 +413,7 @@ def _warn_on_stderr(_worker):
     warnings.showwarning = lambda message, *_: sys.stderr.writelines([f"{message}\n"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_dropped", [True, False])
 def test_workers_that_persist_deliver_one_iteration_at_a_time(is_dropped):
     loader = in_order(np.arange(64)).loader(2, persistent_workers=True)

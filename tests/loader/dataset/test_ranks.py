@@ -3,9 +3,9 @@
 import json
 import multiprocessing
 import os
-import textwrap
 import warnings
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -314,42 +314,23 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
 
 
 _LIGHTNING = """
-    import json, sys
-    import numpy as np
-    import pytorch_lightning as pl
-    import torch
-    from cellfeed import BlockShuffling, CellDataset
+import json, sys
+import numpy as np
+from cellfeed import BlockShuffling, CellDataset
+from tests.loader.frameworks.test_lightning import Model, trainer
 
-    class Model(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.epochs = torch.nn.Linear(1, 1), []
-
-        def on_train_epoch_start(self):
-            self.epochs.append([])
-
-        def training_step(self, batch, _):
-            self.epochs[-1].append(batch.tolist())
-            return self.layer(batch[:, None].float()).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 1e-9)
-
-    loaders = [
-        CellDataset(np.arange(101), BlockShuffling(4), 8, 2).loader(workers) for workers in (0, 2)
-    ]
-    found = []
-    for loader in loaders:
-        model = Model()
-        trainer = pl.Trainer(
-            devices=2, strategy="ddp", accelerator="cpu", max_epochs=2, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )
-        trainer.fit(model, train_dataloaders=loader)
-        assert trainer.num_training_batches == len(loader)
-        found.append(model.epochs)
-    with open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w") as file:
-        json.dump(found, file)
+loaders = [
+    CellDataset(np.arange(101), BlockShuffling(4), 8, 2).loader(workers) for workers in (0, 2)
+]
+found = []
+for loader in loaders:
+    model, by = Model(), trainer(devices=2, strategy="ddp", max_epochs=2)
+    by.fit(model, train_dataloaders=loader)
+    n = len(loader)
+    assert by.num_training_batches == n
+    found.append([model.seen[:n], model.seen[n:]])
+with open(f"{sys.argv[1]}/{by.global_rank}.json", "w") as file:
+    json.dump(found, file)
 """
 
 
@@ -358,8 +339,11 @@ def test_ranks_of_lightning(tmp_path):
     """The dataset is made long before Lightning starts the other rank and they meet."""
     pytest.importorskip("pytorch_lightning")
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(_LIGHTNING))
-    warm.output_of(script, tmp_path, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})
+    script.write_text(_LIGHTNING)
+    warm.output_of(
+        *(script, tmp_path),
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path.cwd())},
+    )
     of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
     for epochs in zip(*of_ranks, strict=True):  # without worker processes, and with two
         for number in range(2):

@@ -37,29 +37,25 @@ def table():
     return np.zeros((1000, 50), np.float32)
 
 
+def sparse():
+    return sp.csr_array(np.random.default_rng(0).poisson(0.1, (1000, 80)))
+
+
+def with_obs(table):
+    obs = pd.DataFrame({"label": ["a" * 400] * 1000}, index=[f"cell{i}" for i in range(1000)])
+    return ad.AnnData(table, obs=obs)
+
+
 class TestSampleSize:
-    def test_an_array(self, table):
-        assert estimate_sample_size(table) == table[0].nbytes
-        assert estimate_sample_size(table, n_samples=5000) == table[0].nbytes
-
-    def test_a_sparse_matrix(self):
-        X = sp.csr_array(np.random.default_rng(0).poisson(0.1, (1000, 80)))
-        size = estimate_sample_size(X, n_samples=1000)
-        stored = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
-        assert size == pytest.approx(stored / 1000, abs=1)
-
-    def test_modalities_are_counted_together(self, table):
+    def test_of_what_is_in_memory(self, table):
+        row, X, text = table[0].nbytes, sparse(), "a" * 3000
         multi = MultiIndexable(X=table, y=np.arange(1000), unstructured={"genes": "any"})
-        assert estimate_sample_size(multi) == table[0].nbytes + 8
-
-    def test_anndata_is_counted_with_its_obs(self, table):
-        obs = pd.DataFrame({"label": ["a" * 400] * 1000}, index=[f"cell{i}" for i in range(1000)])
-        size = estimate_sample_size(ad.AnnData(table, obs=obs))
-        assert size > table[0].nbytes + 400
-
-    def test_text_counts_by_its_length(self):
-        long = np.array(["a" * 3000] * 10, object)
-        assert estimate_sample_size(long) == 8 + sys.getsizeof("a" * 3000)
+        assert estimate_sample_size(table) == estimate_sample_size(table, n_samples=5000) == row
+        assert estimate_sample_size(multi) == row + 8
+        assert estimate_sample_size(with_obs(table)) > row + 400
+        assert estimate_sample_size(np.array([text] * 10, object)) == 8 + sys.getsizeof(text)
+        stored = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
+        assert estimate_sample_size(X, n_samples=1000) == pytest.approx(stored / 1000, abs=1)
 
     def test_a_collection_is_known_by_its_row_pointers(self, plates):
         collection = open_collection(plates)
@@ -102,6 +98,7 @@ class TestSampleSize:
 
 
 class TestSuggestion:
+    @pytest.mark.process
     def test_it_goes_into_a_dataset_and_its_dataloader(self, table):
         suggested = suggest(table)
         strategy = BlockShuffling(suggested["block_size_balanced"])
