@@ -78,7 +78,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def draws_examples(item: pytest.Item) -> bool:
-    """Return whether hypothesis draws examples for a test, also in a suite of `cellfeed.testing`."""
+    """Return whether hypothesis draws examples for a test, also in cellfeed's suites."""
     suites = getattr(getattr(item, "cls", None), "__mro__", ())
     return getattr(getattr(item, "obj", None), "is_hypothesis_test", False) or any(
         each.__module__.startswith("cellfeed.testing") for each in suites
