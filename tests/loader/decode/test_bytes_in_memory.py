@@ -155,7 +155,7 @@ def test_zarr_with_a_file_for_each_chunk(tmp_path, codec):
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_zarr_shards(tmp_path, checksum):
-    index = {} if checksum else {"index_codecs": [BytesCodec()]}
+    index: Any = {} if checksum else {"index_codecs": [BytesCodec()]}
     codec = ShardingCodec(chunk_shape=(100,), codecs=[BytesCodec(), ZstdCodec()], **index)
     array, store = zarr_of(tmp_path / "x", serializer=codec, compressors=None, filters=None)
     assert len(store.asked) == 17  # the index of each shard, once

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ class TestDocuments(SourceConformance):
             folder, rows = new_path(), rows_of(case)
             obs = case.obs.astype(object).where(case.obs.notna(), None).to_dict("records")
             for k, some in enumerate(np.array_split(np.arange(case.n_rows), case.storage)):
-                options = {"documents": True, "obs": {"plate": str, "number": float}}
+                options: Any = {"documents": True, "obs": {"plate": str, "number": float}}
                 with TokenStreamWriter(folder, case.dtype, shard=str(k), **options) as writer:
                     for row in some.tolist():
                         writer.append(rows.row(row), obs=obs[row])

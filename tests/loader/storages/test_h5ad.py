@@ -295,7 +295,7 @@ class TestOtherWriters:
 
     @pytest.mark.slow
     def test_they_are_shuffled(self, pair, tmp_path):
-        tables = list[pd.DataFrame]()
+        tables = list[Any]()
         for path in pair[0]:
             preshuffle(path, tmp_path / path.stem)
             obs = ad.io.read_zarr(tmp_path / path.stem / "dataset_0").obs

@@ -46,9 +46,10 @@ def test_more_shards_than_files_may_be_open(folder):
         stream = TokenStream(folder, WINDOW)
         elements = ["X", "spans", "metadata"]
         collection = open_collection(stream, elements=elements, obs=["kind", "shard"])
+        kind: Any = collection.obs["kind"]
         seen = list[int]()
         for cells in CellDataset(collection, BlockShuffling(1), 16, 4, seed=0, as_torch=False):
-            kinds = collection.obs["kind"].decode(cells.obs["kind"])
+            kinds = kind.decode(cells.obs["kind"])
             for k, (row, spans) in enumerate(zip(cells.rows, stream.spans(cells), strict=True)):
                 shards = np.arange(WINDOW * row, WINDOW * (row + 1)) // N_TOKENS
                 assert np.array_equal(cells.X[k], shards)

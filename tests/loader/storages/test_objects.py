@@ -57,7 +57,8 @@ def test_elements_and_epochs_of_objects(adata, path, kind):
         assert np.array_equal(cells.X.toarray(), COUNTS[rows])
         assert np.array_equal(cells["layers/dense"], 2 * COUNTS[rows])
         assert np.array_equal(cells["obsm/pca"], COUNTS[rows, :3])
-        plates = collection.obs["plate"].decode(cells.obs["plate"])
+        plates: Any = collection.obs["plate"]
+        plates = plates.decode(cells.obs["plate"])
         assert plates.tolist() == adata.obs["plate"].iloc[rows].tolist()
         seen += rows.tolist()
     assert sorted(seen) == list(range(30))

@@ -285,6 +285,7 @@ def test_shuffled(folder, tmp_path):
     np.testing.assert_array_equal(shuffled[:].X.toarray(), expected[rows])
     assert shuffled.obs_names(slice(None)).tolist() == np.array(barcodes(N_CELLS))[rows].tolist()
     libraries = shuffled.obs["library"]
+    assert isinstance(libraries, CategoricalColumn)
     assert libraries.decode(libraries.codes).tolist() == ["1"] * N_CELLS
     var = shuffled.sources[0].read_var()
     assert var["feature_types"].astype(str).tolist() == features(30, 4)["feature_types"].tolist()

@@ -16,7 +16,7 @@ from tests.loader.matrices import dense
 from tests.loader.storages.zarr_cells import quiet, write_cells
 from tests.loader.zarr_stores import written_at_once
 
-from cellfeed import FormatError, PathError, open_collection
+from cellfeed import CategoricalColumn, FormatError, PathError, open_collection
 
 pytestmark = quiet
 
@@ -47,6 +47,7 @@ def test_as_anndata_writes_it(tmp_path, zarr_format):
     names = ["X", "layers/sparse", "obsm/frame"]
     collection = open_collection(path, elements=names, obs=["type"])
     cells, types = collection[::-1], collection.obs["type"]
+    assert isinstance(types, CategoricalColumn)
     assert np.array_equal(cells["X"], MATRIX[::-1])
     assert np.array_equal(dense(cells["layers/sparse"]), 2 * MATRIX[::-1])
     assert np.array_equal(cells["obsm/frame"], annotated().obsm["frame"][::-1])

@@ -102,11 +102,11 @@ class ZarrCases:
     def __init__(self, folder: Path) -> None:
         self._stores = [folder / f"{k:02}.zarr" for k in range(len(STORES))]
         # Numbers, since text is stored with codecs of its own, which are not what is tried here.
-        tables = {
+        tables: dict[str, Any] = {
             name: pd.DataFrame(index=np.arange(n)) for name, n in (("obs", N_ROWS), ("var", N_VARS))
         }
         for path, (matrix, zarr_format, options) in zip(self._stores, STORES, strict=True):
-            arrays = dict.fromkeys(("X", "indices", "data"), options)
+            arrays: dict[str, Any] = dict.fromkeys(("X", "indices", "data"), options)
             arrays["indptr"] = {"chunks": (16,)}
             write_cells(path, matrix, zarr_format=zarr_format, **tables, **arrays)
             assert outcome(path, lambda path=path: read_zarr(path)) == "same", path  # type: ignore[misc]
