@@ -396,6 +396,7 @@ def test_a_choice_is_explained_by_a_sample_read_with_all_its_settings(
     assert explained(Here(), collection, measured) == (None, ())
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_every_measured_round_has_counted_a_fetch(small_collection):
     collection = open_collection(small_collection)
@@ -420,6 +421,7 @@ def test_every_measured_round_has_counted_a_fetch(small_collection):
     assert [type(each) for each in outcome.events] == [StoreSample]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.usefixtures("short_replicates")
 def test_autotune_explains_its_choice(small_collection):

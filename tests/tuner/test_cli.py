@@ -112,6 +112,7 @@ def test_a_collection_is_tuned_and_the_result_used(tune, small_collection, tmp_p
     assert np.array_equal(np.sort(rows), np.arange(len(collection)))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, capfd):
     plates = np.random.default_rng(0).permutation(np.repeat(["p0", "p1", "p2"], 1000))
@@ -133,6 +134,7 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_of_ranges_what_a_study_proposes_is_measured(tune):
     ranges = ["--block-sizes", "1:256", "--fetch-factors", "1:16", "--workers", "0:0"]
@@ -153,6 +155,7 @@ def test_of_ranges_what_a_study_proposes_is_measured(tune):
     assert again["earlier"]["use"] != "none"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_json_on_stdout_even_where_nothing_can_be_stored(tune, monkeypatch, caplog):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", "/proc/nowhere")
@@ -163,6 +166,7 @@ def test_json_on_stdout_even_where_nothing_can_be_stored(tune, monkeypatch, capl
     assert [each.name for each in caplog.records] == ["cellfeed_tuner._history"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(tune):
     grid = ["--block-sizes", "64", "--fetch-factors", "1", "--workers", "0", "--budget", "600"]
@@ -172,6 +176,7 @@ def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(tune):
     assert result["recommended"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "label"), [("scgen_valid.h5ad", "cell_type"), ("pbmc68k_reduced.h5ad", "louvain")]
@@ -184,6 +189,7 @@ def test_real_files_of_any_age_are_tuned(name, label, tmp_path):
     assert "Recommended: block size 8, fetch factor 2, 0 workers" in printed.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_second_run_knows_of_the_first_and_other_data_replace_its_result(
     tune, small_collection, tmp_path

@@ -95,6 +95,7 @@ def tuned(short_replicates, folder, tmp_path_factory):
     return printed, output, cache, url, made, shown
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_it_names_the_server_and_what_it_cannot_know(tuned):
     printed, output, _, url, made, shown = tuned
@@ -135,6 +136,7 @@ def test_it_names_the_server_and_what_it_cannot_know(tuned):
     assert "running side by side, the stages explain" in " ".join(explained.split())
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_was_reached_with_credentials_says_nothing_of_them(tuned):
     printed, output, cache, _, _, shown = tuned
@@ -159,6 +161,7 @@ def test_a_url_is_known_again_until_another_file_is_there(server, folder):
     assert fingerprint("p3.h5ad") != first
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_of_python_too_and_of_several_files(server, folder):
     urls = [f"{server.url}/{name}.h5ad" for name in ("p1", "p2")]
@@ -222,6 +225,7 @@ def test_what_cannot_be_opened_is_one_line_without_credentials(
     assert TOKEN not in said.output
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
     with WebServer(folder) as server:
@@ -237,6 +241,7 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
 
 
 @pytest.mark.server
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_pattern_in_a_bucket(s3_server, folder, tmp_path):
     for name in ("p1", "p2"):

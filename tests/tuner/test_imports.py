@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed._cli"
 # Runs commands in one process that has imported nothing, and tells of each how it ended, its last
@@ -96,7 +96,6 @@ def test_what_takes_long_is_imported_when_it_is_needed(small_collection, tmp_pat
             assert not code or refused.get(arguments[-1], "Error: ") in error[0]
 
 
-@pytest.mark.slow
 def test_the_line_that_installs_what_is_missing(small_collection, tmp_path):
     packages = ["torch", "rich", "optuna", "matplotlib"]
     arguments = [str(small_collection), "--label=plate", "--output", str(tmp_path)]
