@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.docs, pytest.mark.slow]
+
 torch = pytest.importorskip("torch")
 bench: Any = importlib.import_module("bench.gpu.compare")
 

@@ -16,6 +16,8 @@ from tests import commands
 from tests.bench.conftest import N_CELLS
 from tests.warm import python as warm
 
+pytestmark = [pytest.mark.docs, pytest.mark.process]
+
 PEERS = Path(__file__).parents[2] / "bench" / "peers"
 
 
@@ -146,14 +148,11 @@ def test_a_limit_is_measured_also_where_the_time_is_up_at_once(collection, setti
     assert said["seconds"] > 0
 
 
-def test_every_target_is_told(output):
+def test_every_target_is_told_and_there_is_a_picture(output):
     targets = json.loads((output / "peers.json").read_text())["targets"]
     assert {each["verdict"] for each in targets} == {"not measured"}
     told = (output / "targets.md").read_text()
     assert all(each["text"] in told for each in targets)
-
-
-def test_picture_is_there(output):
     assert (output / "peers.png").stat().st_size > 10_000
 
 

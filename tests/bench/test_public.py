@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import random
 import re
 import sys
 import types
@@ -55,24 +54,6 @@ def test_is_the_published_formula(cells):
     found = scores.randomness(cells, 100)
     expected = as_published(cells.tolist(), 100)
     np.testing.assert_allclose([found.within, found.across], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_is_what_draws_of_pairs_estimate():
-    """SLAF draws 100 pairs of a minibatch of 32, and 32 pairs of two minibatches."""
-    rng, chosen = np.random.default_rng(0), random.Random(0)
-    cells = rng.choice(10_000, (400, 32))
-    drawn = [
-        np.mean([abs(a - b) for a, b in chosen.sample(list(itertools.combinations(row, 2)), 100)])
-        for row in cells.tolist()
-    ]
-    across = [
-        np.abs(rng.permutation(one) - rng.permutation(other)).mean()
-        for one, other in itertools.pairwise(cells)
-    ]
-    found = scores.randomness(cells, 10_000)
-    highest = (10_000 + 1) / 3
-    assert found.within == pytest.approx((np.mean(drawn) - 11) / (highest - 11), abs=0.02)
-    assert found.across == pytest.approx((np.mean(across) - 32) / (highest - 32), abs=0.02)
 
 
 def test_storage_order_is_0_and_random_cells_are_1():

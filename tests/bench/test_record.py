@@ -22,6 +22,7 @@ GRID = [Configuration(block_size=b, fetch_factor=f) for b in (1, 4, 16) for f in
 BATCH_SIZE, LEAST_ROUNDS = 64, 3
 SECONDS = (0.1, 0.3)  # of the rounds, in turns: mean 0.2, relative spread 0.1 sqrt(2) / 0.2
 run = partial(commands.run, main, "record")
+RANGES = ["--block-sizes", "1:4096", "--fetch-factors", "1:512", "--workers", "0,2"]
 COMMON = {
     "batch_size": BATCH_SIZE,
     "labels": ("plate",),
@@ -174,6 +175,8 @@ def test_a_damaged_recording_is_refused(record_with, tmp_path):
         record_with(ModelProcess())
 
 
+@pytest.mark.process
+@pytest.mark.smoke
 def test_the_command_records_a_collection_that_can_be_replayed(small_collection, tmp_path):
     output = tmp_path / "grid.csv"
     grid = ["--block-sizes", "1,4", "--fetch-factors", "2,128", "--workers", "0:0", "--runs", "2"]
@@ -210,18 +213,7 @@ def test_the_command_records_a_collection_that_can_be_replayed(small_collection,
             "even the smallest configuration needs",
         ),
         (
-            [
-                "--label",
-                "plate",
-                "--output",
-                "{folder}/grid.csv",
-                "--block-sizes",
-                "1:4096",
-                "--fetch-factors",
-                "1:512",
-                "--workers",
-                "0,2",
-            ],
+            ["--label", "plate", "--output", "{folder}/grid.csv", *RANGES],
             "every configuration is measured, 2,000 at most, but these are 4,194,304; give fewer",
         ),
     ],

@@ -10,7 +10,7 @@ pytest.importorskip("scvi", reason="scvi-tools is not installed: cellfeed[scvi]"
 compare: Any = importlib.import_module("bench.scvi.compare")
 training: Any = importlib.import_module("bench.scvi.training")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.docs, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

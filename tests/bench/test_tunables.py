@@ -11,6 +11,8 @@ from tests.loader.storages.somas import write_experiment
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
 
+pytestmark = [pytest.mark.docs, pytest.mark.process]
+
 N_CELLS, BATCH_SIZE = 640, 16
 
 
