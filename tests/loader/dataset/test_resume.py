@@ -1,9 +1,15 @@
 """What a state holds, and where it leads; test_epoch_machine.py stops and resumes in any order."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
+import multiprocessing
+import os
+import random
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +21,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.dataset.in_turns import LoaderInTurns, in_parts
 from torch.utils.data import DataLoader
@@ -203,6 +209,61 @@ def test_the_loader_of_torchdata_on_other_ranks(num_workers, before, after):
         delivered.update(minibatch.tolist())
     assert sorted(delivered) == list(range(240))
     assert delivered.total() - 240 < after
+
+
+def _train(paths: list[Path], saved: Path, num_workers: int, steps: Any) -> None:
+    """Train for three epochs, from the last checkpoint on; say after each step that it is done."""
+    os.setpgrp()
+    loader: Any = CellDataset(open_collection(paths), BlockShuffling(3), 4, 3, seed=5).loader(
+        num_workers
+    )
+    state, seen = json.loads(saved.read_text()) if saved.exists() else (loader.state_dict(), [])
+    loader.load_state_dict(state)
+
+    def save() -> None:
+        """Write a checkpoint, whole or not at all."""
+        new = saved.with_suffix(".new")
+        new.write_text(json.dumps([loader.state_dict(), seen]))
+        new.replace(saved)
+
+    for epoch in range(state["epoch"], 3):
+        for step, minibatch in enumerate(loader):
+            seen += [[epoch, row] for row in minibatch.rows.tolist()]
+            steps.send(None)
+            if step % 3 == 0:
+                save()
+        save()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_training_that_is_killed_again_and_again(plates, tmp_path):
+    """At random moments, with other numbers of workers each time; every row is accounted for."""
+    context, moments = multiprocessing.get_context("fork"), random.Random(0)
+    n_kills, saved, states = 0, tmp_path / "checkpoint", set[str]()
+    while n_kills < settings().max_examples or saved.exists():  # until the last training ends
+        receiving, sending = context.Pipe(duplex=False)
+        options = plates, saved, moments.choice([0, 0, 0, 1, 2]), sending
+        process = context.Process(target=_train, args=options)
+        process.start()
+        sending.close()
+        with contextlib.suppress(EOFError):  # it has ended
+            for _ in range(moments.randrange(40)):
+                receiving.recv()
+        time.sleep(moments.uniform(0, 0.05))
+        with contextlib.suppress(ProcessLookupError):  # it is no group yet, or any more
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers, as a scheduler does
+        process.kill()
+        process.join()
+        states.add(saved.read_text() if saved.exists() else "")
+        if process.exitcode == -signal.SIGKILL:
+            n_kills += 1
+            continue
+        assert process.exitcode == 0
+        seen = Counter(map(tuple, json.loads(saved.read_text())[1]))
+        assert seen == Counter(itertools.product(range(3), range(63)))
+        saved.unlink()
+    assert len(states) > n_kills // 4
 
 
 def _less_its_mean(fetched: Any) -> Any:
