@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 from numba.core import caching, types, typing
@@ -42,11 +42,25 @@ from cellfeed.interrupts import interrupts_held
 Function = Callable[..., Any]
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_NOTICEABLE_SECONDS, _SECONDS_BETWEEN_NOTICES = 1.0, 5.0
-_NOTICE = (
-    "cellfeed: compiling what is used for this processor, once after each installation or upgrade "
-    "(about as long as importing PyTorch; `cellfeed warm-up` compiles everything at once)"
-)
+_NOTICEABLE_SECONDS, _SECONDS_BETWEEN_NOTICES = 1.0, 10.0
+
+
+class Purpose(NamedTuple):
+    """What a module of compiled functions is for, as its constant ``PURPOSE`` says.
+
+    Parameters
+    ----------
+    name
+        Completes "code for".
+    seconds
+        How long compiling what a common epoch uses of it takes, on a free core.
+    """
+
+    name: str
+    seconds: float
+
+
+_READING = Purpose("reading cells", 5)  # of modules without this constant
 
 _everything: list["_Function | _Callback"] = []
 
@@ -154,7 +168,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
-                with _compiling(self._cache):
+                with _compiling(self._cache, self.py_func):
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
@@ -216,12 +230,12 @@ class _Callback(CFunc):
             if self._wrapper_address is None:
                 if self.is_cached:
                     _keep_on_disk(self, self._pyfunc)
-                with _compiling(self._cache):
+                with _compiling(self._cache, self._pyfunc):
                     self.compile()
 
 
 class CompilingNotice:
-    """Reports compilation if it takes noticeable time, and again while it goes on.
+    """Says what is compiled if that takes noticeable time: once for each purpose.
 
     Parameters
     ----------
@@ -236,27 +250,24 @@ class CompilingNotice:
     ) -> None:
         self._say = say
         self._clock = clock
+        self._is_silent = False
         self._depth = self._n_compiled = 0
-        self._began = self._spent = 0.0
-        self._next = _NOTICEABLE_SECONDS
+        self._began, self._purpose = 0.0, _READING  # of the outermost function
+        self._spent: dict[Purpose, float] = {}
+        self._said = set[Purpose]()
+        self._next = math.inf
 
     def silence(self) -> None:
         """Report nothing from now on."""
-        self._next = math.inf
+        self._is_silent = True
 
     @contextlib.contextmanager
-    def of(self, kept: Any) -> Iterator[None]:
+    def of(self, kept: Any, purpose: Purpose = _READING) -> Iterator[None]:
         """Count what a block compiles, unless it loads it from the cache ``kept``."""
         now = self._clock()
         if not self._depth:
-            self._began = now
-        spent = self._spent + now - self._began
-        if spent >= self._next:
-            so_far = (
-                f"cellfeed: still compiling; {self._n_compiled} functions so far, in {spent:.0f} s"
-            )
-            self._say(_NOTICE if self._next == _NOTICEABLE_SECONDS else so_far)
-            self._next = spent + _SECONDS_BETWEEN_NOTICES
+            self._began, self._purpose = now, purpose
+        self._report(now - self._began)
         self._depth += 1
         try:
             yield
@@ -265,7 +276,42 @@ class CompilingNotice:
             if not getattr(kept, "was_loaded", False):
                 self._n_compiled += 1
                 if not self._depth:
-                    self._spent += self._clock() - self._began
+                    spent = self._spent.get(self._purpose, 0.0)
+                    self._spent[self._purpose] = spent + self._clock() - self._began
+
+    def _report(self, seconds: float) -> None:
+        """Say what the outermost function is for, if it takes long; or that it still compiles."""
+        total, purpose = sum(self._spent.values()) + seconds, self._purpose
+        if self._is_silent or not _may_speak():
+            return
+        if purpose not in self._said:
+            if self._spent.get(purpose, 0.0) + seconds >= _NOTICEABLE_SECONDS:
+                self._say(_notice(purpose, is_first=not self._said))
+                self._said.add(purpose)
+                self._next = total + _SECONDS_BETWEEN_NOTICES
+        elif total >= self._next:
+            self._say(
+                f"cellfeed: still compiling; {self._n_compiled} functions so far, in {total:.0f} s"
+            )
+            self._next = total + _SECONDS_BETWEEN_NOTICES
+
+
+def _notice(purpose: Purpose, *, is_first: bool) -> str:
+    """Return the line that says what is compiled, how long that takes, and how often."""
+    takes = f"about {purpose.seconds:g} s on a free core"
+    if not is_first:
+        return f"cellfeed: compiling code for {purpose.name}, too ({takes})"
+    return (
+        f"cellfeed: compiling code for {purpose.name}, once for this installation and processor "
+        f"({takes}; `cellfeed warm-up` compiles everything at once)"
+    )
+
+
+def _may_speak() -> bool:
+    """Return whether this process reports: of the workers of a DataLoader, the first one does."""
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    worker = None if worker_info is None else worker_info()
+    return worker is None or bool(worker.id == 0)
 
 
 def _say_on_stderr(said: str) -> None:
@@ -278,9 +324,10 @@ _NOTICE_ON_STDERR = CompilingNotice(_say_on_stderr)
 
 
 @contextlib.contextmanager
-def _compiling(kept: Any) -> Iterator[None]:
+def _compiling(kept: Any, function: Function) -> Iterator[None]:
     """Compile in a block; Ctrl-C waits, since what LLVM calls would print and ignore it."""
-    with interrupts_held(), _NOTICE_ON_STDERR.of(kept):
+    purpose = getattr(sys.modules.get(function.__module__), "PURPOSE", _READING)
+    with interrupts_held(), _NOTICE_ON_STDERR.of(kept, purpose):
         yield
 
 

@@ -12,11 +12,13 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled
+from cellfeed._compiled import Purpose, compiled
 from cellfeed._decode._kernels import _codecs as codecs
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import call, copy_bytes, load_word, pointer
+
+PURPOSE = Purpose("lists in Parquet files", 10)
 
 _Bytes = NDArray[np.uint8]
 

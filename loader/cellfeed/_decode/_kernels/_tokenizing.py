@@ -16,7 +16,7 @@ from numba import carray, types
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import Purpose, compiled, compiled_callback
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
@@ -26,6 +26,8 @@ from cellfeed._decode._kernels._native import (
     divide,
     float_of_bits,
 )
+
+PURPOSE = Purpose("tokens", 10)
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
