@@ -5,7 +5,6 @@ import os
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled
@@ -14,15 +13,19 @@ from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._decompression import adder, decompressor, unshuffler
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
+    address_of,
     atomic_add,
     call,
     clear_bytes,
+    elements,
     finish_streams,
     nanoseconds,
-    pointer,
+    pointer_to,
+    table,
 )
 from cellfeed._decode._kernels._placing import placer
-from cellfeed._decode._kernels._planning import extent
+from cellfeed._decode._kernels._planning import extent, segment_table
+from cellfeed._decode._kernels._transforming import step_applier
 
 # Compiled: reading the bytes of chunks, adjacent chunks with one call.
 
@@ -38,11 +41,13 @@ _NO_SUCH_FILE = errno.ENOENT
 
 _Bytes: TypeAlias = NDArray[np.uint8]
 _int64_2d = "int64[:,::1]"
+_chunk_table, _array_table = table(fields.N_CHUNK_COLUMNS), table(fields.N_ARRAY_COLUMNS)
 
 
-@compiled(f"Tuple((int64, int64))({_int64_2d}, int64, int64)", inner=True)
-def _extent(chunks: Ints, first: int, stop: int) -> Any:
+@compiled("UniTuple(int64, 2)(int64, int64, int64)", inner=True)
+def _extent(chunks_at: int, first: int, stop: int) -> Any:
     """Return the first chunk after one read, and the number of bytes of the read."""
+    chunks = _chunk_table(chunks_at)
     begin = chunks[first, fields.OFFSET]
     end = begin + chunks[first, fields.SIZE]
     last = first + 1
@@ -69,18 +74,20 @@ def advise(chunks: Ints, functions: Ints) -> None:
     """Tell the system which bytes will be read, so that it fetches them concurrently."""
     if functions[codecs.FADVISE] == 0:
         return
-    i = 0
-    while i < len(chunks):
-        last, size = _extent(chunks, i, len(chunks))
-        if size and chunks[i, fields.FD] >= 0 and not chunks[i, fields.FLAGS] & fields.IN_MEMORY:
+    i, n_chunks = 0, len(chunks)
+    table_at = address_of(chunks)
+    own = _chunk_table(table_at)
+    while i < n_chunks:
+        last, size = _extent(table_at, i, n_chunks)
+        if size and own[i, fields.FD] >= 0 and not own[i, fields.FLAGS] & fields.IN_MEMORY:
             call(
                 functions[codecs.FADVISE],
-                (chunks[i, fields.FD], chunks[i, fields.OFFSET], size, _WILL_NEED),
+                (own[i, fields.FD], own[i, fields.OFFSET], size, _WILL_NEED),
             )
         i = last
 
 
-@compiled("Tuple((int64, int64))(int64, int64, int64, int64, int64[::1])", inner=True)
+@compiled("UniTuple(int64, 2)(int64, int64, int64, int64, CPointer(int64))", inner=True)
 def _read(fd: int, target: int, size: int, offset: int, functions: Ints) -> Any:
     """Read ``size`` bytes, or up to the end of the file; return a failure, and the bytes read."""
     done = interrupted = 0
@@ -98,13 +105,13 @@ def _read(fd: int, target: int, size: int, offset: int, functions: Ints) -> Any:
     return 0, done
 
 
-@compiled("Tuple((int64, int64))(int64, int64, int64[::1])", inner=True)
+@compiled("UniTuple(int64, 2)(int64, int64, CPointer(int64))", inner=True)
 def _open(path: int, flags: int, functions: Ints) -> Any:
     """Open the file whose path is at this address; return a failure, and the descriptor."""
     fd = np.int64(np.int32(call(functions[codecs.OPEN], (path, flags))))
     if fd >= 0:
         return 0, fd
-    number = carray(pointer(call(functions[codecs.ERRNO], ())), (1,), np.int32)[0]
+    number = elements(call(functions[codecs.ERRNO], ()), np.int32)[0]
     if number != _NO_SUCH_FILE:
         return fields.UNREADABLE, fd
     link = np.int64(np.int32(call(functions[codecs.OPEN], (path, _OF_LINK))))
@@ -114,7 +121,7 @@ def _open(path: int, flags: int, functions: Ints) -> Any:
     return fields.UNREADABLE, fd  # what a link leads to is missing, which is not zero
 
 
-@compiled("Tuple((int64, int64))(int64[::1], int64, int64, int64, int64[::1])", inner=True)
+@compiled("UniTuple(int64, 2)(CPointer(int64), int64, int64, int64, CPointer(int64))", inner=True)
 def _read_from(chunk: Ints, target: int, size: int, expected: int, functions: Ints) -> Any:
     """Read bytes from the beginning of a chunk; return a failure, and the bytes read."""
     if size == 0:
@@ -136,14 +143,13 @@ def _read_from(chunk: Ints, target: int, size: int, expected: int, functions: In
     return failure, n
 
 
-@compiled(
-    f"Tuple((int64, int64, int64))({_int64_2d}, int64, int64, int64, int64, int64[::1])", inner=True
-)
-def read_ahead(
-    chunks: Ints, first: int, stop: int, target: int, expected: int, functions: Ints
+@compiled("UniTuple(int64, 3)(int64, int64, int64, int64, int64, CPointer(int64))", inner=True)
+def _read_ahead(
+    chunks_at: int, first: int, stop: int, target: int, expected: int, functions: Ints
 ) -> Any:
     """Read a chunk and adjacent ones; return a failure, the first chunk after them, and bytes."""
-    end, size = _extent(chunks, first, stop)
+    chunks = _chunk_table(chunks_at)
+    end, size = _extent(chunks_at, first, stop)
     if chunks[first, fields.FLAGS] & fields.IN_MEMORY:
         return 0, end, size
     failure, n = _read_from(chunks[first], target, size, expected, functions)
@@ -179,12 +185,14 @@ def decode(
     -------
     Number of bytes that this thread read.
     """
-    for column, kind, address_of in (
+    for column, kind, function_of in (
         (fields.DECOMPRESS, fields.CODEC, decompressor),
         (fields.PLACE, fields.PLACING, placer),
     ):
         for each in np.unique(arrays[:, kind]).tolist():
-            arrays[arrays[:, kind] == each, column] = address_of(each)
+            arrays[arrays[:, kind] == each, column] = function_of(each)
+    for each in np.flatnonzero(arrays[:, fields.PLACING] == fields.TRANSFORMED).tolist():
+        arrays[each, fields.APPLY_STEP] = step_applier(int(arrays[each, fields.OUT_ITEMSIZE]))
     if arrays[:, fields.SHUFFLED].any():
         arrays[:, fields.UNSHUFFLE] = unshuffler.address
     if arrays[:, fields.DELTA].any():
@@ -192,22 +200,22 @@ def decode(
     return int(_decode(arrays, chunks, segments, functions, report, *buffers))
 
 
-@compiled("boolean(int64[::1], int64[::1])", inner=True)
+@compiled("boolean(CPointer(int64), CPointer(int64))", inner=True)
 def _is_compressed(array: Ints, chunk: Ints) -> bool:
     """Return whether a chunk is compressed."""
     return array[fields.CODEC] != codecs.STORED and not chunk[fields.FLAGS] & fields.UNCOMPRESSED
 
 
-@compiled("boolean(int64[::1], int64[::1])", inner=True)
+@compiled("boolean(CPointer(int64), CPointer(int64))", inner=True)
 def _is_checked(array: Ints, chunk: Ints) -> bool:
     """Return whether a chunk may be decompressed partially."""
     if array[fields.CHECKED] == fields.EVERY_TIME or array[fields.CHECKED] == fields.NEVER:
         return bool(array[fields.CHECKED] == fields.NEVER)
-    bits = carray(pointer(array[fields.CHECKED] + (chunk[fields.NUMBER] >> 3)), (1,), np.uint8)
+    bits = elements(array[fields.CHECKED] + (chunk[fields.NUMBER] >> 3), np.uint8)
     return bool((bits[0] >> (chunk[fields.NUMBER] & 7)) & 1)
 
 
-@compiled("void(int64[::1], int64[::1])", inner=True)
+@compiled("void(CPointer(int64), CPointer(int64))", inner=True)
 def _mark_checked(array: Ints, chunk: Ints) -> None:
     """Record that a chunk was decompressed completely.
 
@@ -216,12 +224,12 @@ def _mark_checked(array: Ints, chunk: Ints) -> None:
     """
     if array[fields.CHECKED] == fields.EVERY_TIME or array[fields.CHECKED] == fields.NEVER:
         return
-    bits = carray(pointer(array[fields.CHECKED] + (chunk[fields.NUMBER] >> 3)), (1,), np.uint8)
+    bits = elements(array[fields.CHECKED] + (chunk[fields.NUMBER] >> 3), np.uint8)
     bits[0] |= np.uint8(1 << (chunk[fields.NUMBER] & 7))
 
 
-@compiled("Tuple((int64, int64))(int64[::1], int64[::1], int64[:,::1])", inner=True)
-def _wanted_bytes(array: Ints, chunk: Ints, segments: Ints) -> Any:
+@compiled("UniTuple(int64, 2)(CPointer(int64), CPointer(int64), int64, int64)", inner=True)
+def _wanted_bytes(array: Ints, chunk: Ints, segments_at: int, n_segments: int) -> Any:
     """Return the first byte of a chunk that has to be decompressed, and the one after the last.
 
     The first is not 0 for Blosc only, and not if elements are stored as differences.
@@ -230,12 +238,19 @@ def _wanted_bytes(array: Ints, chunk: Ints, segments: Ints) -> Any:
     is_shuffled = array[fields.SHUFFLED] and not chunk[fields.FLAGS] & fields.UNSHUFFLED
     if is_shuffled or not _is_compressed(array, chunk) or not _is_checked(array, chunk):
         return 0, whole
-    lowest, highest = whole, np.int64(0)
-    for k in range(len(segments)):
+    lowest, highest, segments = whole, np.int64(0), segment_table(segments_at)
+    for k in range(n_segments):
         first, stop = extent(segments[k], array[fields.PLACING])
         lowest, highest = min(lowest, first * itemsize), max(highest, stop * itemsize)
     is_random = array[fields.CODEC] == codecs.BLOSC and not array[fields.DELTA]
     return min(lowest, highest) if is_random else 0, min(whole, highest)
+
+
+@compiled("UniTuple(int64, 2)(int64, CPointer(int64))", inner=True)
+def _own_segments(segments_at: int, chunk: Ints) -> tuple[int, int]:
+    """Return the address of a chunk's first segment, and the number of its segments."""
+    first = chunk[fields.FIRST_SEGMENT]
+    return segments_at + first * 8 * fields.N_SEGMENT_COLUMNS, chunk[fields.END_SEGMENT] - first
 
 
 @compiled("int64[::1](int64[:,::1], int64[:,::1], int64[:,::1])")
@@ -243,22 +258,24 @@ def head_sizes(arrays: Ints, chunks: Ints, segments: Ints) -> Any:
     """Return how many bytes of each chunk have to be decompressed, shape (n_chunks,)."""
     sizes = np.empty(len(chunks), np.int64)
     for c in range(len(chunks)):
-        own = segments[chunks[c, fields.FIRST_SEGMENT] : chunks[c, fields.END_SEGMENT]]
-        first, stop = _wanted_bytes(arrays[chunks[c, fields.ARRAY]], chunks[c], own)
+        row = _chunk_table(address_of(chunks))[c]
+        array = _array_table(address_of(arrays))[row[fields.ARRAY]]
+        own, n_own = _own_segments(address_of(segments), row)
+        first, stop = _wanted_bytes(array, row, own, n_own)
         sizes[c] = stop - first
     return sizes
 
 
-@compiled("boolean(int64[::1], int64[:,::1], int64, int64)", inner=True)
-def _take_zeros(array: Ints, segments: Ints, buffer: int, is_lost: int) -> bool:
+@compiled("boolean(CPointer(int64), int64, int64, int64, int64)", inner=True)
+def _take_zeros(array: Ints, segments_at: int, n_segments: int, buffer: int, is_lost: int) -> bool:
     """Let all segments begin at the same zeros, as many as the longest segment needs.
 
     Returns
     -------
     False if the chunk is lost, and elements may be others than zeros that were never written.
     """
-    longest = 0
-    for k in range(len(segments)):
+    longest, segments = 0, segment_table(segments_at)
+    for k in range(n_segments):
         longest = max(longest, segments[k, fields.COUNT])
     # No row has more than one element of column 0.
     may_be_zeros = array[fields.LOST_IS_ZERO] or (array[fields.INDEX_LIMIT] >= 0 and longest <= 1)
@@ -267,7 +284,7 @@ def _take_zeros(array: Ints, segments: Ints, buffer: int, is_lost: int) -> bool:
     if array[fields.PLACING] == fields.SCATTERED:
         clear_bytes(buffer, array[fields.DECODED_BYTES])
         return True
-    for k in range(len(segments)):
+    for k in range(n_segments):
         segments[k, fields.FROM] = 0
     clear_bytes(buffer, longest * array[fields.ITEMSIZE])
     return True
@@ -289,12 +306,12 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
     scratch_buffer: _Bytes,
 ) -> int:
     """Do what `decode` does, with the functions whose addresses are in ``arrays``."""
-    n_chunks = len(chunks)
-    # Addresses are signed here; numba makes floats of signed and unsigned numbers together.
-    raw, decoded = np.int64(raw_buffer.ctypes.data), np.int64(decoded_buffer.ctypes.data)
-    unshuffled = np.int64(unshuffled_buffer.ctypes.data)
-    scratch, reported = scratch_buffer.ctypes.data, report.ctypes.data
-    of_functions = functions.ctypes.data
+    n_chunks, chunks_at, segments_at = len(chunks), address_of(chunks), address_of(segments)
+    arrays, chunks = _array_table(address_of(arrays)), _chunk_table(chunks_at)
+    raw, decoded = address_of(raw_buffer), address_of(decoded_buffer)
+    unshuffled, scratch = address_of(unshuffled_buffer), address_of(scratch_buffer)
+    reported, of_functions = address_of(report), address_of(functions)
+    report, functions = pointer_to(report), pointer_to(functions)
     zlib = call(functions[codecs.DEFLATE_NEW], ()) if functions[codecs.DEFLATE_NEW] else 0
     zstd = call(functions[codecs.ZSTD_NEW], ()) if functions[codecs.ZSTD_NEW] else 0
     clock = functions[codecs.CLOCK]
@@ -312,25 +329,29 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
             size = array[fields.DECODED_BYTES]
             if c >= end:
                 begin = c
-                failure, end, n = read_ahead(chunks, c, stop, raw, size, functions)
+                failure, end, n = _read_ahead(chunks_at, c, stop, raw, size, functions)
                 n_read += n
                 before, now = now, nanoseconds(clock)
                 reading += now - before
             here = chunk[fields.OFFSET]
             if not chunk[fields.FLAGS] & fields.IN_MEMORY:
                 here += raw - chunks[begin, fields.OFFSET]
-            own = segments[chunk[fields.FIRST_SEGMENT] : chunk[fields.END_SEGMENT]]
+            own, n_own = _own_segments(segments_at, chunk)
             is_lost = failure == fields.MISSING or chunk[fields.FLAGS] & fields.LOST != 0
             if is_lost or (failure == 0 and chunk[fields.FLAGS] & fields.ABSENT):
-                failure = 0 if _take_zeros(array, own, decoded, is_lost) else fields.MISSING
+                failure = 0 if _take_zeros(array, own, n_own, decoded, is_lost) else fields.MISSING
                 here = decoded
             elif failure == 0:
                 is_filtered = array[fields.SHUFFLED] or array[fields.DELTA]
                 if _is_compressed(array, chunk):
-                    wanted, until = _wanted_bytes(array, chunk, own)
-                    source, others = (here, chunk[fields.SIZE]), (of_functions, zlib, zstd)
-                    compressed = (*source, decoded, size, wanted, until, *others, unshuffled)
-                    n = call(array[fields.DECOMPRESS], compressed)
+                    wanted, until = _wanted_bytes(array, chunk, own, n_own)
+                    n = call(
+                        array[fields.DECOMPRESS],
+                        (
+                            here, chunk[fields.SIZE], decoded, size, wanted, until,
+                            of_functions, zlib, zstd, unshuffled,
+                        ),
+                    )  # fmt: skip
                     if n < 0:
                         failure, n = -n, size
                     elif n == size:
@@ -350,15 +371,13 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
                         )
                         here = unshuffled
                     if array[fields.DELTA]:
-                        tables = own.ctypes.data, array.ctypes.data
-                        call(array[fields.ADD_UP], (here, decoded, tables[0], len(own), tables[1]))
+                        call(array[fields.ADD_UP], (here, decoded, own, n_own, address_of(array)))
                         here = decoded
             before, now = now, nanoseconds(clock)
             decompressing += now - before
             if failure == 0 and not array[fields.NOT_PLACED]:
                 is_ours = int(here in (decoded, unshuffled))
-                tables = own.ctypes.data, array.ctypes.data
-                arguments = (here, tables[0], len(own), tables[1], reported, scratch, is_ours)
+                arguments = (here, own, n_own, address_of(array), reported, scratch, is_ours)
                 failure = call(array[fields.PLACE], arguments)
                 before, now = now, nanoseconds(clock)
                 placing += now - before

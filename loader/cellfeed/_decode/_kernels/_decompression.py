@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import types
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled, compiled_callback
@@ -19,13 +19,15 @@ from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     LANES,
     add_up_lanes,
+    address_of,
     call,
     copy_bytes,
+    elements,
     load_word,
-    pointer,
+    stack,
     store_word,
 )
-from cellfeed._decode._kernels._planning import extent
+from cellfeed._decode._kernels._planning import extent, segment_table
 
 # Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
 # size after decompression; the first byte that is wanted and the one after the last; and addresses
@@ -72,10 +74,10 @@ def _inflates(codec: int, function: int) -> None:
 
     @_decompresses(codec)
     def inflate(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-        decompress = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)[function]
+        decompress = elements(functions, np.int64)[function]
         n = wanted + _HEAD_MARGIN
         if n < expected:
-            mark = carray(pointer(target + wanted + _MARK_AT), (1,), np.uint64)
+            mark = elements(target + wanted + _MARK_AT, np.uint64)
             mark[0] = _MARK
             result = np.int32(call(decompress, (zlib, source, size, target, n, 0)))
             if result == _INSUFFICIENT_SPACE and mark[0] != _MARK:
@@ -91,7 +93,11 @@ _inflates(codecs.ZLIB, codecs.ZLIB_DECOMPRESS)
 _inflates(codecs.GZIP, codecs.GZIP_DECOMPRESS)
 
 
-@compiled("int64(int64, int64, int64, int64, int64, int64[::1], int64)", inner=True)
+_of_output, _of_input, _one_size, _four_addresses = stack(3), stack(3), stack(1), stack(4)
+_ADDRESS, _SIZE, _POSITION = range(3)  # of a buffer of Zstandard
+
+
+@compiled("int64(int64, int64, int64, int64, int64, CPointer(int64), int64)", inner=True)
 def _zstd_head(
     source: int, size: int, target: int, expected: int, wanted: int, functions: Ints, zstd: int
 ) -> int:
@@ -100,20 +106,21 @@ def _zstd_head(
     if n >= expected or not functions[codecs.ZSTD_STREAM]:
         return 0
     call(functions[codecs.ZSTD_START_STREAM], (zstd,))
-    out = np.array([target, wanted, 0], np.int64)  # address, size, position
-    ins = np.array([source, size, 0], np.int64)
-    out_address, in_address = out.ctypes.data, ins.ctypes.data
-    while out[2] < wanted:
-        before = out[2] + ins[2]
+    out, ins = _of_output(), _of_input()
+    out[_ADDRESS], out[_SIZE], out[_POSITION] = target, wanted, 0
+    ins[_ADDRESS], ins[_SIZE], ins[_POSITION] = source, size, 0
+    out_address, in_address = address_of(out), address_of(ins)
+    while out[_POSITION] < wanted:
+        before = out[_POSITION] + ins[_POSITION]
         result = call(functions[codecs.ZSTD_STREAM], (zstd, out_address, in_address))
-        if _ZSTD_ERRORS <= result <= 0 or out[2] + ins[2] == before:
+        if _ZSTD_ERRORS <= result <= 0 or out[_POSITION] + ins[_POSITION] == before:
             break
-    return n if out[2] == wanted else 0
+    return n if out[_POSITION] == wanted else 0
 
 
 @_decompresses(codecs.ZSTD)
 def _zstd(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
+    table = elements(functions, np.int64)
     if wanted < expected:
         n = _zstd_head(source, size, target, expected, wanted, table, zstd)
         if n:
@@ -124,7 +131,7 @@ def _zstd(source, size, target, expected, first, wanted, functions, zlib, zstd, 
     return -fields.UNDECODABLE
 
 
-@compiled("int64(int64, int64, int64, int64, int64, int64[::1])", inner=True)
+@compiled("int64(int64, int64, int64, int64, int64, CPointer(int64))", inner=True)
 def _lz4_block(
     source: int, size: int, target: int, expected: int, wanted: int, functions: Ints
 ) -> int:
@@ -141,7 +148,7 @@ def _lz4_block(
 
 @compiled("int64(int64)", inner=True)
 def _byte_at(address: int) -> int:
-    return int(carray(pointer(address), (1,), np.uint8)[0])
+    return int(elements(address, np.uint8)[0])
 
 
 @compiled("int64(int64)", inner=True)
@@ -152,7 +159,7 @@ def _int32_at(address: int) -> int:
     return int(np.int32(number))
 
 
-@compiled("int64(int64, int64, int64, int64, int64[::1])", inner=True)
+@compiled("int64(int64, int64, int64, int64, CPointer(int64))", inner=True)
 def _blosc_head(source: int, target: int, expected: int, wanted: int, functions: Ints) -> int:
     """Decompress whole blocks of a valid chunk; the bytes decompressed, 0 if that fails."""
     if not functions[codecs.BLOSC_GETITEM]:
@@ -169,20 +176,20 @@ def _blosc_head(source: int, target: int, expected: int, wanted: int, functions:
     return int(n) if result == n_items * typesize else 0
 
 
-@compiled("void(int64[::1], int64, int64, int64, int64)", inner=True)
+@compiled("void(CPointer(int64), int64, int64, int64, int64)", inner=True)
 def _join_planes(planes: Ints, first: int, stop: int, target: int, itemsize: int) -> None:
     """Write elements ``[first, stop)`` of 2 or 4 bytes, whose bytes are in planes by position."""
     n = stop - first
-    a = carray(pointer(planes[0] + first), (n,), np.uint8)
-    b = carray(pointer(planes[1] + first), (n,), np.uint8)
+    a = elements(planes[0] + first, np.uint8)
+    b = elements(planes[1] + first, np.uint8)
     if itemsize == 2:
-        out2 = carray(pointer(target + 2 * first), (n,), np.uint16)
+        out2 = elements(target + 2 * first, np.uint16)
         for i in range(n):
             out2[i] = np.uint16(a[i]) | np.uint16(b[i]) << np.uint16(8)
         return
-    c = carray(pointer(planes[2] + first), (n,), np.uint8)
-    d = carray(pointer(planes[3] + first), (n,), np.uint8)
-    out4 = carray(pointer(target + 4 * first), (n,), np.uint32)
+    c = elements(planes[2] + first, np.uint8)
+    d = elements(planes[3] + first, np.uint8)
+    out4 = elements(target + 4 * first, np.uint32)
     for i in range(n):
         out4[i] = (
             np.uint32(a[i])
@@ -192,7 +199,7 @@ def _join_planes(planes: Ints, first: int, stop: int, target: int, itemsize: int
         )
 
 
-@compiled("int64(int64, int64, int64, int64, int64, int64, int64[::1], int64)", inner=True)
+@compiled("int64(int64, int64, int64, int64, int64, int64, CPointer(int64), int64)", inner=True)
 def _blosc_lz4(  # noqa: PLR0912 - one loop over blocks and their streams
     source: int,
     size: int,
@@ -234,7 +241,7 @@ def _blosc_lz4(  # noqa: PLR0912 - one loop over blocks and their streams
     if block % itemsize or expected % itemsize or _BLOSC_HEADER + 4 * n_blocks > size:
         return 0
     is_shuffled = flags & _BLOSC_SHUFFLED and itemsize > 1
-    planes = np.empty(4, np.int64)
+    planes = _four_addresses()
     n_decompressed = np.int64(0)
     for k in range(first // block, -(-stop // block)):
         out, n = target + k * block, min(block, expected - k * block)
@@ -277,9 +284,10 @@ def _blosc_lz4(  # noqa: PLR0912 - one loop over blocks and their streams
 
 @_decompresses(codecs.BLOSC)
 def _blosc(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
-    stated = np.zeros(1, np.int64)
-    address = stated.ctypes.data
+    table = elements(functions, np.int64)
+    stated = _one_size()
+    stated[0] = 0
+    address = address_of(stated)
     if np.int32(call(table[codecs.BLOSC_VALIDATE], (source, size, address))) != 0:
         return -fields.UNDECODABLE
     if stated[0] != expected:
@@ -298,13 +306,13 @@ def _lz4(source, size, target, expected, first, wanted, functions, zlib, zstd, w
     """Decompress LZ4 as numcodecs writes it."""
     if size <= _LZ4_HEADER:
         return -fields.UNDECODABLE
-    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
+    table = elements(functions, np.int64)
     return _lz4_block(source + _LZ4_HEADER, size - _LZ4_HEADER, target, expected, wanted, table)
 
 
 @_decompresses(codecs.LZ4_RAW)
 def _lz4_raw(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    table = carray(pointer(functions), (codecs.N_FUNCTIONS,), np.int64)
+    table = elements(functions, np.int64)
     return _lz4_block(source, size, target, expected, wanted, table)
 
 
@@ -314,8 +322,8 @@ def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
 
     It stops once ``wanted`` bytes are written.
     """
-    ins = carray(pointer(source), (size,), np.uint8)
-    out = carray(pointer(target), (capacity,), np.uint8)
+    ins = elements(source, np.uint8)
+    out = elements(target, np.uint8)
     i = o = np.int64(0)
     while i < size and o < wanted:
         control = np.int64(ins[i])
@@ -369,8 +377,8 @@ def snappy(  # noqa: PLR0912 - one for each tag
     It stops once ``wanted`` bytes are written. Format:
     https://github.com/google/snappy/blob/main/format_description.txt
     """
-    ins = carray(pointer(source), (size,), np.uint8)
-    out = carray(pointer(target), (expected,), np.uint8)
+    ins = elements(source, np.uint8)
+    out = elements(target, np.uint8)
     n: Any
     i = o = stated = shift = np.int64(0)
     while True:
@@ -448,9 +456,9 @@ def _snappy(source, size, target, expected, first, wanted, functions, zlib, zstd
 def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
     """Undo HDF5's shuffle filter, which groups the bytes of elements by position."""
     n = size // itemsize
-    ins = carray(pointer(source), (size,), np.uint8)
+    ins = elements(source, np.uint8)
     if itemsize == 4:
-        out4 = carray(pointer(target), (n,), np.uint32)
+        out4 = elements(target, np.uint32)
         for i in range(n):
             out4[i] = (
                 np.uint32(ins[i])
@@ -459,14 +467,14 @@ def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
                 | np.uint32(ins[3 * n + i]) << np.uint32(24)
             )
     elif itemsize == 8:
-        out8 = carray(pointer(target), (n,), np.uint64)
+        out8 = elements(target, np.uint64)
         for i in range(n):
             element = np.uint64(ins[i])
             for byte in range(1, 8):
                 element |= np.uint64(ins[byte * n + i]) << np.uint64(8 * byte)
             out8[i] = element
     else:
-        out = carray(pointer(target), (size,), np.uint8)
+        out = elements(target, np.uint8)
         for i in range(n):
             for byte in range(itemsize):
                 out[i * itemsize + byte] = ins[byte * n + i]
@@ -485,12 +493,12 @@ def unshuffler(source, size, target, itemsize):  # type: ignore[no-untyped-def] 
 _word = "uint8", "uint32", "uint64"
 
 
-@compiled(*(f"void({word}[::1], {word}[::1])" for word in _word), inner=True)
-def _add_up(differences: NDArray[Any], sums: NDArray[Any]) -> None:
+@compiled(*(f"void(CPointer({word}), CPointer({word}), int64)" for word in _word), inner=True)
+def _add_up(differences: NDArray[Any], sums: NDArray[Any], n: int) -> None:
     """Add up integers, which wrap around at the size of their dtype, signed or not."""
-    total = differences.dtype.type(0)
-    for i in range(differences.size):
-        total = differences.dtype.type(total + differences[i])
+    total = np.uint64(0)
+    for i in range(n):
+        total += np.uint64(differences[i])
         sums[i] = total
 
 
@@ -500,8 +508,8 @@ def _add_up_16_bits(source: int, target: int, n: int) -> None:
     total, whole = np.uint16(0), n - n % LANES
     for i in range(0, whole, LANES):
         total = add_up_lanes(target + 2 * i, source + 2 * i, total)
-    differences = carray(pointer(source), (n,), np.uint16)
-    sums = carray(pointer(target), (n,), np.uint16)
+    differences = elements(source, np.uint16)
+    sums = elements(target, np.uint16)
     for i in range(whole, n):
         total = np.uint16(total + differences[i])
         sums[i] = total
@@ -514,18 +522,17 @@ def adder(source, target, segments_at, n_segments, array_at):  # type: ignore[no
     All are addresses, of the chunk's elements, of the output, which may be the same, and of the
     tables of segments and arrays.
     """
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
     n, wanted = array[fields.DECODED_BYTES] // array[fields.ITEMSIZE], 0
     for k in range(n_segments):
         _, stop = extent(segments[k], array[fields.PLACING])
         wanted = max(wanted, stop)
     n = min(n, wanted)
     if array[fields.ITEMSIZE] == 1:
-        _add_up(carray(pointer(source), (n,), np.uint8), carray(pointer(target), (n,), np.uint8))
+        _add_up(elements(source, np.uint8), elements(target, np.uint8), n)
     elif array[fields.ITEMSIZE] == 2:
         _add_up_16_bits(source, target, n)
     elif array[fields.ITEMSIZE] == 4:
-        _add_up(carray(pointer(source), (n,), np.uint32), carray(pointer(target), (n,), np.uint32))
+        _add_up(elements(source, np.uint32), elements(target, np.uint32), n)
     else:
-        _add_up(carray(pointer(source), (n,), np.uint64), carray(pointer(target), (n,), np.uint64))
+        _add_up(elements(source, np.uint64), elements(target, np.uint64), n)

@@ -34,9 +34,10 @@ Ints: TypeAlias = NDArray[np.int64]
     DECOMPRESS,  # addresses of functions, which `decode` fills in: of the codec,
     UNSHUFFLE,  # if chunks are SHUFFLED,
     ADD_UP,  # if they are stored as a DELTA,
-    PLACE,  # and of PLACING
+    PLACE,  # of PLACING,
+    APPLY_STEP,  # and, if rows are TRANSFORMED, of the function that applies a step to one
     N_ARRAY_COLUMNS,
-) = range(23)
+) = range(24)
 
 # In place of CHECKED: decompress each chunk completely every time, or only as far as needed.
 EVERY_TIME, NEVER = 0, -1
@@ -100,6 +101,8 @@ N_STATE = GRID + 2 * _MOST_DIMENSIONS
 
 # Kinds of steps of transforms; those from CENTRED on depend on the columns of values.
 NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
+
+N_STEP_COLUMNS = 2  # of a table of steps: kind, and the number of its moments
 
 # Columns of a table of groups of rows to transform.
 FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)

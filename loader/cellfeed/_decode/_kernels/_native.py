@@ -1,13 +1,20 @@
 # ruff: noqa: ARG001 - numba fixes what such functions take
-"""Calling C functions by address from compiled code, and raw memory."""
+"""Calling C functions by address from compiled code, and raw memory.
 
+Numbers in memory are read and written through pointers (`elements`) and `Table`s. numba compiles
+them several times faster than arrays, whose shapes, negative indices and references take code too.
+"""
+
+import operator
 import time
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.datamodel import PrimitiveModel
+from numba.extending import intrinsic, lower_builtin, register_model, type_callable
 
 _I64 = ir.IntType(64)
 _BLOCK = ir.VectorType(_I64, 4)
@@ -60,6 +67,138 @@ def pointer(typingctx: Any, address: Any) -> Any:
         return builder.inttoptr(values[0], cgutils.voidptr_t)
 
     return signature, codegen
+
+
+@intrinsic
+def elements(typingctx: Any, address: Any, dtype: Any) -> Any:
+    """Return a pointer to numbers of a dtype; indices are not checked, and cannot be negative."""
+    target = types.CPointer(dtype.dtype)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(target))
+
+    return target(types.int64, dtype), codegen
+
+
+@intrinsic
+def pointer_to(typingctx: Any, array: Any) -> Any:
+    """Return a pointer to an array's first element."""
+    target = types.CPointer(array.dtype)
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, values[0]).data
+        return builder.bitcast(data, context.get_value_type(target))
+
+    return target(array), codegen
+
+
+@intrinsic
+def address_of(typingctx: Any, place: Any) -> Any:
+    """Return the address of an array's first element, or of what a pointer points to."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        (of,), (value,) = signature.args, values
+        if isinstance(of, types.Array):
+            value = context.make_array(of)(context, builder, value).data
+        return builder.ptrtoint(value, _I64)
+
+    return types.int64(place), codegen
+
+
+class Table(types.Type):  # type: ignore[misc]  # numba has no types
+    """Rows of int64 in memory, indexed by row and column; a row is a pointer.
+
+    Parameters
+    ----------
+    n_columns
+        Number of columns.
+    """
+
+    def __init__(self, n_columns: int) -> None:
+        self.n_columns = n_columns
+        super().__init__(f"{__name__}.Table({n_columns})")
+
+
+@register_model(Table)
+class _TableModel(PrimitiveModel):  # type: ignore[misc]  # numba has no types
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _I64.as_pointer())
+
+
+def table(n_columns: int) -> Callable[[int], Any]:
+    """Return a function that makes compiled code use the memory at an address as a `Table`."""
+    made = Table(n_columns)
+
+    @intrinsic
+    def table_at(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return builder.inttoptr(values[0], _I64.as_pointer())
+
+        return made(types.int64), codegen
+
+    at: Callable[[int], Any] = table_at
+    return at
+
+
+def stack(n: int) -> Callable[[], Any]:
+    """Return a function that reserves ``n`` int64 until the compiled function returns."""
+
+    @intrinsic
+    def reserve(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return cgutils.alloca_once(builder, _I64, size=n)
+
+        return types.CPointer(types.int64)(), codegen
+
+    reserved: Callable[[], Any] = reserve
+    return reserved
+
+
+@type_callable(operator.getitem)
+def _type_of_item(context: Any) -> Any:
+    def typer(rows: Any, index: Any) -> Any:
+        if isinstance(rows, Table):
+            is_row = isinstance(index, types.Integer)
+            return types.CPointer(types.int64) if is_row else types.int64
+        return None
+
+    return typer
+
+
+@type_callable(operator.setitem)
+def _type_of_assignment(context: Any) -> Any:
+    def typer(rows: Any, index: Any, value: Any) -> Any:
+        is_item = isinstance(rows, Table) and isinstance(index, types.BaseTuple)
+        return types.none(rows, index, types.int64) if is_item else None
+
+    return typer
+
+
+def _item(context: Any, builder: Any, of: Any, index_type: Any, rows: Any, index: Any) -> Any:
+    """Return the pointer to an item, given a table's type and pointer."""
+    row, column = (
+        context.cast(builder, builder.extract_value(index, k), index_type[k], types.int64)
+        for k in range(2)
+    )
+    place = builder.add(builder.mul(row, ir.Constant(_I64, of.n_columns)), column)
+    return builder.gep(rows, [place])
+
+
+@lower_builtin(operator.getitem, Table, types.BaseTuple)
+def _get_item(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    return builder.load(_item(context, builder, *signature.args, *values))
+
+
+@lower_builtin(operator.setitem, Table, types.BaseTuple, types.Any)
+def _set_item(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    builder.store(values[2], _item(context, builder, *signature.args[:2], *values[:2]))
+
+
+@lower_builtin(operator.getitem, Table, types.Integer)
+def _get_row(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    row = context.cast(builder, values[1], signature.args[1], types.int64)
+    place = builder.mul(row, ir.Constant(_I64, signature.args[0].n_columns))
+    return builder.gep(values[0], [place])
 
 
 @intrinsic

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from numba import carray
 from numpy.typing import NDArray
 
 from cellfeed._compiled import compiled, compiled_callback
@@ -11,14 +10,18 @@ from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     BLOCK_BYTES,
+    address_of,
     atomic_add,
     call,
+    clear_bytes,
     copy_bytes,
+    elements,
     finish_streams,
-    pointer,
+    pointer_to,
     prefetch,
     stream_blocks,
 )
+from cellfeed._decode._kernels._planning import segment_table
 from cellfeed._decode._kernels._selecting import (
     PLACING_SIGNATURE,
     renumber,
@@ -26,7 +29,7 @@ from cellfeed._decode._kernels._selecting import (
     select,
     spread,
 )
-from cellfeed._decode._kernels._transforming import apply_steps
+from cellfeed._decode._kernels._transforming import step_applier
 
 _UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
 _LEAST_STREAMED = 1 << 10  # bytes; the unaligned ends are copied normally
@@ -42,7 +45,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
         return 0
     descents = 0
     if itemsize == 4:
-        narrow = carray(pointer(address), (n,), np.int32)
+        narrow = elements(address, np.int32)
         lowest = highest = narrow[0]
         for i in range(1, n):
             descents += narrow[i] <= narrow[i - 1]
@@ -50,7 +53,7 @@ def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
             highest = max(highest, narrow[i])
         outside = lowest < 0 or highest >= limit
     else:
-        wide = carray(pointer(address), (n,), np.int64)
+        wide = elements(address, np.int64)
         least = most = wide[0]
         for i in range(1, n):
             descents += wide[i] <= wide[i - 1]
@@ -76,12 +79,13 @@ def _stream_bytes(target: int, source: int, n: int) -> None:
     copy_bytes(target + tail, source + tail, n - tail)
 
 
-@compiled("void(int64[:,::1], int64[::1])", inner=True)
-def _look_up_pages(segments: Ints, array: Ints) -> None:
+@compiled("void(int64, int64, CPointer(int64))", inner=True)
+def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
     """Look up the pages of streamed segments at once, instead of each when it is written to."""
     if not array[fields.STREAMED]:
         return
-    for k in range(len(segments)):
+    segments = segment_table(segments_at)
+    for k in range(n_segments):
         target = segments[k, fields.TO]
         for page in range(0, segments[k, fields.COUNT] * array[fields.OUT_ITEMSIZE], _PAGE):
             prefetch(target + page)
@@ -90,10 +94,9 @@ def _look_up_pages(segments: Ints, array: Ints) -> None:
 @compiled_callback(PLACING_SIGNATURE)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Copy or cast elements of a chunk contiguously."""
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
-    report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
-    _look_up_pages(segments, array)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    report = elements(report_at, np.int64)
+    _look_up_pages(segments_at, n_segments, array)
     for k in range(n_segments):
         begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
         n, target = segments[k, fields.COUNT], segments[k, fields.TO]
@@ -116,7 +119,17 @@ def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_cha
     return 0
 
 
-@compiled("void(int64[::1], int64, int64, int64[::1])", inner=True)
+@compiled("void(int64, int64, CPointer(int64))", inner=True)
+def _apply_steps(row: int, n: int, array: Ints) -> None:
+    """Apply all steps to a row, in the cache after the first one; none of them needs columns."""
+    steps, n_steps = elements(array[fields.STEPS], np.int64), array[fields.N_STEPS]
+    for k in range(n_steps):
+        number = array[fields.NUMBERS] + 8 * k
+        doubts = array[fields.NUMBERS] + 8 * n_steps
+        call(array[fields.APPLY_STEP], (row, n, steps[k], number, doubts, k))
+
+
+@compiled("void(CPointer(int64), int64, int64, CPointer(int64))", inner=True)
 def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
     """Place a piece of a row; the thread that places the last piece transforms the row."""
     n, itemsize = segment[fields.COUNT], array[fields.OUT_ITEMSIZE]
@@ -124,20 +137,18 @@ def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
         call(array[fields.CAST], (source, target, n))
     else:
         copy_bytes(target, source, n * itemsize)
-    piece = carray(pointer(segment[fields.WITHIN]), (fields.N_PIECE_COLUMNS,), np.int64)
+    piece = elements(segment[fields.WITHIN], np.int64)
     if (atomic_add(piece[fields.ROW_PLACED], 1) + 1) % piece[fields.ROW_PIECES] == 0:
         row = target - piece[fields.PIECE_START] * itemsize
-        steps = array[fields.STEPS], array[fields.NUMBERS], array[fields.N_STEPS]
-        apply_steps(row, piece[fields.ROW_ELEMENTS], itemsize, *steps)
+        _apply_steps(row, piece[fields.ROW_ELEMENTS], array)
 
 
 @compiled_callback(PLACING_SIGNATURE)
 def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place values of sparse rows, and transform them while they are in the cache."""
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
     itemsize = array[fields.OUT_ITEMSIZE]
-    _look_up_pages(segments, array)
+    _look_up_pages(segments_at, n_segments, array)
     for k in range(n_segments):
         begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
         n, target = segments[k, fields.COUNT], segments[k, fields.TO]
@@ -150,9 +161,7 @@ def _transform(source, segments_at, n_segments, array_at, report_at, scratch, ma
         elif not may_change:
             copy_bytes(scratch, begin, n * itemsize)
             begin = scratch
-        apply_steps(
-            begin, n, itemsize, array[fields.STEPS], array[fields.NUMBERS], array[fields.N_STEPS]
-        )
+        _apply_steps(begin, n, array)
         if array[fields.STREAMED]:
             _stream_bytes(target, begin, n * itemsize)
         else:
@@ -177,6 +186,8 @@ def placer(placing: int) -> int:
 
 def place(source: int, segments: Ints, array: Ints, report: Ints, scratch: int) -> None:
     """Place elements that are already in memory, as `decode` does for chunks."""
+    if array[fields.PLACING] == fields.TRANSFORMED:
+        array[fields.APPLY_STEP] = step_applier(int(array[fields.OUT_ITEMSIZE]))
     _place(placer(int(array[fields.PLACING])), source, segments, array, report, scratch)
 
 
@@ -184,79 +195,91 @@ def place(source: int, segments: Ints, array: Ints, report: Ints, scratch: int) 
 def _place(
     function: int, source: int, segments: Ints, array: Ints, report: Ints, scratch: int
 ) -> None:
-    own, reported = (segments.ctypes.data, array.ctypes.data), report.ctypes.data
-    report[fields.FAILURE] = call(
-        function, (source, own[0], len(segments), own[1], reported, scratch, 0)
-    )
+    own, n_own, reported = address_of(segments), len(segments), address_of(report)
+    failure = call(function, (source, own, n_own, address_of(array), reported, scratch, 0))
+    pointer_to(report)[fields.FAILURE] = failure
     finish_streams()
 
 
 @compiled("boolean(int64[::1], int64)")
 def crossings_ascend(crossings: Ints, itemsize: int) -> bool:
     """Return whether the index at each address is larger than the one before it in memory."""
+    at = pointer_to(crossings)
     for i in range(crossings.size):
         if itemsize == 4:
-            narrow = carray(pointer(crossings[i] - 4), (2,), np.int32)
+            narrow = elements(at[i] - 4, np.int32)
             if narrow[1] <= narrow[0]:
                 return False
         else:
-            wide = carray(pointer(crossings[i] - 8), (2,), np.int64)
+            wide = elements(at[i] - 8, np.int64)
             if wide[1] <= wide[0]:
                 return False
     return True
 
 
+def densify(
+    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+) -> None:
+    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits."""
+    tile = np.empty(_TILE_BYTES // dense.itemsize, dense.dtype)
+    _densify(pointers, indices, data, dense, tile, np.empty(tile.size, np.int32))
+
+
 @compiled(
     *(
-        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1])"
+        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
         for index in ("int32", "int64")
         for value in ("uint8", "uint16", "uint32", "uint64")
     )
 )
-def densify(
-    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+def _densify(
+    pointers: NDArray[Any],
+    indices: NDArray[Any],
+    data: NDArray[Any],
+    dense: NDArray[Any],
+    tile: NDArray[Any],
+    places: NDArray[np.int32],
 ) -> None:
-    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits.
+    """Do what `densify` does, using memory for a tile and for the places of its elements.
 
-    It is assembled in tiles in the L1 cache, which are then written to memory in whole cache lines.
-    In a sparse tile, only the placed elements are reset to zero. (Indices are unsigned, so that
-    numba does not check for negative ones.)
+    The matrix is assembled in tiles in the L1 cache, which are then written to memory in whole
+    cache lines. In a sparse tile, only the placed elements are reset to zero.
     """
-    n_vars, n_elements = dense.shape[1], dense.size
-    size = _TILE_BYTES // dense.itemsize
-    tile, places = np.empty(size, dense.dtype), np.empty(size, np.int32)
-    for i in range(size):  # becomes one call, unlike a slice
-        tile[i] = 0
+    n_rows, n_vars = dense.shape
+    itemsize, n_elements, size = dense.itemsize, dense.size, tile.size
+    out, tile_at = address_of(dense), address_of(tile)
+    pointers, indices, data = pointer_to(pointers), pointer_to(indices), pointer_to(data)
+    tile, places = pointer_to(tile), pointer_to(places)
+    clear_bytes(tile_at, size * itemsize)
     row, k = 0, np.int64(pointers[0])
     for first in range(0, n_elements, size):
-        n, n_placed = min(size, n_elements - first), np.int64(0)
-        while row < len(dense):
+        n, n_placed = min(size, n_elements - first), 0
+        while row < n_rows:
             start, stop = row * n_vars - first, np.int64(pointers[row + 1])
             while k < stop:
-                place = np.uint64(start + np.int64(indices[np.uint64(k)]))
-                if place >= np.uint64(n):
+                place = start + np.int64(indices[k])
+                if np.uint64(place) >= np.uint64(n):
                     break
-                tile[place] = data[np.uint64(k)]
-                places[np.uint64(n_placed)] = place
+                tile[place] = data[k]
+                places[n_placed] = place
                 n_placed += 1
                 k += 1
             if start + n_vars > n:
                 break
             row += 1
-        _stream_bytes(
-            dense.ctypes.data + first * dense.itemsize, tile.ctypes.data, n * dense.itemsize
-        )
+        _stream_bytes(out + first * itemsize, tile_at, n * itemsize)
         if n_placed > n // _SPARSE:
-            for i in range(n):
-                tile[i] = 0
+            clear_bytes(tile_at, n * itemsize)
         else:
             for i in range(n_placed):
-                tile[np.uint64(places[np.uint64(i)])] = 0
+                tile[places[i]] = 0
     finish_streams()
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1])")
 def copy_all(sources: Ints, targets: Ints, sizes: Ints) -> None:
     """Copy pieces of memory, given by addresses and sizes in bytes."""
-    for i in range(sizes.size):
+    n = sizes.size
+    sources, targets, sizes = pointer_to(sources), pointer_to(targets), pointer_to(sizes)
+    for i in range(n):
         copy_bytes(targets[i], sources[i], sizes[i])

@@ -12,13 +12,25 @@ Two int32 are packed into one int64: the first is its upper half.
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import types
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import Purpose, compiled, compiled_callback
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
-from cellfeed._decode._kernels._native import atomic_add, call, copy_bytes, pointer, popcount
+from cellfeed._decode._kernels._native import (
+    address_of,
+    atomic_add,
+    call,
+    clear_bytes,
+    copy_bytes,
+    elements,
+    pointer_to,
+    popcount,
+)
+from cellfeed._decode._kernels._planning import segment_table
+
+PURPOSE = Purpose("selected genes, or genes in another order", 3)
 
 # Compiled: sorting the columns of sparse rows.
 #
@@ -32,109 +44,116 @@ WORDS_OF_A_COLUMN = 4
 
 
 @compiled(
-    *(
-        f"boolean({index}[::1], uint64[::1], int32[::1], int32[::1])"
-        for index in ("int32", "int64")
-    ),
+    *(f"boolean(CPointer({index}), int64, int64, int64)" for index in ("int32", "int64")),
     inner=True,
 )
-def _by_bits(
-    columns: NDArray[Any],
-    bits: NDArray[np.uint64],
-    before: NDArray[np.int32],
-    slots: NDArray[np.int32],
-) -> bool:
-    """Find slots as `rank` does; return False if columns repeat, or are too far apart."""
-    low, high = columns[0], columns[0]
-    for j in range(1, columns.size):
-        low, high = min(low, columns[j]), max(high, columns[j])
+def _by_bits(columns: NDArray[Any], n: int, slots_at: int, scratch: int) -> bool:
+    """Find slots as `_rank` does; return False if columns repeat, or are too far apart."""
+    low = high = np.int64(columns[0])
+    for j in range(1, n):
+        low, high = min(low, np.int64(columns[j])), max(high, np.int64(columns[j]))
     first = low >> 6
     n_words = (high >> 6) - first + 1
-    if n_words > WORDS_OF_A_COLUMN * columns.size:
+    if n_words > WORDS_OF_A_COLUMN * n:
         return False
-    for word in range(n_words):  # assigning to a slice takes seconds to compile
-        bits[word] = np.uint64(0)
-    for j in range(columns.size):
+    bits, slots = elements(scratch, np.uint64), elements(slots_at, np.int32)
+    before = elements(scratch + 8 * n_words, np.int32)
+    clear_bytes(scratch, 8 * n_words)
+    for j in range(n):
         bits[(columns[j] >> 6) - first] |= np.uint64(1) << np.uint64(columns[j] & 63)
-    n = 0
+    n_bits = 0
     for word in range(n_words):
-        before[word] = n
-        n += popcount(bits[word])
-    if n < columns.size:
+        before[word] = n_bits
+        n_bits += popcount(bits[word])
+    if n_bits < n:
         return False
-    for j in range(columns.size):
+    for j in range(n):
         word = (columns[j] >> 6) - first
         below = (np.uint64(1) << np.uint64(columns[j] & 63)) - np.uint64(1)
         slots[j] = before[word] + popcount(bits[word] & below)
     return True
 
 
+@compiled("int64(int64, int64, int64)", inner=True)
+def _sort(keys_at: int, other_at: int, n: int) -> int:
+    """Sort integers by merging ever longer sorted runs; return which of two addresses has them.
+
+    (NumPy's sort takes numba two seconds to compile.)
+    """
+    length = 1
+    while length < n:
+        keys, merged = elements(keys_at, np.int64), elements(other_at, np.int64)
+        for first in range(0, n, 2 * length):
+            i, middle = first, min(first + length, n)
+            j, stop = middle, min(first + 2 * length, n)
+            for k in range(first, stop):
+                if j >= stop or (i < middle and keys[i] <= keys[j]):
+                    merged[k] = keys[i]
+                    i += 1
+                else:
+                    merged[k] = keys[j]
+                    j += 1
+        keys_at, other_at = other_at, keys_at
+        length *= 2
+    return keys_at
+
+
+SORTING_BYTES = 12 * WORDS_OF_A_COLUMN
+"""Bytes of scratch memory that ranking a row takes for each of its columns."""
+
+
 @compiled(
-    *(
-        f"boolean({index}[::1], uint64[::1], int32[::1], int64[::1], int32[::1])"
-        for index in ("int32", "int64")
-    ),
+    *(f"boolean(CPointer({index}), int64, int64, int64)" for index in ("int32", "int64")),
     inner=True,
 )
-def rank(
-    columns: NDArray[Any],
-    bits: NDArray[np.uint64],
-    before: NDArray[np.int32],
-    keys: Ints,
-    slots: NDArray[np.int32],
-) -> bool:
+def _rank(columns: NDArray[Any], n: int, slots_at: int, scratch: int) -> bool:
     """Find the slot of each column of a row among all of them; equal columns keep their order.
 
     Parameters
     ----------
-    columns
+    columns, n
         At least one.
-    bits, before, keys
-        Scratch memory: `WORDS_OF_A_COLUMN` per column for ``bits``, one per column for the others.
-    slots
-        Filled with the slots.
+    slots_at
+        Address of an int32 for each column, which becomes its slot.
+    scratch
+        Address of `SORTING_BYTES` per column.
 
     Returns
     -------
     Whether the columns are distinct.
     """
-    if _by_bits(columns, bits, before, slots):
+    if _by_bits(columns, n, slots_at, scratch):
         return True
-    own, distinct = keys[: columns.size], True
-    for j in range(own.size):
-        own[j] = (np.int64(columns[j]) << 32) | j
-    own.sort()
-    for j in range(own.size):
-        slots[own[j] & _LOWER] = j
-        distinct &= j == 0 or own[j] >> 32 != own[j - 1] >> 32
+    keys, slots = elements(scratch, np.int64), elements(slots_at, np.int32)
+    for j in range(n):
+        keys[j] = (np.int64(columns[j]) << 32) | j
+    keys, distinct = elements(_sort(scratch, scratch + 8 * n, n), np.int64), True
+    for j in range(n):
+        slots[keys[j] & _LOWER] = j
+        distinct &= j == 0 or keys[j] >> 32 != keys[j - 1] >> 32
     return distinct
 
 
 @compiled(
     *(
-        f"void({index}[::1], int64, int64, int32[::1], {index}[::1], int64)"
+        f"void(CPointer({index}), int64, int64, int64, int64, int64)"
         for index in ("int32", "int64")
     ),
     inner=True,
 )
 def _to_slots(
-    columns: NDArray[Any],
-    first: int,
-    itemsize: int,
-    slots: NDArray[np.int32],
-    copied: NDArray[Any],
-    values: int,
+    columns: NDArray[Any], n: int, first: int, itemsize: int, slots_at: int, scratch: int
 ) -> None:
     """Move columns, and values at an address, to their slots, using scratch memory."""
-    n = columns.size
+    slots = elements(slots_at, np.int32)
+    values, copied = scratch + 8 * n, elements(scratch, np.int64)
     for j in range(n):
         copied[j] = columns[j]
     copy_bytes(values, first, n * itemsize)
     for j in range(n):
         columns[slots[j]] = copied[j]
     if itemsize == 4:
-        target = carray(pointer(first), (n,), np.uint32)
-        source = carray(pointer(values), (n,), np.uint32)
+        target, source = elements(first, np.uint32), elements(values, np.uint32)
         for j in range(n):
             target[slots[j]] = source[j]
         return
@@ -142,9 +161,6 @@ def _to_slots(
         copy_bytes(first + slots[j] * itemsize, values + j * itemsize, itemsize)
 
 
-@compiled(
-    *(f"boolean({index}[::1], {index}[::1], uint8[::1], int64)" for index in ("int32", "int64"))
-)
 def sort_rows(
     indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[np.uint8], itemsize: int
 ) -> bool:
@@ -161,27 +177,39 @@ def sort_rows(
     -------
     Whether the columns of each row are distinct.
     """
-    longest = 0
-    for row in range(indptr.size - 1):
-        longest = max(longest, indptr[row + 1] - indptr[row])
-    keys, values = np.empty(longest, np.int64), np.empty(longest * itemsize, np.uint8)
-    bits = np.empty(longest * WORDS_OF_A_COLUMN, np.uint64)
-    before = np.empty(longest * WORDS_OF_A_COLUMN, np.int32)
-    slots, copied = np.empty(longest, np.int32), np.empty(longest, indices.dtype)
-    distinct = True
-    for row in range(indptr.size - 1):
-        start, n = np.int64(indptr[row]), np.int64(indptr[row + 1] - indptr[row])
-        columns = indices[start : start + n]
+    longest = int(np.diff(indptr).max(initial=0))
+    scratch = np.empty(8 + longest * (4 + SORTING_BYTES + itemsize), np.uint8)
+    return bool(_sort_rows(indptr, indices, data, itemsize, longest, scratch))
+
+
+@compiled(
+    *(
+        f"boolean({index}[::1], {index}[::1], uint8[::1], int64, int64, uint8[::1])"
+        for index in ("int32", "int64")
+    )
+)
+def _sort_rows(
+    indptr: NDArray[Any],
+    indices: NDArray[Any],
+    data: NDArray[np.uint8],
+    itemsize: int,
+    longest: int,
+    scratch: NDArray[np.uint8],
+) -> bool:
+    """Do what `sort_rows` does; ``longest`` is the number of elements of the longest row."""
+    n_rows, values, slots = indptr.size - 1, address_of(data), address_of(scratch)
+    room, index_itemsize = slots + (4 * longest + 7) // 8 * 8, indices.itemsize
+    pointers, distinct = pointer_to(indptr), True
+    for row in range(n_rows):
+        start, n = np.int64(pointers[row]), np.int64(pointers[row + 1] - pointers[row])
+        columns = elements(address_of(indices) + start * index_itemsize, indices.dtype)
         ascending = True
         for j in range(1, n):
             ascending &= columns[j] > columns[j - 1]
-        if ascending:
-            continue
-        distinct &= rank(columns, bits, before, keys, slots)
-        first = data.ctypes.data + start * itemsize
-        _to_slots(columns, first, itemsize, slots, copied, values.ctypes.data)
-    # Named after the last use of its address, so that it is not freed before.
-    return distinct and values.size >= 0
+        if not ascending:
+            distinct &= _rank(columns, n, slots, room)
+            _to_slots(columns, n, values + start * itemsize, itemsize, slots, room)
+    return distinct
 
 
 # A function that places elements takes the address of a chunk's elements; of its segments, their
@@ -189,15 +217,16 @@ def sort_rows(
 # may be changed in place, else 0. It returns 0, or a failure.
 PLACING_SIGNATURE = types.int64(*[types.int64] * 7)
 
-_int64_2d = "int64[:,::1]"
 
-
-@compiled(*(f"int64({index}[::1], int32[::1])" for index in ("int32", "int64")), inner=True)
-def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
+@compiled(
+    *(f"int64(CPointer({index}), int64, CPointer(int32), int64)" for index in ("int32", "int64")),
+    inner=True,
+)
+def _renumber(indices: NDArray[Any], n: int, columns: NDArray[np.int32], limit: int) -> int:
     """Renumber indices in place; return -1 if one is out of bounds, else whether they ascend."""
     last, ascending = -1, 1
-    for i in range(indices.size):
-        if not 0 <= indices[i] < columns.size:
+    for i in range(n):
+        if not 0 <= indices[i] < limit:
             return -1
         column = columns[indices[i]]
         if column < 0:
@@ -211,10 +240,9 @@ def _renumber(indices: NDArray[Any], columns: NDArray[np.int32]) -> int:
 @compiled_callback(PLACING_SIGNATURE)
 def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place column indices, renumbered to the collection's columns."""
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
-    report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
-    columns = carray(pointer(array[fields.COLUMN_MAP]), (array[fields.INDEX_LIMIT],), np.int32)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    report = elements(report_at, np.int64)
+    columns, limit = elements(array[fields.COLUMN_MAP], np.int32), array[fields.INDEX_LIMIT]
     for k in range(n_segments):
         begin, n = (
             source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
@@ -226,9 +254,9 @@ def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_
         else:
             copy_bytes(target, begin, n * array[fields.ITEMSIZE])
         if array[fields.OUT_ITEMSIZE] == 4:
-            ascending = _renumber(carray(pointer(target), (n,), np.int32), columns)
+            ascending = _renumber(elements(target, np.int32), n, columns, limit)
         else:
-            ascending = _renumber(carray(pointer(target), (n,), np.int64), columns)
+            ascending = _renumber(elements(target, np.int64), n, columns, limit)
         if ascending < 0:
             return fields.BAD_INDEX
         if not ascending:
@@ -237,28 +265,38 @@ def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_
 
 
 @compiled(
-    *(f"int64({index}[::1], uint8[::1], int64)" for index in ("uint32", "uint64")), inner=True
+    *(
+        f"int64(CPointer({index}), int64, CPointer(uint8), int64, CPointer(int32))"
+        for index in ("uint32", "uint64")
+    ),
+    inner=True,
 )
-def _find_selected(indices: NDArray[Any], is_selected: NDArray[np.uint8], positions: int) -> int:
-    """Write the positions of selected indices to an address; return their number.
+def _find_selected(
+    indices: NDArray[Any],
+    n: int,
+    is_selected: NDArray[np.uint8],
+    limit: int,
+    positions: NDArray[np.int32],
+) -> int:
+    """Write the positions of selected indices; return their number.
 
-    They are int32. If an index is out of bounds (a negative one counts as large), return -1.
+    If an index is out of bounds (a negative one counts as large), return -1.
     """
     highest = indices[0]
-    for i in range(1, indices.size):
+    for i in range(1, n):
         highest = max(highest, indices[i])
-    if highest >= np.uint64(is_selected.size):
+    if highest >= np.uint64(limit):
         return -1
-    out, n = carray(pointer(positions), (indices.size,), np.int32), np.uint64(0)
-    for i in range(indices.size):
-        out[n] = i  # overwritten by the next one if it is not selected
-        n += np.uint64(is_selected[indices[i]])
-    return int(n)
+    n_selected = 0
+    for i in range(n):
+        positions[n_selected] = i  # overwritten by the next one if it is not selected
+        n_selected += is_selected[indices[i]]
+    return n_selected
 
 
 @compiled(
     *(
-        f"void({index}[::1], int32[::1], int64, int64, int64, int64)"
+        f"void(CPointer({index}), CPointer(int32), int64, CPointer(int32), CPointer(int64), int64)"
         for index in ("uint32", "uint64")
     ),
     inner=True,
@@ -267,16 +305,14 @@ def _list_selected(
     indices: NDArray[Any],
     columns: NDArray[np.int32],
     within: int,
-    positions: int,
-    listed: int,
+    positions: NDArray[np.int32],
+    listed: Ints,
     n: int,
 ) -> None:
-    """List at an address what `_find_selected` found; the first index is at ``within``."""
-    found = carray(pointer(positions), (n,), np.int32)
-    out = carray(pointer(listed), (n,), np.int64)
+    """List what `_find_selected` found; the first index is at ``within``."""
     for j in range(n):
-        i = np.uint64(found[j])
-        out[j] = (np.int64(columns[indices[i]]) << 32) | (within + found[j])
+        i = np.int64(positions[j])
+        listed[j] = (np.int64(columns[indices[i]]) << 32) | (within + i)
 
 
 @compiled_callback(PLACING_SIGNATURE)
@@ -287,11 +323,13 @@ def select(source, segments_at, n_segments, array_at, report_at, scratch, may_ch
     first one in the list in ``TO``.
     ``scratch`` has 8 bytes for each element, and as many for each that is cast.
     """
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
-    report = carray(pointer(report_at), (fields.N_REPORTS,), np.int64)
-    columns = carray(pointer(array[fields.COLUMN_MAP]), (array[fields.INDEX_LIMIT],), np.int32)
-    is_selected = carray(pointer(array[fields.IS_SELECTED]), (array[fields.INDEX_LIMIT],), np.uint8)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    report = elements(report_at, np.int64)
+    columns, limit = elements(array[fields.COLUMN_MAP], np.int32), array[fields.INDEX_LIMIT]
+    is_selected, positions = (
+        elements(array[fields.IS_SELECTED], np.uint8),
+        elements(scratch, np.int32),
+    )
     for k in range(n_segments):
         begin, n = (
             source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
@@ -302,41 +340,36 @@ def select(source, segments_at, n_segments, array_at, report_at, scratch, may_ch
             cast = scratch + n * 8
             call(array[fields.CAST], (begin, cast, n))
             begin = cast
-        narrow = carray(pointer(begin), (n,), np.uint32)
-        wide = carray(pointer(begin), (n,), np.uint64)
+        narrow, wide = elements(begin, np.uint32), elements(begin, np.uint64)
         is_narrow = array[fields.OUT_ITEMSIZE] == 4
         if is_narrow:
-            n_selected = int(_find_selected(narrow, is_selected, scratch))
+            n_selected = _find_selected(narrow, n, is_selected, limit, positions)
         else:
-            n_selected = int(_find_selected(wide, is_selected, scratch))
+            n_selected = _find_selected(wide, n, is_selected, limit, positions)
         if n_selected < 0:
             return fields.BAD_INDEX
         start = atomic_add(report_at + fields.N_SELECTED * 8, n_selected)
-        listed = report[fields.SELECTION] + start * 8
+        listed = elements(report[fields.SELECTION] + start * 8, np.int64)
         if is_narrow:
-            _list_selected(narrow, columns, within, scratch, listed, n_selected)
+            _list_selected(narrow, columns, within, positions, listed, n_selected)
         else:
-            _list_selected(wide, columns, within, scratch, listed, n_selected)
+            _list_selected(wide, columns, within, positions, listed, n_selected)
         segments[k, fields.TO], segments[k, fields.COUNT] = start, n_selected
     return 0
 
 
-@compiled("boolean(int64, int64, int32[::1], int64[::1])", inner=True)
-def _sort_row(start: int, stop: int, columns: NDArray[np.int32], entries: Ints) -> bool:
+@compiled("boolean(int64, CPointer(int32), CPointer(int64), int64)", inner=True)
+def _sort_row(n: int, columns: NDArray[np.int32], entries: Ints, scratch: int) -> bool:
     """Sort the columns of a row, with their slots; return whether the columns are distinct."""
-    n = stop - start
-    n_words = n * WORDS_OF_A_COLUMN
-    bits, before = np.empty(n_words, np.uint64), np.empty(n_words, np.int32)
-    keys, slots = np.empty(n, np.int64), np.empty(n, np.int32)
-    own = columns[start:stop].copy()
-    distinct = bool(rank(own, bits, before, keys, slots))
+    own, slots = elements(scratch, np.int32), elements(scratch + 4 * n, np.int32)
+    copy_bytes(scratch, address_of(columns), 4 * n)
+    distinct = bool(_rank(own, n, address_of(slots), scratch + 8 * n))
     for j in range(n):
-        columns[start + slots[j]] = own[j]
-        entries[start + j] = (entries[start + j] & ~_LOWER) | slots[j]
+        columns[slots[j]] = own[j]
+        entries[j] = (entries[j] & ~_LOWER) | slots[j]
     return distinct
 
 
-@compiled(f"boolean({_int64_2d}, int64[::1], int64[::1], int64[::1], int32[::1], int64[::1])")
 def gather(
     segments: Ints,
     rows: Ints,
@@ -365,11 +398,33 @@ def gather(
     -------
     Whether the columns of every row are distinct.
     """
+    longest = int(np.diff(starts).max(initial=0))
+    scratch = np.empty(longest * (8 + SORTING_BYTES), np.uint8)
+    return bool(_gather(segments, rows, starts, listed, columns, entries, scratch))
+
+
+@compiled(
+    "boolean(int64[:,::1], int64[::1], int64[::1], int64[::1], int32[::1], int64[::1], uint8[::1])"
+)
+def _gather(
+    segments: Ints,
+    rows: Ints,
+    starts: Ints,
+    listed: Ints,
+    columns: NDArray[np.int32],
+    entries: Ints,
+    scratch: NDArray[np.uint8],
+) -> bool:
+    """Do what `gather` does, with memory for sorting its longest row."""
+    n_segments, columns_at, entries_at = len(segments), address_of(columns), address_of(entries)
+    segments, rows = segment_table(address_of(segments)), pointer_to(rows)
+    starts, listed = pointer_to(starts), pointer_to(listed)
+    columns, entries, scratch_at = pointer_to(columns), pointer_to(entries), address_of(scratch)
     distinct, k = True, 0
-    while k < len(segments):
+    while k < n_segments:
         row = rows[k]
         n, last, ascending = starts[row], -1, True
-        while k < len(segments) and rows[k] == row:
+        while k < n_segments and rows[k] == row:
             first = segments[k, fields.TO]
             for j in range(first, first + segments[k, fields.COUNT]):
                 column = listed[j] >> 32
@@ -380,17 +435,18 @@ def gather(
                 n += 1
             k += 1
         if not ascending:
-            distinct &= _sort_row(starts[row], n, columns, entries)
+            start = starts[row]
+            own, own_entries = (
+                elements(columns_at + 4 * start, np.int32),
+                elements(entries_at + 8 * start, np.int64),
+            )
+            distinct &= _sort_row(n - start, own, own_entries, scratch_at)
     return distinct
 
 
-@compiled(
-    f"Tuple((int64[::1], int64[::1], {_int64_2d}))"
-    "(int64[::1], int64[::1], int64[::1], int64[::1], int64)"
-)
 def plan_selected(
     starts: Ints, entry_starts: Ints, entries: Ints, destinations: Ints, chunk_elements: int
-) -> Any:
+) -> tuple[Ints, Ints, Ints]:
     """Return the chunks and segments that contain the selected elements of rows; see `plan_flat`.
 
     Parameters
@@ -406,19 +462,53 @@ def plan_selected(
     chunk_elements
         Number of elements of a chunk.
     """
-    n_segments = 0
-    for i in range(starts.size):
+    n_segments = _count_selected(starts, entry_starts, entries, chunk_elements)
+    segments = np.empty((n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
+    chunks, firsts = np.empty((2, n_segments), np.int64)
+    n_chunks = _plan_selected(
+        starts, entry_starts, entries, destinations, chunk_elements, segments, chunks, firsts
+    )
+    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
+
+
+@compiled("int64(int64[::1], int64[::1], int64[::1], int64)")
+def _count_selected(starts: Ints, entry_starts: Ints, entries: Ints, chunk_elements: int) -> int:
+    """Return the number of segments of `plan_selected`."""
+    n_rows, n_segments = starts.size, 0
+    starts, entry_starts = pointer_to(starts), pointer_to(entry_starts)
+    entries = pointer_to(entries)
+    for i in range(n_rows):
         end = np.int64(0)
         for j in range(entry_starts[i], entry_starts[i + 1]):
             place = starts[i] + (entries[j] >> 32)
             if place >= end:
                 end = (place // chunk_elements + 1) * chunk_elements
                 n_segments += 1
-    segments = np.empty((n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    chunks = np.empty(n_segments, np.int64)
-    firsts = np.empty(n_segments, np.int64)
+    return n_segments
+
+
+@compiled(
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64[:,::1], int64[::1], "
+    "int64[::1])"
+)
+def _plan_selected(
+    starts: Ints,
+    entry_starts: Ints,
+    entries: Ints,
+    destinations: Ints,
+    chunk_elements: int,
+    segments: Ints,
+    chunks: Ints,
+    firsts: Ints,
+) -> int:
+    """Fill the arrays of `plan_selected`; return the number of chunks."""
+    n_rows, entries_at = starts.size, address_of(entries)
+    starts, entry_starts = pointer_to(starts), pointer_to(entry_starts)
+    entries, destinations = pointer_to(entries), pointer_to(destinations)
+    segments = segment_table(address_of(segments))
+    chunks, firsts = pointer_to(chunks), pointer_to(firsts)
     n_chunks = k = 0
-    for i in range(starts.size):
+    for i in range(n_rows):
         j, stop = entry_starts[i], entry_starts[i + 1]
         while j < stop:
             chunk = (starts[i] + (entries[j] >> 32)) // chunk_elements
@@ -432,18 +522,16 @@ def plan_selected(
             segments[k, fields.FROM] = starts[i] - chunk * chunk_elements
             segments[k, fields.COUNT] = j - first
             segments[k, fields.TO] = destinations[i]
-            segments[k, fields.WITHIN] = entries.ctypes.data + first * 8
+            segments[k, fields.WITHIN] = entries_at + first * 8
             k += 1
-    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
+    return n_chunks
 
 
 @compiled("void(int64, int64, int64, int64)", inner=True)
 def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
     """Copy one element to the ``k``-th position of the target."""
     if itemsize == 4:
-        carray(pointer(target), (k + 1,), np.uint32)[k] = carray(pointer(source), (1,), np.uint32)[
-            0
-        ]
+        elements(target, np.uint32)[k] = elements(source, np.uint32)[0]
     else:
         copy_bytes(target + k * itemsize, source, itemsize)
 
@@ -451,13 +539,12 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
 @compiled_callback(PLACING_SIGNATURE)
 def scatter(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the selected values, each in its slot."""
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
     itemsize, out_itemsize = array[fields.ITEMSIZE], array[fields.OUT_ITEMSIZE]
     for k in range(n_segments):
         n, target = segments[k, fields.COUNT], segments[k, fields.TO]
         begin = source + segments[k, fields.FROM] * itemsize
-        entries = carray(pointer(segments[k, fields.WITHIN]), (n,), np.int64)
+        entries = elements(segments[k, fields.WITHIN], np.int64)
         for j in range(n):
             value, slot = begin + (entries[j] >> 32) * itemsize, entries[j] & _LOWER
             if array[fields.CAST]:
@@ -470,8 +557,7 @@ def scatter(source, segments_at, n_segments, array_at, report_at, scratch, may_c
 @compiled_callback(PLACING_SIGNATURE)
 def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the elements of dense rows, each in its column of the collection."""
-    segments = carray(pointer(segments_at), (n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    array = carray(pointer(array_at), (fields.N_ARRAY_COLUMNS,), np.int64)
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
     itemsize = array[fields.OUT_ITEMSIZE]
     for k in range(n_segments):
         begin, n = (
@@ -479,7 +565,7 @@ def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_ch
             segments[k, fields.COUNT],
         )
         within = segments[k, fields.WITHIN]
-        columns = carray(pointer(array[fields.COLUMN_MAP]), (within + n,), np.int32)
+        columns = elements(array[fields.COLUMN_MAP], np.int32)
         if array[fields.CAST]:
             call(array[fields.CAST], (begin, scratch, n))
             begin = scratch

@@ -5,26 +5,32 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import types
 from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import Purpose, compiled, compiled_callback
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     add_unordered,
+    address_of,
     atomic_add,
     bits_of_float,
+    call,
     divide,
+    elements,
     float_of_bits,
     multiply_add,
-    pointer,
+    pointer_to,
+    table,
 )
+
+PURPOSE = Purpose("transforms", 2)
 
 # Compiled conversions of elements from one dtype to another, by address.
 
-_SIGNATURE = types.void(types.voidptr, types.voidptr, types.int64)
+_SIGNATURE = types.void(types.int64, types.int64, types.int64)
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 # Bits of a float32 without its sign; the last three are bounds of float16.
@@ -82,7 +88,7 @@ def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _to_number(ins: Any, via: Any, outs: Any) -> Any:
     @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = carray(source, (n,), ins), carray(target, (n,), outs)
+        values, result = elements(source, ins), elements(target, outs)
         for i in range(n):
             result[i] = outs(via(values[i]))
 
@@ -92,7 +98,7 @@ def _to_number(ins: Any, via: Any, outs: Any) -> Any:
 def _to_int32(ins: Any) -> Any:
     @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = carray(source, (n,), ins), carray(target, (n,), types.int32)
+        values, result = elements(source, ins), elements(target, types.int32)
         for i in range(n):
             fits = 0 <= values[i] <= _LARGEST_INT32
             result[i] = types.int32(values[i]) if fits else types.int32(-1)
@@ -103,7 +109,7 @@ def _to_int32(ins: Any) -> Any:
 def _to_bool(ins: Any) -> Any:
     @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = carray(source, (n,), ins), carray(target, (n,), types.uint8)
+        values, result = elements(source, ins), elements(target, types.uint8)
         for i in range(n):
             result[i] = values[i] != 0
 
@@ -131,7 +137,7 @@ def _half(bits: Any) -> Any:
 def _to_half() -> Any:
     @compiled_callback(_SIGNATURE, listed=False)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = carray(source, (n,), types.uint32), carray(target, (n,), types.uint16)
+        values, result = elements(source, types.uint32), elements(target, types.uint16)
         for i in range(n):
             result[i] = _half(values[i])
 
@@ -164,26 +170,21 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 )
 
 
-@compiled(
-    "Tuple((float64, uint32))(float32[::1])", "Tuple((float64, uint32))(float64[::1])", inner=True
-)
-def _total_and_highest(values: NDArray[Any]) -> Any:
+_FLOATS = "float32", "float64"
+
+
+@compiled(*(f"Tuple((float64, uint32))(CPointer({each}), int64)" for each in _FLOATS), inner=True)
+def _total_and_highest(values: NDArray[Any], n: int) -> Any:
     """Return the sum of values, and the largest bit pattern of their values if they are float32.
 
     Bit patterns of negative numbers are above those of infinity and NaN, and these are above those
     of positive numbers.
     """
     total, highest = 0.0, np.uint32(0)
-    for i in range(values.size):
+    for i in range(n):
         total = add_unordered(total, np.float64(values[i]))
         highest = max(highest, bits_of_float(np.float32(values[i])))
     return total, highest
-
-
-@compiled("float64(float64, float64)", inner=True)
-def _divisor(total: float, target: float) -> float:
-    """Return the divisor that scales values to the sum ``target``; 1 if their sum is 0."""
-    return divide(total, target) if total != 0.0 else 1.0
 
 
 @compiled("boolean(uint32, float64)", inner=True)
@@ -194,10 +195,19 @@ def _are_plain(highest: int, factor: float) -> bool:
     return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
 
 
-@compiled(
-    "int64(float32[::1], float64, uint32)", "int64(float64[::1], float64, uint32)", inner=True
-)
-def _log1p(values: NDArray[Any], divisor: float, highest: int) -> int:
+@compiled(*(f"int64(CPointer({each}), int64, float64)" for each in _FLOATS), inner=True)
+def _log1p_exactly(values: NDArray[Any], n: int, divisor: float) -> int:
+    """Do what `_log1p` does, one value at a time."""
+    n_undefined = 0
+    for i in range(n):
+        value = divide(np.float64(values[i]), divisor)
+        n_undefined += value <= -1.0
+        values[i] = math.log1p(value)
+    return n_undefined
+
+
+@compiled("int64(CPointer(float32), int64, float64, uint32)", inner=True)
+def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
     """Replace values by the logarithm of 1 + value / ``divisor``; count those that have none.
 
     "Plain" float32 values are computed without branches, so that many are computed at a time: 1 + y
@@ -206,16 +216,11 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> int:
     unit in the last place. ``highest`` comes from `_total_and_highest`.
     """
     factor = divide(1.0, divisor)
-    if values.itemsize != 4 or not _are_plain(highest, factor):
-        n_undefined = 0
-        for i in range(values.size):
-            value = divide(np.float64(values[i]), divisor)
-            n_undefined += value <= -1.0
-            values[i] = math.log1p(value)
-        return n_undefined
+    if not _are_plain(highest, factor):
+        return int(_log1p_exactly(values, n, divisor))
     upper = np.float32(factor)
     lower = np.float32(factor - np.float64(upper))
-    for i in range(values.size):
+    for i in range(n):
         value = np.float32(values[i])
         y = value * upper
         rest = multiply_add(value, lower, multiply_add(value, upper, -y))
@@ -236,154 +241,118 @@ def _log1p(values: NDArray[Any], divisor: float, highest: int) -> int:
     return 0
 
 
-@compiled(
-    *(
-        f"void({value}[::1], {index}[::1], float64[::1], float64)"
-        for value in ("float32", "float64")
-        for index in ("int32", "int64")
-    ),
-    inner=True,
-)
-def _scale_sparse(
-    values: NDArray[Any], columns: NDArray[Any], std: NDArray[np.float64], most: float
-) -> None:
-    """Divide elements of a sparse row by the divisors of their columns."""
-    for i in range(values.size):
-        scaled = divide(np.float64(values[i]), std[columns[i]])
-        values[i] = min(scaled, most)
+# A function that applies a step to a row takes the address of the values, and their number; the
+# kind of the step; the addresses of its number, and of what `_count_doubts` takes; and the place of
+# the step among all of them.
+_STEP_SIGNATURE = types.int64(*[types.int64] * 6)
 
 
-@compiled(
-    *(
-        f"void({value}[::1], float64[::1], float64[::1], float64, float64)"
-        for value in ("float32", "float64")
-    ),
-    inner=True,
-)
-def _scale_dense(
-    values: NDArray[Any],
-    mean: NDArray[np.float64],
-    std: NDArray[np.float64],
-    least: float,
-    most: float,
-) -> None:
-    """Scale a dense row, and clip it; NaN stays NaN."""
-    for i in range(values.size):
-        scaled = divide(np.float64(values[i]) - mean[i], std[i])
-        scaled = max(scaled, least)
-        values[i] = min(scaled, most)
-
-
-@compiled("void(float32[::1], float64)", "void(float64[::1], float64)", inner=True)
-def _divide(values: NDArray[Any], divisor: float) -> None:
-    """Divide values; float32 by a multiplication in float64, whose error is far below float32's."""
-    if values.itemsize == 4:
-        factor = divide(1.0, divisor)
-        for i in range(values.size):
-            values[i] = np.float64(values[i]) * factor
-    else:
-        for i in range(values.size):
-            values[i] = divide(np.float64(values[i]), divisor)
-
-
-@compiled(
-    "UniTuple(int64, 2)(float32[::1], int64, float64)",
-    "UniTuple(int64, 2)(float64[::1], int64, float64)",
-    inner=True,
-)
-def _apply(values: NDArray[Any], kind: int, number: float) -> tuple[int, int]:
-    """Apply a step to the values of one row.
-
-    Returns
-    -------
-    How many values have no result, and whether the row is normalized and its total is no integer.
-    """
-    if kind == fields.BINARIZED:
-        for i in range(values.size):
-            values[i] = 1.0 if values[i] > number else 0.0
-        return 0, 0
-    total, highest = _total_and_highest(values)
-    if kind == fields.LOG1P:
-        return int(_log1p(values, 1.0, highest)), 0
-    is_fractional = int(np.floor(total) != total)
-    if kind == fields.NORMALIZED:
-        _divide(values, _divisor(total, number))
-        return 0, is_fractional
-    return int(_log1p(values, _divisor(total, number), highest)), is_fractional
-
-
-@compiled("void(int64, int64, int64)")
-def _count_doubts(end_of_numbers: int, n_undefined: int, n_fractional: int) -> None:
-    """Add to the two counters whose address follows the numbers of steps."""
-    counters = carray(pointer(end_of_numbers), (1,), np.int64)[0]
+@compiled("void(int64, int64, int64)", inner=True)
+def _count_doubts(counters_at: int, n_undefined: int, n_fractional: int) -> None:
+    """Add to the two counters at an address that follows the numbers of steps."""
+    counters = elements(counters_at, np.int64)[0]
     if n_undefined:
         atomic_add(counters, n_undefined)
     if n_fractional:
         atomic_add(counters + 8, n_fractional)
 
 
-@compiled("void(int64, int64, int64, int64, int64, int64)", inner=True)
-def apply_steps(
-    address: int, n: int, itemsize: int, kinds: int, numbers: int, n_steps: int
-) -> None:
-    """Apply steps that need no columns to one row, given by addresses."""
-    kind = carray(pointer(kinds), (n_steps,), np.int64)
-    number = carray(pointer(numbers), (n_steps,), np.float64)
-    for k in range(n_steps):
-        if itemsize == 4:
-            narrow = carray(pointer(address), (n,), np.float32)
-            n_undefined, is_fractional = _apply(narrow, kind[k], number[k])
-        else:
-            wide = carray(pointer(address), (n,), np.float64)
-            n_undefined, is_fractional = _apply(wide, kind[k], number[k])
-        _count_doubts(numbers + n_steps * 8, n_undefined, is_fractional if k == 0 else 0)
+@compiled_callback(_STEP_SIGNATURE)
+def _apply_to_floats(row, n, kind, number_at, doubts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Apply a step that needs no columns to a row of float32."""
+    values, number = elements(row, np.float32), elements(number_at, np.float64)[0]
+    if kind == fields.BINARIZED:
+        for i in range(n):
+            values[i] = 1.0 if values[i] > number else 0.0
+        return 0
+    total, highest = _total_and_highest(values, n)
+    divisor, n_undefined = 1.0, 0
+    if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
+        divisor = divide(total, number)
+    if kind == fields.NORMALIZED:
+        # The error of a multiplication in float64 is far below float32's.
+        factor = divide(1.0, divisor)
+        for i in range(n):
+            values[i] = np.float64(values[i]) * factor
+    else:
+        n_undefined = _log1p(values, n, divisor, highest)
+    is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
+    _count_doubts(doubts, n_undefined, is_fractional)
+    return 0
 
 
-@compiled(
-    *(
-        f"void({value}[::1], int64, int64, int64[:,::1], float64[::1], float64[:,:,::1])"
-        for value in ("float32", "float64")
-    ),
-    inner=True,
-)
-def _transform(
-    values: NDArray[Any],
-    columns: int,
-    index_itemsize: int,
-    steps: Ints,
-    numbers: NDArray[np.float64],
-    moments: NDArray[np.float64],
-) -> None:
-    """Apply all steps to one row, which is in the cache after the first."""
-    for k in range(len(steps)):
-        kind, number = steps[k, 0], numbers[k]
-        if kind < fields.CENTRED:
-            n_undefined, is_fractional = _apply(values, kind, number)
-            doubts = numbers.ctypes.data + len(steps) * 8
-            _count_doubts(doubts, n_undefined, is_fractional if k == 0 else 0)
-        elif index_itemsize == 0:
-            mean, std = moments[steps[k, 1], 0], moments[steps[k, 1], 1]
-            _scale_dense(values, mean, std, -number if kind == fields.CENTRED else -np.inf, number)
+@compiled_callback(_STEP_SIGNATURE)
+def _apply_to_doubles(row, n, kind, number_at, doubts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Apply a step that needs no columns to a row of float64."""
+    values, number = elements(row, np.float64), elements(number_at, np.float64)[0]
+    if kind == fields.BINARIZED:
+        for i in range(n):
+            values[i] = 1.0 if values[i] > number else 0.0
+        return 0
+    total, _ = _total_and_highest(values, n)
+    divisor, n_undefined = 1.0, 0
+    if kind != fields.LOG1P and total != 0.0:
+        divisor = divide(total, number)
+    if kind == fields.NORMALIZED:
+        for i in range(n):
+            values[i] = divide(values[i], divisor)
+    else:
+        n_undefined = _log1p_exactly(values, n, divisor)
+    is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
+    _count_doubts(doubts, n_undefined, is_fractional)
+    return 0
+
+
+def step_applier(itemsize: int) -> int:
+    """Return the address of the function that applies a step to a row of float32 or float64."""
+    return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
+
+
+# A function that scales a row takes the address of the values, and their number; of the columns,
+# and the size of one, 0 for a dense row; the kind of the step; and the addresses of its number, and
+# of the numbers to subtract and to divide by.
+_SCALE_SIGNATURE = types.int64(*[types.int64] * 8)
+
+
+def _scales(dtype: Any) -> Any:
+    @compiled_callback(_SCALE_SIGNATURE)
+    def scale(row, n, columns, index_itemsize, kind, number_at, mean_at, std_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        """Scale a row, and clip it; NaN stays NaN. Sparse rows are only divided."""
+        values, most = elements(row, dtype), elements(number_at, np.float64)[0]
+        mean, std = elements(mean_at, np.float64), elements(std_at, np.float64)
+        if index_itemsize == 0:
+            least = -most if kind == fields.CENTRED else -np.inf
+            for i in range(n):
+                scaled = divide(np.float64(values[i]) - mean[i], std[i])
+                scaled = max(scaled, least)
+                values[i] = min(scaled, most)
         elif index_itemsize == 4:
-            narrow = carray(pointer(columns), (values.size,), np.int32)
-            _scale_sparse(values, narrow, moments[steps[k, 1], 1], number)
+            narrow = elements(columns, np.int32)
+            for i in range(n):
+                values[i] = min(divide(np.float64(values[i]), std[narrow[i]]), most)
         else:
-            wide = carray(pointer(columns), (values.size,), np.int64)
-            _scale_sparse(values, wide, moments[steps[k, 1], 1], number)
+            wide = elements(columns, np.int64)
+            for i in range(n):
+                values[i] = min(divide(np.float64(values[i]), std[wide[i]]), most)
+        return 0
+
+    return scale
+
+
+_scale_floats, _scale_doubles = _scales(types.float32), _scales(types.float64)
 
 
 @compiled("int64(int64, int64, int64)", inner=True)
 def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     """Return an entry of a row pointer."""
     if itemsize == 4:
-        return int(carray(pointer(pointers + row * 4), (1,), np.int32)[0])
-    return int(carray(pointer(pointers + row * 8), (1,), np.int64)[0])
+        return int(elements(pointers, np.int32)[row])
+    return int(elements(pointers, np.int64)[row])
 
 
-@compiled(
-    "void(int64[:,::1], int64[::1], int64, "
-    "int64[:,::1], float64[::1], float64[:,:,::1], int64[::1])"
-)
+_group_table, _step_table = table(fields.N_GROUP_COLUMNS), table(fields.N_STEP_COLUMNS)
+
+
 def transform_rows(
     groups: Ints,
     rows: Ints,
@@ -415,25 +384,53 @@ def transform_rows(
     taken
         Number of rows that threads have begun, shape (1,).
     """
+    scale, scaling = 0, _scale_floats if itemsize == 4 else _scale_doubles
+    if (steps[:, 0] >= fields.CENTRED).any():
+        scale = scaling.address
+    apply = step_applier(itemsize) if (steps[:, 0] < fields.CENTRED).any() else 0
+    _transform_rows(groups, rows, itemsize, steps, numbers, moments, taken, apply, scale)
+
+
+@compiled(
+    "void(int64[:,::1], int64[::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], "
+    "int64[::1], int64, int64)"
+)
+def _transform_rows(
+    groups: Ints,
+    rows: Ints,
+    itemsize: int,
+    steps: Ints,
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    taken: Ints,
+    apply: int,
+    scale: int,
+) -> None:
+    """Do what `transform_rows` does, with addresses of functions that apply a step to a row."""
+    n_rows, n_steps, moments_bytes = rows.size, len(steps), moments.shape[2] * 8
+    groups, steps = _group_table(address_of(groups)), _step_table(address_of(steps))
+    numbers_at, moments_at, rows = address_of(numbers), address_of(moments), pointer_to(rows)
     while True:
-        first = atomic_add(taken.ctypes.data, fields.ROWS_OF_A_TASK)
-        if first >= rows.size:
+        first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
+        if first >= n_rows:
             break
         g = 0
-        for row in rows[first : min(first + fields.ROWS_OF_A_TASK, rows.size)]:
-            while row >= groups[g + 1, fields.FIRST_ROW]:
+        for i in range(first, min(first + fields.ROWS_OF_A_TASK, n_rows)):
+            while rows[i] >= groups[g + 1, fields.FIRST_ROW]:
                 g += 1
-            number, n = row - groups[g, fields.FIRST_ROW], groups[g, fields.ROW_LENGTH]
+            number, n = rows[i] - groups[g, fields.FIRST_ROW], groups[g, fields.ROW_LENGTH]
             start, columns = number * n, groups[g, fields.COLUMNS]
             index_itemsize = groups[g, fields.INDEX_ITEMSIZE]
             if index_itemsize:
                 start = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number)
                 n = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number + 1) - start
                 columns += start * index_itemsize
-            address = pointer(groups[g, fields.VALUES] + start * itemsize)
-            if itemsize == 4:
-                narrow = carray(address, (n,), np.float32)
-                _transform(narrow, columns, index_itemsize, steps, numbers, moments)
-            else:
-                wide = carray(address, (n,), np.float64)
-                _transform(wide, columns, index_itemsize, steps, numbers, moments)
+            row = groups[g, fields.VALUES] + start * itemsize
+            for k in range(n_steps):
+                kind, number_at = steps[k, 0], numbers_at + 8 * k
+                if kind < fields.CENTRED:
+                    call(apply, (row, n, kind, number_at, numbers_at + 8 * n_steps, k))
+                else:
+                    mean = moments_at + 2 * steps[k, 1] * moments_bytes
+                    std = mean + moments_bytes
+                    call(scale, (row, n, columns, index_itemsize, kind, number_at, mean, std))
