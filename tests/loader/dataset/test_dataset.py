@@ -257,9 +257,11 @@ class TestTransformThreads:
                 together.wait()
             return threading.current_thread().name
 
-        collection, options = open_collection(plates), {"transform_threads": 3}
+        collection = open_collection(plates)
         names = list(
-            CellDataset(collection, BlockShuffling(4), 5, 2, batch_transform=meet, **options)
+            CellDataset(
+                *(collection, BlockShuffling(4), 5, 2), batch_transform=meet, transform_threads=3
+            )
         )
         assert len(names) == 13
         assert len(set(names[1:])) == 3

@@ -61,7 +61,7 @@ class Both:
         return pickle.loads(pickle.dumps(message))
 
     def end_workers(self):
-        self.arrivals = self.departures = self.pool = None
+        del self.arrivals, self.departures, self.pool
         gc.collect()
 
     @property

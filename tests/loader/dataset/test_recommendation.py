@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import warnings
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,6 +29,7 @@ RESULT = {
     "recommended": {"configuration": SIZES},
 }
 ROWS = np.arange(1000)
+MACHINES: list[Any] = [None, "unknown", {}, {"cpu": "unknown"}, {"cpu": {}}]
 LOST = object()
 
 
@@ -39,9 +41,10 @@ def path(tmp_path):
 def changed(place: str, value=LOST) -> str:
     """The result as JSON, with one value replaced or left out."""
     result = json.loads(json.dumps(RESULT))
-    parent, (*above, name) = result, place.split("/")
-    for each in above:
-        parent = parent[each]
+    *above, name = place.split("/")
+    parent = result
+    for part in above:
+        parent = parent[part]
     parent[name] = value
     if value is LOST:
         del parent[name]
@@ -55,7 +58,7 @@ def changed(place: str, value=LOST) -> str:
         changed("recommended/reason", "it was the fastest"),
         json.dumps(RESULT | {"schema": "cellfeed.autotune/1", "recommended": SIZES}),
         changed("loader_fault", None),
-        *(changed("machine", each) for each in (None, "unknown", {}, {"cpu": ""}, {"cpu": {}})),
+        *(changed("machine", machine) for machine in MACHINES),
     ],
     ids=["usual", "with what is new", "of before", "without a fault", *[f"m{k}" for k in range(5)]],
 )

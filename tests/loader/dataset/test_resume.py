@@ -252,6 +252,7 @@ def test_a_training_that_is_killed_again_and_again(plates, tmp_path):
                 receiving.recv()
         time.sleep(moments.uniform(0, 0.05))
         with contextlib.suppress(ProcessLookupError):  # it is no group yet, or any more
+            assert process.pid is not None
             os.killpg(process.pid, signal.SIGKILL)  # with its workers, as a scheduler does
         process.kill()
         process.join()

@@ -194,14 +194,14 @@ class Held(pl.LightningDataModule):  # type: ignore[misc]
 
 
 class Iterating(Model):
-    def training_step(self, dataloader_iter):
+    def training_step(self, dataloader_iter):  # type: ignore[override]
         return super().training_step(*next(dataloader_iter)[:2])
 
 
 class Pairing(Model):
     """Trains on two minibatches in each step."""
 
-    def training_step(self, dataloader_iter):
+    def training_step(self, dataloader_iter):  # type: ignore[override]
         self.validated.append(self.trainer.global_step)
         super().training_step(*next(dataloader_iter)[:2])
         return super().training_step(*next(dataloader_iter)[:2])
