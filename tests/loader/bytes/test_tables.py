@@ -28,6 +28,7 @@ from cellfeed._decode import _hdf5, _zarr
 from cellfeed._storages._anndata._matrix import StoredCsr
 from cellfeed.machine import cache_folder
 
+pytestmark = quiet
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)
 OTHER_COUNTS = COUNTS[::-1]
 
@@ -462,7 +463,6 @@ class TestH5adOpenedBefore(H5ad):
 
 
 @pytest.mark.slow
-@quiet
 class TestZarrOpenedBefore(Zarr):
     max_examples = 10
 

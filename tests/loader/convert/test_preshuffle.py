@@ -275,7 +275,7 @@ def test_resumes_with_what_is_missing(plates, out, finished):
     [
         ({"seed": 1}, "was begun with seed 0, not with seed 1"),
         ({"block_size": 3}, "was begun with a block size of .*, not with a block size of 3"),
-        ({"genes": ["gene1"]}, "was begun with other genes"),
+        ({"genes": [f"gene{k}" for k in reversed(range(11))]}, "was begun with other genes"),
         ({"rows": [1, 2]}, "was begun with other rows"),
         ({"codec": "annbatch"}, "was begun with codec delta, not with codec annbatch"),
         ({"memory": 2 * FEW_CELLS}, "was begun with a memory of 13.0 kB .13000 bytes., not"),

@@ -26,11 +26,14 @@ NOISE = ["Fatal", "Segmentation", "Exception ignored", "never retrieved", "was d
 @pytest.mark.parametrize("kind", [*KINDS, SHARDED])
 def test_interrupted(server, kind, way):
     """At once, and the next request is answered."""
+    main, sent = threading.main_thread().ident, list[threading.Timer]()
 
     def hang(request):
         if way == "metadata" and (request.asked == 1 and request.method == "HEAD"):
             return None  # it says what it is, and then hangs
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if not sent:  # once, where it waits for an answer
+            sent.append(threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]))
+            sent[0].start()
         return Hang()
 
     began = time.monotonic()
