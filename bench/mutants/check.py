@@ -1,9 +1,9 @@
 """Which small changes of the code do the tests notice? A sample of mutants, and what kills them.
 
-    python bench/mutants.py draw mutants.json --seed 0
+    python bench/mutants/check.py draw mutants.json --seed 0
     make coverage                                  # which test runs which line: .coverage
-    python bench/mutants.py run mutants.json light.json --light
-    python bench/mutants.py run mutants.json all.json --survivors light.json
+    python bench/mutants/check.py run mutants.json light.json --light
+    python bench/mutants/check.py run mutants.json all.json --survivors light.json
 
 A mutant is one change within a function: another comparison, operator, constant or condition, or a
 call that is left out. The tests that run its line are run in a copy of the checkout, the most
@@ -32,7 +32,7 @@ from typing import Any
 
 import click
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # What a minibatch of .h5ad or zarr passes through, and the tuner.
 CORE = (
     "_bytes", "_collection", "_dataset", "_decode", "_fetch", "_rows", "_runs.py",
