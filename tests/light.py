@@ -7,6 +7,7 @@ That keeps `make test`, which runs them, fast. The first is checked in each run,
 import importlib
 import importlib.util
 import os
+import platform
 import reprlib
 import sys
 import time
@@ -36,6 +37,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    platform.processor()  # asks `uname`, the first time
     sys.addaudithook(_note_start)
     if session.config.getoption("--light-seconds") is not None:
         for name in IMPORTED:
