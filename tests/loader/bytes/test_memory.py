@@ -84,7 +84,7 @@ class MappedBytes:
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_epochs_take_what_is_stated_and_no_more_each_time(write_h5ad, monkeypatch, block_size):
-    matrix = sp.random(6000, 400, density=0.3, format="csr", dtype=np.float32, random_state=0)
+    matrix = sp.random(4000, 400, density=0.3, format="csr", dtype=np.float32, random_state=0)
     mapped = MappedBytes(monkeypatch)
     dataset = CellDataset(
         open_collection(write_h5ad(matrix)),

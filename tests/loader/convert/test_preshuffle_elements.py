@@ -385,7 +385,8 @@ def test_one_modality(mudata_file, out):
 
 def test_command(pair, out, tmp_path):
     paths, adatas = pair
-    open_collection(paths[0], elements=["layers/normal"])[[0]]  # compiled, which stderr tells
+    compiled = open_collection(paths[0], elements=["layers/normal"], genes=["g3", "g1"])
+    compiled[[0]]  # which stderr tells
     genes, rows = tmp_path / "genes.txt", tmp_path / "rows.npy"
     genes.write_text("g3\ng1\n", "utf-8-sig")  # as Windows writes it
     np.save(rows, np.arange(0, 71, 2))

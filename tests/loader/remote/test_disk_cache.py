@@ -321,13 +321,13 @@ def test_threads(tmp_path):
     cache = DiskCache(PLENTY, tmp_path)
 
     def use(first):
-        for number in range(10):
+        for number in range(5):
             write(cache, chunks(20, first=first + 10 * number))
-            found(cache, chunks(200))
+            found(cache, chunks(100))
 
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(use, (0, 20, 40, 60))] == [None] * 4
-    assert all(found(cache, chunks(170)))
+    assert all(found(cache, chunks(120)))
 
 
 # Processes that share it, are killed, or may not write to it
