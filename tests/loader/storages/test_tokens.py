@@ -109,6 +109,7 @@ def test_fields_come_as_tensors(stream):
         np.testing.assert_array_equal(np.asarray(minibatch["X/time"]), expected["time"])
 
 
+@pytest.mark.slow
 def test_ragged_tensors_padded_and_nested(stream):
     pytest.importorskip("torch")
     for minibatch in dataset_of(stream.folder, documents=True):
