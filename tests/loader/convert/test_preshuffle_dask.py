@@ -104,9 +104,9 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Popen]]]:
 @pytest.mark.slow
 def test_the_death_of_a_worker_is_survived(write_h5ad, matrix, tmp_path):
     distributed = pytest.importorskip("distributed")
-    path, options = write_h5ad(matrix), {"memory": 60_000}
+    path, memory = write_h5ad(matrix), 60_000
     alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
-    assert preshuffle(path, alone, **options).n_parts == N_PARTS
+    assert preshuffle(path, alone, memory=memory).n_parts == N_PARTS
     with cluster(tmp_path) as (address, workers):
         with distributed.Client(address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=600)
@@ -115,7 +115,7 @@ def test_the_death_of_a_worker_is_survived(write_h5ad, matrix, tmp_path):
             if stage == "write" and 0 < done < total:
                 workers[0].kill()
 
-        done = preshuffle(path, out, scheduler=address, on_progress=kill_one, **options)
+        done = preshuffle(path, out, scheduler=address, on_progress=kill_one, memory=memory)
         assert not workers[0].is_running() or workers[0].status() == psutil.STATUS_ZOMBIE
     assert done.n_parts_written == N_PARTS
     assert content(out) == content(alone)

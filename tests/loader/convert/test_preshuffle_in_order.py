@@ -264,7 +264,7 @@ def test_damaged_input_is_one_line(by_gene, out, tmp_path):
 @pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     """With a quarter of the matrix as memory, not much more than that is in arrays at once."""
-    X = sp.random(8_000, 400, 0.2, "csr", np.float32, np.random.default_rng(0))
+    X: Any = sp.random(8_000, 400, 0.2, "csr", np.float32, np.random.default_rng(0))
     path, memory = write(sp.csc_matrix(X), tmp_path / "in.h5ad"), 2 * X.nnz
     by_row(path, tmp_path / "first").rewrite(10**9, lambda n: None)  # compiled
     matrix = by_row(path, tmp_path / "second")

@@ -63,7 +63,8 @@ def readable(store: Path) -> list[Any] | None:
         collection = open_collection(store, obs=["plate", "source_file"])
     except CellfeedError:
         return None
-    labels = [column.decode(column.codes).tolist() for column in collection.obs.values()]
+    columns: Any = collection.obs.values()
+    labels = [column.decode(column.codes).tolist() for column in columns]
     return [collection[:].X.toarray().tolist(), collection.obs_names(slice(None)).tolist(), labels]
 
 

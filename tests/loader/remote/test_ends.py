@@ -86,12 +86,13 @@ def run(tmp_path):
 
     def run(script, *arguments):
         (tmp_path / "script.py").write_text(script)
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = warm.FinalizedPopen(
             [sys.executable, "-X", "faulthandler", str(tmp_path / "script.py"), *arguments],
             text=True,
             env=os.environ | {"PYTHONPATH": path},
-            **pipes,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         started.append(process)
         return process
