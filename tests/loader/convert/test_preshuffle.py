@@ -26,6 +26,7 @@ from cellfeed import (
     FormatError,
     MismatchError,
     ParameterError,
+    open_collection,
     preshuffle,
 )
 from cellfeed.console import ByteSize
@@ -248,6 +249,20 @@ def test_finished_store_is_left_alone(plates, finished):
     again = preshuffle(plates, finished, memory=FEW_CELLS)
     assert again.n_parts_written == 0
     assert digest(finished) == before
+
+
+@pytest.fixture
+def of_first(plates, out):
+    """A store of the first plate."""
+    return preshuffle(plates[0], out).path
+
+
+def test_cells_are_appended(plates, of_first, in_memory):
+    preshuffle(plates[1], of_first, append=True, mix=1)
+    collection = open_collection(of_first, obs=["number"])
+    rows = np.asarray(collection.obs["number"].values, int)
+    assert sorted(rows) == list(range(63))
+    np.testing.assert_array_equal(collection[:].X.toarray(), in_memory(plates)[rows])
 
 
 # Beginning, resuming, refusing

@@ -325,7 +325,6 @@ def grouped(drugs, new_folder):
     return out
 
 
-@pytest.mark.slow
 def test_parts_are_sorted_by_group_and_shuffled_within(drugs, grouped):
     truth, seen = ad.read_h5ad(drugs), list[int]()
     for part in parts_of(grouped):
