@@ -146,8 +146,12 @@ def test_every_cell_once(store, finished, paths, adatas, mix):
     assert all(after[name] == before[name] for name in kept)
     again = quietly(paths[2], store, append=True, mix=mix)
     assert (again.n_parts_written, digest(store)) == (0, after)
-    # And once more, into parts that were mixed.
-    quietly(paths[3], store, append=True, mix=1)
+    # And once more, into parts that were mixed, by the command.
+    command = "preshuffle", paths[3], store, "--append", "--mix", 1, "--memory", MEMORY
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = commands.cellfeed(*command)
+    assert (result.exit_code, "184 cells in" in result.output) == (0, True)
     check(store, adatas, ["0", "1", "2", "3"])
     assert quietly(paths[:2], store, elements=ELEMENTS).n_parts_written == 0
 
@@ -209,18 +213,26 @@ def test_a_part_that_is_missing_is_named(store, paths):
 
 
 @pytest.mark.parametrize(
-    ("join_vars", "genes", "message"),
+    ("cells", "options", "message"),
     [
-        ("same", GENES[1:], "has other genes than .*dataset_.*give join_vars='inner' or 'outer'"),
-        ("same", [*GENES, "more"], "has other genes than .*dataset_"),
-        ("inner", GENES[1:], "lacks 'g0' of the genes of .*dataset_.*; give join_vars='outer'"),
-        ("outer", ["ENSG1", "ENSG2"], "has none of the genes of .*dataset_.*, such as 'g0'"),
+        ({"genes": GENES[1:]}, {}, "has other genes than .*dataset_.*give join_vars='inner' or 'o"),
+        ({"genes": [*GENES, "more"]}, {}, "has other genes than .*dataset_"),
+        ({"genes": GENES[1:]}, {"join_vars": "inner"}, "lacks 'g0' of .*; give join_vars='outer'"),
+        ({"genes": ["ENSG1"]}, {"join_vars": "outer"}, "has none of the genes of .*, such as 'g0'"),
+        ({}, {"elements": ["X"]}, "has the elements .*, but X would be added; give"),
+        ({}, {"mix": -1}, "`mix >= 0` must hold, but got mix=-1"),
+        ({}, {"genes": GENES}, "`genes` and `append` cannot be combined"),
+        ({"source_row": 1}, {}, "obs has 'source_row', which in the store"),
+        ({"depth": "deep"}, {}, "obs column 'depth' has text, but numbers in"),
+        ({"dtype": "f8"}, {}, "new.h5ad: `X` is float64, which float32, the dtype"),
     ],
 )
-def test_other_genes_are_refused(store, finished, tmp_path, join_vars, genes, message):
-    path = write(cells_of(5, 20, genes), tmp_path / "other.h5ad")
-    with pytest.raises(MismatchError, match=message):
-        quietly(path, store, append=True, join_vars=join_vars)
+def test_refused(store, finished, tmp_path, cells, options, message):
+    adata = cells_of(5, 20, **{name: each for name, each in cells.items() if name != "dtype"})
+    adata.X = adata.X.astype(cells.get("dtype", "f4"))
+    path = write(adata, tmp_path / "new.h5ad")
+    with pytest.raises((MismatchError, ParameterError), match=message):
+        quietly(path, store, append=True, **options)
     assert digest(store) == digest(finished)
 
 
@@ -240,17 +252,6 @@ def test_genes_are_those_of_the_store(store, tmp_path, join_vars, genes):
     truth = adata.to_df().join(lacking).loc[names[rows], GENES]
     cells = collection[rows]
     np.testing.assert_array_equal(cells.X.toarray(), truth.to_numpy())
-
-
-def test_other_elements_and_dtypes_are_refused(store, paths, tmp_path, finished):
-    with pytest.raises(ParameterError, match=r"has the elements .*, but X would be added; give"):
-        quietly(paths[2], store, append=True, elements=["X"])
-    adata = cells_of(5, 20)
-    adata.X = adata.X.astype(np.float64)
-    path = write(adata, tmp_path / "wide.h5ad")
-    with pytest.raises(MismatchError, match=r"wide.h5ad: `X` is float64, which float32, the dtype"):
-        quietly(path, store, append=True)
-    assert digest(store) == digest(finished)
 
 
 @pytest.mark.slow
@@ -280,22 +281,6 @@ def test_sparse_cells_are_refused_by_a_dense_store(tmp_path):
         preshuffle(paths[1], tmp_path / "out.zarr", append=True)
 
 
-def test_refused(store, paths, tmp_path, finished):
-    with pytest.raises(ParameterError, match=r"0.h5ad: is in .* already; give files that are not"):
-        quietly(paths[0], store, append=True)
-    with pytest.raises(ParameterError, match="`mix >= 0` must hold, but got mix=-1"):
-        quietly(paths[2], store, append=True, mix=-1)
-    with pytest.raises(ParameterError, match="`genes` and `append` cannot be combined"):
-        quietly(paths[2], store, append=True, genes=GENES)
-    named = write(cells_of(5, 20, source_row=1), tmp_path / "named.h5ad")
-    with pytest.raises(MismatchError, match="obs has 'source_row', which in the store"):
-        quietly(named, store, append=True)
-    mixed = write(cells_of(6, 20, depth="deep"), tmp_path / "mixed.h5ad")
-    with pytest.raises(MismatchError, match="obs column 'depth' has text, but numbers in"):
-        quietly(mixed, store, append=True)
-    assert digest(store) == digest(finished)
-
-
 @pytest.mark.slow
 def test_same_name_of_another_file(store, tmp_path):
     """Where a cell is from stays clear: files with a known name are written with their path."""
@@ -305,18 +290,12 @@ def test_same_name_of_another_file(store, tmp_path):
     assert list(files.categories) == ["0.h5ad", "1.h5ad", str(path)]
 
 
-@pytest.mark.slow
-def test_command(store, paths, tmp_path):
-    options = "--append", "--mix", 1, "--memory", MEMORY
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = commands.cellfeed("preshuffle", paths[2], store, *options)
-        assert result.exit_code == 0, result.output
-        assert f"{store}: 123 cells in" in result.output
-        refused = commands.cellfeed("preshuffle", paths[0], store, "--append")
+def test_the_command_refuses_in_one_line(store, paths):
+    refused = commands.cellfeed("preshuffle", paths[0], store, "--append")
     assert refused.exit_code == 2
     assert len(refused.output.splitlines()) == 1
-    assert "is in" in refused.output
+    assert "0.h5ad: is in" in refused.output
+    assert "already; give files that are not" in refused.output
 
 
 @pytest.mark.slow
