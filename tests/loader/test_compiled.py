@@ -20,6 +20,8 @@ from tests.warm import python as warm
 
 import cellfeed
 
+pytestmark = pytest.mark.process
+
 LOADER = Path(cellfeed.__file__).parent
 
 COLUMNS = "FROM, COUNT, TO = range(3)\n"

@@ -108,6 +108,7 @@ OTHER_CODECS = {"_zstd", "_blosc", "_lz4", "_lzf", "unshuffler", "adder"}
 OTHER_PLACES = {"renumber", "select", "scatter", "spread", "_transform", "_gather", "_sort_rows"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("options", [{}, {"dense": True}])
 def test_an_epoch_uses_only_its_own_codec_and_ways_to_place_elements(write_h5ad, options):
     rows = sp.random(60, 20, 0.4, "csr", np.float32, np.random.default_rng(0))
@@ -120,6 +121,7 @@ def test_an_epoch_uses_only_its_own_codec_and_ways_to_place_elements(write_h5ad,
     assert ("densify" in used) == bool(options)
 
 
+@pytest.mark.slow
 def test_warming_up_compiles_everything():
     ran = commands.cellfeed("warm-up")
     assert ran.exit_code == 0, ran.output
