@@ -106,7 +106,7 @@ class TestChunks:
         path = write(element, filter_=filter_)
         first, stop = chunk_bytes(path, element)[-1]
         n_told = 0
-        for where in range(first, stop, 3):
+        for where in range(first, stop, 5):
             flip(path, where, 0xFF)
             try:
                 rows = last_row_of(path, element)

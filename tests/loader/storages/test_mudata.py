@@ -101,7 +101,7 @@ def write_stored(folder: Path, *, n, kind, layouts, is_reordered, compression, s
 
 
 class TestRows:
-    @settings(max_examples=10, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(max_examples=6, derandomize=True, database=None, phases=[Phase.generate])
     @given(
         some=st.lists(STORED, min_size=1, max_size=2),
         names=st.lists(

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from cellfeed import BlockShuffling, CellDataset, open_collection, preshuffle
 from cellfeed.transforms import Log1p
 
-N_CELLS, GENES = 400, [f"g{number}" for number in range(60)]
+N_CELLS, GENES = 240, [f"g{number}" for number in range(60)]
 ELEMENTS = ["X", "layers/log", "layers/twice"]
 
 
@@ -68,6 +68,7 @@ def dense(rows):
 def n_chunks(path, adata, elements, **options) -> int:
     """Return how many chunks an epoch decodes, whose minibatches are those of ``adata``."""
     genes = options.pop("genes", None)
+    columns = [GENES.index(name) for name in genes or GENES]
     collection = open_collection(path, elements=elements, genes=genes)
     dataset = CellDataset(
         collection, BlockShuffling(4), batch_size=16, fetch_factor=4, seed=0, **options
@@ -77,7 +78,7 @@ def n_chunks(path, adata, elements, **options) -> int:
         rows, n_cells = np.asarray(minibatch.rows), n_cells + len(minibatch.rows)
         for name in elements:
             stored = adata.X if name == "X" else adata.layers[name.removeprefix("layers/")]
-            truth = pd.DataFrame(stored[rows].toarray(), columns=GENES)[genes or GENES].to_numpy()
+            truth = stored[rows].toarray()[:, columns]
             if name in options.get("transform", {}):
                 truth = np.log1p(truth)
             np.testing.assert_allclose(dense(minibatch[name]), truth, rtol=1e-6)
@@ -126,7 +127,7 @@ def test_a_copy_without_links_is_decoded_for_each(store, adata, tmp_path):
 @pytest.mark.parametrize("name", ["linked", "store"])
 def test_pickled(request, adata, name):
     collection = open_collection(request.getfixturevalue(name), elements=ELEMENTS)
-    cells = pickle.loads(pickle.dumps(collection))[[5, 3, 399]]
+    cells = pickle.loads(pickle.dumps(collection))[[5, 3, 239]]
     for element in ELEMENTS[1:]:
-        truth = adata.layers[element.removeprefix("layers/")][[5, 3, 399]]
+        truth = adata.layers[element.removeprefix("layers/")][[5, 3, 239]]
         np.testing.assert_array_equal(cells[element].toarray(), truth.toarray())
