@@ -210,7 +210,7 @@ class Controller:
             # Twice as many as arrive while one is used: some of the latest may have been faster.
             used = max(usual.training, decoding / most.num_threads, _INSTANT)
             enough = ceil(usual.period * (prefetch + 1) / used)
-            prefetch = min(most.prefetch, 2 * enough)
+            prefetch = min(most.prefetch, max(prefetch, 2 * enough))
         steps = (most.num_threads, min(2 * now.num_threads, most.num_threads))
         found = dict.fromkeys(Setting(num_threads, prefetch) for num_threads in steps)
         return [each for each in found if each != now]
