@@ -257,6 +257,11 @@ class CompilingNotice:
         self._said = set[Purpose]()
         self._next = math.inf
 
+    @property
+    def seconds(self) -> float:
+        """Seconds that were spent so far."""
+        return sum(self._spent.values())
+
     def silence(self) -> None:
         """Report nothing from now on."""
         self._is_silent = True
@@ -281,7 +286,7 @@ class CompilingNotice:
 
     def _report(self, seconds: float) -> None:
         """Say what the outermost function is for, if it takes long; or that it still compiles."""
-        total, purpose = sum(self._spent.values()) + seconds, self._purpose
+        total, purpose = self.seconds + seconds, self._purpose
         if self._is_silent or not _may_speak():
             return
         if purpose not in self._said:
@@ -321,6 +326,14 @@ def _say_on_stderr(said: str) -> None:
 
 
 _NOTICE_ON_STDERR = CompilingNotice(_say_on_stderr)
+
+
+def compiling_seconds() -> float:
+    """Return how long this process has compiled functions so far, in seconds.
+
+    Functions that were loaded from disk do not count.
+    """
+    return _NOTICE_ON_STDERR.seconds
 
 
 @contextlib.contextmanager

@@ -13,12 +13,13 @@ from cellfeed._bytes._remote import (  # noqa: F401 - which autotune passes betw
     requests_under_way,
 )
 from cellfeed._collection import Collection
+from cellfeed._compiled import compiling_seconds
 from cellfeed._fetch import PlannedRead, Reader
 from cellfeed._rows import Cells
 from cellfeed._rows._minibatch import Minibatch
 from cellfeed.sampling import Fetch
 
-__all__ = ["FetchStages", "Volume"]
+__all__ = ["FetchStages", "Volume", "compiling_seconds"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,21 @@ def test_what_is_on_disk_is_not_compiled(said):
     assert lines == []
 
 
+def test_time_is_counted_once_and_of_what_is_compiled_alone():
+    now = 0.0
+    notice = CompilingNotice(list[str]().append, clock=lambda: now)
+    with notice.of(Kept(was_loaded=False), READING):
+        now += 2
+        with notice.of(Kept(was_loaded=False), TRANSFORMS):
+            now += 3
+    with notice.of(Kept(was_loaded=True), READING):
+        now += 7
+    now += 11
+    with notice.of(Kept(was_loaded=False), TRANSFORMS):
+        now += 13
+    assert notice.seconds == 2 + 3 + 13
+
+
 # Iterates over a file, and prints the names of the functions that were compiled or loaded.
 USE = """
 import json, sys

@@ -4,10 +4,10 @@ What tests know of the insides of the tuner's search is in this file: how a requ
 configuration is answered, and what a search is made of.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -158,7 +158,7 @@ class Machine:
         seconds = max(reading, computing)  # it reads ahead while training computes
         n_rounds = self.n_cells // BATCH_SIZE // each.minibatches_per_round
         n_new = CountedRounds.n_new(n_rounds, has_workers=each.num_workers > 0)
-        enough = min(request.most_rounds, ceil(request.seconds / seconds))
+        enough = min(request.most_rounds, math.ceil(request.seconds / seconds))
         wanted = n_new + max(request.least_rounds, enough)
         n = min(wanted, int(max(0.0, limit_seconds - self.overhead) / seconds))
         rounds = seconds * np.exp(self.round_noise * self.rng.standard_normal(n))
@@ -262,11 +262,16 @@ def searched(
     return Found(search, results, search.choose(results), asked, machine.now - began)
 
 
-def prefetch_search(server: Any, configuration: Configuration, **options: Any) -> PrefetchSearch:
+def prefetch_search(
+    server: Any, configuration: Configuration, *, memory_bytes: int = 10**9, left: float = math.inf
+) -> PrefetchSearch:
     """A search for the number of fetches to read ahead of a server."""
-    measurements = measurements_by(server, cache="remote")
-    options = {"memory_bytes": 10**9, "ends": float("inf")} | options
-    return PrefetchSearch(measurements=measurements, configuration=configuration, **options)
+    return PrefetchSearch(
+        measurements=measurements_by(server, cache="remote"),
+        configuration=configuration,
+        memory_bytes=memory_bytes,
+        left=lambda: left,
+    )
 
 
 def autotune_on(

@@ -100,6 +100,7 @@ def test_before_anything_is_measured_there_is_no_result(interrupted, stage):
     assert type(caught.value) is KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_it_is_said_wherever_a_result_is_shown(result_of, tmp_path):
     whole = result_of("explained")
     result = replace(whole, interrupted=True)

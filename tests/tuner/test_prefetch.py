@@ -75,7 +75,7 @@ def test_what_takes_more_memory_than_there_is_is_not_chosen():
 
 
 def test_without_time_for_two_turns_or_with_one_depth_nothing_is_chosen():
-    search = prefetch_search(FarServer(), CHOSEN, ends=0.0)
+    search = prefetch_search(FarServer(), CHOSEN, left=0.0)
     search.run([1, 2])
     assert search.best() is None
     search = prefetch_search(server := FarServer(), CHOSEN)

@@ -8,6 +8,7 @@ from tests.tuner.simulated import Machine, MeasuringError, autotune_on, timed
 
 from cellfeed import BlockShuffling, MatchedControls, open_collection
 from cellfeed_tuner import Configuration
+from cellfeed_tuner._time_budget import TimeBudget
 
 BUDGET, SLACK, OVERTIME = 60.0, 15.0, 0.15
 
@@ -53,6 +54,18 @@ def test_with_time_the_fastest_is_compared_and_looked_at_for_longer(result_on):
     assert result.recommended.configuration.block_size == 16
     assert result.recommended.longest_seconds >= 3
     assert not result.cut_short
+
+
+def test_compiling_takes_nothing_of_a_budget(monkeypatch):
+    budget, compiled = TimeBudget(BUDGET), 1000.0
+    monkeypatch.setattr("cellfeed_tuner._time_budget.compiling_seconds", lambda: compiled)
+    spent = budget.spent
+    assert -compiled <= spent < -compiled / 2
+    with budget.paused():
+        compiled += 100.0
+    assert budget.spent == pytest.approx(spent, abs=50.0)
+    compiled += 100.0
+    assert budget.spent < spent - 50.0
 
 
 SLOW = [

@@ -109,10 +109,6 @@ class Run:
         request, self._date = self.request, datetime.now(UTC).astimezone()
         self.on_progress("machine", 0, 1)
         self._machine = describe_machine(request.files)
-        if request.selected is not None:
-            with self.budget.paused():  # what plans need is compiled
-                settings = request.plans.differing(request.grid[0].plan_settings)
-                request.plans.replay(settings, (), n_rows=1)
         self._mixing = Mixing(
             request.labels,
             request.within,
@@ -169,7 +165,7 @@ class Run:
         self._search.measurements.budget = TimeBudget(self._left_to_search(), self.budget.clock)
 
     def _compile(self) -> None:
-        """Read one fetch before the clock runs, so that what reads these files is compiled."""
+        """Read one fetch while the budget pauses, so that what reads these files is compiled."""
         self.on_progress("compile", 0, 1)
         with self.budget.paused():
             # What fails here fails again where it is measured, and is reported there.
@@ -440,7 +436,7 @@ class Run:
             measurements=self._search.measurements,
             configuration=configuration,
             memory_bytes=memory_bytes,
-            ends=self._ends - self._scaling_share * self.budget.seconds,
+            left=lambda: self._left - self._scaling_share * self.budget.seconds,
         )
         depths = depths_to_measure(
             n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
@@ -478,7 +474,7 @@ class Run:
             counts=request.rank_counts,
             step_seconds=step_seconds,
             batch_size=request.batch_size,
-            left=lambda: self._ends - EXPLAIN_SHARE * self.budget.seconds - self.budget.clock(),
+            left=lambda: self._left - EXPLAIN_SHARE * self.budget.seconds,
             has_threads=request.selected is not None,
             cache=request.cache,
         ).run()
@@ -500,7 +496,7 @@ class Run:
         # Other loaders, and several ranks, have no counters.
         if recommended is None or selected is None or request.ranks.n_local > 1:
             return
-        speed, seconds = recommended.cells_per_second, self._ends - self.budget.clock()
+        speed, seconds = recommended.cells_per_second, self._left
         if self._search.measurements.faults or recommended.basis == "predicted" or speed is None:
             return
         self.on_progress("explain", 0, 1)
@@ -538,7 +534,7 @@ class Run:
             names += collection.obs_columns
         found, floor = dict[str, float](), request.constraints.entropy_floor
         for name in dict.fromkeys(each for each in names if each not in labels):
-            if self._ends <= self.budget.clock():
+            if self._left <= 0:
                 break
             with suppress(Exception):  # it cannot be read, or there is nothing to mix
                 column = collection.read_obs([name])[name]
@@ -573,9 +569,9 @@ class Run:
             _history.record(_history.cache_folder(), run, search.ended_trials())
 
     @property
-    def _ends(self) -> float:
-        """When measuring ends, by the clock."""
-        return self.budget.clock() + self.budget.left - self.budget.writing_seconds
+    def _left(self) -> float:
+        """Seconds left for measuring."""
+        return self.budget.left - self.budget.writing_seconds
 
     def _ranges(self) -> Ranges:
         space = self.request.space

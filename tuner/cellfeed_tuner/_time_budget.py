@@ -6,12 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from cellfeed.stages import compiling_seconds
+
 # A run ends within this many seconds after its budget, or within this share of it, whichever is
 # more. Chosen: half of it is for a first measurement if the start took the budget, the rest for
 # writing.
 LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 15.0, 0.15
 # A replicate is stopped after this share of the budget, but not before this many seconds. Chosen.
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
+
+
+def time_without_compiling() -> float:
+    """Return the time by a clock that stands still while this process compiles, in seconds."""
+    return time.monotonic() - compiling_seconds()
 
 
 @dataclass(slots=True)
@@ -31,7 +38,7 @@ class TimeBudget:
     """
 
     seconds: float
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time_without_compiling
     started: float | None = None
     writing_seconds: float = 0.0
 

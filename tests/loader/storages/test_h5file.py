@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import pkgutil
 from collections import Counter
 from typing import Any
 
@@ -221,6 +222,7 @@ def test_records_of_other_attributes_have_another_format(write_h5ad):
         "csr": {"_n_elements", "_row_pointer", "_unchecked_pointer"},
         "dense": {"_n_columns"},
     }
+    assert pkgutil.resolve_name("cellfeed._bytes._tables:_FORMAT") == 1
     for X in (COUNTS, sp.csr_matrix(COUNTS)):
         element: Any = open_collection(write_h5ad(X)).sources[0].elements["X"]
         assert set(element.described()) == of_all | of_each[element.layout]

@@ -1,7 +1,7 @@
 """How many fetches to prefetch from a server, for the chosen configuration."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,13 +64,13 @@ def depths_to_measure(
 class PrefetchSearch:
     """Measures one configuration at several depths, in turns, until the best is clear.
 
-    It stops when `time.monotonic` reaches ``ends``.
+    ``left`` returns the seconds that are left for that.
     """
 
     measurements: Measurements
     configuration: Configuration
     memory_bytes: int
-    ends: float
+    left: Callable[[], float]
     _turns: TurnsOf[int] = field(default_factory=TurnsOf[int], init=False)
     _measured: dict[int, list[Measurement]] = field(default_factory=dict, init=False)
 
@@ -80,7 +80,7 @@ class PrefetchSearch:
         racing, longest = list(depths), 0.0
         while len(racing) > 1 and len(self._turns) < MOST_DEPTH_TURNS:
             begin = time.monotonic()
-            if begin + longest > self.ends:
+            if longest >= self.left():
                 return
             speeds = dict[int, float]()
             for depth in rng.permutation(racing).tolist():
@@ -88,7 +88,7 @@ class PrefetchSearch:
                     self.configuration,
                     prefetch=depth,
                     least_rounds=DEPTH_ROUNDS,
-                    limit_seconds=max(LEAST_LIMIT_LEFT, self.ends - time.monotonic()),
+                    limit_seconds=max(LEAST_LIMIT_LEFT, self.left()),
                 )
                 self.measurements.n_replicates += 1
                 self._measured.setdefault(depth, []).append(found)
