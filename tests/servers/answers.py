@@ -116,8 +116,7 @@ def faulty(answer: Answer, fault: Fault | None, state: State | None) -> Answer:
         case ContentRange(value):
             headers.pop("Content-Range", None)
             return replace(
-                answer,
-                headers=headers if value is None else headers | {"Content-Range": value},
+                answer, headers=headers if value is None else headers | {"Content-Range": value}
             )
         case Short(nbytes, announced=True) if state is not None:
             stop = min(answer.stop, answer.start + nbytes)

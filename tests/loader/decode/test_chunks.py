@@ -110,11 +110,7 @@ def run(reads, buffers, n_threads=1):
 
 
 class TestPlanOfRanges:
-    @given(
-        ascending_ranges,
-        st.integers(1, 12),
-        st.sampled_from([0, 2**31 - 3, 2**33 + 5, 2**52]),
-    )
+    @given(ascending_ranges, st.integers(1, 12), st.sampled_from([0, 2**31 - 3, 2**33 + 5, 2**52]))
     def test_covers_every_element_once(self, ranges, chunk, first):
         starts, counts = first + ranges[0].astype(np.int64), ranges[1]
         places = 1000 + np.arange(len(counts)) * 10_000

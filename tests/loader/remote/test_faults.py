@@ -58,9 +58,7 @@ def test_asked_again(server, kind, way, fault):
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [Short(7, announced=True), ContentRange(None), ContentRange("bytes and more")],
-    ids=str,
+    "fault", [Short(7, announced=True), ContentRange(None), ContentRange("bytes and more")], ids=str
 )
 @pytest.mark.parametrize("way", ["rows", "iteration"])
 def test_ranges_asked_again(server, way, fault):

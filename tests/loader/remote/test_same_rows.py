@@ -22,10 +22,7 @@ def plate(k, *, is_dense=False):
     found = random.random((N_CELLS, N_GENES), np.float32)
     values = sp.csr_array(found * (found < 0.3))
     obs = pd.DataFrame(
-        {
-            "plate": pd.Categorical([f"p{k}"] * N_CELLS),
-            "depth": random.random(N_CELLS),
-        },
+        {"plate": pd.Categorical([f"p{k}"] * N_CELLS), "depth": random.random(N_CELLS)},
         index=[f"{k}-{row}" for row in range(N_CELLS)],
     )
     return anndata.AnnData(

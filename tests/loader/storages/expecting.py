@@ -9,14 +9,7 @@ import scipy.sparse as sp
 from tests.loader.storages.arriving import Arriving
 
 from cellfeed import Collection
-from cellfeed.sources import (
-    ByteStore,
-    ChunkedArray,
-    ChunkedCsr,
-    ChunkTable,
-    Location,
-    chunk_codec,
-)
+from cellfeed.sources import ByteStore, ChunkedArray, ChunkedCsr, ChunkTable, Location, chunk_codec
 
 
 class Coming:

@@ -19,13 +19,7 @@ from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.servers.web import WebServer
 
-from cellfeed import (
-    FormatError,
-    ParameterError,
-    PathError,
-    open_collection,
-    preshuffle,
-)
+from cellfeed import FormatError, ParameterError, PathError, open_collection, preshuffle
 
 N, M = 40, 12
 COUNTS = np.random.default_rng(0).poisson(0.7, (N, M)).astype(np.float32) + np.eye(N, M, k=1)
@@ -33,10 +27,7 @@ COUNTS = COUNTS.astype(np.float32)
 CELLS = [f"cell{i}" for i in range(N)]
 TYPES = pd.Categorical([["B", "NK", "T"][i % 3] for i in range(N)])
 ELEMENTS = ["X", "layers/counts", "raw/X", "obsm/pca", "obsm/frame"]
-FILTERS: dict[str, dict[str, Any]] = {
-    "uncompressed": {},
-    "gzip": {"compression": "gzip"},
-}
+FILTERS: dict[str, dict[str, Any]] = {"uncompressed": {}, "gzip": {"compression": "gzip"}}
 
 
 def cells(X: Any, by: float = 1.0) -> ad.AnnData:

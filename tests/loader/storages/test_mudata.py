@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
 
-from cellfeed import (
-    CategoricalColumn,
-    ColumnError,
-    FormatError,
-    open_collection,
-)
+from cellfeed import CategoricalColumn, ColumnError, FormatError, open_collection
 from cellfeed.testing import SourceConformance, StoredCase
 
 FORMATS = ["h5mu", "zarr v2", "zarr v3"]

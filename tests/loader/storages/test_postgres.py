@@ -253,8 +253,7 @@ def test_a_table_that_was_dropped(small, postgres_server):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("connections", "many"), ("connections", np.inf), ("retry_seconds", None)],
+    ("option", "value"), [("connections", "many"), ("connections", np.inf), ("retry_seconds", None)]
 )
 def test_options_that_are_no_numbers(small, postgres_server, option, value):
     options = postgres_server.options | {option: value}

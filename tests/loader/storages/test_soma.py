@@ -143,10 +143,7 @@ def test_pickled(stored):
         ({"measurement": "ATAC"}, "has no measurement 'ATAC'; give .* one of: 'RNA', 'raw'"),
         ({"layer": "log"}, "has no layer 'log'; give `layer=`.* one of: 'counts', 'data'"),
         ({"obs_query": "plate == 'p9' and n_counts < 0"}, "no cell fulfils obs_query="),
-        (
-            {"obs_query": "tissue == 'lung'"},
-            "is not a valid value_filter .*; its obs.*: .*plate",
-        ),
+        ({"obs_query": "tissue == 'lung'"}, "is not a valid value_filter .*; its obs.*: .*plate"),
         ({"obs_query": "plate =="}, "is not a valid value_filter"),
     ],
 )

@@ -14,13 +14,7 @@ from tests.loader.storages.memory_maps import write_npy
 from tests.loader.storages.zarr_cells import quiet
 from tests.page_cache import drop_pages, share_of_pages
 
-from cellfeed import (
-    BlockShuffling,
-    CellDataset,
-    ParameterError,
-    open_collection,
-    preshuffle,
-)
+from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection, preshuffle
 from cellfeed.sources import Source
 
 pytestmark = quiet
@@ -60,13 +54,7 @@ NAMES = (
 
 def minibatches(collection, **options):
     dataset = CellDataset(
-        collection,
-        BlockShuffling(8),
-        batch_size=32,
-        fetch_factor=4,
-        seed=3,
-        dense=True,
-        **options,
+        collection, BlockShuffling(8), batch_size=32, fetch_factor=4, seed=3, dense=True, **options
     )
     return dataset, delivered(dataset)
 

@@ -178,8 +178,7 @@ class TestLinks:
 
     @pytest.mark.parametrize("version", [2, 3])
     @pytest.mark.parametrize(
-        "name",
-        ["obs/type/codes", "obs/number", "var/_index", "obsm/frame/a", "obsm/frame/_index"],
+        "name", ["obs/type/codes", "obs/number", "var/_index", "obsm/frame/a", "obsm/frame/_index"]
     )
     def test_of_tables_are_no_zeros_where_they_lead_to_nothing(self, tmp_path, version, name):
         path, there = write_annotated(tmp_path / "cells.zarr", version), tmp_path / "there"

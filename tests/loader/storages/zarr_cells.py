@@ -51,10 +51,7 @@ def write_cells(
         pd.DataFrame(index=[f"{name}{k}" for k in range(n)]) if table is None else table
         for name, n, table in zip(("cell", "gene"), X.shape, (obs, var), strict=False)
     ]
-    with (
-        written_at_once(path) as memory,
-        ad.settings.override(allow_write_nullable_strings=True),
-    ):
+    with written_at_once(path) as memory, ad.settings.override(allow_write_nullable_strings=True):
         root = zarr.create_group(memory, zarr_format=zarr_format, attributes=encoding)
         write_elem(root, "obs", tables[0])
         write_elem(root, "var", tables[1])
