@@ -50,6 +50,13 @@ def new_folder(tmp_path_factory) -> Callable[[], Path]:
     return lambda: tmp_path_factory.mktemp("folder")
 
 
+@pytest.fixture
+def new_path(tmp_path) -> Callable[..., Path]:
+    """Return a function that names a new path with each call."""
+    numbers = itertools.count()
+    return lambda suffix="": tmp_path / f"{next(numbers):05}{suffix}"
+
+
 @pytest.fixture(scope="session")
 def write_h5ad(new_folder) -> Callable[..., Path]:
     folder, numbers = new_folder(), itertools.count()

@@ -16,8 +16,7 @@ import time
 import warnings
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.servers.processes import ModuleProcess
 
@@ -60,12 +59,7 @@ class PostgresServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         self._files.cleanup()
 
@@ -91,6 +85,12 @@ class PostgresServer:
     def stop(self) -> None:
         """Stop it at once: connections are dropped."""
         self._process.close()
+
+    def load(self, path: Path, name: str, **options: Any) -> str:
+        """Load a file as a collection of a name; return its URL."""
+        from cellfeed import load_database  # noqa: PLC0415 - not in the process of the server
+
+        return load_database(path, self.url, name, database_options=self.options, **options).url
 
     def ask(self, query: str) -> list[tuple[object, ...]]:
         """Run a query, and return its rows."""

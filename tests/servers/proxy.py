@@ -15,7 +15,6 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -52,12 +51,7 @@ class DelayingProxy:
         self.url = f"{self._target.scheme}://127.0.0.1:{int(self._process.line())}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.close()
 
 

@@ -9,7 +9,6 @@ import sysconfig
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from obstore import put
@@ -59,12 +58,7 @@ class S3Server:
                 return self
         raise RuntimeError(f"SeaweedFS did not start; see {self._log}")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.close()
 
     @property

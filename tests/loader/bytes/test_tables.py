@@ -1,7 +1,6 @@
 """Tables that are kept from one opening to the next. The oracle: rows as anndata reads them."""
 
 import errno
-import itertools
 import multiprocessing
 import os
 import pwd
@@ -17,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.bytes.files import age
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
-from tests.loader.storages.test_conformance import write_h5ad as write_h5ad_case
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
-from tests.loader.storages.test_conformance_zarr import write_store
 from tests.loader.storages.zarr_cells import quiet, write_cells
 
 from cellfeed import FormatError, PathError, open_collection
@@ -422,50 +419,34 @@ def test_the_folder_is_the_users_unless_another_is_given(monkeypatch):
 # The suite of sources once more
 
 
-def open_before(path, case):
-    """Open what was written long ago, so that its tables are cached."""
-    age(path)
-    for source in open_collection(path, elements=[case.element]).sources:
-        for element in source.elements.values():
-            element.load_tables()
-
-
 LARGEST_RECORDED = _tables._LARGEST_RECORDED
 
 
-@pytest.fixture
-def open_twice(tmp_path, tables, monkeypatch):
-    """Return a function that makes one that stores a case, and opens it."""
-    monkeypatch.setattr(_tables, "_FEWEST_ENTRIES", 1)
-    monkeypatch.setattr(_tables, "_LARGEST_RECORDED", LARGEST_RECORDED)
-    numbers = itertools.count()
+class OpenedBefore:
+    """What was written long ago was opened once, so that its tables are cached."""
 
-    def writing(store, suffix):
-        def write(case):
-            path = tmp_path / f"{next(numbers):05}{suffix}"
-            store(path, case)
-            open_before(path, case)
-            return path
+    max_examples = 10
 
-        return write
+    @pytest.fixture(autouse=True)
+    def cached(self, tables, monkeypatch):
+        monkeypatch.setattr(_tables, "_FEWEST_ENTRIES", 1)
+        monkeypatch.setattr(_tables, "_LARGEST_RECORDED", LARGEST_RECORDED)
+        yield
+        assert [*tables.glob("*.tables")]
 
-    yield writing
-    assert [*tables.glob("*.tables")]
+    def opened(self, path, case):
+        age(path)
+        for source in open_collection(path, elements=[case.element]).sources:
+            for element in source.elements.values():
+                element.load_tables()
+        return path
 
 
 @pytest.mark.slow
-class TestH5adOpenedBefore(H5ad):
-    max_examples = 10
-
-    @pytest.fixture
-    def write(self, open_twice):
-        return open_twice(write_h5ad_case, ".h5ad")
+class TestH5adOpenedBefore(OpenedBefore, H5ad):
+    pass
 
 
 @pytest.mark.slow
-class TestZarrOpenedBefore(Zarr):
-    max_examples = 10
-
-    @pytest.fixture
-    def write(self, open_twice):
-        return open_twice(write_store, ".zarr")
+class TestZarrOpenedBefore(OpenedBefore, Zarr):
+    pass

@@ -1,14 +1,11 @@
 """h5ad, zarr and files of 10x Genomics on a web server pass the suite of sources."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
-from tests.loader.storages.test_conformance import write_h5ad
 from tests.loader.storages.test_conformance_tenx import TestTenx as Tenx
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
-from tests.loader.storages.test_conformance_zarr import write_store
 from tests.servers.web import WebServer
 
 from cellfeed import open_collection
@@ -27,40 +24,26 @@ def url_of(tmp_path_factory):
         yield lambda path: f"{server.url}/{path.absolute().relative_to(folder)}"
 
 
-@pytest.fixture
-def served(tmp_path, url_of):
-    """Return a function that makes one that stores a case, and opens it on the server."""
-    numbers = itertools.count()
+class OnServer:
+    """What is written is opened on the server."""
 
-    def writing(store, suffix):
-        def write(case):
-            path = tmp_path / f"{next(numbers):05}{suffix}"
-            store(path, case)
-            (source,) = open_collection(url_of(path), elements=[case.element]).sources
-            return source
-
-        return write
-
-    return writing
-
-
-class TestRemoteH5ad(H5ad):
     max_examples = 20
-    test_in_worker_processes = None  # type: ignore[assignment]  # which are forked
+    test_in_worker_processes = None  # which are forked
 
-    @pytest.fixture
-    def write(self, served):
-        return served(write_h5ad, ".h5ad")
+    @pytest.fixture(autouse=True)
+    def url_of(self, url_of):
+        self._url_of = url_of
+
+    def opened(self, path, case):
+        (source,) = open_collection(self._url_of(path), elements=[case.element]).sources
+        return source
 
 
-class TestRemoteZarr(Zarr):
-    max_examples = 20
-    test_in_worker_processes = None  # type: ignore[assignment]
+class TestRemoteH5ad(OnServer, H5ad):  # type: ignore[misc]
+    pass
 
-    @pytest.fixture
-    def write(self, served):
-        return served(write_store, ".zarr")
 
+class TestRemoteZarr(OnServer, Zarr):  # type: ignore[misc]
     def storages(self, layout, dtype):
         """Chunks that are not tiny, since each is a request; tiny ones are read from disk."""
         return (
@@ -70,10 +53,8 @@ class TestRemoteZarr(Zarr):
         )
 
 
-class TestRemoteTenx(Tenx):
+class TestRemoteTenx(OnServer, Tenx):  # type: ignore[misc]
     max_examples = 10
-    test_in_worker_processes = None  # type: ignore[assignment]
 
-    @pytest.fixture(autouse=True)
-    def remote(self, monkeypatch, url_of):
-        monkeypatch.setattr(self, "where", lambda path: Location(url_of(path)))
+    def where(self, path):
+        return Location(self._url_of(path))

@@ -46,10 +46,11 @@ def make_adata(seed=0):
     return adata
 
 
-def labels_of(collection, name, values):
+def labels_of(collection, name, values=None):
+    """Return the values of cells; all labels of a categorical column if no codes are given."""
     column = collection.obs[name]
     if isinstance(column, CategoricalColumn):
-        return column.decode(values).tolist()
+        return column.decode(column.codes if values is None else values).tolist()
     return values.tolist()
 
 
@@ -94,13 +95,14 @@ def assert_selected(collection, adata, rows):
     assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
 
 
-def assert_preshuffled(path, adata, folder):
-    """Assert that preshuffle takes a path."""
+def assert_preshuffled(path, adata, folder, obs=()):
+    """Assert that preshuffle takes a path; return what comes of it, and which row each cell was."""
     preshuffle(path, folder / "shuffled.zarr", seed=0)
-    shuffled = open_collection(folder / "shuffled.zarr", obs=["source_row"])
-    rows = np.asarray(shuffled.obs["source_row"].values)
-    assert np.array_equal(np.sort(rows), np.arange(N_CELLS))
+    shuffled = open_collection(folder / "shuffled.zarr", obs=["source_row", *obs])
+    rows = np.asarray(shuffled.obs["source_row"].values).astype(int)
+    assert np.array_equal(np.sort(rows), np.arange(adata.n_obs))
     assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
+    return shuffled, rows
 
 
 def said_without(package, path, patch):

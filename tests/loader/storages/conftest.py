@@ -1,7 +1,5 @@
 """Fixtures of storages; and what the suites for sources start in processes is marked so."""
 
-import itertools
-
 import pytest
 from tests.loader.storages.zarr_cells import write_cells
 
@@ -9,13 +7,6 @@ from tests.loader.storages.zarr_cells import write_cells
 def pytest_itemcollected(item):
     if getattr(item, "originalname", "") == "test_in_worker_processes":
         item.add_marker(pytest.mark.process)
-
-
-@pytest.fixture
-def new_path(tmp_path):
-    """Return a function that names a new path with each call."""
-    numbers = itertools.count()
-    return lambda suffix="": tmp_path / f"{next(numbers):05}{suffix}"
 
 
 @pytest.fixture

@@ -15,14 +15,18 @@ def write_npy(folder, matrix):
     return folder
 
 
-def write_scdl(folder, X, obs, var, **options):
-    """Write a folder with BioNeMo itself."""
+def make_scdl(folder, X, obs, var, **options):
+    """Return BioNeMo's own object, which is not saved."""
     scdl = importlib.import_module("bionemo.scdl.io.single_cell_memmap_dataset")
     h5ad = folder.with_suffix(".h5ad")
     ad.AnnData(X, obs=obs, var=var).write_h5ad(h5ad)
-    written = scdl.SingleCellMemMapDataset(
-        str(folder), h5ad_path=str(h5ad), use_X_not_raw=True, **options
-    )
-    written.save()
+    options = {"h5ad_path": str(h5ad), "use_X_not_raw": True, **options}
+    made = scdl.SingleCellMemMapDataset(str(folder), **options)
     h5ad.unlink()
+    return made
+
+
+def write_scdl(folder, X, obs, var, **options):
+    """Write a folder with BioNeMo itself."""
+    make_scdl(folder, X, obs, var, **options).save()
     return folder

@@ -71,11 +71,9 @@ class TestChunksInABucket(SourceConformance):
         return True
 
     @pytest.fixture
-    def write(self):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
-            url = f"bucket://cases/{next(numbers)}"
+            url = f"bucket://cases/{new_path().name}"
             if case.layout == "dense":
                 element: StoredElement = Dense(chunked(f"{url}/X", case.dense, (7, 4)))
             else:

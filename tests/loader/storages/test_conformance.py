@@ -111,16 +111,13 @@ class TestH5ad(SourceConformance):
             and not is_hard(case)
         )
 
+    def opened(self, path, case):
+        """Return what is read of a file: by default it is opened by its path."""
+        return path
+
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
-        def write(case):
-            path = tmp_path / f"{next(numbers):05}.h5ad"
-            write_h5ad(path, case)
-            return path
-
-        return write
+    def write(self, new_path):
+        return lambda case: self.opened(write_h5ad(new_path(".h5ad"), case), case)
 
 
 def write_h5ad(path, case):
@@ -152,6 +149,7 @@ def write_h5ad(path, case):
     with h5py.File(path) as file:  # the oracle is right
         for name, values in arrays.items():
             np.testing.assert_array_equal(file[name][...], values)
+    return path
 
 
 def create(file, name, values, chunks, storage):

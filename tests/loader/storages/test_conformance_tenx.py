@@ -1,8 +1,5 @@
 """Matrices of 10x Genomics pass the suite, with annotations in another order."""
 
-import itertools
-from types import SimpleNamespace
-
 import hdf5plugin
 import numpy as np
 import pandas as pd
@@ -31,22 +28,15 @@ class TestTenx(SourceConformance):
         return path
 
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-
+    def write(self, new_path):
         def write(case):
             version, chunk, options = case.storage
             names = barcodes(case.n_rows, seed=case.seed)
             ids = [f"ENSG{k}" for k in range(case.n_vars)]
             columns = {"gene_ids": ids, "feature_types": "Gene Expression", "genome": "GRCh38"}
             path = write_tenx(
-                tmp_path / f"{next(numbers)}.h5",
-                SimpleNamespace(
-                    data=case.data,
-                    indices=case.indices,
-                    indptr=case.indptr,
-                    shape=(case.n_rows, case.n_vars),
-                ),
+                new_path(".h5"),
+                case,
                 barcodes=names,
                 features=pd.DataFrame(columns, index=case.var.index),
                 version=version,

@@ -1,6 +1,5 @@
 """Zarr stores of both formats pass the suite for sources."""
 
-import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,10 +121,13 @@ class TestZarr(SourceConformance):
             return None
         return case.storage.codec not in SLOW
 
+    def opened(self, path, case):
+        """Return what is read of a store: by default it is opened by its path."""
+        return path
+
     @pytest.fixture
-    def write(self, tmp_path):
-        numbers = itertools.count()
-        return lambda case: write_store(tmp_path / f"{next(numbers):05}.zarr", case)
+    def write(self, new_path):
+        return lambda case: self.opened(write_store(new_path(".zarr"), case), case)
 
 
 def write_store(path, case):

@@ -5,15 +5,14 @@ import pickle
 import struct
 from dataclasses import replace
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.storages.memory_maps import write_npy, write_scdl
+from tests.loader.storages.cells import labels_of
+from tests.loader.storages.memory_maps import make_scdl, write_npy, write_scdl
 
 from cellfeed import (
-    CategoricalColumn,
     FormatError,
     MemoryMapSource,
     ParameterError,
@@ -31,19 +30,28 @@ def obs_of(n, name="plate"):
     return pd.DataFrame({name: [f"{name} {k % 3}" for k in range(n)]}, index=[*map(str, range(n))])
 
 
+def genes(n, name="gene"):
+    names = [f"{name} {k}" for k in range(n)]
+    return pd.DataFrame({"feature_id": names}, index=[*map(str, range(n))])
+
+
 @pytest.fixture
 def scdl():
     return pytest.importorskip("bionemo.scdl.io.single_cell_memmap_dataset")
 
 
+@pytest.fixture
+def where(scdl, tmp_path):
+    """Return a folder of SCDL, whose genes are numbered."""
+    var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
+    return write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+
+
 class TestScdl:
     @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "float16", "float64"])
     def test_any_dtype_that_it_packs(self, scdl, tmp_path, dtype):
-        var = pd.DataFrame({"feature_id": [f"ENSG{k}" for k in range(N_VARS)]})
-        where = write_scdl(
-            tmp_path / "cells", X, obs_of(N_ROWS), var.set_index(var.index.astype(str)),
-            data_dtype=dtype,
-        )  # fmt: skip
+        var = genes(N_VARS)
+        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var, data_dtype=dtype)
         written = scdl.SingleCellMemMapDataset(str(where))
         collection = open_collection(where, obs=["plate"])
         assert collection.dtype == (np.float32 if dtype == "float16" else dtype)
@@ -57,12 +65,8 @@ class TestScdl:
     def test_cells_of_several_tables_of_genes(self, scdl, tmp_path):
         parts = []
         for name, n_vars in (("a", 300), ("b", 40)):
-            var = pd.DataFrame({"feature_id": [f"gene {k}" for k in range(n_vars)]})
-            var.index = var.index.astype(str)
-            adata = ad.AnnData(X[:, :n_vars], obs=obs_of(N_ROWS, name), var=var)
-            adata.write_h5ad(tmp_path / f"{name}.h5ad")
-            where = str(tmp_path / name), str(tmp_path / f"{name}.h5ad")
-            parts.append(scdl.SingleCellMemMapDataset(*where, use_X_not_raw=True))
+            obs, var = obs_of(N_ROWS, name), genes(n_vars)
+            parts.append(make_scdl(tmp_path / name, X[:, :n_vars], obs, var))
         parts[0].concat([parts[1]])
         parts[0].save()
         where = tmp_path / "a"
@@ -74,26 +78,15 @@ class TestScdl:
         assert np.array_equal(found[:N_ROWS], COUNTS)
         assert np.array_equal(found[N_ROWS:, :40], COUNTS[:, :40])
         assert not found[N_ROWS:, 40:].any()
-        b = collection.obs["b"]
-        assert isinstance(b, CategoricalColumn)
-        assert b.decode(b.codes[N_ROWS:]).tolist() == obs_of(N_ROWS, "b")["b"].tolist()
-        assert (b.codes[:N_ROWS] == -1).all()
+        assert labels_of(collection, "b") == [None] * N_ROWS + obs_of(N_ROWS, "b")["b"].tolist()
 
-    def test_without_header_it_has_the_dtypes_of_old(self, scdl, tmp_path):
-        where = write_scdl(
-            tmp_path / "cells",
-            X,
-            obs_of(N_ROWS),
-            pd.DataFrame(index=[f"gene {k}" for k in range(300)]),
-        )
+    def test_without_header_it_has_the_dtypes_of_old(self, where):
         (where / "header.sch").unlink()
         X.indices.astype("<u4").tofile(where / "col_ptr.npy")
         X.indptr.astype("<u8").tofile(where / "row_ptr.npy")
         assert np.array_equal(open_collection(where)[:].X.toarray(), COUNTS)
 
-    def test_damage(self, scdl, tmp_path):
-        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
-        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+    def test_damage(self, where):
         whole, index = (where / "header.sch").read_bytes(), np.array([-1, N_ROWS])
         short = obs_of(N_ROWS - 1).to_parquet()
         junk = "cannot be read"
@@ -134,11 +127,7 @@ class TestScdl:
         for k in range(11):
             obs = obs_of(4).assign(plate=f"p{k}")
             obs = obs.assign(extra=1.0) if k % 2 else obs  # other columns, so that it is a table
-            var = pd.DataFrame({"feature_id": [f"gene {k} {j}" for j in range(N_VARS)]})
-            var.index = var.index.astype(str)
-            ad.AnnData(X[:4], obs=obs, var=var).write_h5ad(tmp_path / "part.h5ad")
-            where = str(tmp_path / str(k)), str(tmp_path / "part.h5ad")
-            parts.append(scdl.SingleCellMemMapDataset(*where, use_X_not_raw=True))
+            parts.append(make_scdl(tmp_path / str(k), X[:4], obs, genes(N_VARS, f"gene {k}")))
             labels += obs["plate"].tolist()
         for part in parts[1:]:
             parts[0].concat([part])
@@ -146,9 +135,7 @@ class TestScdl:
         where = tmp_path / "0"
         assert len([*(where / "obs_features").glob("*.parquet")]) > 11
         collection = open_collection(where, obs=["plate"], join_vars="outer")
-        plate = collection.obs["plate"]
-        assert isinstance(plate, CategoricalColumn)
-        assert plate.decode(plate.codes).tolist() == labels
+        assert labels_of(collection, "plate") == labels
         assert len(collection.var_names) == 11 * N_VARS
         for name in ("obs_features", "var_features"):
             table = where / name / "dataframe_03.parquet"
@@ -157,21 +144,16 @@ class TestScdl:
                 open_collection(where, obs=["plate"], join_vars="outer")
             (tmp_path / table.name).rename(table)
 
-    def test_tables_that_are_named_otherwise(self, scdl, tmp_path):
-        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
-        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+    def test_tables_that_are_named_otherwise(self, where):
         for name in ("obs_features", "var_features"):
             (where / name / "dataframe_0.parquet").rename(where / name / "table.parquet")
-        plate = open_collection(where, obs=["plate"]).obs["plate"]
-        assert isinstance(plate, CategoricalColumn)
-        assert plate.decode(plate.codes).tolist() == obs_of(N_ROWS)["plate"].tolist()
+        collection = open_collection(where, obs=["plate"])
+        assert labels_of(collection, "plate") == obs_of(N_ROWS)["plate"].tolist()
 
-    def test_its_own_object(self, scdl, tmp_path):
-        var = pd.DataFrame(index=[str(k) for k in range(N_VARS)])
-        where = write_scdl(tmp_path / "cells", X, obs_of(N_ROWS), var)
+    def test_its_own_object(self, scdl, where):
         collection = open_collection(scdl.SingleCellMemMapDataset(str(where)))
         assert np.array_equal(collection[[4, 2]].X.toarray(), COUNTS[[4, 2]])
-        assert collection.var_names.tolist() == var.index.tolist()
+        assert collection.var_names.tolist() == [str(k) for k in range(N_VARS)]
 
 
 class TestNpyFolder:

@@ -10,11 +10,11 @@ import pytest
 import scipy.sparse as sp
 from anndata.experimental import AnnCollection
 from tests.loader.storages.arrow_files import write_dataset
+from tests.loader.storages.cells import assert_preshuffled, labels_of
 from tests.loader.storages.memory_maps import write_npy, write_scdl
 
 from cellfeed import (
     BlockShuffling,
-    CategoricalColumn,
     CellDataset,
     FormatError,
     HuggingFaceSource,
@@ -57,9 +57,8 @@ def test_elements_and_epochs_of_objects(adata, path, kind):
         assert np.array_equal(cells.X.toarray(), COUNTS[rows])
         assert np.array_equal(cells["layers/dense"], 2 * COUNTS[rows])
         assert np.array_equal(cells["obsm/pca"], COUNTS[rows, :3])
-        plates: Any = collection.obs["plate"]
-        plates = plates.decode(cells.obs["plate"])
-        assert plates.tolist() == adata.obs["plate"].iloc[rows].tolist()
+        plates = labels_of(collection, "plate", cells.obs["plate"])
+        assert plates == adata.obs["plate"].iloc[rows].tolist()
         seen += rows.tolist()
     assert sorted(seen) == list(range(30))
 
@@ -72,14 +71,8 @@ def test_folders_of_other_libraries_are_shuffled(adata, tmp_path, kind):
         write_scdl(where, X, obs, adata.var)
     else:
         write_dataset(where, X, obs, num_shards=3)
-    preshuffle(where, tmp_path / "shuffled.zarr", seed=0)
-    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row", "plate"])
-    rows = np.asarray(shuffled.obs["source_row"].values)
-    assert sorted(rows.tolist()) == list(range(30))
-    assert np.array_equal(shuffled[:].X.toarray(), COUNTS[rows])
-    plates = shuffled.obs["plate"]
-    assert isinstance(plates, CategoricalColumn)
-    assert plates.decode(plates.codes).tolist() == obs["plate"].iloc[rows].tolist()
+    shuffled, rows = assert_preshuffled(where, adata, tmp_path, obs=["plate"])
+    assert labels_of(shuffled, "plate") == obs["plate"].iloc[rows].tolist()
 
 
 def test_a_view_is_read_as_it_is(adata):

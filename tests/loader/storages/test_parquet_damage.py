@@ -2,12 +2,12 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.storages.cells import labels_of
 
 from cellfeed import (
     BlockShuffling,
@@ -135,8 +135,7 @@ class TestUnequalFiles:
         folder = self.write(tmp_path / "cells", TABLE, other.set_column(2, "drug", codes))
         collection = open_collection(ParquetSource(folder, n_vars=N_VARS), obs=["drug"])
         assert np.array_equal(collection[:].X.toarray(), np.vstack([COUNTS, COUNTS]))
-        column: Any = collection.obs["drug"]
-        assert column.decode(column.codes).tolist() == [*OBS["drug"], *OBS["drug"]]
+        assert labels_of(collection, "drug") == [*OBS["drug"], *OBS["drug"]]
 
     def test_a_file_without_rows(self, tmp_path):
         folder = self.write(tmp_path / "cells", TABLE.slice(0, 0), TABLE)

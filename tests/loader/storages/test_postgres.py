@@ -43,11 +43,7 @@ def stored(tmp_path_factory, postgres_server):
     adata = make_adata()
     path = tmp_path_factory.mktemp("postgres") / "cells.h5ad"
     adata.write_h5ad(path)
-    options = postgres_server.options
-    done = load_database(
-        path, postgres_server.url, "cells", elements=ELEMENTS, database_options=options
-    )
-    return done.url, path, adata
+    return postgres_server.load(path, "cells", elements=ELEMENTS), path, adata
 
 
 @pytest.fixture
@@ -206,8 +202,7 @@ def small(postgres_server, tmp_path, request):
     """The name of a collection, its URL, and its file."""
     name, path = request.node.name, tmp_path / "cells.h5ad"
     ad.AnnData(np.eye(5, dtype=np.float32)).write_h5ad(path)
-    done = load_database(path, postgres_server.url, name, database_options=postgres_server.options)
-    return name, done.url, path
+    return name, postgres_server.load(path, name), path
 
 
 def said_by(error, ask):
@@ -282,14 +277,8 @@ class TestPostgres(SourceConformance):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of AnnData's own
                 adata.write_h5ad(path)
-            done = load_database(
-                path,
-                postgres_server.url,
-                name,
-                elements=[case.element],
-                database_options=postgres_server.options,
-            )
-            source = PostgresSource(done.url, storage_options=postgres_server.options)
+            url = postgres_server.load(path, name, elements=[case.element])
+            source = PostgresSource(url, storage_options=postgres_server.options)
             source.elements = {case.element: source.elements[case.element]}
             return source
 

@@ -12,8 +12,6 @@ import pytest
 import scipy.sparse as sp
 from numcodecs import Zstd
 
-from cellfeed import load_database
-
 pytestmark = pytest.mark.server
 TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "postgres.md").read_text()
 
@@ -28,14 +26,7 @@ def stored(tmp_path_factory, postgres_server):
     X = X.astype(np.float32)
     path = tmp_path_factory.mktemp("docs") / "cells.h5ad"
     ad.AnnData(sp.csr_matrix(X), obs=obs, layers={"counts": X}).write_h5ad(path)
-    done = load_database(
-        path,
-        postgres_server.url,
-        "documented",
-        elements=["X", "layers/counts"],
-        database_options=postgres_server.options,
-    )
-    return done.url, X
+    return postgres_server.load(path, "documented", elements=["X", "layers/counts"]), X
 
 
 @pytest.mark.docs

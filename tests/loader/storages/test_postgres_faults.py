@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.loader.matrices import dense
+from tests.loader.matrices import rows_of
 from tests.loader.storages.cells import make_adata
 from tests.servers.postgres import PostgresServer, is_installed
 from tests.servers.proxy import DelayingProxy
@@ -18,7 +18,6 @@ from cellfeed import (
     FormatError,
     PostgresSource,
     RemoteError,
-    load_database,
     open_collection,
 )
 from cellfeed._storages._postgres import _pool
@@ -41,8 +40,7 @@ def load(server, tmp_path, request):
     adata = make_adata()
     adata.write_h5ad(tmp_path / "cells.h5ad")
     name = request.node.name
-    done = load_database(tmp_path / "cells.h5ad", server.url, name, database_options=server.options)
-    return name, done.url, adata
+    return name, server.load(tmp_path / "cells.h5ad", name), adata
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,9 @@ def load_once(server, tmp_path_factory):
     adata = make_adata()
     path = tmp_path_factory.mktemp("damaged") / "cells.h5ad"
     adata.write_h5ad(path)
-    done = load_database(path, server.url, "damaged", database_options=server.options)
+    url = server.load(path, "damaged")
     server.ask('CREATE TABLE kept AS SELECT "X" FROM damaged.packed WHERE id = 17')
-    return done.url, adata
+    return url, adata
 
 
 def dataset_of(url, server, **options):
@@ -61,10 +59,8 @@ def dataset_of(url, server, **options):
     return CellDataset(collection, BlockShuffling(4), batch_size=8, fetch_factor=2, seed=0)
 
 
-def check(minibatch, adata):
-    rows = np.asarray(minibatch.rows)
-    assert np.array_equal(dense(minibatch.X), adata.X[rows].toarray())
-    return rows.tolist()
+def check(minibatches, adata):
+    return rows_of(minibatches, adata.X.toarray())
 
 
 def drop_connections(server):
@@ -82,7 +78,7 @@ def test_dropped_connections(server, load, round_trip_s):
         there = f"postgresql://postgres@{proxy.url.rpartition('//')[2]}"
         source = f"{there}/{url.rpartition('/')[2]}" if round_trip_s else url
         for k, minibatch in enumerate(dataset_of(source, server)):
-            seen += check(minibatch, adata)
+            seen += check([minibatch], adata)
             if k % 5 == 0:
                 drop_connections(server)
     assert sorted(seen) == list(range(adata.n_obs))
@@ -91,12 +87,11 @@ def test_dropped_connections(server, load, round_trip_s):
 def test_a_server_that_is_restarted(server, load):
     _, url, adata = load
     minibatches = iter(dataset_of(url, server))
-    seen = check(next(minibatches), adata)
+    seen = check([next(minibatches)], adata)
     server.stop()
     starting = threading.Timer(0.5, server.start)
     starting.start()
-    for minibatch in minibatches:
-        seen += check(minibatch, adata)
+    seen += check(minibatches, adata)
     starting.join()
     assert sorted(seen) == list(range(adata.n_obs))
 
@@ -123,15 +118,14 @@ def test_a_connection_that_falls_silent(server, load, monkeypatch):
     _, url, adata = load
     name = {"application_name": "silent", "connections": 2}
     minibatches = iter(dataset_of(url, server, **name))
-    seen = check(next(minibatches), adata)
+    seen = check([next(minibatches)], adata)
     query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'silent'"
     stopped = [pid for (pid,) in server.ask(query)]
     assert stopped
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
-        for minibatch in minibatches:
-            seen += check(minibatch, adata)
+        seen += check(minibatches, adata)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
@@ -215,16 +209,13 @@ def test_genes_and_cells_that_are_missing(server, load):
 def test_no_connection_is_left(server, load):
     """Neither by a collection that is gone, nor by those that were not needed."""
     _, url, _ = load
-    of_others = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
     name = f"test {os.getpid()}"
-    source = PostgresSource(
-        url, storage_options=server.options | {"application_name": name, "connections": 3}
-    )
-    collection = open_collection(source)
+    count = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'"
+    options = server.options | {"application_name": name, "connections": 3}
+    collection = open_collection(PostgresSource(url, storage_options=options))
     collection[:]
-    count = of_others.replace("%s", f"'{name}'")
     assert 0 < server.ask(count)[0][0] <= 3
-    del source, collection
+    del collection
     latest = time.monotonic() + 600
     while server.ask(count)[0][0]:
         assert time.monotonic() < latest

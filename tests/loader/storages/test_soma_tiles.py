@@ -13,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.loader.storages.somas import write_experiment
 
 import cellfeed._decode._tiles
 from cellfeed import BlockShuffling, CellDataset, FormatError, SomaSource, open_collection
@@ -31,15 +32,8 @@ def write(path, matrix, *, create=None, bounds=None):
     obs = pd.DataFrame({"k": np.arange(n_rows)}, index=[f"c{k}" for k in range(n_rows)])
     var = pd.DataFrame(index=[f"g{k}" for k in range(n_columns)])
     written = matrix if bounds is None else sp.csr_matrix(matrix.shape, dtype=matrix.dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of AnnData's and tiledbsoma's own
-        io.from_anndata(
-            str(path),
-            ad.AnnData(written, obs=obs, var=var),
-            measurement_name="RNA",
-            X_kind=soma.SparseNDArray,
-            platform_config={"tiledb": {"create": create or {}}},
-        )
+    config = {"tiledb": {"create": create or {}}}
+    write_experiment(path, ad.AnnData(written, obs=obs, var=var), platform_config=config)
     for first, stop in bounds or ():
         append(path, matrix[first:stop], first)
     return path

@@ -3,7 +3,9 @@
 import re
 import shutil
 import warnings
+from typing import Any
 
+import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
@@ -11,35 +13,34 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.storages.cells import assert_preshuffled, labels_of
 from tests.loader.storages.tenx import barcodes, counts, features, write_tenx
 
 from cellfeed import (
-    CategoricalColumn,
     FormatError,
     MismatchError,
     ParameterError,
     PathError,
     TenxSource,
     open_collection,
-    preshuffle,
 )
 
 N_CELLS = 90
 BOTH = ["mod/Gene Expression/X", "mod/Antibody Capture/X"]
 
 
+def write(path, n_cells, n_genes, n_antibodies=0, *, seed=0, **options):
+    """Write counts of genes and antibodies."""
+    X = counts(n_cells, n_genes + n_antibodies, seed)
+    named: dict[str, Any] = {"barcodes": barcodes(n_cells)}
+    named["features"] = features(n_genes, n_antibodies)
+    return write_tenx(path, X, **named | options)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tenx")
-    for version in (2, 3):
-        n_antibodies = 4 if version == 3 else 0
-        write_tenx(
-            folder / f"v{version}.h5",
-            counts(N_CELLS, 30 + n_antibodies),
-            barcodes=barcodes(N_CELLS),
-            features=features(30, n_antibodies),
-            version=version,
-        )
+    write(folder / "v3.h5", N_CELLS, 30, 4)
     return folder
 
 
@@ -67,14 +68,8 @@ def test_as_scanpy_and_scipy_read_it(scanpy, new_folder, data):
     n_genes = data.draw(st.integers(1, 40))
     n_antibodies = data.draw(st.integers(0, 5)) if version == 3 else 0
     n_cells, seed = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 99))
-    path = write_tenx(
-        new_folder() / "matrix.h5",
-        counts(n_cells, n_genes + n_antibodies, seed),
-        barcodes=barcodes(n_cells),
-        features=features(n_genes, n_antibodies),
-        version=version,
-        chunk=data.draw(st.integers(1, 50)),
-    )
+    options = {"seed": seed, "version": version, "chunk": data.draw(st.integers(1, 50))}
+    path = write(new_folder() / "matrix.h5", n_cells, n_genes, n_antibodies, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that names of genes are not unique
         adata = scanpy.read_10x_h5(path, gex_only=False)
@@ -128,14 +123,7 @@ def test_features_by_a_column_of_var(folder):
 def test_several_genomes(tmp_path):
     path, parts = tmp_path / "v2.h5", {"GRCh38": (20, 8), "mm10": (30, 5)}
     for genome, (n_cells, n_genes) in parts.items():
-        write_tenx(
-            path,
-            counts(n_cells, n_genes, n_cells),
-            barcodes=barcodes(n_cells),
-            features=features(n_genes),
-            version=2,
-            genome=genome,
-        )
+        write(path, n_cells, n_genes, seed=n_cells, version=2, genome=genome)
     expected = (
         r"v2\.h5: has matrices of 2 genomes \(GRCh38, mm10\); choose one, .*genome='GRCh38'\)"
     )
@@ -161,17 +149,10 @@ class TestObs:
     def test_libraries(self, tmp_path):
         names = [*barcodes(30), *barcodes(20, 2)]
         for libraries, expected in ((["a", "b"], "ab"), (["a"], "a2"), ([], "12")):
-            path = write_tenx(
-                tmp_path / f"{len(libraries)}.h5",
-                counts(50, 5),
-                barcodes=names,
-                features=features(5),
-                libraries=libraries,
-            )
+            path = tmp_path / f"{len(libraries)}.h5"
+            write(path, 50, 5, barcodes=names, libraries=libraries)
             collection = open_collection(path, obs=["library"])
-            column = collection.obs["library"]
-            assert isinstance(column, CategoricalColumn)
-            assert column.decode(column.codes).tolist() == [*expected[0] * 30, *expected[1] * 20]
+            assert labels_of(collection, "library") == [*expected[0] * 30, *expected[1] * 20]
             some = collection.sources[0].read_obs_rows(["library"], np.array([2, 40]))
             assert some["library"].tolist() == [*expected]
             assert some.index.tolist() == [names[2], names[40]]
@@ -189,11 +170,9 @@ class TestObs:
         lacking = table.drop(names[7])
         given = pd.concat([lacking.sample(frac=1, random_state=0), table[:3].rename(str.lower)])
         collection = open_collection(TenxSource(path, obs=given), obs=[*table])
-        codes = collection.obs["cell_type"]
-        assert isinstance(codes, CategoricalColumn)
         expected = [*table["cell_type"]]
         expected[7] = None
-        assert [*codes.decode(codes.codes)] == expected
+        assert labels_of(collection, "cell_type") == expected
         clusters = collection.obs["clusters"].values  # noqa: PD011
         assert np.isnan(clusters[7])
         assert np.delete(clusters, 7).tolist() == [k for k in range(N_CELLS) if k != 7]
@@ -214,6 +193,14 @@ class TestObs:
             TenxSource(path, obs=pd.DataFrame({"a": 1}, index=index))
 
 
+def damage(path, member, change):
+    with h5py.File(path, "r+") as file:
+        values = file[member][:]
+        del file[member]
+        if change != "missing":
+            file[member] = values[:-1] if change == "short" else np.full(len(values), b"x")
+
+
 class TestRefused:
     @pytest.mark.parametrize("element", ["layers/counts", "raw/X", "mod/Peaks/X"])
     def test_other_elements(self, path, element):
@@ -224,12 +211,7 @@ class TestRefused:
     @pytest.mark.parametrize("member", ["data", "indices", "indptr", "shape", "barcodes"])
     @pytest.mark.parametrize("change", ["missing", "short", "of text"])
     def test_damaged_members(self, path, member, change):
-        with h5py.File(path, "r+") as file:
-            group = file["matrix"]
-            values = group[member][:]
-            del group[member]
-            if change != "missing":
-                group[member] = values[:-1] if change == "short" else np.full(len(values), b"x")
+        damage(path, f"matrix/{member}", change)
         if (member, change) == ("barcodes", "of text"):
             return  # which is what it is
         with pytest.raises(FormatError, match=rf"^{path}: [^\n]+; [^\n]+$") as raised:
@@ -239,12 +221,7 @@ class TestRefused:
     @pytest.mark.parametrize("member", ["name", "feature_type", "id"])
     @pytest.mark.parametrize("change", ["missing", "short"])
     def test_damaged_features(self, path, member, change):
-        with h5py.File(path, "r+") as file:
-            group = file["matrix/features"]
-            values = group[member][:]
-            del group[member]
-            if change == "short":
-                group[member] = values[:-1]
+        damage(path, f"matrix/features/{member}", change)
         if member == "id":  # as in files that other programs write
             assert "gene_ids" not in open_collection(path).sources[0].read_var()
             return
@@ -277,16 +254,10 @@ class TestRefused:
 
 
 def test_shuffled(folder, tmp_path):
-    preshuffle([folder / "v3.h5"], tmp_path / "shuffled.zarr", seed=0)
-    shuffled = open_collection(tmp_path / "shuffled.zarr", obs=["source_row", "library"])
-    rows = shuffled.obs["source_row"].values.astype(int)  # noqa: PD011
-    expected = by_hand(folder / "v3.h5", "matrix").toarray()
-    assert sorted(rows.tolist()) == list(range(N_CELLS))
-    np.testing.assert_array_equal(shuffled[:].X.toarray(), expected[rows])
+    adata = ad.AnnData(by_hand(folder / "v3.h5", "matrix"))
+    shuffled, rows = assert_preshuffled(folder / "v3.h5", adata, tmp_path, obs=["library"])
     assert shuffled.obs_names(slice(None)).tolist() == np.array(barcodes(N_CELLS))[rows].tolist()
-    libraries = shuffled.obs["library"]
-    assert isinstance(libraries, CategoricalColumn)
-    assert libraries.decode(libraries.codes).tolist() == ["1"] * N_CELLS
+    assert labels_of(shuffled, "library") == ["1"] * N_CELLS
     var = shuffled.sources[0].read_var()
     assert var["feature_types"].astype(str).tolist() == features(30, 4)["feature_types"].tolist()
 
