@@ -5,7 +5,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader import matrices
+from tests.servers.web import WebServer
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -31,23 +33,24 @@ def _server_of_workers() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
-def _replace(file: h5py.File, name: str, values: Any, **options: Any) -> None:
-    """Write an element anew, with its attributes as they were."""
-    attributes = dict(file[name].attrs)
-    del file[name]
-    file.create_dataset(name, data=values, **options)
-    file[name].attrs.update(attributes)
-
-
 @pytest.fixture(scope="session")
 def replace() -> Callable[..., None]:
-    return _replace
+    return matrices.replace
 
 
 @pytest.fixture(scope="session")
 def new_folder(tmp_path_factory) -> Callable[[], Path]:
     """Unlike `tmp_path`, for tests that hypothesis calls many times."""
     return lambda: tmp_path_factory.mktemp("folder")
+
+
+@pytest.fixture(scope="module")
+def url_of(tmp_path_factory) -> Iterator[Callable[[Path], str]]:
+    """Return a function that tells the URL of a file of the tests on a web server."""
+    pytest.importorskip("obstore")
+    folder = tmp_path_factory.getbasetemp().parent
+    with WebServer(folder) as server:
+        yield lambda path: f"{server.url}/{path.absolute().relative_to(folder)}"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import anndata as ad
+import h5py
 import numpy as np
 import scipy.sparse as sp
 
@@ -11,6 +12,14 @@ import scipy.sparse as sp
 def random_csr(shape: tuple[int, int], density: float, rng: np.random.Generator, dtype: Any) -> Any:
     nonzero = rng.random(shape) < density
     return sp.csr_array(np.where(nonzero, rng.random(shape), 0).astype(dtype))
+
+
+def replace(file: h5py.File, name: str, values: Any, **options: Any) -> None:
+    """Write an element of a file anew, with its attributes as they were."""
+    attributes = dict(file[name].attrs)
+    del file[name]
+    file.create_dataset(name, data=values, **options)
+    file[name].attrs.update(attributes)
 
 
 def adata_of(case: Any) -> ad.AnnData:

@@ -86,13 +86,8 @@ class MappedBytes:
 def test_epochs_take_what_is_stated_and_no_more_each_time(write_h5ad, monkeypatch, block_size):
     matrix = sp.random(4000, 400, density=0.3, format="csr", dtype=np.float32, random_state=0)
     mapped = MappedBytes(monkeypatch)
-    dataset = CellDataset(
-        open_collection(write_h5ad(matrix)),
-        BlockShuffling(block_size=block_size),
-        batch_size=32,
-        fetch_factor=20,
-        seed=0,
-    )
+    collection = open_collection(write_h5ad(matrix))
+    dataset = CellDataset(collection, BlockShuffling(block_size), 32, fetch_factor=20, seed=0)
     after = []
     for _ in range(8):
         for _minibatch in dataset:

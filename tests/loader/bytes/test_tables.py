@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pwd
 import shutil
+from functools import partial
 from pathlib import Path
 
 import anndata as ad
@@ -14,7 +15,8 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.bytes.files import age
+from tests.loader import matrices
+from tests.loader.bytes.files import age, note_calls
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
 from tests.loader.storages.zarr_cells import quiet, write_cells
@@ -43,19 +45,14 @@ def write_csr(path, counts=COUNTS):
     ad.AnnData(sp.csr_matrix(counts)).write_h5ad(path, compression="gzip")
     with h5py.File(path, "r+") as file:
         for name in ("X/data", "X/indices"):
-            values = file[name][:]
-            del file[name]
-            file.create_dataset(name, data=values, chunks=(16,), compression="gzip")
+            matrices.replace(file, name, file[name][:], chunks=(16,), compression="gzip")
     return path
 
 
 def write_dense(path):
     ad.AnnData(COUNTS).write_h5ad(path)
     with h5py.File(path, "r+") as file:
-        attributes = dict(file["X"].attrs)
-        del file["X"]
-        file.create_dataset("X", data=COUNTS, chunks=(7, 9), compression="gzip")
-        file["X"].attrs.update(attributes)
+        matrices.replace(file, "X", COUNTS, chunks=(7, 9), compression="gzip")
     return path
 
 
@@ -89,20 +86,9 @@ def path(tmp_path):
 @pytest.fixture
 def made(monkeypatch):
     """Names of what was read to make tables, once for each time."""
-    called = list[str]()
-
-    def count(owner, name):
-        function = getattr(owner, name)
-
-        def counted(*arguments):
-            called.append(name)
-            return function(*arguments)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(_hdf5, "list_chunks")
-    count(_zarr, "_read_index")
-    count(StoredCsr, "_read_pointer")
+    called, names = list[str](), ("list_chunks", "_read_index", "_read_pointer")
+    for owner, name in zip((_hdf5, _zarr, StoredCsr), names, strict=True):
+        note_calls(monkeypatch, owner, name, partial(called.append, name))
     return called
 
 
@@ -434,12 +420,12 @@ class OpenedBefore:
         yield
         assert [*tables.glob("*.tables")]
 
-    def opened(self, path, case):
-        age(path)
-        for source in open_collection(path, elements=[case.element]).sources:
+    def opened(self, stored, case):
+        age(stored)
+        for source in open_collection(stored, elements=[case.element]).sources:
             for element in source.elements.values():
                 element.load_tables()
-        return path
+        return stored
 
 
 @pytest.mark.slow

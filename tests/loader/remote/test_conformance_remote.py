@@ -6,7 +6,6 @@ import pytest
 from tests.loader.storages.test_conformance import TestH5ad as H5ad
 from tests.loader.storages.test_conformance_tenx import TestTenx as Tenx
 from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
-from tests.servers.web import WebServer
 
 from cellfeed import open_collection
 from cellfeed.sources import Location
@@ -15,13 +14,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def url_of(tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp().parent
-    with WebServer(folder) as server:
-        yield lambda path: f"{server.url}/{path.absolute().relative_to(folder)}"
 
 
 class OnServer:
@@ -34,8 +26,8 @@ class OnServer:
     def url_of(self, url_of):
         self._url_of = url_of
 
-    def opened(self, path, case):
-        (source,) = open_collection(self._url_of(path), elements=[case.element]).sources
+    def opened(self, stored, case):
+        (source,) = open_collection(self._url_of(stored), elements=[case.element]).sources
         return source
 
 
@@ -56,5 +48,5 @@ class TestRemoteZarr(OnServer, Zarr):  # type: ignore[misc]
 class TestRemoteTenx(OnServer, Tenx):  # type: ignore[misc]
     max_examples = 10
 
-    def where(self, path):
-        return Location(self._url_of(path))
+    def opened(self, stored, case):
+        return Tenx.opened(self, Location(self._url_of(stored)), case)

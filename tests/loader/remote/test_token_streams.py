@@ -43,12 +43,6 @@ def server(root):
         yield server
 
 
-@pytest.fixture(scope="module")
-def web(tmp_path_factory):
-    with WebServer(tmp_path_factory.getbasetemp()) as server:
-        yield server.url, tmp_path_factory.getbasetemp()
-
-
 def assert_same(there, here):
     a, b = (open_collection(each, elements=ALL, obs=OBS) for each in (there, here))
     assert len(a) == len(b)
@@ -71,15 +65,14 @@ def as_bytes(rows):
 
 @settings(max_examples=15)
 @given(data=st.data())
-def test_windows_and_documents(new_folder, web, data):
-    url, base = web
+def test_windows_and_documents(new_folder, url_of, data):
     folder, block = new_folder(), data.draw(st.sampled_from([1, 16, 1000]))
     lengths, dtype = data.draw(LENGTHS), data.draw(st.sampled_from(DTYPES))
     written = write_stream(folder, lengths=lengths, dtype=dtype, block=block)
     names = [f"{k:03}" for k in range(len(lengths))]
     window = data.draw(st.integers(1, written.tokens.size))
     for options in ({"window": window}, {"documents": True}):
-        there = TokenStream(f"{url}/{folder.relative_to(base)}", shards=names, **options)
+        there = TokenStream(url_of(folder), shards=names, **options)
         here = TokenStream(folder, **options)
         assert there.n_tokens == here.n_tokens
         assert there.shard_names == here.shard_names

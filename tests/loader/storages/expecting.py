@@ -1,5 +1,6 @@
 """A source in memory, at a URL, whose store is told what to expect, and keeps record of it."""
 
+import itertools
 import threading
 import weakref
 import zlib
@@ -74,31 +75,42 @@ class Csr(ChunkedCsr):
         return np.array([f"gene{k}" for k in range(self.shape[1])], object)
 
 
+def compressed(values, chunk_shape):
+    """Return the chunks of an array, which are filled up with zeros."""
+    pieces = []
+    grid = [range(0, n, c) for n, c in zip(values.shape, chunk_shape, strict=True)]
+    for corner in itertools.product(*grid):
+        part = values[tuple(slice(k, k + c) for k, c in zip(corner, chunk_shape, strict=True))]
+        chunk = np.zeros(chunk_shape, values.dtype)
+        chunk[tuple(map(slice, part.shape))] = part
+        pieces.append(zlib.compress(chunk.tobytes()))
+    return pieces
+
+
+def array_of(store, name, values, chunk_shape, pieces, first=0):
+    """Return the array of chunks that lie one behind the other in the object of a store."""
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    offsets = first + np.cumsum(sizes) - sizes
+    return ChunkedArray(
+        name=name,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunk_shape=chunk_shape,
+        codec=chunk_codec("zlib"),
+        locations=ChunkTable(offsets, sizes, np.zeros(len(sizes), np.uint8)),
+        files=store,
+    )
+
+
 def expecting(matrix, url="s3://bucket/cells", chunk_length=16):
     """Return a collection of a CSR matrix whose arrays lie one behind the other, and its store."""
-    pieces, tables, at = [], [], 0
-    for values in (matrix.indices, matrix.data):
-        padded = np.pad(values, (0, -values.size % chunk_length))
-        compressed = [zlib.compress(part.tobytes()) for part in padded.reshape(-1, chunk_length)]
-        sizes = np.array([len(each) for each in compressed], np.int64)
-        offsets = at + np.cumsum(sizes) - sizes
-        tables.append(ChunkTable(offsets, sizes, np.zeros(len(sizes), np.uint8)))
-        pieces += compressed
-        at += int(sizes.sum())
-    store = ExpectingStore(url, b"".join(pieces))
+    parts, chunk_shape = {"indices": matrix.indices, "data": matrix.data}, (chunk_length,)
+    pieces = {name: compressed(values, chunk_shape) for name, values in parts.items()}
+    store = ExpectingStore(url, b"".join(pieces["indices"] + pieces["data"]))
+    firsts = {"indices": 0, "data": sum(map(len, pieces["indices"]))}
     indices, data = (
-        ChunkedArray(
-            name=name,
-            shape=values.shape,
-            dtype=values.dtype,
-            chunk_shape=(chunk_length,),
-            codec=chunk_codec("zlib"),
-            locations=table,
-            files=store,
-        )
-        for name, values, table in zip(
-            ("indices", "data"), (matrix.indices, matrix.data), tables, strict=True
-        )
+        array_of(store, name, values, chunk_shape, pieces[name], firsts[name])
+        for name, values in parts.items()
     )
     element = Csr(matrix.indptr.astype(np.int64), indices, data, matrix.shape[1])
     return Collection([Arriving(Location(url), {"X": element})]), store

@@ -8,22 +8,18 @@ import pytest
 from tests.loader.matrices import dense
 from tests.loader.storages.arriving import Arriving, Rows
 from tests.loader.storages.expecting import matrix_of
+from tests.loader.storages.suites import Suite
 
 from cellfeed import BlockShuffling, CellDataset, Collection, FormatError
 from cellfeed.sources import CsrRows, Location, StoredElement, expand
-from cellfeed.testing import SourceConformance
 
 
-class TestArriving(SourceConformance):
+class TestArriving(Suite):
     max_examples = 15
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            location = Location(f"memory://case/{new_path().name}")
-            return Arriving(location, {"X": Rows(case.matrix, case.var.index)}, case.obs)
-
-        return write
+    def stored(self, path, case):
+        location = Location(f"memory://case/{path.name}")
+        return Arriving(location, {"X": Rows(case.matrix, case.var.index)}, case.obs)
 
 
 class Wrong(StoredElement):

@@ -15,9 +15,9 @@ from tests.loader.storages.cells import (
     epoch_of,
     said_without,
 )
+from tests.loader.storages.suites import Suite
 
 from cellfeed import FormatError, open_collection
-from cellfeed.testing import SourceConformance
 
 cellstream = pytest.importorskip("cellstream")
 cell = pytest.importorskip("cellstream.cell")
@@ -136,31 +136,24 @@ def test_without_cellstream(stored, monkeypatch):
 
 
 @pytest.mark.slow
-class TestCellstream(SourceConformance):
+class TestCellstream(Suite):
+    suffix = ".csad"
     layouts = ("csr",)
     dtypes = ("<f4", "<f8")
     max_examples = 15
 
-    def cases(self, **options):
-        def storable(case):  # there are no archives without genes
-            return replace(case, n_vars=max(1, case.n_vars))
+    def storable(self, case):  # there are no archives without genes
+        return replace(case, n_vars=max(1, case.n_vars))
 
-        return super().cases(**options).map(storable)
-
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            path = new_path(".csad")
-            # Counts are stored as it does by default, with FastPFor; all else with zstd.
-            is_default = case.dtype == "<f4" and case.values == "counts"
-            dtype = np.dtype(case.dtype).name
-            options = {} if is_default else {"codec": "zstd", "data_dtype": dtype}
-            cell.write_cell_archive(
-                ad.AnnData(case.matrix, obs=case.obs, var=case.var),
-                path,
-                require_unique_indices=case.columns != "some twice",
-                **options,
-            )
-            return path
-
-        return write
+    def stored(self, path, case):
+        # Counts are stored as it does by default, with FastPFor; all else with zstd.
+        is_default = case.dtype == "<f4" and case.values == "counts"
+        dtype = np.dtype(case.dtype).name
+        options = {} if is_default else {"codec": "zstd", "data_dtype": dtype}
+        cell.write_cell_archive(
+            ad.AnnData(case.matrix, obs=case.obs, var=case.var),
+            path,
+            require_unique_indices=case.columns != "some twice",
+            **options,
+        )
+        return path

@@ -1,24 +1,13 @@
 """A source of another package whose chunks lie in an object store; public names alone."""
 
-import itertools
-import zlib
-
 import numpy as np
 import pytest
 from tests.loader.storages.arriving import Arriving
-from tests.loader.storages.expecting import Csr
+from tests.loader.storages.expecting import Csr, array_of, compressed
+from tests.loader.storages.suites import Suite
 
 from cellfeed import ParameterError
-from cellfeed.sources import (
-    ByteStore,
-    ChunkedArray,
-    ChunkedDense,
-    ChunkTable,
-    Location,
-    StoredElement,
-    chunk_codec,
-)
-from cellfeed.testing import SourceConformance
+from cellfeed.sources import ByteStore, ChunkedDense, Location, StoredElement, chunk_codec
 
 
 class Bucket(ByteStore):
@@ -40,49 +29,28 @@ class Bucket(ByteStore):
 
 def chunked(url, values, chunk_shape):
     """Compress chunks of an array, one behind the other."""
-    pieces = []
-    grid = [range(0, n, c) for n, c in zip(values.shape, chunk_shape, strict=True)]
-    for corner in itertools.product(*grid):
-        part = values[tuple(slice(k, k + c) for k, c in zip(corner, chunk_shape, strict=True))]
-        chunk = np.zeros(chunk_shape, values.dtype)
-        chunk[tuple(map(slice, part.shape))] = part
-        pieces.append(zlib.compress(chunk.tobytes()))
-    sizes = np.array([len(piece) for piece in pieces], np.int64)
-    table = ChunkTable(np.cumsum(sizes) - sizes, sizes, np.zeros(len(sizes), np.uint8))
-    return ChunkedArray(
-        name=url.rpartition("/")[2],
-        shape=values.shape,
-        dtype=values.dtype,
-        chunk_shape=chunk_shape,
-        codec=chunk_codec("zlib"),
-        locations=table,
-        files=Bucket(url, b"".join(pieces)),
-    )
+    pieces, name = compressed(values, chunk_shape), url.rpartition("/")[2]
+    store = Bucket(url, b"".join(pieces))
+    return array_of(store, name, values, chunk_shape, pieces)
 
 
 class Dense(ChunkedDense):
     var_names = Csr.var_names
 
 
-class TestChunksInABucket(SourceConformance):
+class TestChunksInABucket(Suite):
     max_examples = 15
+    decoded_here = True
 
-    def is_decoded_here(self, case):
-        return True
-
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            url = f"bucket://cases/{new_path().name}"
-            if case.layout == "dense":
-                element: StoredElement = Dense(chunked(f"{url}/X", case.dense, (7, 4)))
-            else:
-                indices = chunked(f"{url}/indices", case.indices, (11,))
-                data = chunked(f"{url}/data", case.data, (13,))
-                element = Csr(case.indptr.astype(np.int64), indices, data, case.n_vars)
-            return Arriving(Location(url), {"X": element}, case.obs)
-
-        return write
+    def stored(self, path, case):
+        url = f"bucket://cases/{path.name}"
+        if case.layout == "dense":
+            element: StoredElement = Dense(chunked(f"{url}/X", case.dense, (7, 4)))
+        else:
+            indices = chunked(f"{url}/indices", case.indices, (11,))
+            data = chunked(f"{url}/data", case.data, (13,))
+            element = Csr(case.indptr.astype(np.int64), indices, data, case.n_vars)
+        return Arriving(Location(url), {"X": element}, case.obs)
 
 
 def test_a_codec_that_is_not_known():

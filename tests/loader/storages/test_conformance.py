@@ -16,8 +16,9 @@ import pytest
 from anndata.io import write_elem
 from h5py import h5d, h5p
 from hypothesis import strategies as st
+from tests.loader.storages.suites import Suite
 
-from cellfeed.testing import SourceConformance, StoredCase
+from cellfeed.testing import StoredCase
 
 FILTERS: dict[str, Mapping[str, Any]] = {
     "none": {},
@@ -85,8 +86,9 @@ def storages(dtype: np.dtype[Any]) -> st.SearchStrategy[Hdf5Storage]:
     )
 
 
-class TestH5ad(SourceConformance):
-    dtypes = (*SourceConformance.dtypes, "|b1", "<f2", ">f4", ">i2", ">u8")
+class TestH5ad(Suite):
+    suffix = ".h5ad"
+    dtypes = (*Suite.dtypes, "|b1", "<f2", ">f4", ">i2", ">u8")
     index_dtypes = ("<i4", "<i8", "|u1", "|i1", "<u2", "<u4", "<u8", ">i4")
     elements = ("X", "X", "layers/counts", "raw/X")
     max_examples = 60
@@ -111,13 +113,8 @@ class TestH5ad(SourceConformance):
             and not is_hard(case)
         )
 
-    def opened(self, path, case):
-        """Return what is read of a file: by default it is opened by its path."""
-        return path
-
-    @pytest.fixture
-    def write(self, new_path):
-        return lambda case: self.opened(write_h5ad(new_path(".h5ad"), case), case)
+    def stored(self, path, case):
+        return write_h5ad(path, case)
 
 
 def write_h5ad(path, case):

@@ -6,12 +6,12 @@ from typing import Any, Literal
 import anndata as ad
 import h5py
 import numpy as np
-import pytest
 from anndata.io import write_elem
 from hypothesis import strategies as st
+from tests.loader.storages.suites import Suite
 from tests.loader.storages.zarr_cells import quiet, write_cells
 
-from cellfeed.testing import SourceConformance, StoredCase
+from cellfeed.testing import StoredCase
 
 pytestmark = quiet
 
@@ -33,7 +33,7 @@ class Storage:
         return rows, *(shape[1:] if self.has_whole_rows else (-(-n // 2) for n in shape[1:]))
 
 
-class TestImages(SourceConformance):
+class TestImages(Suite):
     layouts = ("dense",)
     dtypes = ("<f4", "|u1", ">i2", "|b1")
     elements = ("layers/images",)
@@ -57,34 +57,26 @@ class TestImages(SourceConformance):
         chunks = case.storage.chunks(shape)
         return is_native and (chunks is None or chunks[1:] == shape[1:])
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            storage, values = case.storage, case.dense
-            path = new_path(f".{storage.format[:4]}")
-            options: dict[str, Any] = (
-                {"chunks": storage.chunks(values.shape)} if values.size else {}
-            )
-            if storage.format == "h5ad":
-                if storage.is_compressed and values.size:
-                    options["compression"] = "gzip"
-                if options.get("chunks"):
-                    options["maxshape"] = (None, *values.shape[1:])
-                nullable = ad.settings.override(allow_write_nullable_strings=True)
-                with h5py.File(path, "w") as file, nullable:
-                    write_elem(file, "obs", case.obs)
-                    write_elem(file, "var", case.var)
-                    stored = file.create_dataset(case.element, data=values, **options)
-                    stored.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-                return path
-            if values.size:
-                options["compressors"] = "auto" if storage.is_compressed else None
-                if storage.is_sharded and storage.format == "zarr v3":
-                    options["shards"] = tuple(2 * n for n in options["chunks"])
-            values = values.astype(values.dtype.newbyteorder("="))
-            tables = {"element": case.element, "obs": case.obs, "var": case.var}
-            return write_cells(
-                path, values, zarr_format=int(storage.format[-1]), X=options, **tables
-            )
-
-        return write
+    def stored(self, path, case):
+        storage, values = case.storage, case.dense
+        path = path.with_suffix(f".{storage.format[:4]}")
+        options: dict[str, Any] = {"chunks": storage.chunks(values.shape)} if values.size else {}
+        if storage.format == "h5ad":
+            if storage.is_compressed and values.size:
+                options["compression"] = "gzip"
+            if options.get("chunks"):
+                options["maxshape"] = (None, *values.shape[1:])
+            nullable = ad.settings.override(allow_write_nullable_strings=True)
+            with h5py.File(path, "w") as file, nullable:
+                write_elem(file, "obs", case.obs)
+                write_elem(file, "var", case.var)
+                stored = file.create_dataset(case.element, data=values, **options)
+                stored.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+            return path
+        if values.size:
+            options["compressors"] = "auto" if storage.is_compressed else None
+            if storage.is_sharded and storage.format == "zarr v3":
+                options["shards"] = tuple(2 * n for n in options["chunks"])
+        values = values.astype(values.dtype.newbyteorder("="))
+        tables = {"element": case.element, "obs": case.obs, "var": case.var}
+        return write_cells(path, values, zarr_format=int(storage.format[-1]), X=options, **tables)

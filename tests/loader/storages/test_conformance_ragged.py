@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from tests.loader.storages.arriving import Arriving
+from tests.loader.storages.suites import Suite
 from tests.loader.storages.test_chunked_sources import chunked
 
 from cellfeed import TokenStream, TokenStreamWriter
@@ -51,21 +52,15 @@ class TestInMemory(SourceConformance):
         return write
 
 
-class TestInChunks(SourceConformance):
+class TestInChunks(Suite):
     layouts = ("ragged",)
     max_examples = 8
+    decoded_here = True
 
-    def is_decoded_here(self, case):
-        return True
-
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            url, rows = f"bucket://cases/{new_path().name}", rows_of(case)
-            element = ChunkedRagged(rows.offsets, chunked(url, rows.values, (13,)))
-            return Arriving(Location(url), {case.element: element}, case.obs)
-
-        return write
+    def stored(self, path, case):
+        url, rows = f"bucket://cases/{path.name}", rows_of(case)
+        element = ChunkedRagged(rows.offsets, chunked(url, rows.values, (13,)))
+        return Arriving(Location(url), {case.element: element}, case.obs)
 
 
 class Documents(TokenStream):
@@ -75,61 +70,49 @@ class Documents(TokenStream):
         return [name for name in super().obs_names() if name != "shard"]
 
 
-class TestDocuments(SourceConformance):
+class TestDocuments(Suite):
     layouts = ("ragged",)
     dtypes = ("<f4", "|b1", "|u1", "<u2", "<i8", "<f2")
     max_examples = 8
-
-    def is_decoded_here(self, case):
-        return True
+    decoded_here = True
 
     def storages(self, layout, dtype):
         return st.integers(1, 3)
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            folder, rows = new_path(), rows_of(case)
-            obs = case.obs.astype(object).where(case.obs.notna(), None).to_dict("records")
-            for k, some in enumerate(np.array_split(np.arange(case.n_rows), case.storage)):
-                options: Any = {"documents": True, "obs": {"plate": str, "number": float}}
-                with TokenStreamWriter(folder, case.dtype, shard=str(k), **options) as writer:
-                    for row in some.tolist():
-                        writer.append(rows.row(row), obs=obs[row])
-            stream = Documents(folder, documents=True)
-            stream.elements = {"X": stream.elements["X"]}
-            return stream
-
-        return write
+    def stored(self, path, case):
+        rows = rows_of(case)
+        obs = case.obs.astype(object).where(case.obs.notna(), None).to_dict("records")
+        for k, some in enumerate(np.array_split(np.arange(case.n_rows), case.storage)):
+            options: Any = {"documents": True, "obs": {"plate": str, "number": float}}
+            with TokenStreamWriter(path, case.dtype, shard=str(k), **options) as writer:
+                for row in some.tolist():
+                    writer.append(rows.row(row), obs=obs[row])
+        stream = Documents(path, documents=True)
+        stream.elements = {"X": stream.elements["X"]}
+        return stream
 
 
-class TestWindows(SourceConformance):
+class TestWindows(Suite):
     """Windows, of which each row of a dense matrix is one, over the borders of shards."""
 
     layouts = ("dense",)
     dtypes = ("<f4", "|b1", "|u1", "<u2", "<i8", "<f2")
     max_examples = 8
+    decoded_here = True
 
-    def is_decoded_here(self, case):
-        return True
-
-    def cases(self, **options):
-        return super().cases(**options).map(lambda case: replace(case, n_vars=max(1, case.n_vars)))
+    def storable(self, case):
+        return replace(case, n_vars=max(1, case.n_vars))
 
     def storages(self, layout, dtype):
         return st.lists(st.floats(0, 1), max_size=3)
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            folder, tokens = new_path(), case.dense.reshape(-1)
-            bounds = sorted(int(share * tokens.size) for share in case.storage)
-            for k, some in enumerate(np.split(tokens, bounds)):
-                with TokenStreamWriter(folder, case.dtype, shard=str(k)) as writer:
-                    writer.append(some)
-            return Windows(folder, case)
-
-        return write
+    def stored(self, path, case):
+        tokens = case.dense.reshape(-1)
+        bounds = sorted(int(share * tokens.size) for share in case.storage)
+        for k, some in enumerate(np.split(tokens, bounds)):
+            with TokenStreamWriter(path, case.dtype, shard=str(k)) as writer:
+                writer.append(some)
+        return Windows(path, case)
 
 
 class Windows(TokenStream):

@@ -9,12 +9,13 @@ import pytest
 import zarr
 from hypothesis import strategies as st
 from tests.loader.matrices import dense
+from tests.loader.storages.suites import Suite
 from tests.loader.storages.zarr_cells import as_type, delta, quiet, write_cells
 from tests.loader.zarr_stores import in_this_thread
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from cellfeed import open_collection
-from cellfeed.testing import SourceConformance, StoredCase
+from cellfeed.testing import StoredCase
 
 pytestmark = quiet
 
@@ -100,8 +101,9 @@ def storages(draw: st.DrawFn) -> ZarrStorage:
     )
 
 
-class TestZarr(SourceConformance):
-    dtypes = (*SourceConformance.dtypes, "|b1", "<f2")
+class TestZarr(Suite):
+    suffix = ".zarr"
+    dtypes = (*Suite.dtypes, "|b1", "<f2")
     index_dtypes = ("<i4", "<i8", "|u1", "<u2", "<u4", "<u8")
     elements = ("X", "X", "layers/counts", "raw/X")
     max_examples = 12
@@ -121,13 +123,8 @@ class TestZarr(SourceConformance):
             return None
         return case.storage.codec not in SLOW
 
-    def opened(self, path, case):
-        """Return what is read of a store: by default it is opened by its path."""
-        return path
-
-    @pytest.fixture
-    def write(self, new_path):
-        return lambda case: self.opened(write_store(new_path(".zarr"), case), case)
+    def stored(self, path, case):
+        return write_store(path, case)
 
 
 def write_store(path, case):

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.storages.arrow_files import dataset_of, write_dataset
 from tests.loader.storages.cells import labels_of
+from tests.loader.storages.suites import Suite
 
 from cellfeed import (
     BlockShuffling,
@@ -31,7 +32,6 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed._storages._huggingface import ArrowTable
-from cellfeed.testing import SourceConformance
 
 datasets = pytest.importorskip("datasets")
 
@@ -312,30 +312,22 @@ def test_without_pyarrow(folder, monkeypatch):
 # The suite, in folders and as objects
 
 
-class TestFolder(SourceConformance):
+class TestFolder(Suite):
     layouts = ("csr",)
     max_examples = 8
+    decoded_here: bool | None = True
 
-    def cases(self, **options):
-        def storable(case):  # there are no numbers of genes without genes, and only Arrow's own
-            return replace(case, n_vars=max(1, case.n_vars))
+    def storable(self, case):  # there are no numbers of genes without genes, and only Arrow's own
+        return replace(case, n_vars=max(1, case.n_vars))
 
-        return super().cases(**options).map(storable)
-
-    def is_decoded_here(self, case):
-        return True
-
-    @pytest.fixture
-    def write(self, new_path, monkeypatch):
+    @pytest.fixture(autouse=True)
+    def small_batches(self, monkeypatch):
         monkeypatch.setattr(datasets.config, "DEFAULT_MAX_BATCH_SIZE", 7)  # rows of a record batch
         datasets.disable_progress_bars()
 
-        def write(case):
-            folder = new_path()
-            write_dataset(folder, case, case.obs, num_shards=min(3, case.n_rows))
-            return HuggingFaceSource(folder, n_vars=case.n_vars, var_names=case.var.index)
-
-        return write
+    def stored(self, path, case):
+        write_dataset(path, case, case.obs, num_shards=min(3, case.n_rows))
+        return HuggingFaceSource(path, n_vars=case.n_vars, var_names=case.var.index)
 
 
 @pytest.mark.slow
@@ -343,14 +335,8 @@ class TestObject(TestFolder):
     """In memory, which pyarrow reads."""
 
     max_examples = 5
+    decoded_here = None
 
-    def is_decoded_here(self, case):
-        return None
-
-    @pytest.fixture
-    def write(self):
-        def write(case):
-            dataset = dataset_of(case, case.obs)
-            return HuggingFaceSource(dataset, n_vars=case.n_vars, var_names=case.var.index)
-
-        return write
+    def stored(self, path, case):
+        dataset = dataset_of(case, case.obs)
+        return HuggingFaceSource(dataset, n_vars=case.n_vars, var_names=case.var.index)

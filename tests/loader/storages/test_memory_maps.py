@@ -11,15 +11,9 @@ import pytest
 import scipy.sparse as sp
 from tests.loader.storages.cells import labels_of
 from tests.loader.storages.memory_maps import make_scdl, write_npy, write_scdl
+from tests.loader.storages.suites import Suite
 
-from cellfeed import (
-    FormatError,
-    MemoryMapSource,
-    ParameterError,
-    PathError,
-    open_collection,
-)
-from cellfeed.testing import SourceConformance
+from cellfeed import FormatError, MemoryMapSource, ParameterError, PathError, open_collection
 
 N_ROWS, N_VARS = 60, 300
 COUNTS = np.random.default_rng(0).poisson(0.3, (N_ROWS, N_VARS)).astype(np.float32)
@@ -231,53 +225,38 @@ class TestNpyFolder:
 
 
 @pytest.mark.slow
-class TestSuiteOfNpy(SourceConformance):
+class TestSuiteOfNpy(Suite):
     layouts = ("csr",)
     index_dtypes = ("<i4", "<i8", "<u2", "|u1")
-    dtypes = (*SourceConformance.dtypes, "<f2", "|b1")
+    dtypes = (*Suite.dtypes, "<f2", "|b1")
     max_examples = 20
 
     def is_decoded_here(self, case):
         return case.dtype != "<f2"
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            folder = write_npy(new_path(), case)
-            return MemoryMapSource(folder, obs=case.obs, var=case.var)
-
-        return write
+    def stored(self, path, case):
+        folder = write_npy(path, case)
+        return MemoryMapSource(folder, obs=case.obs, var=case.var)
 
 
 @pytest.mark.slow
-class TestSuiteOfScdl(SourceConformance):
+class TestSuiteOfScdl(Suite):
     layouts = ("csr",)
     dtypes = ("<f4",)
     max_examples = 5
+    decoded_here = True
 
-    def is_decoded_here(self, case):
-        return True
+    def storable(self, case):  # SCDL drops what is there twice, takes no empty matrix or odd values
+        case = replace(
+            case,
+            n_vars=max(1, case.n_vars),
+            density=max(0.5, case.density),
+            values="counts",
+            columns="in any order" if case.columns == "some twice" else case.columns,
+        )
+        while not case.indices.size:
+            case = replace(case, seed=case.seed + 1)
+        return case
 
-    def cases(self, **options):
-        def storable(case):  # SCDL drops what is there twice, takes no empty matrix or odd values
-            case = replace(
-                case,
-                n_vars=max(1, case.n_vars),
-                density=max(0.5, case.density),
-                values="counts",
-                columns="in any order" if case.columns == "some twice" else case.columns,
-            )
-            while not case.indices.size:
-                case = replace(case, seed=case.seed + 1)
-            return case
-
-        return super().cases(**options).map(storable)
-
-    @pytest.fixture
-    def write(self, new_path):
-        pytest.importorskip("bionemo.scdl")
-
-        def write(case):
-            return write_scdl(new_path(), case.matrix, case.obs, case.var)
-
-        return write
+    def stored(self, path, case):
+        return write_scdl(path, case.matrix, case.obs, case.var)

@@ -16,10 +16,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.loader.storages.cells import labels_of
+from tests.loader.storages.suites import Suite
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import ColumnError, FormatError, open_collection
-from cellfeed.testing import SourceConformance, StoredCase
 
 FORMATS = ["h5mu", "zarr v2", "zarr v3"]
 
@@ -135,26 +135,22 @@ def in_memory(mdata: mu.MuData, name: str) -> np.ndarray:
     return np.asarray(rows[adata.obs_names.get_indexer(mdata.obs_names)])
 
 
-class TestModality(SourceConformance):
+class TestModality(Suite):
     """Rows of the modality lie in another order than the cells."""
 
+    suffix = ".h5mu"
     dtypes = ("<f4", "|u1", "<i8")
     elements = ("mod/rna/X", "mod/rna/layers/counts")
     max_examples = 8
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write_case(case: StoredCase) -> Path:
-            path: Path = new_path(".h5mu")
-            order = np.random.default_rng(case.seed).permutation(case.n_rows)
-            rna = ad.AnnData(case.matrix[order], obs=case.obs.iloc[order][[]], var=case.var)
-            rna.layers["counts"] = rna.X
-            whole = ad.AnnData(obs=case.obs[[]])
-            obs = {name: case.obs[name] for name in case.obs}
-            write(path, {"whole": whole, "rna": rna}, obs=obs, compression="gzip")
-            return path
-
-        return write_case
+    def stored(self, path, case):
+        order = np.random.default_rng(case.seed).permutation(case.n_rows)
+        rna = ad.AnnData(case.matrix[order], obs=case.obs.iloc[order][[]], var=case.var)
+        rna.layers["counts"] = rna.X
+        whole = ad.AnnData(obs=case.obs[[]])
+        obs = {name: case.obs[name] for name in case.obs}
+        write(path, {"whole": whole, "rna": rna}, obs=obs, compression="gzip")
+        return path
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -242,9 +238,8 @@ def test_rows_that_are_of_no_known_cell_are_refused(tmp_path, obsmap):
         del file["obsmap/rna"]
         if obsmap is not None:
             file["obsmap/rna"] = np.array(obsmap, np.uint32)
-    with pytest.raises(
-        FormatError, match=f"^{path}: .*`obsmap/rna`.*; write the file again with m"
-    ):
+    said = f"^{path}: .*`obsmap/rna`.*; write the file again with m"
+    with pytest.raises(FormatError, match=said):
         open_collection(path, elements=["mod/rna/X"])
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.servers.web import WebServer
+from tests.loader.storages.suites import Suite
 
 from cellfeed import (
     BlockShuffling,
@@ -24,7 +24,6 @@ from cellfeed import (
     ParquetSource,
     open_collection,
 )
-from cellfeed.testing import SourceConformance
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -308,7 +307,7 @@ NEWER = OPTIONS.map(lambda options: options | {"version": "2.6"})
 GROUPS = st.lists(st.integers(1, 12), min_size=1, max_size=4)  # ragged row groups
 
 
-class TestLists(SourceConformance):
+class TestLists(Suite):
     """Genes have token ids; cells may begin with a marker."""
 
     layouts = ("csr",)
@@ -331,60 +330,39 @@ class TestLists(SourceConformance):
             }
         )
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            path, made = new_path(), case.storage
-            has_marker = (
-                made["lists"].get("with_marker", False) and np.dtype(case.dtype).kind != "u"
-            )
-            lists = lists_of(case, first_gene=3, **made["lists"] | {"with_marker": has_marker})
-            table = pa.table(lists | obs_columns(case.obs))
-            if made["n_files"]:
-                write_files(path, table, made["n_files"], made["groups"], **made["options"])
-            else:
-                write_groups(path, table, made["groups"], **made["options"])
-            genes = pd.DataFrame({"token_id": np.arange(3, 3 + case.n_vars)}, index=case.var.index)
-            return ParquetSource(path, gene_table=genes, n_markers=int(has_marker))
-
-        return write
+    def stored(self, path, case):
+        made = case.storage
+        has_marker = made["lists"].get("with_marker", False) and np.dtype(case.dtype).kind != "u"
+        lists = lists_of(case, first_gene=3, **made["lists"] | {"with_marker": has_marker})
+        table = pa.table(lists | obs_columns(case.obs))
+        if made["n_files"]:
+            write_files(path, table, made["n_files"], made["groups"], **made["options"])
+        else:
+            write_groups(path, table, made["groups"], **made["options"])
+        genes = pd.DataFrame({"token_id": np.arange(3, 3 + case.n_vars)}, index=case.var.index)
+        return ParquetSource(path, gene_table=genes, n_markers=int(has_marker))
 
 
 @pytest.mark.slow
-class TestColumnPerGene(SourceConformance):
+class TestColumnPerGene(Suite):
     layouts = ("dense",)
     max_examples = 12
 
-    def cases(self, **options):
-        def storable(case):  # there must be a gene
-            return replace(case, n_vars=max(1, case.n_vars))
-
-        return super().cases(**options).map(storable)
+    def storable(self, case):  # there must be a gene
+        return replace(case, n_vars=max(1, case.n_vars))
 
     def storages(self, layout, dtype):
         return st.fixed_dictionaries(
             {"groups": GROUPS, "options": NEWER, "n_files": st.integers(1, 3)}
         )
 
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            path, made = new_path(), case.storage
-            dense = case.dense
-            columns = {name: dense[:, k] for k, name in enumerate(case.var.index)}
-            table = pa.table(obs_columns(case.obs) | columns)
-            write_files(path, table, made["n_files"], made["groups"], **made["options"])
-            return ParquetSource(path, gene_columns=case.var.index.tolist())
-
-        return write
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    pytest.importorskip("obstore")
-    folder = tmp_path_factory.getbasetemp().parent
-    with WebServer(folder) as server:
-        yield folder, server.url
+    def stored(self, path, case):
+        made = case.storage
+        dense = case.dense
+        columns = {name: dense[:, k] for k, name in enumerate(case.var.index)}
+        table = pa.table(obs_columns(case.obs) | columns)
+        write_files(path, table, made["n_files"], made["groups"], **made["options"])
+        return ParquetSource(path, gene_columns=case.var.index.tolist())
 
 
 @pytest.mark.slow
@@ -394,15 +372,12 @@ class TestOnServer(TestLists):
     max_examples = 8
 
     @pytest.fixture
-    def write(self, new_path, root):
-        folder, url = root
-
+    def write(self, new_path, url_of):
         def write(case):
             path, made = new_path(".parquet"), case.storage
             table = pa.table(lists_of(case) | obs_columns(case.obs))
             write_groups(path, table, made["groups"], **made["options"])
             genes = pd.DataFrame({"token_id": range(case.n_vars)}, index=case.var.index)
-            where = f"{url}/{path.absolute().relative_to(folder)}"
-            return ParquetSource(where, gene_table=genes, n_markers=0)
+            return ParquetSource(url_of(path), gene_table=genes, n_markers=0)
 
         return write

@@ -23,6 +23,7 @@ from tests.loader.storages.cells import (
     said_without,
 )
 from tests.loader.storages.somas import write_experiment
+from tests.loader.storages.suites import Suite
 
 from cellfeed import (
     BlockShuffling,
@@ -33,7 +34,6 @@ from cellfeed import (
     SomaSource,
     open_collection,
 )
-from cellfeed.testing import SourceConformance
 
 pytest.importorskip("tiledbsoma")
 
@@ -164,15 +164,9 @@ def test_no_experiment(stored, tmp_path):
         open_collection("tiledb://account/experiment")
 
 
-def test_a_damaged_experiment(stored, tmp_path):
+def test_an_experiment_that_lacks_a_part(stored, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(stored[0], damaged)
-    for data in (damaged / "ms" / "RNA" / "X" / "data").rglob("a0.tdb"):
-        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    collection = open_collection(damaged)
-    with pytest.raises(FormatError, match=r"damaged: `ms/RNA/X/data` cannot be read by") as raised:
-        collection[:]
-    assert "\n" not in str(raised.value)
     shutil.rmtree(damaged / "obs")
     with pytest.raises(FormatError) as missing:
         open_collection(damaged)
@@ -222,7 +216,7 @@ def test_names_are_the_index_of_the_h5ad(tmp_path, cell_index, gene_index):
         assert found == 2 * adata.obs[name].tolist()
 
 
-class TestSoma(SourceConformance):
+class TestSoma(Suite):
     dtypes = ("<f4", "<f8", "|u1", "<i2", "<i8")
     elements = ("X", "layers/counts", "raw/X")
     max_examples = 5
@@ -230,24 +224,17 @@ class TestSoma(SourceConformance):
     def is_decoded_here(self, case):
         return bool(case.row_lengths.sum()) if case.layout == "csr" else None
 
-    def cases(self, **options):
-        def storable(case):  # there are no arrays without columns, no value twice, and no dense raw
-            return replace(
-                case,
-                n_vars=max(1, case.n_vars),
-                columns="in any order" if case.columns == "some twice" else case.columns,
-                layout="csr" if case.element == "raw/X" else case.layout,
-            )
+    def storable(self, case):  # no arrays without columns, no value twice, and no dense raw
+        return replace(
+            case,
+            n_vars=max(1, case.n_vars),
+            columns="in any order" if case.columns == "some twice" else case.columns,
+            layout="csr" if case.element == "raw/X" else case.layout,
+        )
 
-        return super().cases(**options).map(storable)
-
-    @pytest.fixture
-    def write(self, new_path):
-        def write(case):
-            adata = adata_of(case)
-            if adata.X is None:  # there must be one
-                other = sp.csr_matrix(case.matrix.shape, dtype=np.float32)
-                adata.X = other if case.layout == "csr" else other.toarray()
-            return write_experiment(new_path(), adata)
-
-        return write
+    def stored(self, path, case):
+        adata = adata_of(case)
+        if adata.X is None:  # there must be one
+            other = sp.csr_matrix(case.matrix.shape, dtype=np.float32)
+            adata.X = other if case.layout == "csr" else other.toarray()
+        return write_experiment(path, adata)
