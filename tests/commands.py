@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from click import Command
 from click.testing import CliRunner, Result
@@ -27,11 +27,16 @@ def cellfeed(*arguments: object) -> Result:
 
 
 @contextmanager
-def files_end_after(n_bytes: int) -> Iterator[None]:
-    """As on a full disk; only for a while, since pytest may write its own report to a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+def limited(which: int, most: int) -> Iterator[None]:
+    """Set a limit of this process for a while."""
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (most, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(which, before)
+
+
+def files_end_after(n_bytes: int) -> AbstractContextManager[None]:
+    """As on a full disk; only for a while, since pytest may write its own report to a file."""
+    return limited(resource.RLIMIT_FSIZE, n_bytes)

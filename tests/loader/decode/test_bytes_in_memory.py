@@ -362,9 +362,8 @@ class TestDamage:
         )  # fmt: skip
         layout: Any = zarr_layout(array.metadata.to_dict())
         store = Short(dict.fromkeys(range(17), bytes(500)))
-        with pytest.raises(
-            FormatError, match=r"index of the shard \(bytes .*: the file ends before"
-        ):
+        said = r"index of the shard \(bytes .*: the file ends before"
+        with pytest.raises(FormatError, match=said):
             zarr_array(layout, store, "x", no_tables(tmp_path), lost_is_zero=False)
 
 

@@ -9,13 +9,13 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.decode.test_chunks import chunked, read
 from tests.loader.fuzzing import MemoryFile, lzf_chunk
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, ParameterError, open_collection
-from cellfeed._decode import ChunkReads, Decoder
+from cellfeed._decode import ChunkReads
 from cellfeed._decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD
 from cellfeed.sources import ChunkedArray, ChunkTable
-from cellfeed.testing import GuardedPool
 
 SECOND = np.random.default_rng(1)
 
@@ -50,15 +50,9 @@ def deflated(values: np.ndarray, *pieces: tuple[int, int, int], wbits: int = 15)
 def array_of(stored: bytes, n: int, codec: int, dtype: Any = np.float32) -> ChunkedArray:
     """Return an array of one chunk."""
     locations = ChunkTable(np.zeros(1, np.int64), np.array([len(stored)]), np.zeros(1, np.uint8))
-    return ChunkedArray(
-        name="x",
-        shape=(n,),
-        dtype=np.dtype(dtype),
-        chunk_shape=(n,),
-        codec=codec,
-        locations=locations,
-        files=MemoryFile(stored),
-    )
+    values, file = np.empty(n, dtype), MemoryFile(stored)
+    array: ChunkedArray = chunked(values, n, locations, file, codec=codec)
+    return array
 
 
 def head(array: ChunkedArray, n: int, verify: Any = "never") -> tuple[np.ndarray, int]:
@@ -70,17 +64,8 @@ def of_ranges(
     array: ChunkedArray, bounds: list[tuple[int, int]], verify: Any = "never"
 ) -> tuple[np.ndarray, int]:
     """Read ranges of elements, and return how many bytes were decompressed for them."""
-    pool, itemsize = GuardedPool(), array.dtype.itemsize
-    starts = np.array([start for start, _ in bounds], np.int64)
-    counts = np.array([stop for _, stop in bounds], np.int64) - starts
-    buffer = pool.acquire(int(counts.sum()) * itemsize)
-    where = np.array([buffer.address], np.int64)
-    places = (np.cumsum(counts) - counts) * itemsize
-    done = array.reads_of_ranges(starts, counts, places, array.dtype).run(
-        where, Decoder(verify=verify)
-    )
-    pool.check()
-    return buffer.array(array.dtype, int(counts.sum())).copy(), done.n_decompressed
+    found, done = read(array, bounds, verify=verify)
+    return found, done.n_decompressed
 
 
 BLOCKS = {"stored": (0, zlib.Z_DEFAULT_STRATEGY), "fixed": (6, zlib.Z_FIXED)}

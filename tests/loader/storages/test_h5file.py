@@ -4,6 +4,7 @@ import multiprocessing
 import pickle
 import pkgutil
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import anndata as ad
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.bytes.files import age
+from tests.loader.bytes.files import age, note_calls
 from tests.loader.matrices import dense
 
 from cellfeed import (
@@ -51,20 +52,13 @@ def path(write_h5ad, records):
 def counted(monkeypatch):
     """Numbers of files opened, members and attributes looked up, and arrays read, by h5py."""
     counts = Counter[str]()
-
-    def count(owner, name, what):
-        function = getattr(owner, name)
-
-        def counting(*arguments, **options):
-            counts[what] += 1
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, counting)
-
-    count(h5py.h5f, "open", "files")
-    count(h5py.Group, "__getitem__", "members")
-    count(h5py.AttributeManager, "__getitem__", "attributes")
-    count(h5py.Dataset, "__getitem__", "arrays")
+    for owner, name, what in (
+        (h5py.h5f, "open", "files"),
+        (h5py.Group, "__getitem__", "members"),
+        (h5py.AttributeManager, "__getitem__", "attributes"),
+        (h5py.Dataset, "__getitem__", "arrays"),
+    ):
+        note_calls(monkeypatch, owner, name, partial(counts.update, [what]))
     return counts
 
 

@@ -167,9 +167,8 @@ class TestFilesThatChange:
             raise PermissionError
 
         monkeypatch.setattr(h5py, "File", refuse)
-        with pytest.raises(
-            PathError, match=f"^{path}: permission to read is denied; check its permissions"
-        ):
+        said = f"^{path}: permission to read is denied; check its permissions"
+        with pytest.raises(PathError, match=said):
             pickle.loads(copy)[:]
 
 

@@ -2,12 +2,13 @@
 
 import os
 import resource
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from tests.commands import limited
+from tests.loader.storages.cells import labels_of
 
 from cellfeed import (
     BlockShuffling,
@@ -31,25 +32,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-@contextmanager
-def most_open_files(n):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (n, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 def test_more_shards_than_files_may_be_open(folder):
-    with most_open_files(psutil.Process().num_fds() + 100):
+    with limited(resource.RLIMIT_NOFILE, psutil.Process().num_fds() + 100):
         stream = TokenStream(folder, WINDOW)
         elements = ["X", "spans", "metadata"]
         collection = open_collection(stream, elements=elements, obs=["kind", "shard"])
-        kind: Any = collection.obs["kind"]
         seen = list[int]()
         for cells in CellDataset(collection, BlockShuffling(1), 16, 4, seed=0, as_torch=False):
-            kinds = kind.decode(cells.obs["kind"])
+            kinds = labels_of(collection, "kind", cells.obs["kind"])
             for k, (row, spans) in enumerate(zip(cells.rows, stream.spans(cells), strict=True)):
                 shards = np.arange(WINDOW * row, WINDOW * (row + 1)) // N_TOKENS
                 assert np.array_equal(cells.X[k], shards)
@@ -67,7 +57,7 @@ def test_no_more_files_may_be_open(folder):
     collection = open_collection(stream, elements=["X", "spans"])
     taken = os.open(folder, os.O_RDONLY)
     try:
-        with most_open_files(taken + 1):
+        with limited(resource.RLIMIT_NOFILE, taken + 1):
             for fails in (lambda: TokenStream(folder, WINDOW), lambda: stream.read_obs(["kind"])):
                 with pytest.raises(PathError, match=r"too many files are open; .*`ulimit -n") as e:
                     fails()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import scipy.sparse as sp
 from hypothesis import settings
+from tests.commands import limited
 from tests.loader.matrices import dense
 from tests.loader.storages.arriving import Arriving
 from tests.loader.storages.zarr_cells import quiet
@@ -32,6 +33,7 @@ pytestmark = quiet
 
 ROOT = Path(__file__).parents[3]
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(40, 12)).astype(np.float32)
+CSR = sp.csr_matrix(COUNTS)
 
 
 @pytest.mark.process
@@ -94,13 +96,9 @@ class TestChunkShapes:
         """A GiB of zeros for each thread would be the end of many a process."""
         path = zarr_store((1 << 24, 16))
         (path / "X/c/0/0").write_bytes(np.full(2, -1, "<i8").tobytes())
-        before = resource.getrlimit(resource.RLIMIT_DATA)
         taken = psutil.Process().memory_info().data
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + (5 << 29), before[1]))
-        try:
+        with limited(resource.RLIMIT_DATA, taken + (5 << 29)):
             assert not open_collection(path)[:].X.any()
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, before)
 
     @pytest.mark.parametrize("shape", [(1 << 40, 12), (39, 12), (40, 1 << 40), (40, 11), (0, 12)])
     def test_of_arrays_that_the_tables_do_not_fit(self, zarr_store, shape):
@@ -111,13 +109,10 @@ class TestChunkShapes:
     def test_of_hdf5_that_are_larger_than_the_dataset(self, write_h5ad, replace):
         def edit(file):
             options = {"chunks": (1 << 29,), "maxshape": (None,), "compression": "gzip"}
-            attributes = dict(file["X/data"].attrs)
-            n = file["X/data"].size
-            del file["X/data"]
-            stored = file.create_dataset("X/data", shape=(n,), dtype=np.float32, **options)
-            stored.attrs.update(attributes)
+            shape = file["X/data"].shape
+            replace(file, "X/data", None, shape=shape, dtype=np.float32, **options)
 
-        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        path = write_h5ad(CSR, edit=edit)
         with pytest.raises(FormatError, match=f"^{path}: `X` cannot be read .chunks of shape"):
             open_collection(path)
 
@@ -131,23 +126,23 @@ class TestSizesOfChunks:
             replace(file, name, file[name][:], chunks=(16,), shuffle=True)
             file[name].id.write_direct_chunk((16,), bytes(8))
 
-        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        path = write_h5ad(CSR, edit=edit)
         problem = f"^{path}: `{name}` cannot be read .it has chunks that are not"
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
 
-    @pytest.mark.parametrize("compression", ["gzip", "lzf", hdf5plugin.Zstd()])
-    def test_of_row_pointers(self, write_h5ad, replace, compression):
+    @pytest.mark.parametrize(
+        "options", [{"compression": "gzip"}, {"compression": "lzf"}, dict(hdf5plugin.Zstd())]
+    )
+    def test_of_row_pointers(self, write_h5ad, replace, options):
         def edit(file):
-            options = compression if not isinstance(compression, str) else {}
-            options = dict(options) or {"compression": compression}
             replace(file, "X/indptr", file["X/indptr"][:], chunks=(16,), **options)
             with h5py.File("other", "w", driver="core", backing_store=False) as other:
                 small = other.create_dataset("x", data=np.arange(4), chunks=(4,), **options)
                 _, content = small.id.read_direct_chunk((0,))
             file["X/indptr"].id.write_direct_chunk((16,), content)
 
-        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
+        path = write_h5ad(CSR, edit=edit)
         problem = rf"^{path}: `X/indptr`, elements 16 to 32 \(bytes \d+ to \d+\): "
         with pytest.raises(FormatError, match=problem):
             open_collection(path)[:]
@@ -166,13 +161,9 @@ class TestSizesOfChunks:
 class TestNumbers:
     @pytest.mark.parametrize("name", ["X/indices", "X/indptr"])
     def test_row_pointers_and_columns_are_integers(self, write_h5ad, replace, name):
-        def edit(file):
-            replace(file, name, file[name][:] != 0)
-
-        path = write_h5ad(sp.csr_matrix(COUNTS), edit=edit)
-        with pytest.raises(
-            FormatError, match=f"/{name} is not an array of integers, but has shape"
-        ):
+        path = write_h5ad(CSR, edit=lambda file: replace(file, name, file[name][:] != 0))
+        said = f"/{name} is not an array of integers, but has shape"
+        with pytest.raises(FormatError, match=said):
             open_collection(path)
 
     @pytest.mark.parametrize("name", ["X/indices", "X/indptr"])
@@ -190,10 +181,10 @@ class TestNumbers:
             edit(file)
             file[name][1] += 0.5
 
-        collection = open_collection(write_h5ad(sp.csr_matrix(COUNTS), edit=edit))
+        collection = open_collection(write_h5ad(CSR, edit=edit))
         assert np.array_equal(dense(collection[:].X), COUNTS)
         assert collection.describe()["is_fast"].tolist() == [name == "X/indptr"]
-        path = write_h5ad(sp.csr_matrix(COUNTS), edit=with_half)
+        path = write_h5ad(CSR, edit=with_half)
         with pytest.raises(FormatError, match=f"{path}: .*has values that are not integers"):
             open_collection(path)[:]
 

@@ -87,9 +87,8 @@ def test_objects_beside_paths(adata, path):
 def test_an_object_that_is_given_twice(adata, path):
     source = MemoryMapSource(write_npy(path.with_suffix(""), adata.X))
     for given in (adata, AnnCollection([adata]), source):
-        with pytest.raises(
-            ParameterError, match=r"^the same `\w+` is given twice.*; give it once$"
-        ):
+        said = r"^the same `\w+` is given twice.*; give it once$"
+        with pytest.raises(ParameterError, match=said):
             open_collection([given, path, [given]])
 
 

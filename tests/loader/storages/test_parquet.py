@@ -262,13 +262,9 @@ class TestDecoding:
         pq.write_table(pa.table(lists), path)
         collection = open_collection(ParquetSource(path, n_vars=5))
         (described,) = collection.describe().to_dict("records")
-        assert described["chunk_shape"] == (n, 5)
-        assert described["rows_per_chunk"] == n
-        assert not described["is_fast"]
-        assert (
-            described["reason"]
-            == "through pyarrow: a row group of 20,000 rows is decoded for any of them"
-        )
+        reason = "through pyarrow: a row group of 20,000 rows is decoded for any of them"
+        wanted = {"chunk_shape": (n, 5), "rows_per_chunk": n, "is_fast": False, "reason": reason}
+        assert wanted.items() <= described.items()
         (line,) = re.findall("`(from .*)`", str(collection.slow_reading()))
         monkeypatch.chdir(tmp_path)
         exec(line)
@@ -419,9 +415,8 @@ class TestRefused:
     def test_other_tables_are_told_from_cells(self, tmp_path):
         path = tmp_path / "drugs.parquet"
         pq.write_table(pa.table({"drug": ["a"], "target": ["b"]}), path)
-        with pytest.raises(
-            FormatError, match=r"no known columns \(the first are drug, target\); .*gene_columns"
-        ):
+        said = r"no known columns \(the first are drug, target\); .*gene_columns"
+        with pytest.raises(FormatError, match=said):
             open_collection(path)
 
     def test_an_empty_folder_and_a_pattern_without_files(self, tmp_path):

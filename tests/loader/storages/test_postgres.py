@@ -20,6 +20,7 @@ from tests.loader.storages.cells import (
     assert_selected,
     make_adata,
 )
+from tests.loader.storages.suites import Suite
 
 from cellfeed import (
     BlockShuffling,
@@ -32,7 +33,6 @@ from cellfeed import (
     load_database,
     open_collection,
 )
-from cellfeed.testing import SourceConformance
 
 pytestmark = pytest.mark.server
 
@@ -149,9 +149,8 @@ def test_no_condition(stored, options, where, said):
 
 
 def test_no_collection(stored, postgres_server, options):
-    with pytest.raises(
-        PathError, match=r"there is no collection 'other'; give \?collection=.*cell"
-    ):
+    said = r"there is no collection 'other'; give \?collection=.*cell"
+    with pytest.raises(PathError, match=said):
         open_collection(f"{postgres_server.url}?collection=other", storage_options=options)
     with pytest.raises(FormatError, match=r"has no `layers/other`; its elements are: `X`, `lay"):
         open_collection(stored[0], elements=["layers/other"], storage_options=options)
@@ -257,17 +256,13 @@ def test_options_that_are_no_numbers(small, postgres_server, option, value):
 
 
 @pytest.mark.slow
-class TestPostgres(SourceConformance):
+class TestPostgres(Suite):
     dtypes = ("<f2", "<f4", "<f8", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "|b1")
     elements = ("X", "layers/counts", "raw/X")
     max_examples = 6
 
-    def cases(self, **options):
-        def storable(case):  # a value that is there twice is added up when it is loaded
-            columns = "in any order" if case.columns == "some twice" else case.columns
-            return replace(case, columns=columns)
-
-        return super().cases(**options).map(storable)
+    def storable(self, case):  # a value that is there twice is added up when it is loaded
+        return replace(case, columns="in any order") if case.columns == "some twice" else case
 
     @pytest.fixture
     def write(self, new_path, postgres_server):

@@ -101,9 +101,8 @@ def test_a_server_that_stays_away(server, load):
     dataset = dataset_of(url, server, retry_seconds=0.3)
     server.stop()
     try:
-        with pytest.raises(
-            RemoteError, match=r"cells? \d+.* cannot be read \(.*\); check"
-        ) as raised:
+        said = r"cells? \d+.* cannot be read \(.*\); check"
+        with pytest.raises(RemoteError, match=said) as raised:
             next(iter(dataset))
         with pytest.raises(RemoteError, match=r"cannot be read \(.*refused"):
             open_collection(url, storage_options=server.options)
@@ -200,9 +199,8 @@ def test_genes_and_cells_that_are_missing(server, load):
     with pytest.raises(FormatError, match="the names of genes are damaged; load"):
         _ = collection.var_names
     server.ask(f"DELETE FROM {name}.cells WHERE id = 3")
-    with pytest.raises(
-        FormatError, match=f"cells has only {adata.n_obs - 1} of {adata.n_obs} rows"
-    ):
+    said = f"cells has only {adata.n_obs - 1} of {adata.n_obs} rows"
+    with pytest.raises(FormatError, match=said):
         open_collection(url, obs=["plate"], storage_options=server.options)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CellDataset, open_collection, preshuffle
 from cellfeed.transforms import Log1p
@@ -61,18 +62,12 @@ def store(separate, new_folder):
     return out
 
 
-def dense(rows):
-    return rows.to_dense().numpy()
-
-
 def n_chunks(path, adata, elements, **options) -> int:
     """Return how many chunks an epoch decodes, whose minibatches are those of ``adata``."""
     genes = options.pop("genes", None)
     columns = [GENES.index(name) for name in genes or GENES]
     collection = open_collection(path, elements=elements, genes=genes)
-    dataset = CellDataset(
-        collection, BlockShuffling(4), batch_size=16, fetch_factor=4, seed=0, **options
-    )
+    dataset = CellDataset(collection, BlockShuffling(4), 16, fetch_factor=4, seed=0, **options)
     n_cells = 0
     for minibatch in dataset:
         rows, n_cells = np.asarray(minibatch.rows), n_cells + len(minibatch.rows)

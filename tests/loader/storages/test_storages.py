@@ -92,17 +92,15 @@ def test_what_nothing_opens(tmp_path, kind):
 
 
 def test_a_url_of_a_local_file():
-    with pytest.raises(
-        PathError, match=r"^file:///a\.h5ad: no storage opens file://; give its path$"
-    ):
+    said = r"^file:///a\.h5ad: no storage opens file://; give its path$"
+    with pytest.raises(PathError, match=said):
         open_collection("file:///a.h5ad")
 
 
 @pytest.mark.parametrize("given", ["a.h5ad", ["a.h5ad"], [], np.eye(3)])
 def test_a_collection_of_no_sources(given):
-    with pytest.raises(
-        ParameterError, match=r"must be a list of sources.*`open_collection\(paths\)`"
-    ):
+    said = r"must be a list of sources.*`open_collection\(paths\)`"
+    with pytest.raises(ParameterError, match=said):
         Collection(given)
 
 

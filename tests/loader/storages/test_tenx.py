@@ -237,9 +237,8 @@ class TestRefused:
     def test_a_file_that_is_none(self, tmp_path):
         with h5py.File(tmp_path / "x.h5", "w") as file:
             file["matrix"] = np.eye(3)
-        with pytest.raises(
-            FormatError, match="is not a feature-barcode matrix of 10x Genomics; give"
-        ):
+        said = "is not a feature-barcode matrix of 10x Genomics; give"
+        with pytest.raises(FormatError, match=said):
             TenxSource(tmp_path / "x.h5")
 
     def test_a_folder_of_them(self, path):

@@ -1,5 +1,7 @@
 """Windows and documents of token streams, with their spans, are those of NumPy."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,13 +9,7 @@ from hypothesis import strategies as st
 from tests.loader.storages.cells import labels_of
 from tests.loader.storages.streams import DTYPES, LENGTHS, delivered, write_stream
 
-from cellfeed import (
-    BlockShuffling,
-    CellDataset,
-    ParameterError,
-    TokenStream,
-    open_collection,
-)
+from cellfeed import BlockShuffling, CellDataset, ParameterError, TokenStream, open_collection
 from cellfeed._decode import ChunkReads
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed.transforms import Log1p
@@ -123,18 +119,13 @@ def test_ragged_tensors_padded_and_nested(stream):
 
 
 def test_in_numpy_with_a_function_of_the_user_s(stream):
+    def turn_twice(cells):
+        back = np.arange(len(cells))[::-1]
+        return cells[back][back]
+
     collection = open_collection(TokenStream(stream.folder, documents=True))
-    dataset = CellDataset(
-        collection,
-        BlockShuffling(1),
-        batch_size=2,
-        fetch_transform=lambda cells: cells[np.arange(len(cells))[::-1]][
-            np.arange(len(cells))[::-1]
-        ],
-        as_torch=False,
-        seed=0,
-    )
-    for cells in dataset:
+    options: Any = {"fetch_transform": turn_twice, "as_torch": False, "seed": 0}
+    for cells in CellDataset(collection, BlockShuffling(1), batch_size=2, **options):
         for k, row in enumerate(cells.rows.tolist()):
             assert cells.X.row(k).tobytes() == stream.documents[row].tobytes()
         assert cells.X.padded()["time"].shape[0] == len(cells)

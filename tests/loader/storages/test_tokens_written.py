@@ -199,9 +199,8 @@ def test_what_cannot_be_opened(tmp_path):
     with pytest.raises(FormatError, match="has no finished shard"):
         TokenStream(tmp_path)
     write(tmp_path, shard="a")
-    with pytest.raises(
-        FormatError, match=r"has 4 tokens but no window of 5 tokens; give a smaller"
-    ):
+    said = r"has 4 tokens but no window of 5 tokens; give a smaller"
+    with pytest.raises(FormatError, match=said):
         TokenStream(tmp_path, 5)
     with pytest.raises(FormatError, match=r"a\.tokens: was written without documents; leave out"):
         TokenStream(tmp_path, documents=True)
@@ -210,9 +209,8 @@ def test_what_cannot_be_opened(tmp_path):
             TokenStream(tmp_path, **options)
     with TokenStreamWriter(tmp_path, "int32", shard="b") as writer:
         writer.append([1])
-    with pytest.raises(
-        FormatError, match=r"b\.tokens: has tokens of int32, but a\.tokens of uint16"
-    ):
+    said = r"b\.tokens: has tokens of int32, but a\.tokens of uint16"
+    with pytest.raises(FormatError, match=said):
         TokenStream(tmp_path, 2)
 
 
@@ -268,9 +266,8 @@ def test_bytes_that_changed_are_found(shard):
     for path in shard.glob("*.bin"):
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(
-            FormatError, match=rf"{path.name}: its bytes have changed since it was written"
-        ):
+        said = rf"{path.name}: its bytes have changed since it was written"
+        with pytest.raises(FormatError, match=said):
             stream.verify()
         path.write_bytes(content)
 
@@ -278,9 +275,8 @@ def test_bytes_that_changed_are_found(shard):
 def test_a_later_version(shard):
     header = json.loads((shard / "shard.json").read_text())
     (shard / "shard.json").write_text(json.dumps(header | {"version": 2}))
-    with pytest.raises(
-        FormatError, match="is of version 2, but this cellfeed reads 1; update cellfeed"
-    ):
+    said = "is of version 2, but this cellfeed reads 1; update cellfeed"
+    with pytest.raises(FormatError, match=said):
         TokenStream(shard.parent)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import scipy.sparse as sp
+from tests.commands import limited
 from tests.loader.matrices import dense
 from tests.loader.storages.memory_maps import write_npy
 from tests.loader.storages.zarr_cells import quiet
@@ -53,14 +54,21 @@ NAMES = (
 
 
 def minibatches(collection, **options):
-    dataset = CellDataset(
-        collection, BlockShuffling(8), batch_size=32, fetch_factor=4, seed=3, dense=True, **options
-    )
+    dataset = CellDataset(collection, BlockShuffling(8), 32, 4, seed=3, dense=True, **options)
     return dataset, delivered(dataset)
 
 
 def delivered(dataset):
     return [(each.rows.tolist(), np.asarray(each.X)) for each in dataset]
+
+
+def left_by_an_epoch(dataset, files):
+    """Return the share of pages that an epoch leaves in the cache."""
+    drop_pages(files)
+    if share_of_pages(files) != 0:
+        pytest.skip("this file system keeps what it was asked to drop")
+    assert sum(len(each.rows) for each in dataset) == N_CELLS
+    return share_of_pages(files)
 
 
 def files_of(path):
@@ -93,11 +101,7 @@ class TestEachStorage:
             collection = open_collection(stores / name, uncached=uncached)
             collection = pickle.loads(pickle.dumps(collection))  # as it comes to workers
             dataset, _ = minibatches(collection)  # by which tables are read
-            drop_pages(files)
-            if share_of_pages(files) != 0:
-                pytest.skip("this file system keeps what it was asked to drop")
-            assert sum(len(each.rows) for each in dataset) == N_CELLS
-            left[uncached] = share_of_pages(files)
+            left[uncached] = left_by_an_epoch(dataset, files)
         assert left[True] < 0.02
         assert left[False] > 0.2
 
@@ -105,20 +109,11 @@ class TestEachStorage:
 class TestPages:
     def test_of_files_that_do_not_stay_open(self, stores):
         """Too many to stay open: read, and dropped, by their paths."""
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = files_of(stores / "dense-v2.zarr")
-        few = psutil.Process().num_fds() + 32
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
-        try:
+        with limited(resource.RLIMIT_NOFILE, psutil.Process().num_fds() + 32):
             collection = open_collection(stores / "dense-v2.zarr", uncached=True)
             dataset, _ = minibatches(collection)
-            drop_pages(files)
-            if share_of_pages(files) != 0:
-                pytest.skip("this file system keeps what it was asked to drop")
-            assert sum(len(each.rows) for each in dataset) == N_CELLS
-            assert share_of_pages(files) < 0.02
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert left_by_an_epoch(dataset, files) < 0.02
 
     def test_that_were_written_and_are_not_on_the_disk_yet_are_read(self, tmp_path):
         path = tmp_path / "new.h5ad"
@@ -137,15 +132,13 @@ class TestRefusals:
         with pytest.raises(ParameterError, match="is not local"):
             open_collection("https://example.org/a.h5ad", uncached=True)
         write_npy(tmp_path / "maps", sp.csr_matrix(COUNTS))
-        with pytest.raises(
-            ParameterError, match="is memory-mapped CSR, but `uncached` is only for"
-        ):
+        said = "is memory-mapped CSR, but `uncached` is only for"
+        with pytest.raises(ParameterError, match=said):
             open_collection(tmp_path / "maps", uncached=True)
 
     def test_of_what_is_open(self, stores):
         (source,) = open_collection(stores / "gzip.h5ad").sources
         assert isinstance(source, Source)
-        with pytest.raises(
-            ParameterError, match=r"applies only to paths, but got an open .*; give its path"
-        ):
+        said = r"applies only to paths, but got an open .*; give its path"
+        with pytest.raises(ParameterError, match=said):
             open_collection([source], uncached=True)
