@@ -1,4 +1,4 @@
-"""Minibatches hold the cells of the plan: however they are made, and whichever process reads."""
+"""Minibatches hold the cells of the plan, and controls: however made, whichever process reads."""
 
 import pickle
 from typing import Any
@@ -9,6 +9,9 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.loader.dataset.in_turns import in_parts
 from tests.loader.matrices import dense
 from torch.utils.data import DataLoader
 
@@ -16,18 +19,23 @@ from cellfeed import (
     BlockShuffling,
     CellDataset,
     Cells,
+    ColumnError,
     InterleavedDatasets,
     MatchedControls,
     Minibatch,
     ParameterError,
+    StateError,
     Streaming,
     open_collection,
 )
+from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    # `LoaderInTurns` starts workers in its own way.
+    pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning"),
+]
 N, N_GENES, K = 240, 900, 2
 
 
@@ -91,8 +99,9 @@ def collection(folder):
 
 
 def dataset_of(collection, strategy="cells", **options):
+    """Over a strategy, which may be given by its name."""
     sizes = {"batch_size": 32, "fetch_factor": 3, "seed": 0, "num_threads": 2}
-    return CellDataset(collection, STRATEGIES[strategy], **sizes | options)
+    return CellDataset(collection, STRATEGIES.get(strategy, strategy), **sizes | options)
 
 
 def check(minibatch, adata, options):
@@ -123,7 +132,13 @@ def check(minibatch, adata, options):
         assert np.array_equal(cells.obs["drug"], adata.obs["drug"].cat.codes.iloc[rows])
     rows = np.asarray(minibatch.rows)[:, None]
     if controls is not None:
-        rows = np.hstack([rows, np.asarray(controls.rows).reshape(-1, K)])
+        assert controls.controls is None
+        own = np.asarray(controls.rows).reshape(-1, K)
+        drug, plate = adata.obs["drug"].to_numpy(), adata.obs["plate"].to_numpy()
+        assert (drug[own] == "DMSO").all()
+        assert (drug[rows] != "DMSO").all()
+        assert (plate[own] == plate[rows]).all()
+        rows = np.hstack([rows, own])
     return rows.tolist()
 
 
@@ -252,3 +267,77 @@ class TestNamesOfCells:
     def test_are_wanted_or_not(self, folder):
         with pytest.raises(ParameterError, match=r"`obs_names` must be True or False.*in `obs`$"):
             open_collection(folder, obs_names=["plate"])  # type: ignore[arg-type]
+
+
+class TestControls:
+    @pytest.mark.slow
+    @settings(max_examples=5)
+    @given(data=st.data())
+    def test_stopped_and_resumed_on_other_ranks_and_workers(self, collection, adata, data):
+        """Each cell once, with the controls that it has without a stop."""
+
+        def dataset(rank=0, n_ranks=1):
+            ranks = {"rank": rank, "world_size": n_ranks}
+            return dataset_of(collection, "cells and controls", batch_size=8, **ranks)
+
+        def rows_of(minibatches):
+            return [tuple(row) for each in minibatches for row in check(each, adata, {})]
+
+        expected = rows_of(dataset())
+        found, n_added = in_parts(data.draw, dataset, most=25)
+        seen = rows_of(found)
+        assert {*seen} == {*expected}
+        assert len(seen) - len(expected) <= n_added
+
+    def test_count_in_memory_and_statistics(self, collection):
+        dataset, alone = (dataset_of(collection, each) for each in ("cells and controls", "cells"))
+        assert dataset.buffer_bytes == pytest.approx((1 + K) * alone.buffer_bytes, abs=K + 1)
+        n = sum(len(each) for each in dataset)
+        assert dataset.statistics().n_cells == n
+
+    def test_are_read_by_stages_after_their_minibatch(self, collection):
+        plan = dataset_of(collection, "cells and controls", batch_size=8).plan(epoch=0)
+        with FetchStages(collection, batch_size=8) as stages:
+            groups = stages.to_minibatches(stages.read(stages.plan(plan.fetch(0))))
+        assert [len(each) for each in groups] == [8, 8 * K] * 3
+
+    def test_of_blocks_are_neighbours(self, collection, adata):
+        """A fetch reads fewer runs of controls than with single ones."""
+
+        def n_runs(block_size):
+            strategy = MatchedControls(
+                BlockShuffling(16), "drug", "DMSO", "plate", control_block_size=block_size
+            )
+            fetch = (
+                dataset_of(collection, strategy, batch_size=8, fetch_factor=8)
+                .plan(epoch=0)
+                .fetch(0)
+            )
+            controls = np.flatnonzero(adata.obs["drug"] == "DMSO")
+            places = np.searchsorted(controls, np.unique(fetch.rows[fetch.others]))
+            return np.count_nonzero(np.diff(places) > 1) + 1
+
+        assert n_runs(16) < n_runs(1) / 2
+
+    def test_refused(self, collection):
+        blocks = BlockShuffling(4)
+        strategy = MatchedControls(blocks, ["x", "y"] * (N // 2), "x")
+        told = r"^controls and neighbours come beside .*got a ndarray; open it"
+        with pytest.raises(ParameterError, match=told):
+            dataset_of(np.zeros((N, 3)), strategy, num_threads=None)
+        own = {"strategy": "cells and controls"}
+        told = r"^controls and neighbours come beside the cells of "
+        with pytest.raises(ParameterError, match=told):
+            dataset_of(collection, **own, batch_callback=lambda cells, rows: cells[rows])
+        told = r"^`fetch_transform` must return Cells .* is ndarray"
+        with pytest.raises(ParameterError, match=told):
+            next(
+                iter(dataset_of(collection, **own, fetch_transform=lambda cells: cells.obs["drug"]))
+            )
+        with pytest.raises(ColumnError, match="no obs column 'dose'"):
+            dataset_of(collection, MatchedControls(blocks, "drug", "DMSO", ["dose"]))
+        with pytest.raises(ParameterError, match="not read yet"):
+            MatchedControls(blocks, "drug", "DMSO").n_positions(N)
+        other = dataset_of(collection, MatchedControls(blocks, "drug", "DMSO", "plate"))
+        with pytest.raises(StateError, match="k=1 there, k=2 here"):
+            dataset_of(collection, **own).load_state_dict(other.state_dict())

@@ -1,6 +1,5 @@
 """Blocks that begin where chunks do, against boundaries that NumPy finds among all rows."""
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,14 @@ class Files:
 
     def __call__(self) -> Sequence[ChunkedRows]:
         return self.rows
+
+
+def blocks_of(block_size: int, **rows: Any) -> BlockShuffling:
+    """Blocks that begin where the chunks of one file do."""
+    return BlockShuffling(block_size, align=ChunkStarts(Files([ChunkedRows(**rows)])))
+
+
+NINE: dict[str, Any] = {"n_rows": 9, "chunk_size": 4, "row_size": 1}
 
 
 @st.composite
@@ -95,7 +102,7 @@ def chunks_of(case: StrategyCase) -> NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def blocks_of(case: StrategyCase) -> list[list[int]]:
+def expected_blocks(case: StrategyCase) -> list[list[int]]:
     """What the docstring says, block by block; some have no rows."""
     strategy: Any = case.strategy
     rows, size = case.available, strategy.block_size
@@ -114,7 +121,7 @@ def whole_epoch(case: StrategyCase, key: int) -> list[int]:
 
 @given(cases, keys)
 def test_an_epoch_is_of_these_blocks_in_another_order(case, key):
-    left = [block for block in blocks_of(case) if block]
+    left = [block for block in expected_blocks(case) if block]
     epoch = whole_epoch(case, key)
     while epoch:
         (block,) = [each for each in left if each[0] == epoch[0]]
@@ -127,7 +134,7 @@ def test_an_epoch_is_of_these_blocks_in_another_order(case, key):
 @given(cases)
 def test_block_sizes_are_those_of_the_blocks(case):
     strategy: Any = case.strategy
-    sizes = np.array([len(block) for block in blocks_of(case) if block])
+    sizes = np.array([len(block) for block in expected_blocks(case) if block])
     found = strategy.block_sizes(case.n_rows)
     assert (found.n_blocks, found.largest) == (sizes.size, sizes.max())
     assert found.mean == pytest.approx(sizes.mean())
@@ -138,10 +145,9 @@ def test_many_blocks_are_found_by_groups_of_them():
     """More than are summed together, and more than are permuted together."""
     rng = np.random.default_rng(0)
     pointer = np.cumsum([0, *rng.integers(0, 20, 30_000)])
-    of = ChunkStarts(Files([ChunkedRows(n_rows=30_000, chunk_size=50, pointer=pointer)]))
-    strategy = BlockShuffling(4, align=of)
+    strategy = blocks_of(4, n_rows=30_000, chunk_size=50, pointer=pointer)
     case = StrategyCase(strategy=strategy, n_rows=30_000)
-    expected = {block[0]: block for block in blocks_of(case) if block}
+    expected = {block[0]: block for block in expected_blocks(case) if block}
     epoch = whole_epoch(case, 5)
     found = list[int]()
     while len(found) < 30_000:
@@ -154,14 +160,13 @@ def test_many_blocks_are_found_by_groups_of_them():
 
 
 def test_the_order_stays_what_it_is():
-    rows = ChunkedRows(n_rows=12, chunk_size=10, pointer=np.arange(0, 39, 3))
-    order = BlockShuffling(2, align=ChunkStarts(Files([rows]))).epoch_order(n_rows=12, epoch_key=7)
+    strategy = blocks_of(2, n_rows=12, chunk_size=10, pointer=np.arange(0, 39, 3))
+    order = strategy.epoch_order(n_rows=12, epoch_key=7)
     assert order(np.arange(12)).tolist() == [0, 1, 2, 3, 7, 8, 9, 4, 5, 6, 10, 11]
 
 
 def test_all_orders_of_blocks_come_equally_often():
-    rows = ChunkedRows(n_rows=7, chunk_size=2, row_size=1)
-    strategy = BlockShuffling(1, align=ChunkStarts(Files([rows])))
+    strategy = blocks_of(1, n_rows=7, chunk_size=2, row_size=1)
     counts = np.zeros(4)
     for key in range(2000):
         first = strategy.epoch_order(n_rows=7, epoch_key=key)(np.array([0]))
@@ -170,8 +175,7 @@ def test_all_orders_of_blocks_come_equally_often():
 
 
 def test_what_an_epoch_keeps_is_8_bytes_for_1024_blocks():
-    rows = ChunkedRows(n_rows=1_000_000, chunk_size=3, row_size=1)
-    strategy = BlockShuffling(10, align=ChunkStarts(Files([rows])))
+    strategy = blocks_of(10, n_rows=1_000_000, chunk_size=3, row_size=1)
     assert strategy.prepared_bytes(1_000_000) == 8 * 98
     assert BlockShuffling(10).prepared_bytes(1_000_000) == 0
 
@@ -183,7 +187,7 @@ def test_a_copy_reads_where_rows_begin_anew():
 
         def __call__(self) -> list[ChunkedRows]:
             self.n += 1
-            return [ChunkedRows(n_rows=9, chunk_size=4, row_size=1)]
+            return [ChunkedRows(**NINE)]
 
     counted = Counted()
     starts = ChunkStarts(counted)
@@ -193,13 +197,6 @@ def test_a_copy_reads_where_rows_begin_anew():
     for _ in range(2):
         assert starts.blocks(None, 2).sizes().n_blocks == 3
     assert counted.n == 1
-
-
-def test_pickles_hold_no_row_pointer():
-    rows = ChunkedRows(n_rows=9, chunk_size=4, row_size=1)
-    starts = ChunkStarts(Files([rows]))
-    copy = pickle.loads(pickle.dumps(starts))
-    assert copy.blocks(None, 2).sizes() == starts.blocks(None, 2).sizes()
 
 
 def test_sizes_of_blocks_that_are_not_aligned():
@@ -213,8 +210,7 @@ def test_sizes_of_blocks_that_are_not_aligned():
 
 @pytest.mark.parametrize("block_size", [10, 2**62, 2**63 - 1])
 def test_one_block_of_all(block_size):
-    rows = ChunkedRows(n_rows=9, chunk_size=4, row_size=1)
-    strategy = BlockShuffling(block_size, align=ChunkStarts(Files([rows])))
+    strategy = blocks_of(block_size, **NINE)
     assert strategy.epoch_order(n_rows=9, epoch_key=0)(np.arange(9)).tolist() == list(range(9))
 
 
@@ -240,8 +236,7 @@ class TestRefused:
             BlockShuffling(16).block_sizes(0)
 
     def test_a_collection_of_other_rows(self):
-        rows = ChunkedRows(n_rows=9, chunk_size=4, row_size=1)
-        strategy = BlockShuffling(2, align=ChunkStarts(Files([rows])))
+        strategy = blocks_of(2, **NINE)
         with pytest.raises(ParameterError, match="of 9 rows, but this one has 10"):
             strategy.epoch_order(n_rows=10, epoch_key=0)
 

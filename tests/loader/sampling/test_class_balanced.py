@@ -153,6 +153,7 @@ class TestObsColumn:
         np.array([10**15, -1, 7]),
         np.array([np.nan, 0.5, 2]),
         ["B", None, "NK"],
+        ["-1", "a", "b"],
         pd.Categorical([None, "B", "NK"]),
         pd.Series(["B", "NK", None]),
     ],
@@ -160,7 +161,7 @@ class TestObsColumn:
 )
 @pytest.mark.parametrize("kind", [ClassBalancedSampling, GroupedSampling])
 def test_minus_one_is_missing_whatever_the_dtype(labels, kind):
-    """As NaN and None are; other negative numbers are classes."""
+    """As NaN and None are; other negative numbers, and what is text, are classes."""
     of_ten = labels.repeat(10) if hasattr(labels, "repeat") else np.repeat(labels, 10).tolist()
     options = {"set_size": 2} if kind is GroupedSampling else {"total_size": 40}
     dataset = CellDataset(np.repeat(np.arange(3), 10), kind(of_ten, **options), 4, seed=0)
@@ -192,9 +193,3 @@ def test_masked_weights_and_indices_are_refused():
         BlockShuffling(4, indices=masked)
     unmasked: Any = BlockShuffling(4, indices=np.ma.array([3, 4])).indices
     assert unmasked.tolist() == [3, 4]
-
-
-def test_minus_one_as_text_is_a_class():
-    labels = ["-1"] * 10 + ["a"] * 10
-    dataset = CellDataset(np.arange(20), ClassBalancedSampling(labels), 20, seed=0)
-    assert set(np.concatenate(list(dataset)).tolist()) == set(range(20))

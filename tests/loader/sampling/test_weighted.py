@@ -15,7 +15,6 @@ from tests.loader.sampling.epochs import counts_of, epoch_of, totals_of
 from cellfeed import (
     BlockWeightedSampling,
     ClassBalancedSampling,
-    EpochPlan,
     ParameterError,
     SamplingStrategy,
 )
@@ -116,19 +115,15 @@ class TestWithReplacement:
 
 class TestWithoutReplacement:
     @given(weighted(), st.data(), st.integers(1, 40), keys)
-    def test_no_cell_comes_twice(self, weights, data, block, key):
+    def test_no_cell_comes_twice_and_those_whose_weight_asks_for_it_always(
+        self, weights, data, block, key
+    ):
         total = data.draw(st.integers(1, int(np.count_nonzero(weights))))
         strategy = BlockWeightedSampling(block, weights=weights, total_size=total, replace=False)
         counts = counts_of(strategy, len(weights), key)
         assert counts.sum() == total
         assert counts.max() == 1
         assert not counts[np.array(weights) == 0].any()
-
-    @given(weighted(), st.data(), keys)
-    def test_cells_whose_weight_asks_for_it_come_always(self, weights, data, key):
-        total = data.draw(st.integers(1, int(np.count_nonzero(weights))))
-        strategy = BlockWeightedSampling(4, weights=weights, total_size=total, replace=False)
-        counts = counts_of(strategy, len(weights), key)
         certain = [each == 1 for each in inclusions(weights, total)]
         # What is rounded to 2^-61 may be a little less than certain.
         assert counts[certain].all()
@@ -212,35 +207,6 @@ class TestBlocks:
         assert abs(np.corrcoef(firsts, np.arange(1000))[0, 1]) < 0.2
 
 
-WEIGHTS_OF_GOLDEN = [0, 1, 2, 3, 4, 0.5] * 4
-LABELS_OF_GOLDEN = np.repeat([0, 1, 2], [15, 6, 3])
-GOLDEN = {
-    "weighted": (
-        BlockWeightedSampling(4, weights=WEIGHTS_OF_GOLDEN),
-        [21, 7, 22, 19, 21, 4, 22, 16, 20, 16, 8, 4, 15, 3, 13, 3, 10, 1, 9, 15, 10, 9, 14, 2],
-    ),
-    "without replacement": (
-        BlockWeightedSampling(4, weights=WEIGHTS_OF_GOLDEN, total_size=12, replace=False),
-        [9, 4, 15, 21, 10, 3, 14, 16, 22, 19, 7, 1],
-    ),
-    "balanced": (
-        ClassBalancedSampling(LABELS_OF_GOLDEN, 4),
-        [22, 11, 23, 21, 22, 9, 23, 21, 22, 21, 13, 7, 20, 6, 18, 4, 16, 0, 15, 19, 17, 15, 18, 2],
-    ),
-}
-
-
-@pytest.mark.parametrize(("strategy", "expected"), GOLDEN.values(), ids=GOLDEN)
-def test_golden_order(strategy, expected):
-    """Golden: pins the order across versions; a run that is resumed relies on it.
-
-    If this fails, training runs cannot be resumed across the change. Say so in CHANGELOG.md.
-    """
-    plan = EpochPlan(strategy=strategy, n_rows=24, batch_size=6, fetch_factor=2, seed=42, epoch=3)
-    rows = np.concatenate([plan.delivered_rows(k)[0] for k in range(plan.n_fetches)])
-    assert rows.tolist() == expected
-
-
 class TestLargeCollections:
     def test_a_billion_cells_alike_need_no_memory(self):
         strategy = BlockWeightedSampling(8, total_size=10**7, replace=False)
@@ -272,24 +238,40 @@ class TestLargeCollections:
         assert strategy.prepared_bytes(1 << 20) == 0
 
 
-BAD_WEIGHTS = {
-    "negative": ([1, -1], r"weights\[1\] is -1.0"),
-    "nan": ([1, float("nan")], r"weights\[1\] is nan"),
-    "infinite": ([float("inf"), 1], r"weights\[0\] is inf"),
-    "zero": ([0, 0, 0], "none of 3 cells has a weight above 0"),
-    "empty": ([], r"one-dimensional numbers.*shape \(0,\)"),
-    "text": (["a", "b"], "one-dimensional numbers"),
-    "two-dimensional": ([[1, 2]], r"one-dimensional numbers.*shape \(1, 2\)"),
-    "a number": (1.0, "one-dimensional numbers"),
-}
+TWO = {"weights": [1, 0, 2], "replace": False}  # cells may be drawn
 
 
 class TestBadParameters:
-    @pytest.mark.parametrize(("weights", "message"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
-    def test_weights(self, weights, message):
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"weights": [1, -1]}, r"weights\[1\] is -1.0"),
+            ({"weights": [1, float("nan")]}, r"weights\[1\] is nan"),
+            ({"weights": [float("inf"), 1]}, r"weights\[0\] is inf"),
+            ({"weights": [0, 0, 0]}, "none of 3 cells has a weight above 0"),
+            ({"weights": []}, r"one-dimensional numbers.*shape \(0,\)"),
+            ({"weights": ["a", "b"]}, "one-dimensional numbers"),
+            ({"weights": [[1, 2]]}, r"one-dimensional numbers.*shape \(1, 2\)"),
+            ({"weights": 1.0}, "one-dimensional numbers"),
+            ({"total_size": 2**41}, "`total_size <= 1099511627776` must hold"),
+            ({"total_size": 3, **TWO}, "`total_size <= 2` .*got total_size=3"),
+            ({"sampling_size": 3, **TWO}, "`sampling_size <= 2` .*got sampling_size=3"),
+            (TWO, "needs `total_size` or `sampling_size`"),
+            ({"sampling_size": 1}, "`sampling_size` applies only without replacement"),
+            (
+                {"indices": [1, 3, 3], "total_size": 2, "replace": False},
+                "must differ without replacement, but 3 comes",
+            ),
+        ],
+    )
+    def test_weights_and_draws(self, options, message):
         with pytest.raises(ParameterError, match=message) as raised:
-            BlockWeightedSampling(weights=weights)
+            BlockWeightedSampling(**options)
         assert "\n" not in str(raised.value)
+
+    def test_more_draws_than_rows(self):
+        with pytest.raises(ParameterError, match=r"`total_size <= 5`"):
+            BlockWeightedSampling(total_size=6, replace=False).n_positions(5)
 
     @pytest.mark.parametrize(
         "labels", [[None, None], [-1, -1], np.array([np.nan]), pd.Categorical([None])]
@@ -333,29 +315,3 @@ class TestBadParameters:
     def test_sizes(self, name, value):
         with pytest.raises(ParameterError, match=f"`{name}"):
             BlockWeightedSampling(**{name: value}, replace=False)
-
-    def test_too_many_draws(self):
-        with pytest.raises(ParameterError, match=r"`total_size <= 1099511627776` must hold"):
-            BlockWeightedSampling(total_size=2**41)
-
-    def test_more_draws_than_cells_without_replacement(self):
-        with pytest.raises(ParameterError, match=r"`total_size <= 2` .*got total_size=3"):
-            BlockWeightedSampling(weights=[1, 0, 2], total_size=3, replace=False)
-        with pytest.raises(ParameterError, match=r"`sampling_size <= 2` .*got sampling_size=3"):
-            BlockWeightedSampling(weights=[1, 0, 2], sampling_size=3, replace=False)
-        with pytest.raises(ParameterError, match=r"`total_size <= 5`"):
-            BlockWeightedSampling(total_size=6, replace=False).n_positions(5)
-
-    def test_a_size_is_needed_without_replacement(self):
-        with pytest.raises(ParameterError, match="needs `total_size` or `sampling_size`"):
-            BlockWeightedSampling(weights=[1, 2], replace=False)
-
-    def test_rounds_with_replacement(self):
-        with pytest.raises(
-            ParameterError, match="`sampling_size` applies only without replacement"
-        ):
-            BlockWeightedSampling(weights=[1, 2], sampling_size=1)
-
-    def test_indices_that_repeat_without_replacement(self):
-        with pytest.raises(ParameterError, match="must differ without replacement, but 3 comes"):
-            BlockWeightedSampling(indices=[1, 3, 3], total_size=2, replace=False)
