@@ -80,7 +80,8 @@ class Storage:
 
 def write(adata: ad.AnnData, path: Path, compression: Any = None) -> Path:
     """Write an .h5ad or a .zarr, without the warnings of anndata and zarr."""
-    with ad.settings.override(zarr_write_format=3), warnings.catch_warnings():
+    settings = ad.settings.override(zarr_write_format=3, allow_write_nullable_strings=True)
+    with settings, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if path.suffix == ".zarr":
             with written_at_once(path) as store:

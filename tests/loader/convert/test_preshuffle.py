@@ -69,11 +69,6 @@ def written(plates, new_folder):
     return store
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out.zarr"
-
-
 def parts_of(store: Path) -> list[ad.AnnData]:
     n_parts = len(list(store.glob("dataset_*")))
     with warnings.catch_warnings():

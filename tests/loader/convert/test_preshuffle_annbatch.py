@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.convert.test_preshuffle import parts_of
 
 from cellfeed import open_collection, preshuffle
 
@@ -212,10 +213,6 @@ def written(interpreter, adatas, new_folder) -> dict[str, tuple[Path, Path]]:
     return stores
 
 
-def parts_of(store: Path) -> list[ad.AnnData]:
-    return [ad.read_zarr(path) for path in sorted(store.glob("dataset_*"))]
-
-
 @rows(
     "`adata_paths`", "`load_adata`", "genes are joined", "`var_subset`", "`shuffle=False`",
     "`shuffle_chunk_size", "`dataset_size", "called again, it merges", "called again, other genes",
@@ -236,7 +233,6 @@ def test_the_same_cells(written, name):
 
 
 @rows("`groupby`")
-@pytest.mark.filterwarnings("ignore:Observation names are not unique")
 def test_groups(written):
     for store in written["grouped"]:
         for part in parts_of(store):
@@ -258,7 +254,6 @@ def test_chunks_and_codecs(written):
 
 
 @rows("`src_path`", "`obs_names_make_unique`", "`merge`")
-@pytest.mark.filterwarnings("ignore:Observation names are not unique")
 def test_tables(written, adatas):
     theirs, ours = (parts_of(store)[0] for store in written["in order"])
     assert list(theirs.obs["src_path"].astype(str).map(lambda path: Path(path).name)) == list(

@@ -12,8 +12,9 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from tests import commands
+from tests.loader.collection.stored import write
 from tests.loader.convert.test_preshuffle import digest
-from tests.loader.convert.test_preshuffle_elements import adata_of, named, write
+from tests.loader.convert.test_preshuffle_elements import adata_of, named
 from tests.loader.matrices import dense
 
 from cellfeed import (
@@ -26,7 +27,10 @@ from cellfeed import (
     preshuffle,
 )
 
-pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+pytestmark = [
+    pytest.mark.usefixtures("zarr_in_this_thread"),
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+]
 
 MEMORY = 60_000  # bytes, which hold a part of some 45 of these cells
 GENES = [f"g{number}" for number in range(12)]
@@ -81,9 +85,7 @@ def quietly(*arguments: Any, **options: Any) -> Any:
 def check(store: Path, adatas: list[ad.AnnData], names: list[str]) -> None:
     """Each cell of the files is there once, with its own values of everything."""
     files = {f"{number}.h5ad": adatas[number] for number in map(int, names)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
-        parts = [ad.read_zarr(store / name) for name in groups(store)]
+    parts = [ad.read_zarr(store / name) for name in groups(store)]
     seen = list[tuple[str, int]]()
     for part in parts:
         assert list(part.var_names) == GENES
@@ -120,9 +122,7 @@ def labels(column: Any) -> Any:
 
 def groups(store: Path) -> list[str]:
     """Names of the parts, as zarr and annbatch find them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
-        names = [*zarr.open_group(store, mode="r").keys()]
+    names = [*zarr.open_group(store, mode="r").keys()]
     return sorted(names, key=lambda name: int(name.removeprefix("dataset_")))
 
 
@@ -162,10 +162,8 @@ def test_columns_of_obs(store, finished, paths):
     quietly(paths[2], store, append=True)
     for name in groups(store):
         path = f"{name}/obs/kind/categories"
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
-            stored: Any = zarr.open_group(store, mode="r")[path]
-            categories = stored[:].tolist()
+        stored: Any = zarr.open_group(store, mode="r")[path]
+        categories = stored[:].tolist()
         assert categories == (["z", "b"] if name in groups(finished) else ["z", "b", "a"])
     obs: Any = open_collection(store, obs=["kind", "depth", "new"], join_obs="outer").obs
     assert list(obs["kind"].categories) == ["z", "b", "a"]
@@ -261,9 +259,7 @@ def test_cells_become_what_the_store_has(store, tmp_path, adatas, change):
     adata = cells_of(5, 20)
     adata.X = change(adata.X)
     quietly(write(adata, tmp_path / "5.h5ad"), store, append=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in")
-        newest: Any = zarr.open_group(store / groups(store)[-1], mode="r")["X/data"]
+    newest: Any = zarr.open_group(store / groups(store)[-1], mode="r")["X/data"]
     assert newest.dtype == np.float32
     collection = open_collection(store)
     assert collection.layout == "csr"

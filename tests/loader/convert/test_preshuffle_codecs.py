@@ -20,9 +20,7 @@ from cellfeed._convert._preshuffle import _dataset
 
 pytestmark = [
     pytest.mark.usefixtures("zarr_in_this_thread"),
-    pytest.mark.filterwarnings(
-        "ignore:Numcodecs codecs are not in the Zarr version 3 specification"
-    ),
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
 ]
 
 VALUES: dict[str, tuple[list[float], str, str | None]] = {

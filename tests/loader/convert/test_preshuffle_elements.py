@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import anndata as ad
@@ -14,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests import commands
+from tests.loader.collection.stored import write
 from tests.loader.convert.test_preshuffle import parts_of
 from tests.loader.matrices import dense
 
@@ -30,11 +30,6 @@ from cellfeed import (
 pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
 
 N_GENES = 12
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out.zarr"
 
 
 def adata_of(seed: int, n_obs: int, genes: list[str], *, csc: bool = False) -> ad.AnnData:
@@ -73,14 +68,6 @@ def adata_of(seed: int, n_obs: int, genes: list[str], *, csc: bool = False) -> a
     )
     adata.raw = of_all
     return adata
-
-
-def write(adata: ad.AnnData, path: Path, **options: Any) -> Path:
-    settings = ad.settings.override(allow_write_nullable_strings=True, zarr_write_format=3)
-    with warnings.catch_warnings(), settings:
-        warnings.simplefilter("ignore")  # of defaults to come
-        (adata.write_zarr if path.suffix == ".zarr" else adata.write_h5ad)(path, **options)
-    return path
 
 
 @pytest.fixture(scope="module", params=["csr", "csc"])
@@ -292,6 +279,10 @@ def test_joined_genes(other_genes, out, join):
         ({"codec": "zip"}, "`codec` must be one of 'delta', 'annbatch'"),
         ({"mix": 2}, "`mix` needs `append`"),
         ({"append": True}, r"is not a complete store .*write it without"),
+        ({"group_by": "none"}, "`group_by` names 'none', but the columns of obs are"),
+        ({"group_by": "plate", "in_order": True}, "`group_by` cannot be combined with `in_order`"),
+        ({"group_by": []}, "`group_by` is empty"),
+        ({"group_by": {"plate"}}, "`group_by` must be a list .* set, which has no order"),
     ],
 )
 def test_what_cannot_be(plates, out, options, message):
@@ -300,9 +291,11 @@ def test_what_cannot_be(plates, out, options, message):
     assert not out.exists()
 
 
-def test_elements_that_are_not_there(pair, out):
+def test_elements_that_are_not_there_and_files_without_an_order(pair, out):
     with pytest.raises(FormatError, match="has no `layers/none`; its layers are: counts"):
         preshuffle(pair[0], out, elements=["X", "layers/none"])
+    with pytest.raises(ParameterError, match=r"`paths` must be a list .* set, which has no order"):
+        preshuffle({*pair[0]}, out)
     assert not out.exists()
 
 

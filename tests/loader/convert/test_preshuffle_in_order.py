@@ -4,7 +4,7 @@ import shlex
 import shutil
 import tracemalloc
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -15,8 +15,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import commands
+from tests.loader.collection.stored import write as write_adata
 from tests.loader.convert.test_preshuffle import parts_of
-from tests.loader.convert.test_preshuffle_elements import write as write_adata
 from tests.loader.matrices import dense, random_csr
 
 from cellfeed import (
@@ -24,7 +24,6 @@ from cellfeed import (
     FormatError,
     GroupedSampling,
     MismatchError,
-    ParameterError,
     open_collection,
     preshuffle,
 )
@@ -32,11 +31,6 @@ from cellfeed._collection import Genes
 from cellfeed._convert._preshuffle._inputs import open_matrices
 
 pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out.zarr"
 
 
 def written(store: Path) -> Any:
@@ -369,23 +363,6 @@ def test_appended_cells_are_grouped(drugs, grouped, tmp_path):
     codes = newest.obs["drug"].cat.codes.to_numpy().astype(int)
     assert list(newest.obs["drug"].cat.categories) == [*DRUGS, "new"]
     assert (np.diff(np.where(codes < 0, 9, codes)) >= 0).all()
-
-
-def test_refused(drugs, tmp_path):
-    out = tmp_path / "out.zarr"
-    with pytest.raises(ParameterError, match="`group_by` names 'none', but the columns of obs are"):
-        preshuffle(drugs, out, group_by="none")
-    with pytest.raises(ParameterError, match="`group_by` cannot be combined with `in_order`"):
-        preshuffle(drugs, out, group_by="drug", in_order=True)
-    with pytest.raises(ParameterError, match="`group_by` is empty"):
-        preshuffle(drugs, out, group_by=[])
-    with pytest.raises(
-        ParameterError, match=r"`group_by` must be a list .* set, which has no order"
-    ):
-        preshuffle(drugs, out, group_by=cast("Any", {"drug"}))
-    with pytest.raises(ParameterError, match=r"`paths` must be a list .* set, which has no order"):
-        preshuffle({drugs}, out)
-    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -78,11 +78,6 @@ def paths(write_h5ad: Any) -> list[Path]:
     ]
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.zarr"
-
-
 # Killed
 
 

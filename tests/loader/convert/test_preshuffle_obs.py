@@ -18,16 +18,6 @@ from cellfeed.sources import Storage, register
 pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out.zarr"
-
-
-def joined_obs(paths: list[Path]) -> Any:
-    files = [ad.read_h5ad(path).obs.astype(object) for path in paths]
-    return pd.concat(files)
-
-
 def written_obs(store: Path) -> Any:
     """The obs of all parts in the order of the input."""
     table = pd.concat([part.obs for part in parts_of(store)])
@@ -50,17 +40,13 @@ def test_every_kind_of_obs_column(write_h5ad, out):
     X = sp.csr_matrix(np.eye(4, dtype=np.float32))
     paths = [write_h5ad(X, obs(cells, 4)) for cells in (["b", "a", "c", "d"], ["z", "a", "y", "x"])]
     preshuffle(paths, out, memory=2_000)
-    found, expected = written_obs(out), joined_obs(paths)
+    found = written_obs(out)
+    expected = pd.concat([ad.read_h5ad(path).obs.astype(object) for path in paths])
     assert list(found["category"].cat.categories) == ["a", "b", "c", "d", "x", "y", "z"]
     assert found["ordered"].cat.ordered
     assert list(found["ordered"].cat.categories) == ["low", "high"]
-    for name, dtype in (
-        ("flag", bool),
-        ("count", "int16"),
-        ("score", "float32"),
-        ("maybe", "Int32"),
-    ):
-        assert found[name].dtype == dtype
+    dtypes = {"flag": bool, "count": "int16", "score": "float32", "maybe": "Int32"}
+    assert all(found[name].dtype == dtype for name, dtype in dtypes.items())
     assert found["text"].tolist() == expected["text"].tolist()
     for name in expected:
         missing = expected[name].isna().to_numpy()
@@ -71,18 +57,13 @@ def test_every_kind_of_obs_column(write_h5ad, out):
 @pytest.mark.slow
 def test_columns_that_only_some_files_have(write_h5ad, out):
     X = sp.csr_matrix(np.eye(3, dtype=np.float32))
-    first = {"a": pd.Categorical(list("xyx")), "n": [1, 2, 3], "t": list("pqr"), "f": [True] * 3}
+    first = dict[str, Any](a=pd.Categorical(list("xyx")), n=[1, 2, 3], t=list("pqr"), f=[True] * 3)
     paths = [write_h5ad(X, first), write_h5ad(X, {"b": [0.5, 1.5, 2.5]})]
     preshuffle(paths, out, memory=1_500)
     found = written_obs(out)
     assert list(found) == ["a", "n", "t", "f", "b", "source_file", "source_row"]
-    for name, values in (
-        ("a", list("xyx")),
-        ("n", [1, 2, 3]),
-        ("t", list("pqr")),
-        ("f", [True] * 3),
-    ):
-        assert found[name].tolist()[:3] == values
+    for name, values in first.items():
+        assert found[name].tolist()[:3] == list(values)
         assert found[name].isna().tolist() == [False] * 3 + [True] * 3
     assert found["b"].isna().tolist() == [True] * 3 + [False] * 3
 
@@ -117,14 +98,10 @@ def test_integers_of_obs_are_kept_or_refused(write_h5ad, out, tmp_path):
     alone = tmp_path / "alone.zarr"
     preshuffle([write("u8", 1 << 63)], alone)
     assert sorted(written_obs(alone)["number"]) == [5, 1 << 63]
-    for k, paths in enumerate(
-        ([signed, write("u8", 1 << 63)], [signed, write_h5ad(X, {"number": [0.5, 1.5]})])
-    ):
-        with pytest.raises(
-            ColumnError,
-            match=r"'number' has \d+, which (int|float)64, the common dtype of the files, cannot",
-        ):
-            preshuffle(paths, tmp_path / f"{k}.zarr")
+    told = r"'number' has \d+, which (int|float)64, the common dtype of the files, cannot"
+    for k, other in enumerate((write("u8", 1 << 63), write_h5ad(X, {"number": [0.5, 1.5]}))):
+        with pytest.raises(ColumnError, match=told):
+            preshuffle([signed, other], tmp_path / f"{k}.zarr")
 
 
 def test_columns_that_do_not_fit(write_h5ad, out):
