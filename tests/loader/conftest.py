@@ -70,6 +70,7 @@ def write_h5ad(new_folder) -> Callable[..., Path]:
         *,
         genes: Any = None,
         layers: dict[str, Any] | None = None,
+        chunks: dict[str, int | tuple[int, ...]] | None = None,
         edit: Callable[[h5py.File], None] | None = None,
         nullable: bool = True,
         **options: Any,
@@ -80,9 +81,12 @@ def write_h5ad(new_folder) -> Callable[..., Path]:
         path: Path = folder / f"{next(numbers):05}.h5ad"
         with ad.settings.override(allow_write_nullable_strings=nullable):
             ad.AnnData(X, obs=table, var=var, layers=layers).write_h5ad(path, **options)
-        if edit is not None:
+        if edit is not None or chunks:
             with h5py.File(path, "r+") as file:
-                edit(file)
+                for name, size in (chunks or {}).items():
+                    _replace(file, name, file[name][:], chunks=size, compression="gzip")
+                if edit is not None:
+                    edit(file)
         return path
 
     return write

@@ -32,24 +32,16 @@ def cells(n_cells: int, seed: int, mean: float) -> sp.csr_matrix:
 
 
 @pytest.fixture(scope="module")
-def folder(
-    write_h5ad: Callable[..., Path], replace: Any, new_folder: Callable[[], Path]
-) -> dict[str, list[Path]]:
+def folder(write_h5ad: Any, new_folder: Callable[[], Path]) -> dict[str, list[Path]]:
     """Files whose chunks differ in size, from parts of a cell to many cells."""
 
     def chunked(matrix: Any, data: int, indices: int) -> Path:
-        def edit(file: Any) -> None:
-            for name, size in (("data", data), ("indices", indices)):
-                stored = file["X"][name][:]
-                replace(file, f"X/{name}", stored, chunks=(size,), compression="gzip")
+        path: Path = write_h5ad(matrix, chunks={"X/data": data, "X/indices": indices})
+        return path
 
-        return write_h5ad(matrix, edit=edit)
-
-    def dense(matrix: Any, rows: int, columns: int) -> Path:
-        def edit(file: Any) -> None:
-            replace(file, "X", file["X"][:], chunks=(rows, columns), compression="gzip")
-
-        return write_h5ad(matrix.toarray(), edit=edit)
+    def dense(matrix: Any, *chunk: int) -> Path:
+        path: Path = write_h5ad(matrix.toarray(), chunks={"X": chunk})
+        return path
 
     store = new_folder() / "cells.zarr"
     with warnings.catch_warnings(), ad.settings.override(zarr_write_format=3):
@@ -154,15 +146,12 @@ def test_a_state_is_of_these_chunks(opened, folder):
     assert resumed.state_dict() == state
 
 
-def test_a_strategy_is_bound_anew_to_another_collection(write_h5ad, replace):
-    def collection_of(chunk):
-        def edit(file):
-            for name in ("X/indices", "X/data"):
-                replace(file, name, file[name][:], chunks=(chunk,), compression="gzip")
-
-        return open_collection(write_h5ad(sp.csr_matrix(np.ones((60, 5), np.float32)), edit=edit))
-
-    small, large = collection_of(10), collection_of(100)
+def test_a_strategy_is_bound_anew_to_another_collection(write_h5ad):
+    X = sp.csr_matrix(np.ones((60, 5), np.float32))
+    small, large = (
+        open_collection(write_h5ad(X, chunks={"X/data": size, "X/indices": size}))
+        for size in (10, 100)
+    )
     strategy = BlockShuffling(2, align="chunks").bound_to(small)
     assert strategy.bound_to(small) is strategy
     assert strategy.block_sizes(60).mean == 2
@@ -193,20 +182,15 @@ def amplification(
 
 
 @pytest.fixture(scope="module")
-def many(write_h5ad, replace) -> tuple[Collection, NDArray[np.int64]]:
+def many(write_h5ad) -> tuple[Collection, NDArray[np.int64]]:
     """6,000 cells of some 100 values each, of which 10 begin in each chunk."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(60, 140, 6_000)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     indices = np.concatenate([np.sort(rng.permutation(300)[:n]) for n in lengths])
     values = rng.integers(1, 9, indices.size).astype(np.float32)
-
-    def edit(file: Any) -> None:
-        for name in ("data", "indices"):
-            stored = file["X"][name][:]
-            replace(file, f"X/{name}", stored, chunks=(1_000,), compression="gzip")
-
-    path = write_h5ad(sp.csr_matrix((values, indices, indptr), (6_000, 300)), edit=edit)
+    X = sp.csr_matrix((values, indices, indptr), (6_000, 300))
+    path = write_h5ad(X, chunks={"X/data": 1_000, "X/indices": 1_000})
     return open_collection(path), indptr
 
 
@@ -228,11 +212,9 @@ def test_each_chunk_is_read_about_once_an_epoch(many, block_size):
 
 
 @pytest.mark.parametrize("block_size", [3, 10, 25])
-def test_each_chunk_of_dense_rows_is_read_once_an_epoch(write_h5ad, replace, block_size):
-    def edit(file: Any) -> None:
-        replace(file, "X", file["X"][:], chunks=(10, 4), compression="gzip")
-
-    collection = open_collection(write_h5ad(np.ones((1_005, 4), np.float32), edit=edit))
+def test_each_chunk_of_dense_rows_is_read_once_an_epoch(write_h5ad, block_size):
+    path = write_h5ad(np.ones((1_005, 4), np.float32), chunks={"X": (10, 4)})
+    collection = open_collection(path)
     dataset = CellDataset(collection, BlockShuffling(block_size, align="chunks"), 15, 5, seed=0)
     plan = dataset.plan(epoch=0)
     with FetchStages(collection, 15) as stages:

@@ -1,6 +1,7 @@
 """The first minibatch leaves before chunks that it does not need are decoded."""
 
 import threading
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,13 +25,7 @@ def matrix():
 
 @pytest.fixture
 def path(write_h5ad, matrix):
-    def in_small_chunks(file: h5py.File) -> None:
-        for name in ("data", "indices"):
-            values = file["X"][name][:]
-            del file["X"][name]
-            file["X"].create_dataset(name, data=values, chunks=(CHUNK,), compression="gzip")
-
-    return write_h5ad(matrix, edit=in_small_chunks)
+    return write_h5ad(matrix, chunks={"X/data": CHUNK, "X/indices": CHUNK})
 
 
 def dataset(path, **options):
@@ -82,25 +77,17 @@ CENTRED = [*LOGARITHMS, Scale(np.full(200, 0.5), np.full(200, 2.0))]
 IN_THREADS = {"batch_transform": lambda minibatch: minibatch, "transform_threads": 2}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"dense": True},
-        {"transform": LOGARITHMS},
-        {"transform": CENTRED, "dense": True},
-        IN_THREADS,
-        {"dense": True, **IN_THREADS},
-    ],
-    ids=[
-        "sparse",
-        "dense",
-        "transformed",
-        "dense and transformed",
-        "by a function in threads",
-        "dense by a function in threads",
-    ],
-)
+WAYS: dict[str, dict[str, Any]] = {
+    "sparse": {},
+    "dense": {"dense": True},
+    "transformed": {"transform": LOGARITHMS},
+    "dense and transformed": {"transform": CENTRED, "dense": True},
+    "by a function in threads": IN_THREADS,
+    "dense by a function in threads": {"dense": True, **IN_THREADS},
+}
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_no_other_chunk_is_decoded_before_it(path, matrix, options, others_wait):
     may_go_on, waited = others_wait
     first, _ = planned(path)
