@@ -149,6 +149,36 @@ class TestRows:
         assert np.array_equal(dense(first.X), kept)
 
 
+NOT_OPENED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ("missing.h5ad", {}, PathError, r"missing\.h5ad: no such file or folder; check the pa"),
+    ("missing/*.h5ad", {}, PathError, r"missing/\*\.h5ad: matches no file; check the path$"),
+    (
+        "empty",
+        {},
+        PathError,
+        r"empty: the folder has nothing that can be opened \(\.h5ad, .*\); give the",
+    ),
+    ([], {}, PathError, r"no path was given; give \.h5ad files"),
+    ({"a.h5ad", "b.h5ad"}, {}, ParameterError, "`set` cannot be opened; it has no order"),
+    (frozenset(), {}, ParameterError, "`frozenset` cannot be opened; it has no order"),
+    ("x" * 4096, {}, PathError, "the path is too long for the file system; check it$"),
+    ("/" + "x/" * 3000, {}, PathError, "the path is too long for the file system; check"),
+    ("~nobody-here/x.h5ad", {}, PathError, r"^~nobody-here/x\.h5ad: .* without ~$"),
+    ("https://", {}, PathError, "^https://: names no server; add it$"),
+    ("s3://", {}, PathError, "^s3://: names no bucket; add it$"),
+    (["a.h5ad", "link.h5ad"], {}, PathError, r"link\.h5ad: given twice, .*; give it once"),
+    (".", {"obs": "plate"}, ParameterError, r"`obs` must be a list .* write \['plate'\]"),
+    *[
+        (".", {name: {"X"}}, ParameterError, f"^`{name}` must be a list of .*; give a sort")
+        for name in ("obs", "elements", "genes")
+    ],
+    *[
+        (".", {name: 5}, ParameterError, f"^`{name}` must be a (list of|dict).*, but got")
+        for name in ("obs", "elements", "storage_options")
+    ],
+]
+
+
 class TestPaths:
     @pytest.fixture
     def folder(self, tmp_path, write_h5ad):
@@ -179,47 +209,7 @@ class TestPaths:
         monkeypatch.setenv("HOME", str(folder))
         assert open_collection("~/a.h5ad").files == (folder / "a.h5ad",)
 
-    @pytest.mark.parametrize(
-        ("paths", "options", "error", "message"),
-        [
-            ("missing.h5ad", {}, PathError, r"missing\.h5ad: no such file or folder; check the pa"),
-            (
-                "missing/*.h5ad",
-                {},
-                PathError,
-                r"missing/\*\.h5ad: matches no file; check the path$",
-            ),
-            (
-                "empty",
-                {},
-                PathError,
-                r"empty: the folder has nothing that can be opened \(\.h5ad, .*\); give the",
-            ),
-            ([], {}, PathError, r"no path was given; give \.h5ad files"),
-            ({"a.h5ad", "b.h5ad"}, {}, ParameterError, "`set` cannot be opened; it has no order"),
-            (frozenset(), {}, ParameterError, "`frozenset` cannot be opened; it has no order"),
-            ("x" * 4096, {}, PathError, "the path is too long for the file system; check it$"),
-            ("/" + "x/" * 3000, {}, PathError, "the path is too long for the file system; check"),
-            ("~nobody-here/x.h5ad", {}, PathError, r"^~nobody-here/x\.h5ad: .* without ~$"),
-            ("https://", {}, PathError, "^https://: names no server; add it$"),
-            ("s3://", {}, PathError, "^s3://: names no bucket; add it$"),
-            (
-                ["a.h5ad", "link.h5ad"],
-                {},
-                PathError,
-                r"link\.h5ad: given twice, .*; give it once",
-            ),
-            (".", {"obs": "plate"}, ParameterError, r"`obs` must be a list .* write \['plate'\]"),
-            *[
-                (".", {name: {"X"}}, ParameterError, f"^`{name}` must be a list of .*; give a sort")
-                for name in ("obs", "elements", "genes")
-            ],
-            *[
-                (".", {name: 5}, ParameterError, f"^`{name}` must be a (list of|dict).*, but got")
-                for name in ("obs", "elements", "storage_options")
-            ],
-        ],
-    )
+    @pytest.mark.parametrize(("paths", "options", "error", "message"), NOT_OPENED)
     def test_what_cannot_be_opened(self, folder, monkeypatch, paths, options, error, message):
         monkeypatch.chdir(folder)
         if "link.h5ad" in paths:

@@ -1,7 +1,5 @@
 """Elements and genes of any files, against what anndata and pandas have in memory."""
 
-import pickle
-
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -145,25 +143,12 @@ def test_any_elements_and_genes_of_any_files(files, join, data):
 
 
 class TestRows:
-    @pytest.mark.process
-    def test_through_worker_processes(self, two):
-        paths, expected = two
-        collection = open_collection(paths, elements=list(COLUMNS), obs=["number"])
-        dataset = CellDataset(collection, BlockShuffling(block_size=3), 8, fetch_factor=2, seed=0)
-        n_cells = 0
-        for minibatch in dataset.loader(num_workers=2):
-            n_cells += len(minibatch)
-            for name, rows in minibatch.items():
-                assert np.array_equal(dense(rows), expected[name][minibatch.rows.numpy()])
-        assert n_cells == len(collection) == 65
-
     def test_whose_columns_are_in_any_order_in_one_of_them(self, tmp_path):
         ordered = sp.csr_matrix(np.array([[1, 2, 0], [0, 3, 4]], np.float32))
         disordered = sp.csr_matrix(
             (np.arange(1, 5, dtype=np.float32), np.array([2, 0, 1, 0]), np.array([0, 2, 4])), (2, 3)
         )
         adata = ad.AnnData(ordered, layers={"other": disordered})
-        adata.obs_names, adata.var_names = named("cell", 2), named("gene", 3)
         adata.write_h5ad(tmp_path / "cells.h5ad")
         cells = open_collection(tmp_path, elements=["X", "layers/other"])[[1, 0]]
         assert cells.X.toarray().tolist() == [[0, 3, 4], [1, 2, 0]]
@@ -201,16 +186,6 @@ class TestMinibatch:
         assert "obsm/other" not in minibatch
         with pytest.raises(KeyError):
             minibatch["obsm/other"]
-
-    def test_is_the_same_when_it_was_pickled(self, minibatch):
-        copy = pickle.loads(pickle.dumps(minibatch))
-        assert list(copy.keys()) == list(COLUMNS)
-        for name, rows in minibatch.items():
-            assert copy[name].layout == rows.layout
-            assert copy[name].dtype == rows.dtype
-            assert np.array_equal(dense(copy[name]), dense(rows))
-        assert torch.equal(copy.obs["number"], minibatch.obs["number"])
-        assert torch.equal(copy.rows, minibatch.rows)
 
     def test_moves_and_is_pinned_with_all_elements(self, minibatch, monkeypatch):
         pinned = list[torch.Tensor]()
@@ -278,7 +253,6 @@ class TestRefused:
     def test_arrays_of_other_widths(self, tmp_path):
         for n_columns in (2, 3):
             adata = ad.AnnData(np.eye(4, dtype=np.float32))
-            adata.obs_names, adata.var_names = named("cell", 4), named("gene", 4)
             adata.obsm["X_pca"] = np.ones((4, n_columns))
             adata.write_h5ad(tmp_path / f"{n_columns}.h5ad")
         first, second = tmp_path / "2.h5ad", tmp_path / "3.h5ad"
@@ -290,7 +264,6 @@ class TestRefused:
     @pytest.mark.parametrize("kind", ["of text", "by gene"])
     def test_arrays_that_cannot_be_read_by_cell(self, tmp_path, kind):
         adata = ad.AnnData(np.eye(4, dtype=np.float32))
-        adata.obs_names, adata.var_names = named("cell", 4), named("gene", 4)
         made, words = {
             "of text": (
                 pd.DataFrame({"a": 1.0, "b": "x", "c": "y"}, index=adata.obs_names),

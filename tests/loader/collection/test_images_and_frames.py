@@ -102,9 +102,8 @@ class TestImages:
         expected = f"^{path}: `layers/alleles` has 3 dimensions, which requires all"
         with pytest.raises(MismatchError, match=expected):
             open_collection(path, elements=["layers/alleles"], genes=["gene2"])
-        with pytest.raises(
-            ParameterError, match=r"two dimensions, cells x genes, .* has 3; read it"
-        ):
+        told = r"two dimensions, cells x genes, .* has 3; read it"
+        with pytest.raises(ParameterError, match=told):
             preshuffle(path, tmp_path / "out.zarr", element="layers/alleles")
 
     def test_of_one_dimension_are_one_column(self, write):

@@ -39,18 +39,6 @@ def open_column(write_h5ad):
     return open_
 
 
-def test_a_column_that_was_not_opened(write_h5ad):
-    path = write_h5ad(np.zeros((2, 1), np.float32), {"plate": ["a", "b"], "donor": ["c", "d"]})
-    obs = open_collection(path, obs=["plate"]).obs
-    with pytest.raises(
-        ColumnError,
-        match=r"^obs column 'donor' was not opened \(opened: plate\); name it in `open_collection",
-    ):
-        obs["donor"]
-    assert "donor" not in obs
-    assert obs.get("donor") is None
-
-
 def assert_decodes_to(column, values) -> None:
     assert isinstance(column, CategoricalColumn)
     assert column.codes.dtype.kind == "i"
@@ -159,11 +147,6 @@ class TestIntegers:
         with pytest.raises(ColumnError, match=problem):
             open_collection(path, obs=["column"])
 
-    def test_up_to_int64_are_kept(self, open_column):
-        values = np.array([0, (1 << 63) - 1], np.uint64)
-        column = open_column(values)
-        assert numbers_of(column).tolist() == values.tolist()
-
     @pytest.mark.parametrize("dtypes", [("i8", "u8"), ("u8", "i8"), ("i4", "u8"), ("u8", "i1")])
     def test_signed_beside_unsigned_are_kept(self, write_h5ad, dtypes):
         largest = [min((1 << 63) - 1, int(np.iinfo(dtype).max)) for dtype in dtypes]
@@ -198,7 +181,9 @@ class TestIntegers:
         with pytest.raises(ColumnError, match=f"has {number}, which {dtype}, the common dtype"):
             open_column(*parts)
 
-    def test_beside_fractions_that_fit(self, open_column):
+    def test_that_fit_in_int64_or_beside_fractions(self, open_column):
+        values = np.array([0, (1 << 63) - 1], np.uint64)
+        assert numbers_of(open_column(values)).tolist() == values.tolist()
         column = open_column(np.array([0.5]), np.array([1 << 53, -(1 << 60)], np.int64))
         assert numbers_of(column).tolist() == [0.5, float(1 << 53), -float(1 << 60)]
 
@@ -238,18 +223,21 @@ class TestColumns:
         assert list(collection.obs) == ["number", "plate"]
         assert not open_collection(plates).obs
 
-    def test_an_absent_one(self, plates):
+    def test_one_that_is_absent_from_all_or_from_the_second_file(self, plates, write_h5ad):
         expected = rf"^{plates[0]}: obs has no column 'batch'.* plate, cell_type, number$"
         with pytest.raises(ColumnError, match=expected):
             open_collection(plates, obs=["plate", "batch"])
-
-    def test_one_that_is_absent_from_the_second_file(self, plates, write_h5ad):
         path = write_h5ad(sp.csr_matrix(np.zeros((2, 11), np.float32)), {"plate": ["x", "y"]})
         with pytest.raises(ColumnError, match=f"^{path}: obs has no column 'number'"):
             open_collection([plates[0], path], obs=["number"])
 
-    def test_they_cannot_be_replaced(self, plates):
+    def test_one_that_was_not_opened_is_not_there_and_none_can_be_replaced(self, plates):
         obs = open_collection(plates, obs=["plate"]).obs
+        told = r"^obs column 'number' was not opened \(opened: plate\); name it in `open_collection"
+        with pytest.raises(ColumnError, match=told):
+            obs["number"]
+        assert "number" not in obs
+        assert obs.get("number") is None
         with pytest.raises(TypeError):
             obs["plate"] = None  # type: ignore[index]
 
@@ -359,15 +347,11 @@ class TestMissingColumns:
             assert values.dtype == dtype
             assert np.array_equal(values, expected, equal_nan=True)
 
-    def test_are_refused_by_default(self, files):
+    def test_are_refused_by_default_and_where_no_file_has_them(self, files):
         with pytest.raises(ColumnError, match=f"^{files[0]}: obs has no column 'drug'"):
             open_collection(files, obs=["drug"])
-
-    def test_that_no_file_has(self, files):
         with pytest.raises(ColumnError, match=f"^{files[1]}: obs has no column 'plate'; its col"):
             open_collection(files[1:], obs=["drug", "plate"], join_obs="outer")
-
-    def test_join_that_is_none(self, files):
         with pytest.raises(ParameterError, match=r"^`join_obs` must be 'same' or 'outer', but got"):
             open_collection(files, obs=["drug"], join_obs="inner")  # type: ignore[arg-type]
 

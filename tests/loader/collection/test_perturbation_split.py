@@ -201,9 +201,8 @@ class TestCombinations:
         assert self.split(lists)[1:] == [["A+B", "B+A"], ["A", "A+ctrl", "A+B+C", "B+C"]]
 
     def test_of_two_parts_are_refused_unless_they_are_named(self):
-        with pytest.raises(
-            ParameterError, match=r"'A\+B' of 'k562' combines .* name the combination"
-        ):
+        told = r"'A\+B' of 'k562' combines .* name the combination"
+        with pytest.raises(ParameterError, match=told):
             self.split({"val": ["A"], "test": ["B"]})
         lists = {"val": ["A", "A+B", "B+A", "A+B+C"], "test": ["B"]}
         assert self.split(lists)[2] == ["B", "B+C"]
@@ -284,116 +283,98 @@ OBS = pd.DataFrame(
 )
 
 
-@pytest.mark.parametrize(
-    ("held_out", "message"),
-    [
-        # Contradictions.
-        (
-            {"fewshot": {"replogle.rpe1": {"val": ["AARS"], "test": ["AARS", "NUP107"]}}},
-            "[fewshot.\"replogle.rpe1\"]: 'AARS' is in `val` and in `test`, but a condition",
-        ),
-        (
-            {
-                "zeroshot": {"replogle.rpe1": "test"},
-                "fewshot": {"replogle.rpe1": {"val": ["AARS"]}},
-            },
-            "[fewshot]: 'replogle.rpe1' is also in [zeroshot], which holds out all",
-        ),
-        (
-            {"zeroshot": {"replogle.rpe1": "test"}, "perturbations": {"val": ["AARS"]}}
-            | {"training": {"replogle": "train"}},
-            "[perturbations]: 'AARS' of 'replogle.rpe1' is in 'test' already and cannot",
-        ),
-        (
-            {"fewshot": {"replogle.rpe1": {"val": ["AARS"]}}, "perturbations": {"test": ["AARS"]}},
-            "[fewshot.\"replogle.rpe1\"]: 'AARS' of 'replogle.rpe1' is in 'test' already",
-        ),
-        (
-            {"fewshot": {"replogle.rpe1": {"val": [CONTROL]}}},
-            "'non-targeting' is the control, whose cells are in no part",
-        ),
-        # Names that do not occur.
-        (
-            {"training": {"replogel": "train"}},
-            "[training]: no dataset 'replogel'; near: 'replogle'",
-        ),
-        (
-            {"zeroshot": {"replogl.rpe1": "val"}},
-            "[zeroshot]: no dataset 'replogl'; near: 'replogle'",
-        ),
-        (
-            {"zeroshot": {"replogle.Jurkat ": "val"}},
-            "[zeroshot]: no cell type of replogle: 'Jurkat '; near: 'jurkat'",
-        ),
-        (
-            {"zeroshot": {"replogle.k562": "val"}},
-            "[zeroshot]: no cell type of replogle: 'k562'; there are: 'rpe1', 'jurkat'",
-        ),
-        (
-            {"fewshot": {"replogle.rpe1": {"test": ["aars", "X"]}}},
-            "[fewshot.\"replogle.rpe1\"]: 'replogle.rpe1': no treatment 'aars', 'X'; near: 'AARS'",
-        ),
-        (
-            {"fewshot": {"tahoe.k562": {"test": ["NUP107"]}}},
-            "'tahoe.k562': no treatment 'NUP107'; there are: 'AARS'",
-        ),
-        (
-            {"perturbations": {"test": ["AARS"]}},
-            "[perturbations]: used cell types: no treatment 'AARS'; there are none",
-        ),
-        # Another layout.
-        ({"fewshots": {}}, "held_out: no section 'fewshots'; near: 'fewshot'"),
-        ({"zeroshot": ["replogle.rpe1"]}, "'zeroshot' must be a table, but is ['replogle.rpe1']"),
-        ({"training": {"replogle": "test"}}, "[training]: replogle = 'test' must be 'train'"),
-        (
-            {"zeroshot": {"replogle": "val"}},
-            "'replogle' has no cell type; write \"replogle.CELL_TYPE\"",
-        ),
-        ({"zeroshot": {"replogle": {"rpe1": "val"}}}, 'put "replogle.rpe1" in quotes'),
-        (
-            {"zeroshot": {"replogle.rpe1": "valid"}},
-            "'replogle.rpe1' = 'valid' must be 'val' or 'test'",
-        ),
-        ({"zeroshot": {"replogle.rpe1": 1}}, "[zeroshot]: 'replogle.rpe1' = 1 must be text"),
-        ({"fewshot": {"replogle.rpe1": ["AARS"]}}, "must have `val` and `test`, but is ['AARS']"),
-        (
-            {"fewshot": {"replogle": {"rpe1": {}}}},
-            'put the name in quotes, as in [fewshot."DATASET.rpe1"]',
-        ),
-        ({"fewshot": {"replogle.rpe1": {"train": []}}}, "has 'train', but only `val` and `test`"),
-        ({"fewshot": {"replogle.rpe1": {"val": "AARS"}}}, "val = 'AARS' must be a list"),
-        ({"perturbations": {"val": 0.5}}, "[perturbations]: val = 0.5 must be a list"),
-        ({"datasets": {"a.b": "x"}}, "the name 'a.b' has a dot"),
-        (["jurkat"], "`held_out` must be the path of a TOML file, or a dict"),
-    ],
-)
+CANNOT_BE: list[tuple[Any, str]] = [
+    # Contradictions.
+    (
+        {"fewshot": {"replogle.rpe1": {"val": ["AARS"], "test": ["AARS", "NUP107"]}}},
+        "[fewshot.\"replogle.rpe1\"]: 'AARS' is in `val` and in `test`, but a condition",
+    ),
+    (
+        {"zeroshot": {"replogle.rpe1": "test"}, "fewshot": {"replogle.rpe1": {"val": ["AARS"]}}},
+        "[fewshot]: 'replogle.rpe1' is also in [zeroshot], which holds out all",
+    ),
+    (
+        {"zeroshot": {"replogle.rpe1": "test"}, "perturbations": {"val": ["AARS"]}}
+        | {"training": {"replogle": "train"}},
+        "[perturbations]: 'AARS' of 'replogle.rpe1' is in 'test' already and cannot",
+    ),
+    (
+        {"fewshot": {"replogle.rpe1": {"val": ["AARS"]}}, "perturbations": {"test": ["AARS"]}},
+        "[fewshot.\"replogle.rpe1\"]: 'AARS' of 'replogle.rpe1' is in 'test' already",
+    ),
+    (
+        {"fewshot": {"replogle.rpe1": {"val": [CONTROL]}}},
+        "'non-targeting' is the control, whose cells are in no part",
+    ),
+    # Names that do not occur.
+    ({"training": {"replogel": "train"}}, "[training]: no dataset 'replogel'; near: 'replogle'"),
+    ({"zeroshot": {"replogl.rpe1": "val"}}, "[zeroshot]: no dataset 'replogl'; near: 'replogle'"),
+    (
+        {"zeroshot": {"replogle.Jurkat ": "val"}},
+        "[zeroshot]: no cell type of replogle: 'Jurkat '; near: 'jurkat'",
+    ),
+    (
+        {"zeroshot": {"replogle.k562": "val"}},
+        "[zeroshot]: no cell type of replogle: 'k562'; there are: 'rpe1', 'jurkat'",
+    ),
+    (
+        {"fewshot": {"replogle.rpe1": {"test": ["aars", "X"]}}},
+        "[fewshot.\"replogle.rpe1\"]: 'replogle.rpe1': no treatment 'aars', 'X'; near: 'AARS'",
+    ),
+    (
+        {"fewshot": {"tahoe.k562": {"test": ["NUP107"]}}},
+        "'tahoe.k562': no treatment 'NUP107'; there are: 'AARS'",
+    ),
+    (
+        {"perturbations": {"test": ["AARS"]}},
+        "[perturbations]: used cell types: no treatment 'AARS'; there are none",
+    ),
+    # Another layout.
+    ({"fewshots": {}}, "held_out: no section 'fewshots'; near: 'fewshot'"),
+    ({"zeroshot": ["replogle.rpe1"]}, "'zeroshot' must be a table, but is ['replogle.rpe1']"),
+    ({"training": {"replogle": "test"}}, "[training]: replogle = 'test' must be 'train'"),
+    (
+        {"zeroshot": {"replogle": "val"}},
+        "'replogle' has no cell type; write \"replogle.CELL_TYPE\"",
+    ),
+    ({"zeroshot": {"replogle": {"rpe1": "val"}}}, 'put "replogle.rpe1" in quotes'),
+    ({"zeroshot": {"replogle.rpe1": "valid"}}, "'replogle.rpe1' = 'valid' must be 'val' or 'test'"),
+    ({"zeroshot": {"replogle.rpe1": 1}}, "[zeroshot]: 'replogle.rpe1' = 1 must be text"),
+    ({"fewshot": {"replogle.rpe1": ["AARS"]}}, "must have `val` and `test`, but is ['AARS']"),
+    (
+        {"fewshot": {"replogle": {"rpe1": {}}}},
+        'put the name in quotes, as in [fewshot."DATASET.rpe1"]',
+    ),
+    ({"fewshot": {"replogle.rpe1": {"train": []}}}, "has 'train', but only `val` and `test`"),
+    ({"fewshot": {"replogle.rpe1": {"val": "AARS"}}}, "val = 'AARS' must be a list"),
+    ({"perturbations": {"val": 0.5}}, "[perturbations]: val = 0.5 must be a list"),
+    ({"datasets": {"a.b": "x"}}, "the name 'a.b' has a dot"),
+    (["jurkat"], "`held_out` must be the path of a TOML file, or a dict"),
+]
+
+
+@pytest.mark.parametrize(("held_out", "message"), CANNOT_BE)
 def test_what_cannot_be_is_refused_in_one_line(held_out, message):
     with pytest.raises(ParameterError, match=re.escape(message)) as raised:
         perturbation_split(ad.AnnData(obs=OBS), held_out, dataset="dataset")
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        (
-            {"control": "non-targetting"},
-            "`control`: gene has no treatment 'non-targetting'; near: 'non-t",
-        ),
-        ({"control": []}, "`control`: gene has no treatment ''; there are: 'AARS'"),
-        ({"treatment": "guide"}, "`treatment`: obs has no column 'guide'"),
-        ({"dataset": np.zeros(3)}, "`dataset` must have a label for each of 8 rows"),
-        (
-            {"dataset": None, "held_out": {"training": {"a": "train"}}},
-            "give the dataset of each row",
-        ),
-        ({"dataset": None, "held_out": {"datasets": {"a": "x"}}}, "`AnnData` has no files"),
-        (
-            {"treatment": np.array([1, "1", CONTROL] * 2 + [2, 3], object)},
-            "two labels are written '1'",
-        ),
-    ],
-)
+PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"control": "non-targetting"},
+        "`control`: gene has no treatment 'non-targetting'; near: 'non-t",
+    ),
+    ({"control": []}, "`control`: gene has no treatment ''; there are: 'AARS'"),
+    ({"treatment": "guide"}, "`treatment`: obs has no column 'guide'"),
+    ({"dataset": np.zeros(3)}, "`dataset` must have a label for each of 8 rows"),
+    ({"dataset": None, "held_out": {"training": {"a": "train"}}}, "give the dataset of each row"),
+    ({"dataset": None, "held_out": {"datasets": {"a": "x"}}}, "`AnnData` has no files"),
+    ({"treatment": np.array([1, "1", CONTROL] * 2 + [2, 3], object)}, "two labels are written '1'"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), PARAMETERS)
 def test_parameters_that_cannot_be(parameters, message):
     given = {"held_out": {}, "dataset": "dataset"} | parameters
     with pytest.raises((ParameterError, ColumnError), match=re.escape(message)):
@@ -455,6 +436,19 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
+NOT_READ: list[tuple[Any, type[Exception], str]] = [
+    (None, PathError, "No such file"),
+    ("[training", FormatError, "is not TOML"),
+    (b"\xff", FormatError, "is not TOML"),
+    ('[training]\nreplogle = "train"', ParameterError, "no dataset 'replogle'; there are none"),
+    (
+        '[datasets]\na = "/nowhere"\n[training]\na = "train"',
+        PathError,
+        r"\[datasets\]: a: /nowhere: no such file",
+    ),
+]
+
+
 class TestFiles:
     def test_are_those_of_the_datasets(self, study):
         toml, obs = study
@@ -498,24 +492,7 @@ class TestFiles:
         with pytest.raises(ParameterError, match=r"is in 'a' and in 'b'; a file belongs to one"):
             perturbation_split(open_collection(paths[0]), twice)
 
-    @pytest.mark.parametrize(
-        ("text", "error", "message"),
-        [
-            (None, PathError, "No such file"),
-            ("[training", FormatError, "is not TOML"),
-            (b"\xff", FormatError, "is not TOML"),
-            (
-                '[training]\nreplogle = "train"',
-                ParameterError,
-                "no dataset 'replogle'; there are none",
-            ),
-            (
-                '[datasets]\na = "/nowhere"\n[training]\na = "train"',
-                PathError,
-                r"\[datasets\]: a: /nowhere: no such file",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "error", "message"), NOT_READ)
     def test_that_cannot_be_read(self, tmp_path, text, error, message):
         path = tmp_path / "a.toml"
         if text is not None:

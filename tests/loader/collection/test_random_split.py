@@ -13,11 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import (
-    ParameterError,
-    k_folds,
-    random_split,
-)
+from cellfeed import ParameterError, k_folds, random_split
 from cellfeed.sampling import derive_key, random_words
 
 Method = Literal["deterministic", "multinomial", "stochastic_rounding"]

@@ -30,10 +30,7 @@ class TestCollections:
         collection = open_collection(plates)
         with pytest.warns(UserWarning, match="2 groups of plate"):
             first, second = random_split(collection, [0.8, 0.2], seed=0, group="plate")
-        assert sorted([first.tolist(), second.tolist()]) == [
-            list(range(37)),
-            list(range(37, 63)),
-        ]
+        assert sorted([first.tolist(), second.tolist()]) == [list(range(37)), list(range(37, 63))]
         assert list(collection.obs) == []
 
     def test_parts_are_the_indices_of_strategies(self, plates):
@@ -127,14 +124,12 @@ def test_labels_that_are_none_are_refused():
 
 
 def test_unknown_columns_are_refused(plates):
-    with pytest.raises(
-        ColumnError, match="obs has no column 'donor'; its columns are: plate, cell"
-    ):
+    told = "obs has no column 'donor'; its columns are: plate, cell"
+    with pytest.raises(ColumnError, match=told):
         random_split(open_collection(plates), [0.8, 0.2], seed=0, group="donor")
     cells = ad.AnnData(np.zeros((4, 1)), obs=pd.DataFrame({"plate": [1] * 4}, index=list("abcd")))
-    with pytest.raises(
-        ColumnError, match=r"^`group`: obs has no column 'donor'; its columns are: p"
-    ):
+    told = r"^`group`: obs has no column 'donor'; its columns are: p"
+    with pytest.raises(ColumnError, match=told):
         random_split(cells, [0.5, 0.5], seed=0, group="donor")
 
 

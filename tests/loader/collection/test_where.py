@@ -10,13 +10,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import (
-    BlockShuffling,
-    CellDataset,
-    ColumnError,
-    ParameterError,
-    open_collection,
-)
+from cellfeed import BlockShuffling, CellDataset, ColumnError, ParameterError, open_collection
 
 N_ROWS = 240
 CLASSES = ["x`", "it's", "a & b", "a@b | `c`", 'say "é"\n']
@@ -282,7 +276,6 @@ def test_many_rows_are_read_some_at_a_time(large):
 HOSTILE = [
     "__import__('os').system('true')",
     "cell_type == __import__('os')",
-    "cell_type == @x",
     "@pd.compat.os.system('true')",
     "cell_type.str.upper() == 'B'",
     "cell_type.values",
@@ -295,7 +288,6 @@ HOSTILE = [
     "(y := n_counts) > 1",
     "n_counts > 1 if is_live else 2",
     "f'{n_counts}' == 'B'",
-    "abs(n_counts) > 1",
     "sin(n_counts) > 1",
     "index > 3",
     "n_counts > 9 ** 9 ** 9",
@@ -318,7 +310,6 @@ HOSTILE = [
     "cell_type in n_counts",
     "'B' in cell_type",
     "'B' in ['B']",
-    "cell_type in 'TB'",
     "cell_type in []",
     "cell_type in [n_counts]",
     "n_counts = 3",
@@ -333,7 +324,6 @@ HOSTILE = [
     "",
     "not 3",
     "n_counts",
-    "n_counts + 1",
     "cell_type",
     "cell_type > 'B'",
     "cell_type + 1 > 2",
@@ -346,40 +336,22 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("query", HOSTILE, ids=lambda query: query[:40])
-def test_anything_else_is_refused_in_one_line(collection, query):
-    with pytest.raises((ParameterError, ColumnError)) as raised:
+REFUSED: list[tuple[Any, str | None]] = [
+    ("cell_type == @x", r"^query 'cell_type == @x': @ is not allowed; write literal values"),
+    ("tissue == 'lung'", "obs has no column 'tissue'; its columns are: cell_type, plate, n_cou"),
+    ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot evaluate it: Unordered Categ"),
+    ("n_counts + 1", "gives values that are not true or false; compare them"),
+    ("abs(n_counts) > 3", r"'abs\(n_counts\)' is not allowed; use columns, constants, comparisons"),
+    ("cell_type in 'TB'", "`in` takes a list of constants"),
+    (3, r"^a query must be text"),
+    *((query, None) for query in HOSTILE),
+]
+
+
+@pytest.mark.parametrize(("query", "message"), REFUSED, ids=lambda each: str(each)[:40])
+def test_anything_else_is_refused_in_one_line(collection, query, message):
+    with pytest.raises((ParameterError, ColumnError), match=message) as raised:
         collection.where(query)
     said = str(raised.value)
     assert "\n" not in said
     assert len(said) < 600
-
-
-def test_what_is_no_text_is_refused(collection):
-    with pytest.raises(ParameterError, match=r"^a query must be text"):
-        collection.where(3)
-
-
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        (
-            "cell_type == @x",
-            r"^query 'cell_type == @x': @ is not allowed; write literal values",
-        ),
-        (
-            "tissue == 'lung'",
-            "obs has no column 'tissue'; its columns are: cell_type, plate, n_cou",
-        ),
-        ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot evaluate it: Unordered Categ"),
-        ("n_counts + 1", "gives values that are not true or false; compare them"),
-        (
-            "abs(n_counts) > 3",
-            r"'abs\(n_counts\)' is not allowed; use columns, constants, comparisons",
-        ),
-        ("cell_type in 'TB'", "`in` takes a list of constants"),
-    ],
-)
-def test_errors_say_what_to_do(collection, query, said):
-    with pytest.raises((ParameterError, ColumnError), match=said):
-        collection.where(query)

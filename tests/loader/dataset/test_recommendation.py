@@ -94,6 +94,18 @@ HERE = {
 COLLECTION = {"n_cells": 40, "n_vars": 9, "layout": "csr", "dtype": "float32", "batch_size": 4}
 
 
+ELSEWHERE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"dataset": {"elements": ["layers/counts"]}},
+        r"with elements=\['layers/counts'\], but it is \['X'\] here; ",
+    ),
+    ({"batch_size": 8}, "with batch_size=4, but it is 8 here; "),
+    ({"machine": {"cpu": {"usable_cores": 1000.5}}}, r"with 1000.5 usable cores, but there are"),
+    ({"machine": {"memory": {"total_bytes": 10**15}}}, r"with 1e\+06 GB of memory, but there are"),
+    ({"machine": {"platform": {"architecture": "vax"}}}, "with a processor of type vax, but it is"),
+]
+
+
 class TestWhatWasMeasured:
     @pytest.fixture
     def make(self, path, write_h5ad):
@@ -128,28 +140,7 @@ class TestWhatWasMeasured:
             "settings may be far from the best, so run autotune again"
         )
 
-    @pytest.mark.parametrize(
-        ("measured", "expected"),
-        [
-            (
-                {"dataset": {"elements": ["layers/counts"]}},
-                r"with elements=\['layers/counts'\], but it is \['X'\] here; ",
-            ),
-            ({"batch_size": 8}, "with batch_size=4, but it is 8 here; "),
-            (
-                {"machine": {"cpu": {"usable_cores": 1000.5}}},
-                r"with 1000.5 usable cores, but there are",
-            ),
-            (
-                {"machine": {"memory": {"total_bytes": 10**15}}},
-                r"with 1e\+06 GB of memory, but there are",
-            ),
-            (
-                {"machine": {"platform": {"architecture": "vax"}}},
-                "with a processor of type vax, but it is",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("measured", "expected"), ELSEWHERE)
     def test_of_another_element_or_size_or_on_another_machine(self, make, measured, expected):
         (said,) = make(**measured)
         assert re.search(f"was measured {expected}", said)

@@ -62,19 +62,14 @@ class TestClassBalanced:
         labels[:] = 0
         assert np.asarray(strategy.labels).tolist() == [0, 0, 1]
 
-    def test_labels_as_many_as_rows_are_counted_in_the_whole_collection(self):
-        labels = [0] * 90 + [1] * 10
+    def test_labels_are_counted_among_as_many_as_there_are(self):
+        """In the whole collection, or among the indices."""
         indices = [0, 1, *range(90, 98)]
-        strategy = ClassBalancedSampling(labels, indices=indices, total_size=8200)
-        counts = counts_of(strategy, 100)
-        assert abs(counts[:90].sum() - 8200 * (2 / 90) / (2 / 90 + 8 / 10)) < 9
-
-    def test_labels_as_many_as_indices_are_counted_among_them(self):
-        labels = [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
-        indices = [0, 1, *range(90, 98)]
-        strategy = ClassBalancedSampling(labels, indices=indices, total_size=800)
-        counts = counts_of(strategy, 100)
-        assert abs(counts[:2].sum() - 400) <= 8
+        of_all = ClassBalancedSampling([0] * 90 + [1] * 10, indices=indices, total_size=8200)
+        n_first = counts_of(of_all, 100)[:90].sum()
+        assert abs(n_first - 8200 * (2 / 90) / (2 / 90 + 8 / 10)) < 9
+        of_these = ClassBalancedSampling([0] * 2 + [1] * 8, indices=indices, total_size=800)
+        assert abs(counts_of(of_these, 100)[:2].sum() - 400) <= 8
 
     def test_labels_go_with_indices_that_are_sorted(self):
         with pytest.warns(UserWarning, match="not sorted") as caught:

@@ -1,6 +1,7 @@
 """Sets of cells of one group: whole, in every minibatch, as often as asked for."""
 
 import dataclasses
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -227,35 +228,23 @@ def test_sizes_that_are_none(name, value):
         GroupedSampling([0, 0], **({"set_size": 1, "weights": "equal"} | {name: value}))
 
 
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        (
-            [0] * 8,
-            {"set_size": 6, "block_size": 4},
-            "`set_size` must be a multiple of `block_size`",
-        ),
-        ([0, 0], {"leftover": "keep"}, r"one of \('drop', 'pad', 'smaller'\), but got 'k"),
-        ([0, 0], {"n_sets": 3}, "n_sets=3 needs `weights`"),
-        ([0, 0, 1], {"set_size": 3}, r"`set_size <= 2` .* got set_size=3; or fill"),
-        ([0, -1], {"set_size": 1, "indices": [1]}, "none of 1 cells has a label"),
-        ([0, 0], {}, "`labels` must have one value for each row .* but got 2"),
-        ([0, 0, 1], {"weights": [0, 0, 1]}, "`weights` leave nothing"),
-        ([0, 0, 1], {"weights": [0, 0]}, "`weights` must have one value for each .* but got 2"),
-        ([0, 0, 1], {"weights": "even"}, "`weights` must be one-dimensional"),
-        (
-            [0, 0, 1],
-            {"weights": "equal", "leftover": "smaller"},
-            "'smaller' visits each cell once",
-        ),
-        (
-            [0, 0, 1],
-            {"set_size": 4, "leftover": "smaller"},
-            r"`set_size <= 3` \(cells of all groups\)",
-        ),
-        ([0] * 100, {"set_size": 8}, "multiple of 8, .*, but got batch_size=12"),
-    ],
-)
+NOT_SAMPLED: list[tuple[list[int], dict[str, Any], str]] = [
+    ([0] * 8, {"set_size": 6, "block_size": 4}, "`set_size` must be a multiple of `block_size`"),
+    ([0, 0], {"leftover": "keep"}, r"one of \('drop', 'pad', 'smaller'\), but got 'k"),
+    ([0, 0], {"n_sets": 3}, "n_sets=3 needs `weights`"),
+    ([0, 0, 1], {"set_size": 3}, r"`set_size <= 2` .* got set_size=3; or fill"),
+    ([0, -1], {"set_size": 1, "indices": [1]}, "none of 1 cells has a label"),
+    ([0, 0], {}, "`labels` must have one value for each row .* but got 2"),
+    ([0, 0, 1], {"weights": [0, 0, 1]}, "`weights` leave nothing"),
+    ([0, 0, 1], {"weights": [0, 0]}, "`weights` must have one value for each .* but got 2"),
+    ([0, 0, 1], {"weights": "even"}, "`weights` must be one-dimensional"),
+    ([0, 0, 1], {"weights": "equal", "leftover": "smaller"}, "'smaller' visits each cell once"),
+    ([0, 0, 1], {"set_size": 4, "leftover": "smaller"}, r"`set_size <= 3` \(cells of all groups\)"),
+    ([0] * 100, {"set_size": 8}, "multiple of 8, .*, but got batch_size=12"),
+]
+
+
+@pytest.mark.parametrize(("labels", "options", "message"), NOT_SAMPLED)
 def test_what_cannot_be_sampled(labels, options, message):
     with pytest.raises(ParameterError, match=message):
         CellDataset(np.arange(100), GroupedSampling(labels, **{"set_size": 2} | options), 12)
@@ -265,9 +254,8 @@ def test_what_cannot_be_sampled(labels, options, message):
 @pytest.mark.parametrize("labels", ["donor", np.repeat([0, 1], 5), np.array([0, 0])])
 def test_weights_of_other_cells(n, labels):
     cells = ad.AnnData(obs=pd.DataFrame({"donor": list("aaaaabbbbb")}, index=[*"0123456789"]))
-    with pytest.raises(
-        ParameterError, match=f"`weights` must have one value for each .* but got {n}"
-    ) as raised:
+    told = f"`weights` must have one value for each .* but got {n}"
+    with pytest.raises(ParameterError, match=told) as raised:
         GroupedSampling(labels, 2, indices=[2, 4], weights=np.ones(n)).bound_to(cells).n_positions(
             10
         )

@@ -259,27 +259,24 @@ TREATMENT = ["none", "a", "b", "none", "a", "b"]
 PLATE: Any = ["p", "p", "p", "q", "q", None]
 
 
-@pytest.mark.parametrize(
-    ("given_", "message"),
-    [
-        ({"control": "DMSO"}, "no cell has the treatment 'DMSO' that `control` names; 'treatment'"),
-        ({"within": [PLATE]}, r"^1 treated cells have no control .* row 5 \(within\[0\]=None\)"),
-        (
-            {"k": 2, "within": [PLATE]},
-            "^4 treated cells have fewer than k=2 .*replace=True",
-        ),
-        ({"within": [PLATE[:3]]}, "`within` must have one value for each of 6 cells, but got 3"),
-        ({"within": {"plate", "line"}}, "`within` must be a list .* set, which has no order"),
-        ({"control": ["none", "a", "b"]}, "none of the cells that are visited is treated"),
-        ({"k": 0}, "`k >= 1`"),
-        ({"redraw": "always"}, "`redraw` must be one of"),
-        ({"unmatched": "keep"}, "`unmatched` must be one of"),
-        ({"strategy": "blocks"}, "`strategy` must be a SamplingStrategy without controls"),
-        ({"strategy": BlockShuffling(2, [1, 2])}, "give `control_indices`"),
-        ({"strategy": BlockShuffling(2, [1, 9])}, "`indices < 6`"),
-        ({"control_indices": [9]}, "`indices < 6`"),
-    ],
-)
+NOT_MATCHED: list[tuple[dict[str, Any], str]] = [
+    ({"control": "DMSO"}, "no cell has the treatment 'DMSO' that `control` names; 'treatment'"),
+    ({"within": [PLATE]}, r"^1 treated cells have no control .* row 5 \(within\[0\]=None\)"),
+    ({"k": 2, "within": [PLATE]}, "^4 treated cells have fewer than k=2 .*replace=True"),
+    ({"within": [PLATE[:3]]}, "`within` must have one value for each of 6 cells, but got 3"),
+    ({"within": {"plate", "line"}}, "`within` must be a list .* set, which has no order"),
+    ({"control": ["none", "a", "b"]}, "none of the cells that are visited is treated"),
+    ({"k": 0}, "`k >= 1`"),
+    ({"redraw": "always"}, "`redraw` must be one of"),
+    ({"unmatched": "keep"}, "`unmatched` must be one of"),
+    ({"strategy": "blocks"}, "`strategy` must be a SamplingStrategy without controls"),
+    ({"strategy": BlockShuffling(2, [1, 2])}, "give `control_indices`"),
+    ({"strategy": BlockShuffling(2, [1, 9])}, "`indices < 6`"),
+    ({"control_indices": [9]}, "`indices < 6`"),
+]
+
+
+@pytest.mark.parametrize(("given_", "message"), NOT_MATCHED)
 def test_refused(given_, message):
     parameters = {"strategy": BlockShuffling(2), "treatment": TREATMENT, "control": "none"}
     with pytest.raises(ParameterError, match=message) as raised:

@@ -1,5 +1,6 @@
 """The rest of an epoch that was stopped: exactly what would have come, or divided anew."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -42,17 +43,12 @@ def _of_share(share: Share) -> Iterator[list[int]]:
 
 def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterator[list[int]]:
     """Yield what a DataLoader does, of workers that go on there."""
-    waiting = [
+    waiting = (
         _of_share(plan.share(worker=k, num_workers=num_workers, n_delivered=n_delivered))
         for k in range(num_workers)
-    ]
-    while waiting:
-        for each in list(waiting):
-            minibatch = next(each, None)
-            if minibatch is None:
-                waiting.remove(each)
-            else:
-                yield minibatch
+    )
+    for turn in itertools.zip_longest(*waiting):
+        yield from (each for each in turn if each is not None)
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])

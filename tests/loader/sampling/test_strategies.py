@@ -37,10 +37,6 @@ class TestStreaming:
         assert epoch_of(Streaming(), 7).tolist() == list(range(7))
         assert epoch_of(Streaming(indices=[2, 3, 6]), 7).tolist() == [2, 3, 6]
 
-    @pytest.mark.parametrize("shuffle", [False, True])
-    def test_shuffles_a_fetch_if_asked(self, shuffle):
-        assert Streaming(shuffle=shuffle).shuffles_fetch is shuffle
-
 
 class TestBlockShuffling:
     @given(block_shufflings(), keys)

@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -241,29 +242,29 @@ class TestLargeCollections:
 TWO = {"weights": [1, 0, 2], "replace": False}  # cells may be drawn
 
 
+NOT_DRAWN: list[tuple[dict[str, Any], str]] = [
+    ({"weights": [1, -1]}, r"weights\[1\] is -1.0"),
+    ({"weights": [1, float("nan")]}, r"weights\[1\] is nan"),
+    ({"weights": [float("inf"), 1]}, r"weights\[0\] is inf"),
+    ({"weights": [0, 0, 0]}, "none of 3 cells has a weight above 0"),
+    ({"weights": []}, r"one-dimensional numbers.*shape \(0,\)"),
+    ({"weights": ["a", "b"]}, "one-dimensional numbers"),
+    ({"weights": [[1, 2]]}, r"one-dimensional numbers.*shape \(1, 2\)"),
+    ({"weights": 1.0}, "one-dimensional numbers"),
+    ({"total_size": 2**41}, "`total_size <= 1099511627776` must hold"),
+    ({"total_size": 3, **TWO}, "`total_size <= 2` .*got total_size=3"),
+    ({"sampling_size": 3, **TWO}, "`sampling_size <= 2` .*got sampling_size=3"),
+    (TWO, "needs `total_size` or `sampling_size`"),
+    ({"sampling_size": 1}, "`sampling_size` applies only without replacement"),
+    (
+        {"indices": [1, 3, 3], "total_size": 2, "replace": False},
+        "must differ without replacement, but 3 comes",
+    ),
+]
+
+
 class TestBadParameters:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"weights": [1, -1]}, r"weights\[1\] is -1.0"),
-            ({"weights": [1, float("nan")]}, r"weights\[1\] is nan"),
-            ({"weights": [float("inf"), 1]}, r"weights\[0\] is inf"),
-            ({"weights": [0, 0, 0]}, "none of 3 cells has a weight above 0"),
-            ({"weights": []}, r"one-dimensional numbers.*shape \(0,\)"),
-            ({"weights": ["a", "b"]}, "one-dimensional numbers"),
-            ({"weights": [[1, 2]]}, r"one-dimensional numbers.*shape \(1, 2\)"),
-            ({"weights": 1.0}, "one-dimensional numbers"),
-            ({"total_size": 2**41}, "`total_size <= 1099511627776` must hold"),
-            ({"total_size": 3, **TWO}, "`total_size <= 2` .*got total_size=3"),
-            ({"sampling_size": 3, **TWO}, "`sampling_size <= 2` .*got sampling_size=3"),
-            (TWO, "needs `total_size` or `sampling_size`"),
-            ({"sampling_size": 1}, "`sampling_size` applies only without replacement"),
-            (
-                {"indices": [1, 3, 3], "total_size": 2, "replace": False},
-                "must differ without replacement, but 3 comes",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "message"), NOT_DRAWN)
     def test_weights_and_draws(self, options, message):
         with pytest.raises(ParameterError, match=message) as raised:
             BlockWeightedSampling(**options)
@@ -297,15 +298,13 @@ class TestBadParameters:
         ],
     )
     def test_lengths(self, make):
-        with pytest.raises(
-            ParameterError, match=r"must have one value .* row .* \(11\), but got 10"
-        ):
+        told = r"must have one value .* row .* \(11\), but got 10"
+        with pytest.raises(ParameterError, match=told):
             make(10).n_positions(11)
         assert make(10, indices=[3, 4]).n_positions(10) == 2
         assert make(2, indices=[3, 4]).n_positions(10) == 2
-        with pytest.raises(
-            ParameterError, match=r"\(12\), or for each of `indices` \(2\), but got 10"
-        ):
+        told = r"\(12\), or for each of `indices` \(2\), but got 10"
+        with pytest.raises(ParameterError, match=told):
             make(10, indices=[3, 4]).n_positions(12)
         with pytest.raises(ParameterError, match="but got 3 and an index 4"):
             make(3, indices=[3, 4])
