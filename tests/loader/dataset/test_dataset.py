@@ -141,41 +141,22 @@ class TestCallbacks:
     def test_are_called_in_order_with_their_arguments(self, calls):
         collection = RowsOfText()
 
-        def fetch_callback(*arguments):
-            calls.append(("fetch_callback", *arguments))
-            return "fetched"
+        def noting(name, result):
+            def callback(*arguments):
+                calls.append((name, *arguments))
+                return result or f"result {len(calls)}"
 
-        def fetch_transform(*arguments):
-            calls.append(("fetch_transform", *arguments))
-            return "transformed"
+            return callback
 
-        def batch_callback(*arguments):
-            calls.append(("batch_callback", *arguments))
-            return "batch"
-
-        def batch_transform(*arguments):
-            calls.append(("batch_transform", *arguments))
-            return f"result {len(calls)}"
-
-        dataset = CellDataset(
-            collection,
-            BlockShuffling(2),
-            batch_size=20,
-            fetch_factor=2,
-            fetch_callback=fetch_callback,
-            fetch_transform=fetch_transform,
-            batch_callback=batch_callback,
-            batch_transform=batch_transform,
-            seed=0,
-        )
+        results = {"fetch_callback": "fetched", "fetch_transform": "transformed"}
+        results |= {"batch_callback": "batch", "batch_transform": ""}
+        callbacks: dict[str, Any] = {name: noting(name, each) for name, each in results.items()}
+        dataset = CellDataset(collection, BlockShuffling(2), 20, 2, seed=0, **callbacks)
         assert list(dataset) == ["result 4", "result 6", "result 10"]
         expected: list[tuple[Any, ...]] = []
         plan = dataset.plan(epoch=0)
         for fetch in map(plan.fetch, range(plan.n_fetches)):
-            expected += [
-                ("fetch_callback", collection, fetch.rows),
-                ("fetch_transform", "fetched"),
-            ]
+            expected += [("fetch_callback", collection, fetch.rows), ("fetch_transform", "fetched")]
             for start in range(0, len(fetch.order), 20):
                 expected += [
                     ("batch_callback", "transformed", fetch.order[start : start + 20]),
@@ -212,20 +193,13 @@ class TestCallbacks:
             return batch
 
         dataset = CellDataset(
-            open_collection(plates, obs=["number"]),
-            Streaming(),
-            40,
-            1,
+            *(open_collection(plates, obs=["number"]), Streaming(), 40, 1),
             fetch_transform=fetch_transform,
             batch_transform=batch_transform,
         )
         batches = list(dataset)
-        assert calls == [
-            ("fetch", Cells, 40),
-            ("batch", Minibatch, 40),
-            ("fetch", Cells, 23),
-            ("batch", Minibatch, 23),
-        ]
+        kinds = [("fetch", Cells), ("batch", Minibatch)]
+        assert calls == [(*kind, n) for n in (40, 23) for kind in kinds]
         for batch in batches:
             assert np.array_equal(batch.X.to_dense(), 2 * in_memory(plates)[batch.rows])
             assert np.array_equal(batch.obs["twice"], 2 * batch.rows)
@@ -234,15 +208,8 @@ class TestCallbacks:
     def test_a_fetch_callback_over_a_collection_replaces_the_reader(
         self, plates, in_memory, is_dense
     ):
-        dataset = CellDataset(
-            open_collection(plates),
-            BlockShuffling(4),
-            10,
-            2,
-            fetch_callback=operator.getitem,
-            dense=is_dense,
-        )
-        for batch in dataset:
+        options = {"fetch_callback": operator.getitem, "dense": is_dense}
+        for batch in CellDataset(open_collection(plates), BlockShuffling(4), 10, 2, **options):
             assert (batch.X.layout == torch.strided) is is_dense
             assert np.array_equal(dense(batch.X), in_memory(plates)[batch.rows])
 
@@ -258,11 +225,8 @@ class TestTransformThreads:
             return threading.current_thread().name
 
         collection = open_collection(plates)
-        names = list(
-            CellDataset(
-                *(collection, BlockShuffling(4), 5, 2), batch_transform=meet, transform_threads=3
-            )
-        )
+        options: dict[str, Any] = {"batch_transform": meet, "transform_threads": 3}
+        names = list(CellDataset(collection, BlockShuffling(4), 5, 2, **options))
         assert len(names) == 13
         assert len(set(names[1:])) == 3
         assert all(name.startswith("cellfeed-transform") for name in names)
@@ -279,12 +243,8 @@ class TestTransformThreads:
 
         collection = open_collection(plates) if is_collection else np.arange(63)
         before = [*map(rows_of, CellDataset(collection, BlockShuffling(4), 5, 2, seed=0))]
-        refusing = CellDataset(
-            *(collection, BlockShuffling(4), 5, 2),
-            seed=0,
-            batch_transform=refuse,
-            transform_threads=2,
-        )
+        options: dict[str, Any] = {"batch_transform": refuse, "transform_threads": 2}
+        refusing = CellDataset(collection, BlockShuffling(4), 5, 2, seed=0, **options)
         found: list[list[int]] = []
         with pytest.raises(ValueError, match="no thirty"):
             found.extend(map(rows_of, refusing))
@@ -329,10 +289,7 @@ BAD_PARAMETERS = [
         (given, "`rank` and `world_size` must be given together, .*; give both, or neither")
         for given in ({"rank": 0}, {"world_size": 2})
     ),
-    (
-        {"batch_transform": len, "transform_threads": -1},
-        "`transform_threads >= 1` must hold",
-    ),
+    ({"batch_transform": len, "transform_threads": -1}, "`transform_threads >= 1` must hold"),
     ({"rank": 0, "world_size": 2}, "`seed` must be given with world_size=2, .*; or"),
     ({"rank": 0, "world_size": 0, "seed": 0}, "`world_size >= 1` must hold"),
     ({"rank": 2, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),
@@ -403,19 +360,15 @@ BAD_PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("collection", "read"),
-    [
-        (range(100, 100 + N_ROWS), lambda values, rows: np.array([values[row] for row in rows])),
-        (
-            pd.DataFrame({"a": np.arange(100, 100 + N_ROWS)}),
-            lambda table, rows: table["a"].iloc[rows].to_numpy(),
-        ),
-    ],
-)
-def test_anything_with_a_length_can_be_read_by_a_fetch_callback(collection, read):
-    dataset = CellDataset(collection, BlockShuffling(4), 8, fetch_callback=read)
-    assert sorted(np.concatenate(list(dataset))) == list(range(100, 100 + N_ROWS))
+def test_anything_with_a_length_can_be_read_by_a_fetch_callback():
+    values = range(100, 100 + N_ROWS)
+    readable: list[tuple[Any, Callable[[Any, Any], Any]]] = [
+        (values, lambda values, rows: np.array([values[row] for row in rows])),
+        (pd.DataFrame({"a": values}), lambda table, rows: table["a"].iloc[rows].to_numpy()),
+    ]
+    for collection, read in readable:
+        dataset = CellDataset(collection, BlockShuffling(4), 8, fetch_callback=read)
+        assert sorted(np.concatenate(list(dataset))) == list(values)
 
 
 @pytest.mark.parametrize(("parameters", "problem"), BAD_PARAMETERS)
@@ -457,10 +410,6 @@ def test_fetches_that_do_not_fit(tmp_path, monkeypatch, batch_size, fetch_factor
 
 
 def test_cells_from_a_batch_callback_are_made_a_minibatch(plates):
-    dataset = CellDataset(
-        open_collection(plates),
-        Streaming(),
-        4,
-        batch_callback=lambda cells, indices: cells[indices[::-1]],
-    )
+    backwards: dict[str, Any] = {"batch_callback": lambda cells, indices: cells[indices[::-1]]}
+    dataset = CellDataset(open_collection(plates), Streaming(), 4, **backwards)
     assert next(iter(dataset)).rows.tolist() == [3, 2, 1, 0]

@@ -308,11 +308,8 @@ class TestControls:
             strategy = MatchedControls(
                 BlockShuffling(16), "drug", "DMSO", "plate", control_block_size=block_size
             )
-            fetch = (
-                dataset_of(collection, strategy, batch_size=8, fetch_factor=8)
-                .plan(epoch=0)
-                .fetch(0)
-            )
+            dataset = dataset_of(collection, strategy, batch_size=8, fetch_factor=8)
+            fetch = dataset.plan(epoch=0).fetch(0)
             controls = np.flatnonzero(adata.obs["drug"] == "DMSO")
             places = np.searchsorted(controls, np.unique(fetch.rows[fetch.others]))
             return np.count_nonzero(np.diff(places) > 1) + 1

@@ -28,13 +28,7 @@ from hypothesis.stateful import (
 from tests.loader.dataset.in_turns import LoaderInTurns
 from tests.loader.matrices import dense
 
-from cellfeed import (
-    BlockShuffling,
-    CellDataset,
-    Collection,
-    Streaming,
-    open_collection,
-)
+from cellfeed import BlockShuffling, CellDataset, Collection, Streaming, open_collection
 from cellfeed.sampling import EpochPlan
 
 pytestmark = [
@@ -68,6 +62,11 @@ class Sizes:
     batch_size: int
     fetch_factor: int
     drop_last: bool
+
+    @property
+    def of_plan(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("batch_size", "fetch_factor", "drop_last")}
+        return own | {"strategy": STRATEGIES[self.strategy]}
 
 
 @dataclass(frozen=True)
@@ -178,20 +177,9 @@ class Epochs(RuleBasedStateMachine):
         return drawn
 
     def datasets(self, divided: Divided, *, seed=5, **options) -> list[CellDataset]:
-        return [
-            CellDataset(
-                self.collection if self.sizes.in_files else np.arange(self.sizes.n_rows),
-                STRATEGIES[self.sizes.strategy],
-                self.sizes.batch_size,
-                self.sizes.fetch_factor,
-                drop_last=self.sizes.drop_last,
-                seed=seed,
-                rank=rank,
-                world_size=divided.ranks,
-                **options,
-            )
-            for rank in range(divided.ranks)
-        ]
+        cells: Any = self.collection if self.sizes.in_files else np.arange(self.sizes.n_rows)
+        options |= {"seed": seed, "world_size": divided.ranks} | self.sizes.of_plan
+        return [CellDataset(cells, rank=rank, **options) for rank in range(divided.ranks)]
 
     def make(self, divided: Divided, data, *, seed=5) -> None:
         own = self.datasets(divided, seed=seed, **self.options(data))
@@ -215,17 +203,8 @@ class Epochs(RuleBasedStateMachine):
         """The minibatches of each rank in a whole epoch, whose workers take turns."""
         found = []
         for rank in range(self.divided.ranks):
-            plan = EpochPlan(
-                strategy=STRATEGIES[self.sizes.strategy],
-                n_rows=self.sizes.n_rows,
-                batch_size=self.sizes.batch_size,
-                fetch_factor=self.sizes.fetch_factor,
-                drop_last=self.sizes.drop_last,
-                seed=5,
-                epoch=epoch,
-                rank=rank,
-                world_size=self.divided.ranks,
-            )
+            options = {"rank": rank, "world_size": self.divided.ranks} | self.sizes.of_plan
+            plan = EpochPlan(n_rows=self.sizes.n_rows, seed=5, epoch=epoch, **options)
             queues: list[Minibatches] = [[] for _ in range(self.divided.turns)]
             for number in range(plan.n_fetches):
                 rows, size = plan.delivered_rows(number)[0].tolist(), plan.batch_size

@@ -37,8 +37,7 @@ def same(minibatch):
 
 def profiled(minibatches):
     with torch.profiler.profile() as profiler:
-        for _ in minibatches:
-            pass
+        list(minibatches)
     return {each.key: each.count for each in profiler.key_averages() if "cellfeed" in each.key}
 
 
@@ -80,8 +79,7 @@ class TestRanges:
     def test_of_all_threads_in_nvtx(self, file, nvtx):
         dataset = dataset_of(file, dense=True)
         dataset.annotate("nvtx")
-        for _ in dataset:
-            pass
+        list(dataset)
         names = {name for name, _ in nvtx}
         assert names >= {
             f"cellfeed: {each}"
@@ -97,8 +95,7 @@ class TestRanges:
     def test_of_interleaved_datasets(self, file, nvtx):
         mixed = InterleavedDatasets([dataset_of(file), dataset_of(file)])
         mixed.annotate("nvtx")
-        for _ in mixed:
-            pass
+        list(mixed)
         assert {name for name, _ in nvtx} >= {"cellfeed: waiting", "cellfeed: making tensors"}
 
     def test_nvtx_needs_cuda(self, file):
@@ -130,8 +127,7 @@ class TestLog:
         dataset.log_statistics(lambda values, step: logged.append((values, step)), every=8)
         loader = dataset if num_workers is None else dataset.loader(num_workers=num_workers)
         for _ in range(2):
-            for _ in loader:
-                pass
+            list(loader)
         assert [step for _, step in logged] == [8, 16, 24, 32, 40]
         for values, _ in logged:
             assert 0 <= values["cellfeed/waiting_share"] <= 1
@@ -165,8 +161,7 @@ class TestLog:
             seen.append((values, dataset.statistics()))
 
         dataset.log_statistics(log, every=10)
-        for _ in dataset:
-            pass
+        list(dataset)
         for (values, now), last in zip(seen, [before, *(each for _, each in seen)], strict=False):
             done = now - last
             share = done.waiting / (done.waiting + done.training)
@@ -176,8 +171,7 @@ class TestLog:
         dataset, writer = dataset_of(file), Writer()
         for log in (writer, None):  # which logs no more
             dataset.log_statistics(log, every=10)
-            for _ in dataset:
-                pass
+            list(dataset)
             assert {*map(tuple, writer.logged.values())} == {(10, 20)}
         assert "cellfeed/cells_per_second" in writer.logged
 
@@ -185,8 +179,7 @@ class TestLog:
         parts, logged = [dataset_of(file), dataset_of(file)], list[Any]()
         mixed = InterleavedDatasets(parts)
         mixed.log_statistics(lambda values, step: logged.append((step, values)), every=20)
-        for _ in mixed:
-            pass
+        list(mixed)
         assert [step for step, _ in logged] == [20, 40]
         assert any(values["cellfeed/decompressing_us_per_cell"] > 0 for _, values in logged)
 

@@ -41,10 +41,10 @@ DEPTHS = [
 ]
 
 
-def dataset_over(collection, **options):
+def dataset_over(collection, block_size=4, **options):
     """Eight fetches of three minibatches."""
     sizes = {"batch_size": 4, "fetch_factor": 3, "seed": 0, "num_threads": 2}
-    return CellDataset(collection, BlockShuffling(block_size=4), **(sizes | options))
+    return CellDataset(collection, BlockShuffling(block_size), **(sizes | options))
 
 
 @pytest.fixture
@@ -65,16 +65,9 @@ class TestMinibatches:
     ):
         """And no more bytes are in flight, but for one fetch."""
         collection, store = expecting(MATRIX)
-        dataset = CellDataset(
-            collection,
-            BlockShuffling(block_size),
-            batch_size=7,
-            fetch_factor=fetch_factor,
-            seed=1,
-            num_threads=1,
-            prefetch=prefetch,
-            prefetch_bytes=n_bytes,
-        )
+        options = {"batch_size": 7, "fetch_factor": fetch_factor, "seed": 1, "num_threads": 1}
+        options |= {"prefetch": prefetch, "prefetch_bytes": n_bytes}
+        dataset = dataset_over(collection, block_size, **options)
         plan = dataset.plan(epoch=0)
         planned = [plan.delivered_rows(number)[0] for number in range(plan.n_fetches)]
         assert rows_of(dataset) == np.concatenate(planned).tolist()

@@ -43,13 +43,9 @@ from cellfeed import (
 
 
 def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) -> CellDataset:
-    defaults: dict[str, Any] = {
-        "strategy": BlockShuffling(3),
-        "batch_size": 4,
-        "fetch_factor": 3,
-        "seed": 5,
-    }
-    return CellDataset(np.arange(n_rows), rank=rank, world_size=world_size, **defaults | options)
+    defaults: dict[str, Any] = {"batch_size": 4, "fetch_factor": 3, "seed": 5}
+    defaults |= {"strategy": BlockShuffling(3), "rank": rank, "world_size": world_size}
+    return CellDataset(np.arange(n_rows), **defaults | options)
 
 
 # `LoaderInTurns` starts workers in its own way.
@@ -299,8 +295,7 @@ class TestTransformsOfWholeFetches:
 
         whole = [(each.rows.tolist(), each.X.tolist()) for each in dataset()]
         stopped, goes_on = dataset(), dataset()
-        for _ in itertools.islice(stopped, n):
-            pass
+        list(itertools.islice(stopped, n))
         goes_on.load_state_dict(stopped.state_dict())
         assert [(each.rows.tolist(), each.X.tolist()) for each in goes_on] == whole[n:]
 
@@ -340,8 +335,7 @@ class TestState:
     @pytest.mark.process
     def test_minibatches_that_nobody_counted_are_refused(self):
         dataset = _dataset(40)
-        for _ in DataLoader(dataset, batch_size=None, num_workers=2):
-            pass
+        list(DataLoader(dataset, batch_size=None, num_workers=2))
         with pytest.raises(StateError, match=r"dataset\.loader"):
             dataset.state_dict()
 
@@ -469,31 +463,26 @@ def test_rows_of_a_token_stream(folder, before, after):
     if before == after:
         _over(second).load_state_dict(state)
         return
-    with pytest.raises(
-        StateError, match=r"the state is of other data: contents=.* query or object"
-    ):
+    told = r"the state is of other data: contents=.* query or object"
+    with pytest.raises(StateError, match=told):
         _over(second).load_state_dict(state)
 
 
 @pytest.mark.parametrize("form", [sp.csr_matrix, np.asarray, np.asfortranarray])
 def test_an_object_in_memory(form):
-    state = _over(adata(form=form)).state_dict()
+    whole, renamed = adata(form=form), adata(form=form)
+    renamed.obs_names = [f"d{row}" for row in range(60)]
+    state, of_half = (_over(each).state_dict() for each in (whole, whole[:30]))
     _over(adata(form=form)).load_state_dict(state)
     _over(adata(form=form), elements=["layers/dense"]).load_state_dict(state)
-    renamed = adata(form=form)
-    renamed.obs_names = [f"d{row}" for row in range(60)]
-    for other in (adata(1, form), renamed):
-        with pytest.raises(StateError, match="the state is of other data"):
-            _over(other).load_state_dict(state)
-
-
-def test_other_cells_of_one_object():
-    whole = adata()
-    state = _over(whole[:30]).state_dict()
-    _over(whole[:30].copy()).load_state_dict(state)
-    for other in (whole[30:], whole[:30, ::-1]):
-        with pytest.raises(StateError, match="the state is of other data"):
-            _over(other).load_state_dict(state)
+    _over(whole[:30].copy()).load_state_dict(of_half)
+    for known, others in (
+        (state, (adata(1, form), renamed)),
+        (of_half, (whole[30:], whole[:30, ::-1])),
+    ):
+        for other in others:
+            with pytest.raises(StateError, match="the state is of other data"):
+                _over(other).load_state_dict(known)
 
 
 @pytest.mark.parametrize("other", ["no X", "by gene"])

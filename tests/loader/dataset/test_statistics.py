@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 from tests.loader.matrices import random_csr
 
-from cellfeed import (
-    BlockShuffling,
-    CellDataset,
-    InterleavedDatasets,
-    Statistics,
-    open_collection,
-)
+from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, Statistics, open_collection
 from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._decode import Counter, Counters
 from cellfeed.stages import FetchStages
@@ -142,12 +136,8 @@ def test_times_are_those_of_threads_and_of_the_loop(file):
 
 
 def test_what_others_read_is_the_librarys():
-    rows = np.arange(64)
     own = CellDataset(
-        rows,
-        BlockShuffling(4),
-        8,
-        fetch_factor=2,
+        *(np.arange(64), BlockShuffling(4), 8, 2),
         fetch_callback=lambda these, which: slept(these[which]),
         fetch_transform=slept,
     )
@@ -227,6 +217,10 @@ class Training:
             self.history()
 
 
+SLOWER = {"waiting": 15, "reading": 40}
+FAST = dict.fromkeys(["waiting", "training", "reading"], 0.1)
+
+
 class TestFallingThroughput:
     @pytest.fixture
     def training(self):
@@ -248,33 +242,26 @@ class TestFallingThroughput:
             "before"
         )
 
-    def test_is_told_once_and_again_where_it_falls_further(self, training, said):
-        training.fetch(600, reading=4)
-        training.fetch(1000, waiting=15, reading=40)
-        assert len(said()) == 1
-        training.fetch(600, waiting=60, reading=99)
-        assert len(said()) == 2
-
     def test_may_be_of_no_stage(self, training, said):
         training.fetch(600, decompressing=20)
         training.fetch(300, waiting=15, decompressing=20)
         assert said()[0].endswith("training waits 60% of the time; no stage takes longer")
 
-    def test_is_noticed_of_fast_fetches_too(self, training, said):
-        training.fetch(2000, waiting=0.1, training=0.1, reading=0.1)
-        training.fetch(800, waiting=0.5, training=0.1, reading=0.8)
-        assert len(said()) == 1
-
     @pytest.mark.parametrize(
-        "parts",
+        ("parts", "n_said"),
         [
-            [(600, {}), (600, {"training": 40, "waiting": 2})],
-            [(100, {}), (8, {"waiting": 1_000})] * 30,
-            [(30, {}), (30, {"waiting": 100})],
+            (
+                [(600, {"reading": 4}), (1000, SLOWER), (600, {"waiting": 60, "reading": 99})],
+                (0, 1, 2),
+            ),
+            ([(2000, FAST), (800, FAST | {"waiting": 0.5, "reading": 0.8})], (0, 1)),
+            ([(600, {}), (600, {"training": 40, "waiting": 2})], (0, 0)),
+            ([(100, {}), (8, {"waiting": 1_000})] * 30, (0, 0) * 30),
+            ([(30, {}), (30, {"waiting": 100})], (0, 0)),
         ],
-        ids=["longer training", "a few slow fetches", "a short run"],
+        ids=["falls further", "fast", "longer training", "a few slow fetches", "a short run"],
     )
-    def test_is_no_matter(self, training, said, parts):
-        for n, times in parts:
+    def test_is_told_once_if_it_matters(self, training, said, parts, n_said):
+        for (n, times), expected in zip(parts, n_said, strict=True):
             training.fetch(n, **times)
-        assert not said()
+            assert len(said()) == expected

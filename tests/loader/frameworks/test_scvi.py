@@ -43,11 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 N_CELLS, N_GENES = 210, 40
 UNLABELLED = "Unknown"
 SMALL = {"n_hidden": 8, "n_latent": 3}
-TRAINING = {
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+TRAINING = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 KEYS: dict[str, Any] = {
     "layer": "counts",
     "batch_key": "plate",
@@ -179,11 +175,9 @@ class TestWhatSetupAnndataTakes:
 
     def test_sparse_minibatches_become_dense_on_the_device(self, paths):
         sparse = ScviDataModule(paths, load_sparse_tensor=True, batch_size=70)
-        for one, other in zip(
-            sparse.train_dataloader(),
-            ScviDataModule(paths, batch_size=70).train_dataloader(),
-            strict=True,
-        ):
+        dense = ScviDataModule(paths, batch_size=70)
+        loaders = sparse.train_dataloader(), dense.train_dataloader()
+        for one, other in zip(*loaders, strict=True):
             assert one["X"].layout is torch.sparse_csr
             moved = sparse.on_after_batch_transfer(one, 0)
             assert all(torch.equal(moved[name], other[name]) for name in other)
@@ -354,14 +348,11 @@ class TestScanvi:
     def test_no_unlabelled_cell_counts_as_labelled(self, paths, in_memory):
         split = [range(100), range(100, 210)]
         data = ScviDataModule(paths, **KEYS | LABELS, batch_size=32, split=split)
-        unlabelled = [
-            *data.registry["field_registries"]["labels"]["state_registry"]["categorical_mapping"]
-        ].index(UNLABELLED)
+        known = data.registry["field_registries"]["labels"]["state_registry"]
+        unlabelled = [*known["categorical_mapping"]].index(UNLABELLED)
+        loaders = data.train_dataloader(), data.val_dataloader()
         names = in_memory.obs["cell_type"]
-        for loader, rows in (
-            (data.train_dataloader(), names[:100]),
-            (data.val_dataloader(), names[100:]),
-        ):
+        for loader, rows in zip(loaders, (names[:100], names[100:]), strict=True):
             pairs = [*loader]
             assert len(pairs) == len(loader)
             assert all((labelled["labels"] != unlabelled).all() for _, labelled in pairs)
@@ -580,11 +571,8 @@ class TestResume:
 class TestSettings:
     def test_those_of_autotune(self, paths, tmp_path):
         sizes = {"block_size": 8, "fetch_factor": 2, "num_workers": 1, "batch_size": 30}
-        result = {
-            "schema": "cellfeed.autotune/2",
-            "dataset": {"batch_size": 30},
-            "recommended": {"configuration": sizes},
-        }
+        result = {"schema": "cellfeed.autotune/2", "dataset": {"batch_size": 30}}
+        result |= {"recommended": {"configuration": sizes}}
         (tmp_path / "autotune.json").write_text(json.dumps(result))
         split = [np.arange(0, 200, 2), np.arange(1, 200, 2)]
         data = ScviDataModule(paths, autotune=tmp_path / "autotune.json", split=split)

@@ -332,24 +332,21 @@ class TestCache:
     def test_others_are_read(self, settled, adata, unread, change):
         highly_variable_genes(open_collection(settled), flavor="seurat", transform=LOGS)
         unread()
-        elements, genes = ["X"], None
-        options: dict[str, Any] = {"flavor": "seurat", "transform": LOGS}
-        if change == "rows":
-            options["indices"] = np.arange(50)
-        elif change == "batch":
-            options["batch_key"] = "plate"
-        elif change == "genes":
-            genes = ["gene001", "gene000"]
-        elif change == "transform":
-            options["transform"] = Log1p()
-        elif change == "element":
-            elements = ["layers/counts"]
-        else:
+        if change == "a new file":
             adata[::-1].copy().write_h5ad(settled)
+        opened: dict[str, Any] = {
+            "genes": {"genes": ["gene001", "gene000"]},
+            "element": {"elements": ["layers/counts"]},
+        }
+        options: dict[str, Any] = {
+            "rows": {"indices": np.arange(50)},
+            "batch": {"batch_key": "plate"},
+            "transform": {"transform": Log1p()},
+        }
+        collection = open_collection(settled, **opened.get(change, {}))
+        usual = {"flavor": "seurat", "transform": LOGS}
         with pytest.raises(AssertionError, match="cells are read"):
-            highly_variable_genes(
-                open_collection(settled, elements=elements, genes=genes), **options
-            )
+            highly_variable_genes(collection, **usual | options.get(change, {}))
 
     def test_objects_in_memory_are_read_each_time(self, adata, unread):
         qc_metrics(open_collection(adata))
@@ -365,11 +362,10 @@ class TestRefused:
         X = counts_of()
         X[123, 45] = value
         paths = [write_h5ad(X[:100]), write_h5ad(sp.csr_matrix(X[100:]) if sparse else X[100:])]
-        with pytest.raises(
-            FormatError, match=rf"`X` is {value} in row 123 .* gene 'gene45'"
-        ) as told:
+        told = rf"`X` is {value} in row 123 .* gene 'gene45'"
+        with pytest.raises(FormatError, match=told) as raised:
             qc_metrics(open_collection(paths))
-        assert str(told.value).startswith(str(paths[1]))
+        assert str(raised.value).startswith(str(paths[1]))
         assert qc_metrics(open_collection(paths), indices=np.r_[:123, 124:N])[0].shape == (N - 1, 2)
 
     def test_counts_that_are_none(self, write_h5ad, regression):
@@ -405,27 +401,20 @@ class TestRefused:
         with pytest.raises(error, match=message):
             highly_variable_genes(open_collection(files), **options)
 
-    def test_cells_without_a_batch(self, write_h5ad):
-        path = write_h5ad(counts_of(n=4), {"plate": ["a", None, "b", "b"]})
+    def test_cells_without_a_batch_and_a_batch_of_one_cell(self, write_h5ad, regression):
+        without, alone = (
+            open_collection(write_h5ad(counts_of(n=4), {"plate": plates}))
+            for plates in (["a", None, "b", "b"], ["a", "b", "b", "b"])
+        )
         with pytest.raises(ColumnError, match=r"1 cells have no 'plate' in obs; .*`indices`"):
-            highly_variable_genes(open_collection(path), flavor="seurat", batch_key="plate")
-
-    def test_a_batch_of_one_cell(self, write_h5ad, regression):
-        path = write_h5ad(counts_of(n=4), {"plate": ["a", "b", "b", "b"]})
+            highly_variable_genes(without, flavor="seurat", batch_key="plate")
         with pytest.raises(ParameterError, match=r"batch 'a' \(1 cells\)"):
-            highly_variable_genes(open_collection(path), batch_key="plate")
+            highly_variable_genes(alone, batch_key="plate")
 
     def test_a_regression_that_fails(self, write_h5ad, regression):
         path = write_h5ad(np.eye(2, dtype=np.float32))
         with pytest.raises(ParameterError, match=r"variances of 2 genes in 2 cells fails"):
             highly_variable_genes(open_collection(path))
-
-    def test_without_scikit_misc(self, files, monkeypatch):
-        monkeypatch.setitem(sys.modules, "skmisc.loess", None)
-        with pytest.raises(
-            ParameterError, match=r"needs scikit-misc.*pip install 'cellfeed\[hvg\]'"
-        ):
-            highly_variable_genes(open_collection(files))
 
     def test_what_has_no_genes(self, tmp_path):
         with pytest.raises(ParameterError, match="open it with `open_collection`"):
@@ -442,14 +431,10 @@ class TestCommand:
     def test_names(self, files, tmp_path):
         output = tmp_path / "genes.txt"
         options = ["--flavor", "seurat", "--log-normalize", "--batch", "plate", "--top", 7]
-        shown, written = (
-            self.genes(*files, *options),
-            self.genes(*files, *options, "--output", output),
-        )
-        table = highly_variable_genes(
-            open_collection(files), n_top_genes=7, flavor="seurat", batch_key="plate",
-            transform=LOGS,
-        )  # fmt: skip
+        shown = self.genes(*files, *options)
+        written = self.genes(*files, *options, "--output", output)
+        same: dict[str, Any] = {"flavor": "seurat", "batch_key": "plate", "transform": LOGS}
+        table = highly_variable_genes(open_collection(files), n_top_genes=7, **same)
         names = table.index[table["highly_variable"]].tolist()
         assert shown.stdout.splitlines() == names
         last_line = shown.stderr.splitlines()[-1]  # after those on compiling, if need be
@@ -484,6 +469,9 @@ class TestCommand:
 
     def test_without_scikit_misc(self, files, monkeypatch):
         monkeypatch.setitem(sys.modules, "skmisc.loess", None)
+        told = r"needs scikit-misc.*pip install 'cellfeed\[hvg\]'"
+        with pytest.raises(ParameterError, match=told):
+            highly_variable_genes(open_collection(files))
         ended = self.genes(*files)
         assert ended.exit_code == 2
         assert "needs scikit-misc" in ended.stderr

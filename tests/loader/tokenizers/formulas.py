@@ -3,7 +3,7 @@
 import numpy as np
 
 from cellfeed.sampling import derive_key, random_words
-from cellfeed.tokenizers import BinnedValues, GeneSubset, MaskTokens, MaskValues, RankTokens
+from cellfeed.tokenizers import BinnedValues, MaskTokens, MaskValues, RankTokens
 
 PURPOSE = 2  # of the key of an epoch
 BINS, SUBSET, MASKED, REPLACED = range(4)
@@ -93,6 +93,3 @@ def made_of(  # noqa: C901, PLR0912
         labels = own_values.copy()
         own_values[is_masked] = masking.value
     return np.concatenate([before, own, after]).astype(np.int64), own_values, labels, is_masked
-
-
-__all__ = ["GeneSubset", "made_of", "row_key"]

@@ -1,6 +1,7 @@
 """Tokens equal the formulas in NumPy, for every way rows come, and do not depend on how."""
 
 import copy
+import functools
 import itertools
 import json
 import pickle
@@ -55,46 +56,29 @@ COUNTS = hnp.arrays(
         st.integers(0, 999).map(lambda n: n / 64),
     ),
 )
-LENGTHS = st.integers(4, 30)
 NEITHER: Any = "neither"
 NONE: Any = None
+LENGTHS, PADDINGS = st.integers(4, 30), st.sampled_from(["longest", "max_length", None])
+OF_ALL, CLS = st.sampled_from(["nonzero", "all"]), st.sampled_from(["<cls>", None])
 TOKENIZERS = st.one_of(
     st.builds(
-        lambda medians, length, special, padding: RankTokens(
-            VOCABULARY,
-            medians,
-            max_length=length,
-            padding=padding,
-            cls="<cls>" if special else None,
-            eos="<eos>" if special else None,
-        ),
+        functools.partial(RankTokens, VOCABULARY),
         st.sampled_from([None, MEDIANS]),
-        LENGTHS,
-        st.booleans(),
-        st.sampled_from(["longest", "max_length", None]),
+        max_length=LENGTHS,
+        padding=PADDINGS,
+        cls=CLS,
+        eos=st.sampled_from(["<eos>", None]),
     ),
     st.builds(
-        lambda length, n_bins, subset, genes, padding, cls: BinnedValues(
-            VOCABULARY,
-            n_bins,
-            subset,
-            genes=genes,
-            max_length=length,
-            padding=padding,
-            cls=cls,
-        ),
-        LENGTHS,
+        functools.partial(BinnedValues, VOCABULARY),
         st.sampled_from([2, 3, 5, 51]),
         st.sampled_from(["random", "top"]),
-        st.sampled_from(["nonzero", "all"]),
-        st.sampled_from(["longest", "max_length", None]),
-        st.sampled_from(["<cls>", None]),
+        genes=OF_ALL,
+        max_length=LENGTHS,
+        padding=PADDINGS,
+        cls=CLS,
     ),
-    st.builds(
-        lambda length, genes: GeneSubset(VOCABULARY, length, genes=genes),
-        LENGTHS,
-        st.sampled_from(["nonzero", "all"]),
-    ),
+    st.builds(functools.partial(GeneSubset, VOCABULARY), LENGTHS, genes=OF_ALL),
 )
 
 
@@ -475,9 +459,8 @@ class TestVocabulary:
     def test_files_that_are_no_json(self, tmp_path):
         path = tmp_path / "token_dictionary.pkl"
         path.write_bytes(pickle.dumps(VOCABULARY))
-        with pytest.raises(
-            FormatError, match=r"token_dictionary.pkl (is not|cannot be read as) JSON"
-        ):
+        told = r"token_dictionary.pkl (is not|cannot be read as) JSON"
+        with pytest.raises(FormatError, match=told):
             Vocabulary.of(path)
 
 

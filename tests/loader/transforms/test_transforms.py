@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from tests.loader.matrices import rows_of
 
 from cellfeed import (
     BlockShuffling,
@@ -157,17 +158,9 @@ def checked(write) -> Callable[..., None]:
     ) -> None:
         collection = open_collection(write(X, is_sparse=is_sparse, edit=edit))
         is_dense = not all(each.keeps_zeros for each in transforms)
-        dataset = CellDataset(
-            collection,
-            BlockShuffling(2),
-            batch_size=5,
-            fetch_factor=2,
-            seed=0,
-            dense=is_dense,
-            dtype=dtype,
-            num_threads=threads,
-            transform=transforms,
-        )
+        options: dict[str, Any] = {"dense": is_dense, "dtype": dtype, "num_threads": threads}
+        options |= {"seed": 0, "transform": transforms}
+        dataset = CellDataset(collection, BlockShuffling(2), 5, 2, **options)
         found = delivered(dataset, len(X))
         stored = X.astype(found.dtype)
         assert_as_exact_as(found, expected_of(stored, transforms, is_sparse=is_sparse), units)
@@ -318,15 +311,9 @@ class TestFormulas:
         X = np.random.default_rng(0).poisson(1.0, (30, N_GENES)).astype(np.float64)
         normal = expected_of(X, NORMALIZED)
         scale = Scale(normal.mean(0), normal.std(0), max_value=1.5, zero_center=zero_center)
-        dataset = CellDataset(
-            open_collection(write(X, is_sparse=is_sparse)),
-            BlockShuffling(4),
-            batch_size=8,
-            seed=0,
-            dense=zero_center,
-            transform=[*NORMALIZED, scale],
-        )
-        found = delivered(dataset, 30)
+        collection = open_collection(write(X, is_sparse=is_sparse))
+        options: dict[str, Any] = {"dense": zero_center, "transform": [*NORMALIZED, scale]}
+        found = delivered(CellDataset(collection, BlockShuffling(4), 8, seed=0, **options), 30)
         assert np.abs(found).max() == 1.5 or not zero_center
         np.testing.assert_allclose(found, expected_of(X, [*NORMALIZED, scale]), atol=1e-13)
 
@@ -395,16 +382,9 @@ class TestSparse:
         collection, transforms = open_collection(plates), [Log1p(), transform]
         with pytest.raises(ParameterError, match=r"^'X' is sparse, and .* use dense=True"):
             CellDataset(collection, Streaming(), 8, transform=transforms)
-        identity: Callable[[Any], Any] = lambda cells: cells  # noqa: E731
+        options: dict[str, Any] = {"dense": True, "fetch_transform": lambda cells: cells}
         with pytest.raises(ParameterError, match="dense=True without `fetch_transform`"):
-            CellDataset(
-                collection,
-                Streaming(),
-                8,
-                dense=True,
-                fetch_transform=identity,
-                transform=transforms,
-            )
+            CellDataset(collection, Streaming(), 8, transform=transforms, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,12 +400,14 @@ class Repeated(SamplingStrategy):
         return lambda positions: positions % n_rows
 
 
+def normalized(paths, strategy=BlockShuffling(4), batch_size=8, **options):  # noqa: B008
+    collection = open_collection(paths)
+    return CellDataset(collection, strategy, batch_size, **{"transform": NORMALIZED} | options)
+
+
 @pytest.fixture(scope="module")
 def reference(plates):
-    dataset = CellDataset(
-        open_collection(plates), Streaming(), 63, num_threads=1, transform=NORMALIZED
-    )
-    return delivered(dataset, 63, 11)
+    return delivered(normalized(plates, Streaming(), 63, num_threads=1), 63, 11)
 
 
 class TestHowRowsCome:
@@ -438,38 +420,19 @@ class TestHowRowsCome:
     @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "made dense"])
     @pytest.mark.parametrize("strategy", [BlockShuffling(4), Streaming(), Repeated()], ids=repr)
     def test_with_any_threads_and_order(self, plates, reference, threads, dense, strategy):
-        dataset = CellDataset(
-            open_collection(plates),
-            strategy,
-            batch_size=8,
-            fetch_factor=3,
-            seed=0,
-            dense=dense,
-            num_threads=threads,
-            transform=NORMALIZED,
-        )
-        n_rows = 0
-        for minibatch in [*dataset, *dataset]:  # what is kept stays as it is
-            n_rows += len(minibatch)
-            rows = minibatch.rows.numpy()
-            assert np.array_equal(minibatch.X.to_dense().numpy(), reference[rows])
-        assert n_rows == 2 * strategy.n_positions(63)
+        options = {"fetch_factor": 3, "seed": 0, "dense": dense, "num_threads": threads}
+        dataset = normalized(plates, strategy, **options)
+        rows = rows_of([*dataset, *dataset], reference)  # what is kept stays as it is
+        assert len(rows) == 2 * strategy.n_positions(63)
 
     @pytest.mark.process
     def test_from_worker_processes(self, plates, reference):
-        dataset = CellDataset(
-            open_collection(plates), BlockShuffling(4), 8, 2, seed=0, transform=NORMALIZED
-        )
-        n_rows = 0
-        for minibatch in dataset.loader(num_workers=2):
-            n_rows += len(minibatch)
-            rows = minibatch.rows.numpy()
-            assert np.array_equal(minibatch.X.to_dense().numpy(), reference[rows])
-        assert n_rows == 63
+        loader = normalized(plates, fetch_factor=2, seed=0).loader(num_workers=2)
+        assert len(rows_of(loader, reference)) == 63
 
     def test_stored_dense_and_after_a_pickle(self, plates, reference, in_memory, write_h5ad):
         for path in (plates, write_h5ad(in_memory(plates))):
-            dataset = CellDataset(open_collection(path), BlockShuffling(4), 8, transform=NORMALIZED)
+            dataset = normalized(path)
             for each in (dataset, pickle.loads(pickle.dumps(dataset))):
                 assert np.array_equal(delivered(each, 63, 11), reference)
 
@@ -490,17 +453,14 @@ class TestHowRowsCome:
         assert_as_exact_as(delivered(dataset, 63, 3), expected_of(selected, NORMALIZED), 1)
 
     def test_functions_of_the_user_come_after(self, plates, reference):
-        dataset = CellDataset(
-            open_collection(plates),
-            BlockShuffling(4),
-            batch_size=8,
-            fetch_transform=lambda cells: dataclasses.replace(
-                cells, elements={"X": cells.X * np.float32(2)}
-            ),
-            batch_transform=lambda minibatch: (minibatch.X.to_dense().numpy(), minibatch.rows),
-            transform=NORMALIZED,
-        )
-        for X, rows in dataset:
+        def doubled(cells):
+            return dataclasses.replace(cells, elements={"X": cells.X * np.float32(2)})
+
+        def dense_and_rows(minibatch):
+            return minibatch.X.to_dense().numpy(), minibatch.rows
+
+        functions = {"fetch_transform": doubled, "batch_transform": dense_and_rows}
+        for X, rows in normalized(plates, **functions):
             assert np.array_equal(X, 2 * reference[rows.numpy()])
 
 
@@ -575,9 +535,8 @@ class TestElements:
         "wrong", [Log1p, "log1p", np.log1p, [Log1p(), 3], {"X": None}], ids=repr
     )
     def test_what_is_no_transform(self, collection, wrong):
-        with pytest.raises(
-            ParameterError, match=r"must be from `cellfeed\.transforms`.*batch_transform"
-        ):
+        told = r"must be from `cellfeed\.transforms`.*batch_transform"
+        with pytest.raises(ParameterError, match=told):
             CellDataset(collection, Streaming(), 8, transform=wrong)
 
 
