@@ -11,6 +11,8 @@ import pytest
 CONFTEST = """
 from tests import light
 
+light.IMPORTED = ()
+
 def pytest_addoption(parser):
     light.add_option(parser)
 
