@@ -84,7 +84,7 @@ def write_h5ad(new_folder) -> Callable[..., Path]:
         if edit is not None or chunks:
             with h5py.File(path, "r+") as file:
                 for name, size in (chunks or {}).items():
-                    _replace(file, name, file[name][:], chunks=size, compression="gzip")
+                    matrices.replace(file, name, file[name][:], chunks=size, compression="gzip")
                 if edit is not None:
                     edit(file)
         return path

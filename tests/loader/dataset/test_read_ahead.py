@@ -338,7 +338,9 @@ class TestAdaptive:
             next(iterator)
             dataset.counters.setting = (1, prefetch)
         iterator.close()
-        assert max(n for n, _ in store.alive) == prefetch + 1
+        n_alive = max(n for n, _ in store.alive)
+        # Whether the first is over before the second begins is up to threads.
+        assert n_alive == prefetch + 1 or n_alive == prefetch == 1
 
     def test_history_has_what_was_chosen(self, monkeypatch):
         monkeypatch.setattr("cellfeed._dataset._cell_dataset.threads_per_process", lambda n: 6 // n)
