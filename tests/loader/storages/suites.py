@@ -4,8 +4,6 @@ import pytest
 
 from cellfeed.testing import SourceConformance
 
-__all__ = ["Suite"]
-
 
 class Suite(SourceConformance):
     """A subclass writes what is `storable` of each case, by `stored`.
