@@ -59,8 +59,13 @@ TESTS_OF_KERNELS = {
         "tests/loader/storages/test_conformance_zarr.py", "tests/loader/collection",
     ],
 }  # fmt: skip
-# Imported once, before processes are forked in which tests run.
+# Imported once, before processes are forked in which tests run; pytest warns where a plugin is in
+# one of them.
 IMPORTED = "anndata", "numba", "pandas", "scipy.sparse", "torch", "zarr"
+OPTIONS = (
+    "-x", "-q", "--tb=no", "-p", "no:cacheprovider",
+    "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+)  # fmt: skip
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".coverage*", ".mypy_cache", ".asv", ".peers", "_build", "demo"
 )
@@ -241,9 +246,7 @@ def run_tests(
     import pytest  # noqa: PLC0415 - of the process that runs tests
 
     selection = Selection(order, seconds)
-    status = pytest.main(
-        ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *options, *paths], plugins=[selection]
-    )
+    status = pytest.main([*OPTIONS, *options, *paths], plugins=[selection])
     if status not in {
         pytest.ExitCode.OK,
         pytest.ExitCode.INTERRUPTED,
@@ -272,6 +275,16 @@ def outcome(*arguments: Any, seconds: float) -> tuple[str, int]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()
+
+
+@contextlib.contextmanager
+def copy_of_checkout() -> Iterator[Path]:
+    """Copy what tests need, for the time of a block."""
+    with tempfile.TemporaryDirectory(prefix="mutant") as folder:
+        checkout = Path(folder) / "checkout"
+        shutil.copytree(ROOT, checkout, ignore=NOT_COPIED)
+        (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
+        yield checkout
 
 
 @main.command()
@@ -306,10 +319,9 @@ def run(
         )
         paths = sorted({each.partition("::")[0] for each in order}) or tests_of(mutant)
         killed_by, n_run, is_there = "", 0, False
-        with tempfile.TemporaryDirectory(prefix="mutant") as folder:
-            checkout = Path(folder) / "checkout"
-            shutil.copytree(ROOT, checkout, ignore=NOT_COPIED)
-            (Path(folder) / "shared").symlink_to(ROOT.parent / "shared")
+        with copy_of_checkout() as checkout:
+            if not results and outcome(checkout, order, paths, options, seconds=seconds)[0]:
+                raise click.ClickException("tests fail without a change")
             is_there = mutant.apply(checkout)
             if is_there and paths:
                 killed_by, n_run = outcome(checkout, order, paths, options, seconds=seconds)
