@@ -58,7 +58,7 @@ def test_with_time_the_fastest_is_compared_and_looked_at_for_longer(result_on):
 
 def test_compiling_takes_nothing_of_a_budget(monkeypatch):
     budget, compiled = TimeBudget(BUDGET), 1000.0
-    monkeypatch.setattr("cellfeed_tuner._time_budget.compiling_seconds", lambda: compiled)
+    monkeypatch.setattr("cellfeed.stages.compiling_seconds", lambda: compiled)
     spent = budget.spent
     assert -compiled <= spent < -compiled / 2
     with budget.paused():

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from cellfeed.stages import compiling_seconds
-
 # A run ends within this many seconds after its budget, or within this share of it, whichever is
 # more. Chosen: half of it is for a first measurement if the start took the budget, the rest for
 # writing.
@@ -18,6 +16,8 @@ LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 
 def time_without_compiling() -> float:
     """Return the time by a clock that stands still while this process compiles, in seconds."""
+    from cellfeed.stages import compiling_seconds  # noqa: PLC0415 - help needs no numba
+
     return time.monotonic() - compiling_seconds()
 
 
