@@ -19,7 +19,6 @@ from cellfeed import (
 )
 
 N_CELLS, N_GENES = 300, 40
-
 ELEMENTS = ["X", "layers/counts", "raw/X", "obsm/X_pca"]
 OBS = ["plate", "donor", "n_counts", "dosage", "is_control"]
 
