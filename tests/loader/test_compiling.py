@@ -133,7 +133,7 @@ def test_an_epoch_uses_only_its_own_codec_and_ways_to_place_elements(write_h5ad,
     used = set(json.loads(ran.stdout))
     assert {"_decode", "_copy", "_inflates.<locals>.inflate"} <= used
     assert not used & (OTHER_CODECS | OTHER_PLACES | {"_transform_rows"})
-    assert ("densify" in used) == bool(options)
+    assert ("_densify" in used) == bool(options)
 
 
 @pytest.mark.slow

@@ -171,10 +171,12 @@ def _feistel(
                 words[i] ^= (_word(key, words[i] & low_mask) & high_mask) << low_bits
 
 
-@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], int64)")
+@compiled("void(uint64[::1], int64, uint64[::1], int64[::1], uint64[::1], int64[::1], int64)")
 def permute(
     words: NDArray[np.uint64],
     n_words: int,
+    walking: NDArray[np.uint64],
+    places: NDArray[np.int64],
     keys: NDArray[np.uint64],
     rounds: NDArray[np.int64],
     n: int,
@@ -185,6 +187,8 @@ def permute(
     ----------
     words, n_words
         Elements below ``n``, and the number of them to permute.
+    walking, places
+        Memory to work in, for as many elements; what allocates takes a third longer to compile.
     keys, rounds
         Keys of the rounds, and the order of the rounds; the reverse order gives the inverse.
     n
@@ -194,7 +198,6 @@ def permute(
     while n > 1 << n_bits:
         n_bits += 1
     _feistel(words, n_words, keys, rounds, n_bits)
-    walking, places = np.empty(n_words, np.uint64), np.empty(n_words, np.int64)
     n_outside = 0
     for i in range(n_words):
         if words[i] >= uint64(n):
@@ -248,6 +251,7 @@ def group_sizes(
     n_blocks = (n + block_size - 1) // block_size
     sums = np.zeros((n_blocks + GROUP - 1) // GROUP, np.int64)
     words, sizes = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
+    walking, places = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
     rounds = np.arange(keys.size - 1, -1, -1)
     n_waiting, begin = 0, 0
     for block in range(n_blocks):
@@ -258,7 +262,7 @@ def group_sizes(
             n_waiting += end > begin
             begin = end
         if n_waiting == _AT_ONCE or block == n_blocks - 1:
-            permute(words, n_waiting, keys, rounds, n_blocks)
+            permute(words, n_waiting, walking, places, keys, rounds, n_blocks)
             for i in range(n_waiting):
                 sums[words[i] >> uint64(_GROUP_BITS)] += sizes[i]
             n_waiting = 0
@@ -294,6 +298,7 @@ def rows_at(
     n_blocks = (n + block_size - 1) // block_size
     rows = np.empty(positions.size, np.int64)
     words, rounds = np.empty(_AT_ONCE, np.uint64), np.arange(keys.size)
+    walking, places = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
     slot, end, k = 0, 0, 0  # the next block, and its first position
     while k < positions.size and slot < n_blocks:
         group = np.searchsorted(group_ends, positions[k], side="right")
@@ -302,7 +307,7 @@ def rows_at(
         n_words = min(_AT_ONCE, n_blocks - slot)
         for i in range(n_words):
             words[i] = slot + i
-        permute(words, n_words, keys, rounds, n_blocks)
+        permute(words, n_words, walking, places, keys, rounds, n_blocks)
         slot += n_words
         for i in range(n_words):
             place = np.int64(words[i]) * block_size

@@ -191,8 +191,9 @@ class Permutation:
         if permute is None:
             words = self._walked(words)
         else:
-            keys = np.array(self.round_keys, np.uint64)
-            permute(words, words.size, keys, np.arange(_N_ROUNDS), self.n)
+            keys, rounds = np.array(self.round_keys, np.uint64), np.arange(_N_ROUNDS)
+            walking, places = np.empty(words.size, np.uint64), np.empty(words.size, np.int64)
+            permute(words, words.size, walking, places, keys, rounds, self.n)
         return words.view(np.int64).reshape(elements.shape)
 
     def _walked(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:

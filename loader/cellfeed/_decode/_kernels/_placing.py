@@ -13,6 +13,7 @@ from cellfeed._decode._kernels._native import (
     address_of,
     atomic_add,
     call,
+    clear_bytes,
     copy_bytes,
     elements,
     finish_streams,
@@ -216,28 +217,37 @@ def crossings_ascend(crossings: Ints, itemsize: int) -> bool:
     return True
 
 
+def densify(
+    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+) -> None:
+    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits."""
+    size = _TILE_BYTES // dense.itemsize
+    tile, places = np.zeros(size, dense.dtype), np.empty(size, np.int32)
+    _densify(pointers, indices, data, dense, tile, places)
+
+
 @compiled(
     *(
-        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1])"
+        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
         for index in ("int32", "int64")
         for value in ("uint8", "uint16", "uint32", "uint64")
     )
 )
-def densify(
-    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+def _densify(
+    pointers: NDArray[Any],
+    indices: NDArray[Any],
+    data: NDArray[Any],
+    dense: NDArray[Any],
+    tile: NDArray[Any],
+    places: NDArray[np.int32],
 ) -> None:
-    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits.
+    """Assemble ``dense`` in tiles in the L1 cache, and write these in whole cache lines.
 
-    It is assembled in tiles in the L1 cache, which are then written to memory in whole cache lines.
     In a sparse tile, only the placed elements are reset to zero. (Indices are unsigned, so that
     numba does not check for negative ones. With pointers in place of arrays, this loop is a tenth
     slower.)
     """
-    n_vars, n_elements = dense.shape[1], dense.size
-    size = _TILE_BYTES // dense.itemsize
-    tile, places = np.empty(size, dense.dtype), np.empty(size, np.int32)
-    for i in range(size):  # becomes one call, unlike a slice
-        tile[i] = 0
+    n_vars, n_elements, size, itemsize = dense.shape[1], dense.size, tile.size, dense.itemsize
     row, k = 0, np.int64(pointers[0])
     for first in range(0, n_elements, size):
         n, n_placed = min(size, n_elements - first), np.int64(0)
@@ -254,12 +264,9 @@ def densify(
             if start + n_vars > n:
                 break
             row += 1
-        _stream_bytes(
-            dense.ctypes.data + first * dense.itemsize, tile.ctypes.data, n * dense.itemsize
-        )
+        _stream_bytes(address_of(dense) + first * itemsize, address_of(tile), n * itemsize)
         if n_placed > n // _SPARSE:
-            for i in range(n):
-                tile[i] = 0
+            clear_bytes(address_of(tile), n * itemsize)
         else:
             for i in range(n_placed):
                 tile[np.uint64(places[np.uint64(i)])] = 0
