@@ -85,17 +85,20 @@ class Mutant:
     new: str
     text: str
 
-    def apply(self, checkout: Path) -> bool:
-        """Change the file in a checkout; return whether it still has the line."""
+    def line_in(self, checkout: Path) -> int | None:
+        """Return the number of the line in a checkout, of the nearest one if it is there twice."""
         path = checkout / self.file
         lines = path.read_text().split("\n") if path.exists() else []
-        places = [k for k, line in enumerate(lines) if line == self.text]
-        if not places:
-            return False
-        k = min(places, key=lambda place: abs(place + 1 - self.line))
-        lines[k] = self.text[: self.start] + self.new + self.text[self.start + len(self.old) :]
+        places = [k for k, line in enumerate(lines, 1) if line == self.text]
+        return min(places, key=lambda place: abs(place - self.line), default=None)
+
+    def apply(self, checkout: Path, number: int) -> None:
+        """Change the line with this number in a checkout."""
+        path = checkout / self.file
+        lines = path.read_text().split("\n")
+        changed = self.text[: self.start] + self.new + self.text[self.start + len(self.old) :]
+        lines[number - 1] = changed
         path.write_text("\n".join(lines))
-        return True
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
@@ -314,24 +317,26 @@ def run(
         if number in results or before.get(number, {}).get("killed_by"):
             continue
         mutant, began = drawn[int(number)], time.monotonic()
+        line = mutant.line_in(ROOT)
         order = sorted(
-            covering.get((mutant.file, mutant.line), ()), key=lambda test: (amount[test], test)
+            covering.get((mutant.file, line or 0), ()), key=lambda test: (amount[test], test)
         )
         paths = sorted({each.partition("::")[0] for each in order}) or tests_of(mutant)
-        killed_by, n_run, is_there = "", 0, False
-        with copy_of_checkout() as checkout:
-            if paths and not any(each["n_run"] for each in results.values()):
-                failed, _ = outcome(checkout, order, paths, options, seconds=seconds)
-                if failed:
-                    raise click.ClickException(f"without a change, there is a failure: {failed}")
-            is_there = mutant.apply(checkout)
-            if is_there and paths:
+        killed_by, n_run = "", 0
+        if line and paths:
+            with copy_of_checkout() as checkout:
+                if not any(each["n_run"] for each in results.values()):
+                    failed, _ = outcome(checkout, order, paths, options, seconds=seconds)
+                    if failed:
+                        msg = f"without a change, there is a failure: {failed}"
+                        raise click.ClickException(msg)
+                mutant.apply(checkout, line)
                 killed_by, n_run = outcome(checkout, order, paths, options, seconds=seconds)
         results[number] = {
             "killed_by": killed_by,
             "n_run": n_run,
             "n_tests": len(order),
-            "is_there": is_there,
+            "is_there": line is not None,
             "seconds": round(time.monotonic() - began, 1),
         }
         output.write_text(json.dumps(results, indent=1))
