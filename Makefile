@@ -104,10 +104,10 @@ tests-soma: $(COMPLETE)
 thorough: $(COMPLETE)
 	+@$(MAKE) --keep-going --no-print-directory tests PYTEST_OPTIONS=--hypothesis-profile=thorough
 
-# Branch coverage of loader and tuner: make coverage [OF=tests/loader/sampling]. Code that tests run
-# in other Python processes is not counted.
+# Branch coverage of loader and tuner, in twenty minutes: make coverage [OF=tests/loader/sampling].
+# A test that becomes another user is left out, since coverage cannot write as that one.
 coverage: $(COMPLETE)
-	$(PYTEST) --cov --cov-context=test --cov-report=term --cov-report=html $(OF)
+	$(PYTEST) -p tests.coverage_of_forks -k 'not files_of_others' --cov --cov-context=test --cov-report=term --cov-report=html $(OF)
 
 # Build the pages, with warnings as errors. This runs the tutorial.
 docs: $(DOCS)
