@@ -10,12 +10,7 @@ import types
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import light
-from tests.missing import (  # noqa: F401 - hooks
-    pytest_fixture_setup,
-    pytest_make_collect_report,
-    pytest_pyfunc_call,
-)
+from tests import light, missing
 from tests.short_replicates import shorten
 from tests.warm import python as warm
 
@@ -47,8 +42,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Tests of docstrings are light, too."""
+    """Both go for the examples of docstrings, too."""
     config.pluginmanager.register(light)
+    config.pluginmanager.register(missing)
 
 
 @pytest.hookimpl(optionalhook=True)

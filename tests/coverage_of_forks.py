@@ -4,6 +4,8 @@ In each of them, coverage notes for its own debugging who started it. `inspect.s
 all modules for that, which takes from seconds to a minute with those that tests import.
 """
 
-from coverage import collector
 
-collector.short_stack = lambda: ""
+def pytest_configure():
+    from coverage import collector  # noqa: PLC0415 - not where tests of docstrings are collected
+
+    collector.short_stack = lambda: ""

@@ -4,6 +4,7 @@ Only where the test itself imports it, or calls what says that it needs it. Wher
 such a package though nobody asked for what needs it, tests fail.
 """
 
+import doctest
 import importlib.util
 import re
 from pathlib import Path
@@ -91,6 +92,18 @@ def pytest_pyfunc_call():
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup():
     return (yield from skip_if_missing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Skip the examples of a docstring that import what is missing."""
+    try:
+        return (yield)
+    except doctest.UnexpectedException as unexpected:
+        error = unexpected.exc_info[1]
+        if isinstance(error, ImportError) and is_missing(str(error.name)):
+            pytest.skip(f"{error.name} is not installed")
+        raise
 
 
 @pytest.hookimpl(wrapper=True)
