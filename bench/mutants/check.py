@@ -51,12 +51,16 @@ LIGHT = "smoke or not (slow or process or server or docs)"
 # Coverage does not see compiled code; these tests run it.
 TESTS_OF_KERNELS = {
     "_tokenizing": ["tests/loader/tokenizers", "tests/loader/storages/test_tokens.py"],
-    "_pages": ["tests/loader/storages/test_parquet.py"],
+    "_pages": [
+        "tests/loader/storages/test_parquet_pages.py", "tests/loader/storages/test_parquet.py",
+        "tests/loader/storages/test_parquet_damage.py",
+    ],
     "_transforming": ["tests/loader/transforms"],
     "sampling/_kernels": ["tests/loader/sampling"],
     "": [
         "tests/loader/decode", "tests/loader/storages/test_conformance.py",
         "tests/loader/storages/test_conformance_zarr.py", "tests/loader/collection",
+        "tests/loader/transforms",
     ],
 }  # fmt: skip
 # Imported once, before processes are forked in which tests run; pytest warns where a plugin is in
