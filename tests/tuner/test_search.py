@@ -288,6 +288,18 @@ class TestSamplers:
         assert len(set(found.asked)) > 4
         assert set(found.asked) <= set(self.GRID)
 
+    def test_the_candidate_closest_to_a_proposal_is_measured(self):
+        """Distances are doublings, of workers counted from 1: two are closer to one than none."""
+
+        class Always(optuna.samplers.RandomSampler):
+            def sample_independent(self, study, trial, param_name, param_distribution):
+                proposed = {"block_size": 20, "fetch_factor": 10, "num_workers": 1}
+                fixed = super().sample_independent(study, trial, param_name, param_distribution)
+                return proposed.get(param_name, fixed)
+
+        nearest = Configuration(block_size=16, fetch_factor=16, num_workers=2)
+        assert self.searched(Always()).asked[0] == nearest
+
     @pytest.mark.parametrize(
         ("sampler", "least"),
         [pytest.param("tpe", 0.55, marks=pytest.mark.slow), ("cost-model", 0.8)],
