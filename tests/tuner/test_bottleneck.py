@@ -357,7 +357,7 @@ def explained(process, collection, measured, *, step_seconds=None, seconds=600.0
 def test_a_choice_is_explained_by_a_sample_read_with_all_its_settings(
     small_collection, monkeypatch
 ):
-    made, sampled = list[tuple[Any, Any]](), list[object]()
+    made, sampled = list[tuple[Any, Any]](), list[StoreSample]()
 
     def make(*arguments, **settings):
         made.append((arguments, settings))
