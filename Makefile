@@ -104,7 +104,7 @@ tests-soma: $(COMPLETE)
 thorough: $(COMPLETE)
 	+@$(MAKE) --keep-going --no-print-directory tests PYTEST_OPTIONS=--hypothesis-profile=thorough
 
-# Branch coverage of loader and tuner, in twenty minutes: make coverage [OF=tests/loader/sampling].
+# Branch coverage of loader and tuner, in half an hour: make coverage [OF=tests/loader/sampling].
 # A test that becomes another user is left out, since coverage cannot write as that one.
 coverage: $(COMPLETE)
 	$(PYTEST) -p tests.coverage_of_forks -k 'not files_of_others' --cov --cov-context=test --cov-report=term --cov-report=html $(OF)
