@@ -107,7 +107,8 @@ thorough: $(COMPLETE)
 # Branch coverage of loader and tuner, in half an hour: make coverage [OF=tests/loader/sampling].
 # A test that becomes another user is left out, since coverage cannot write as that one.
 coverage: $(COMPLETE)
-	$(PYTEST) -p tests.coverage_of_forks -k 'not files_of_others' --cov --cov-context=test --cov-report=term --cov-report=html $(OF)
+	$(PYTEST) -p tests.coverage_of_forks -k 'not files_of_others' \
+		--cov --cov-context=test --cov-report=term --cov-report=html $(OF)
 
 # Build the pages, with warnings as errors. This runs the tutorial.
 docs: $(DOCS)

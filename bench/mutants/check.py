@@ -70,6 +70,7 @@ OPTIONS = (
     "-x", "-q", "--tb=no", "-p", "no:cacheprovider",
     "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
+# Most mutants are killed by one of the first tests, whose few modules are soon imported.
 N_FIRST = 20
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".coverage*", ".mypy_cache", ".asv", ".peers", "_build", "demo"
@@ -101,8 +102,8 @@ class Mutant:
         """Change the line with this number in a checkout."""
         path = checkout / self.file
         lines = path.read_text().split("\n")
-        changed = self.text[: self.start] + self.new + self.text[self.start + len(self.old) :]
-        lines[number - 1] = changed
+        before, after = self.text[: self.start], self.text[self.start + len(self.old) :]
+        lines[number - 1] = before + self.new + after
         path.write_text("\n".join(lines))
 
 
@@ -326,7 +327,6 @@ def run(
         order = sorted(
             covering.get((mutant.file, line or 0), ()), key=lambda test: (amount[test], test)
         )
-        # Most mutants are killed by one of the first, whose few modules are soon imported.
         parts = [order[:N_FIRST], order[N_FIRST:]] if order else [[]]
         killed_by, n_run = "", 0
         with copy_of_checkout() as checkout:

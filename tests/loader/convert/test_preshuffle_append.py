@@ -215,8 +215,16 @@ def test_a_part_that_is_missing_is_named(store, paths):
     [
         ({"genes": GENES[1:]}, {}, "has other genes than .*dataset_.*give join_vars='inner' or 'o"),
         ({"genes": [*GENES, "more"]}, {}, "has other genes than .*dataset_"),
-        ({"genes": GENES[1:]}, {"join_vars": "inner"}, "lacks 'g0' of .*dataset_.*='outer'"),
-        ({"genes": ["ENSG1"]}, {"join_vars": "outer"}, "none of .*dataset_.*, such as 'g0'"),
+        (
+            {"genes": GENES[1:]},
+            {"join_vars": "inner"},
+            "lacks 'g0' of the genes of .*dataset_.*; give join_vars='outer'",
+        ),
+        (
+            {"genes": ["ENSG1"]},
+            {"join_vars": "outer"},
+            "has none of the genes of .*dataset_.*, such as 'g0'",
+        ),
         ({}, {"elements": ["X"]}, "has the elements .*, but X would be added; give"),
         ({}, {"mix": -1}, "`mix >= 0` must hold, but got mix=-1"),
         ({}, {"genes": GENES}, "`genes` and `append` cannot be combined"),
