@@ -71,7 +71,7 @@ def rewrite(source: Path, to: Path, *, compression: str | None = None, chunk: in
 
 def _advice(files: Path, budget: float, rounds: int, seconds: float) -> Iterator[tuple[str, ...]]:
     collection = open_collection(files, obs=["plate"])
-    result = autotune(collection, label="plate", budget=budget, fresh=True, **GRID)
+    result = autotune(collection, label="plate", budget=budget, **GRID)
     now = _chosen(result)
     if result.bottleneck is not None:
         click.echo(f"{files.name}: {result.bottleneck.sentence}", err=True)
@@ -102,7 +102,7 @@ def _stage(
 ) -> Iterator[tuple[str, ...]]:
     """Yield files that need no decompression; both are in the page cache."""
     collection = open_collection(files, obs=["plate"])
-    result = autotune(collection, label="plate", budget=budget, fresh=True, cache="warm", **GRID)
+    result = autotune(collection, label="plate", budget=budget, cache="warm", **GRID)
     now, found = _chosen(result), result.bottleneck
     if found is None:
         yield "no time for the stages", "", ""

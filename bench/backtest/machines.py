@@ -21,18 +21,20 @@ from numpy.typing import NDArray
 
 from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner import Configuration, theory
-from cellfeed_tuner._searching._cost_model import Geometry
 
 Values = NDArray[np.float64]
 
-BATCH_SIZE, N_CELLS, N_FILES = 64, 1_000_000, 14
+BATCH_SIZE, N_CELLS = 64, 1_000_000
 CONFIGURATIONS = tuple(
     Configuration(block_size=b, fetch_factor=f, num_workers=w)
     for b, f, w in product((1, 4, 16, 64, 256, 1024), (1, 4, 16, 64, 256), (0, 1, 2, 4))
 )
 FLOORS, NOISES = (0.9, 0.95, 0.99), (0.05, 0.15)
-# How often each machine is drawn, and the searches on each draw: as many as numbers of looks.
-N_DRAWS, N_SEEDS = 15, 7
+# How often each machine is drawn, and the searches on each draw.
+N_DRAWS, N_SEEDS = 15, 2
+# Cells per second of the fastest configuration, and what a search has: four times the default,
+# since workers are up to four, and fetches are of 65,536 cells then.
+FASTEST, SECONDS = 20_000.0, 180.0
 SCHEMA = "cellfeed.machines/1"
 
 
@@ -197,17 +199,15 @@ def drawn_grid(name: str, number: int) -> RecordedGrid:
     """Return what a machine gives without noise: the same for the same number."""
     place = list(MACHINES).index(name)
     drawn = MACHINES[name](np.random.default_rng((place, number)), SETTINGS)
-    # Of every other draw, nobody knows how the data are stored.
-    is_known = number % 2 == 0 and name != "large chunks"
-    known = Geometry(n_cells=N_CELLS, rows_per_chunk=8.0, n_files=N_FILES)
+    unit = 1 / FASTEST / drawn.seconds.min()
     return RecordedGrid(
         configurations=CONFIGURATIONS,
-        runs=tuple(np.array([1 / each]) for each in drawn.seconds),
+        runs=tuple(np.array([1 / each]) for each in unit * drawn.seconds),
         entropies=_shares(_THREE_LABELS if name == "three labels" else _LABELS),
         random_entropy=1.0,
         batch_size=BATCH_SIZE,
         peak_memory_bytes=None if drawn.memory is None else tuple(drawn.memory.tolist()),
-        geometry=known if is_known else Geometry(),
+        n_cells=N_CELLS,
         memory_limit=drawn.limit,
     )
 
@@ -225,7 +225,7 @@ class Shares:
     unsaid
         More than 5 % slower, and said nothing of it.
     random
-        Random searches, with as many measurements, that ended within 5 % of the best.
+        Random searches, with as much time, that ended within 5 % of the best.
     """
 
     within: float
@@ -244,6 +244,7 @@ def shares(name: str, noise: float, *, n_draws: int = N_DRAWS, n_seeds: int = N_
             floors=[FLOORS[number % len(FLOORS)]],
             n_seeds=n_seeds,
             spread=noise,
+            seconds=SECONDS,
             baselines=["random"],
         )
     ]
@@ -255,6 +256,17 @@ def shares(name: str, noise: float, *, n_draws: int = N_DRAWS, n_seeds: int = N_
         unsaid=float(np.mean((regrets > GOOD_REGRET) & ~undecided)),
         random=float(np.mean([each.share_within("random") for each in found])),
     )
+
+
+def machine_shares(
+    names: Sequence[str] = tuple(MACHINES), *, draws: int = N_DRAWS, seeds: int = N_SEEDS
+) -> dict[str, dict[str, float]]:
+    """Return the `Shares` of machines at each noise, as plain values."""
+    found = {}
+    for name, noise in product(names, NOISES):
+        one = shares(name, noise, n_draws=draws, n_seeds=seeds)
+        found[f"{name}, {noise:.0%}"] = {each: getattr(one, each) for each in Shares.__slots__}
+    return found
 
 
 def rows_of(found: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -288,13 +300,9 @@ def machines_command(
 ) -> None:
     """Search on simulated machines, and print how good the choices are."""
     earlier = {} if before is None else json.loads(before.read_text())["shares"]
-    found = dict[str, Any]()
+    found = machine_shares(names or list(MACHINES), draws=draws, seeds=seeds)
     click.echo("| " + " | ".join(HEADINGS) + " |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, noise in product(names or MACHINES, NOISES):
-        one = shares(name, noise, n_draws=draws, n_seeds=seeds)
-        new = {f"{name}, {noise:.0%}": {each: getattr(one, each) for each in Shares.__slots__}}
-        found |= new
-        for row in rows_of(new, earlier):
-            click.echo("| " + " | ".join(row) + " |")
+    for row in rows_of(found, earlier):
+        click.echo("| " + " | ".join(row) + " |")
     if output is not None:
         output.write_text(json.dumps({"schema": SCHEMA, "shares": found}, indent=1) + "\n")

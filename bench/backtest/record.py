@@ -27,6 +27,7 @@ from cellfeed_tuner._constants import (
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
 )
+from cellfeed_tuner._fingerprints import data_fingerprint, machine_fingerprint, versions_fingerprint
 from cellfeed_tuner._machine import describe_machine
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import (
@@ -38,11 +39,10 @@ from cellfeed_tuner._measuring._page_cache import (
 from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._recall import data_fingerprint, machine_fingerprint, versions_fingerprint
 from cellfeed_tuner._request import check_size, default_workers
 from cellfeed_tuner._result import to_plain
 from cellfeed_tuner._results import describe_dataset
-from cellfeed_tuner._searching._cost_model import MOST_LISTED, Space
+from cellfeed_tuner._searching._space import MOST_LISTED, Space
 from cellfeed_tuner._subject import BlockPlans, Label, Selected
 from cellfeed_tuner._time_budget import Progress, silent
 

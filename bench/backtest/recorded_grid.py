@@ -1,10 +1,10 @@
 """A recorded grid, and a machine that answers from it."""
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,17 +16,19 @@ from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._measuring._process import Outcome
-from cellfeed_tuner._measuring._timing import Findings, Round, Started, TimingRequest
+from cellfeed_tuner._measuring._timing import (
+    CountedRounds,
+    Findings,
+    Round,
+    Started,
+    TimingRequest,
+)
 from cellfeed_tuner._results import least_share
-from cellfeed_tuner._searching._cost_model import Geometry
 
-LOOK_SECONDS = 20.0
-"""Duration of each measurement, by the clock of `RecordedProcess`."""
-
-# Relative spread of the rounds within one measurement, and their number.
-_ROUND_SPREAD, _N_ROUNDS = 0.03, 4
-# Nearly all of a measurement's time goes to what comes before the rounds.
-_ROUND_SECONDS = 1e-3
+# Relative spread of the rounds within one measurement, and seconds of a measurement beside its
+# rounds. Measured: on two cores; processes start, and open the files.
+_ROUND_SPREAD, _OVERHEAD_SECONDS = 0.03, 0.25
+MANY_CELLS = 1 << 60
 _SETTINGS = list(SETTINGS)
 _KNOWN_WHERE_RECORDED = {"entropy_bits", "peak_memory_bytes"}
 _USUAL_SPREAD = 0.05
@@ -50,8 +52,8 @@ class RecordedGrid:
         Cells of a minibatch.
     peak_memory_bytes
         Peak memory of each; None if not recorded.
-    geometry
-        How the collection lies in storage, as far as that was recorded.
+    n_cells
+        Cells of the collection; very many if that was not recorded.
     memory_limit
         Bytes that a configuration may take.
     """
@@ -62,7 +64,7 @@ class RecordedGrid:
     random_entropy: float
     batch_size: int
     peak_memory_bytes: tuple[float, ...] | None
-    geometry: Geometry
+    n_cells: int = MANY_CELLS
     memory_limit: int = 1 << 60  # recordings do not say how much there was, so nothing is too much
 
     def __len__(self) -> int:
@@ -158,7 +160,7 @@ def read_grid(
         ),
         batch_size=batch_size,
         peak_memory_bytes=_peaks(table),
-        geometry=Geometry() if facts is None else _geometry(facts["dataset"]),
+        n_cells=MANY_CELLS if facts is None else facts["dataset"]["n_cells"],
     )
 
 
@@ -166,14 +168,6 @@ def _peaks(table: pd.DataFrame) -> tuple[float, ...] | None:
     if "peak_memory_bytes" not in table:
         return None
     return tuple(table.groupby(_SETTINGS)["peak_memory_bytes"].max())
-
-
-def _geometry(dataset: Mapping[str, Any]) -> Geometry:
-    return Geometry(
-        n_cells=dataset["n_cells"],
-        rows_per_chunk=dataset["rows_per_chunk"],
-        n_files=dataset["n_files"],
-    )
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -230,10 +224,9 @@ def _random_entropy(
 class RecordedProcess:
     """A machine on which configurations are as fast as recorded.
 
-    Its clock advances by the same amount with each measurement, however long rounds take: the
-    replayed search has a given number of measurements. Each measurement has an independent error
-    of the same size, so measuring in turns gains nothing here; on a real machine it cancels what
-    the machine does at the moment.
+    Its clock goes on as if it had measured. Each measurement has an independent error of the same
+    size, so measuring in turns gains nothing here; on a real machine it cancels what the machine
+    does at the moment.
 
     Parameters
     ----------
@@ -254,13 +247,11 @@ class RecordedProcess:
     spread: float
     rng: np.random.Generator
     now: float = field(default=0.0, init=False)
-    # Seconds per cell; of the fastest, they are a millisecond per minibatch.
     _costs: dict[Configuration, float] = field(init=False)
 
     def __post_init__(self) -> None:
         speeds = self.grid.cells_per_second()
-        unit = _ROUND_SECONDS / self.grid.batch_size * max(speeds.values())
-        self._costs = {each: unit / speed for each, speed in speeds.items()}
+        self._costs = {each: 1 / speed for each, speed in speeds.items()}
 
     def seconds_per_cell(self) -> dict[Configuration, float]:
         """Return the time per cell of each configuration by this clock, without any error."""
@@ -271,24 +262,32 @@ class RecordedProcess:
         return self.now
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
-        """Return what a process that times a configuration reports; it is never stopped."""
-        del limit_seconds
-        configuration = request.configuration
-        cells = configuration.minibatches_per_round * request.batch_size
-        factor = np.exp(self.spread * self.rng.standard_normal())
-        noise = factor * np.exp(_ROUND_SPREAD * self.rng.standard_normal(1 + _N_ROUNDS))
-        rounds = (cells * self._costs[configuration] * noise).tolist()
-        self.now += LOOK_SECONDS
-        return answered(rounds, peak_memory_bytes=self.grid.memory_bytes(configuration))
+        """Return what a process that times a configuration reports."""
+        each = request.configuration
+        cells = each.minibatches_per_round * request.batch_size
+        cost = self._costs[each] * np.exp(self.spread * self.rng.standard_normal())
+        n_new = CountedRounds.n_new(self.grid.n_cells // cells, has_workers=each.num_workers > 0)
+        enough = min(request.most_rounds, math.ceil(request.seconds / (cells * cost)))
+        n_rounds = n_new + max(request.least_rounds, enough)
+        noise = np.exp(_ROUND_SPREAD * self.rng.standard_normal(n_rounds))
+        ends = _OVERHEAD_SECONDS + np.cumsum(cells * cost * noise)
+        n_ended = int(np.searchsorted(ends, limit_seconds, side="right"))
+        self.now += min(limit_seconds, float(ends[-1]))
+        rounds = np.diff(ends, prepend=_OVERHEAD_SECONDS)[:n_ended].tolist()
+        return answered(rounds, n_new=n_new, peak_memory_bytes=self.grid.memory_bytes(each))
 
 
 def answered(
-    round_seconds: Sequence[float], *, peak_memory_bytes: int, failure: str | None = None
+    round_seconds: Sequence[float],
+    *,
+    n_new: int = 1,
+    peak_memory_bytes: int,
+    failure: str | None = None,
 ) -> Outcome:
-    """Return what a process reports of rounds, of which the first is not timed."""
-    rounds = (Round(each, number > 0, each, None) for number, each in enumerate(round_seconds))
+    """Return what a process reports of rounds, of which the first ``n_new`` are not counted."""
+    rounds = [Round(each, number >= n_new, each, None) for number, each in enumerate(round_seconds)]
     return Outcome(
-        events=(Started(0.0, 0.0, 0), *rounds, Findings()),
+        events=(Started(0.0, 0.0, 0), *rounds, Findings()) if rounds else (),
         peak_memory_bytes=peak_memory_bytes,
         failure=failure,
     )

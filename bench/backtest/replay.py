@@ -2,27 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from bench.backtest.baselines import GOOD_REGRET, SEARCHES, SIMPLER
-from bench.backtest.recorded_grid import LOOK_SECONDS, RecordedGrid, RecordedProcess
-from numpy.typing import NDArray
+from bench.backtest.baselines import BASELINES, GOOD_REGRET
+from bench.backtest.recorded_grid import RecordedGrid, RecordedProcess
 
 from cellfeed import ParameterError
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._results import MUCH_CHANCE, Constraints, EntropyBits
-from cellfeed_tuner._searching._cost_model import CostModel, Geometry
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._time_budget import TimeBudget
 
-# How many measurements a default `autotune` takes, counted on two cores, cold.
-DEFAULT_LOOKS = tuple(range(10, 17))
-_MANY_CELLS = 1 << 60
+# What `autotune` has for its search by default: 60 seconds, without its start, looking for the
+# bottleneck, and writing.
+DEFAULT_SECONDS = 44.0
 _LABEL = "label"
 
 
@@ -94,7 +91,7 @@ def replay(
     grid: RecordedGrid,
     *,
     floors: Sequence[float] = (0.9, 0.95, 0.99),
-    looks: Sequence[int] = DEFAULT_LOOKS,
+    seconds: float = DEFAULT_SECONDS,
     n_seeds: int = 100,
     spread: float | None = None,
     baselines: Sequence[str] = (),
@@ -111,21 +108,20 @@ def replay(
         The recording.
     floors
         Least entropies, as shares of true random sampling's.
-    looks
-        How many measurements a search has: the first number for the first search, the next for
-        the second, and so on, cyclically.
+    seconds
+        How long each search measures.
     n_seeds
         How many searches to run at each floor.
     spread
         Relative spread of measurements; if None, that of the grid's runs, or 5 % if there is
         only one run.
     baselines
-        Simpler searches to compare with, with as many measurements, by their names in `BASELINES`.
+        Simpler searches to compare with, with as much time, by their names in `BASELINES`.
 
     Raises
     ------
     ParameterError
-        A floor is not within 0 and 1, there are no seeds, or no measurements.
+        A floor is not within 0 and 1, or there are no seeds, or no time.
     """
     for floor in floors:
         if not 0 <= floor <= 1:
@@ -134,29 +130,11 @@ def replay(
     if n_seeds < 1:
         msg = f"`n_seeds >= 1` must hold, but got n_seeds={n_seeds}"
         raise ParameterError(msg)
-    if not looks or min(looks) < 1:
-        msg = f"`looks` must be numbers of at least 1, but got looks={tuple(looks)}"
+    if seconds <= 0:
+        msg = f"`seconds > 0` must hold, but got seconds={seconds}"
         raise ParameterError(msg)
     spread = grid.replicate_spread() if spread is None else spread
-    return [_replay_at(grid, floor, looks, n_seeds, spread, baselines) for floor in floors]
-
-
-class Remembered(CostModel):
-    """Draws the worlds of a grid once, since every search on it has the same."""
-
-    @staticmethod
-    def samples(
-        configurations: Sequence[Configuration], batch_size: int, geometry: Geometry
-    ) -> NDArray[np.float64]:
-        """Return the worlds drawn before, or draw them."""
-        return _worlds(tuple(configurations), batch_size, geometry)
-
-
-@lru_cache(maxsize=1)
-def _worlds(
-    configurations: tuple[Configuration, ...], batch_size: int, geometry: Geometry
-) -> NDArray[np.float64]:
-    return CostModel.samples(configurations, batch_size, geometry)
+    return [_replay_at(grid, floor, seconds, n_seeds, spread, baselines) for floor in floors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +151,7 @@ class _Found:
 def _replay_at(
     grid: RecordedGrid,
     floor: float,
-    looks: Sequence[int],
+    seconds: float,
     n_seeds: int,
     spread: float,
     baselines: Sequence[str],
@@ -186,7 +164,7 @@ def _replay_at(
         # Seeded apart from the planner's generator, so that the two are independent.
         rng = np.random.default_rng((seed, 1))
         process = RecordedProcess(grid=grid, spread=spread, rng=rng)
-        return _measurements(process, looks[seed % len(looks)], seed)
+        return _measurements(process, seconds, seed)
 
     found = [_search(grid, floor, measured(seed)) for seed in seeds]
 
@@ -194,9 +172,7 @@ def _replay_at(
         return 1.0 if chosen is None or best is None else 1 - speeds[chosen] / speeds[best]
 
     def baseline(name: str, seed: int) -> float:
-        if name in SEARCHES:
-            return regret(_search(grid, floor, measured(seed), **SEARCHES[name]).chosen)
-        return regret(SIMPLER[name](measured(seed), feasible, seed))
+        return regret(BASELINES[name](measured(seed), feasible, seed))
 
     return Replay(
         floor=floor,
@@ -220,32 +196,30 @@ def _replay_at(
     )
 
 
-def _measurements(process: RecordedProcess, n_looks: int, seed: int) -> Measurements:
+def _measurements(process: RecordedProcess, seconds: float, seed: int) -> Measurements:
     return Measurements(
         process=process,
         labels=[_LABEL],
         batch_size=process.grid.batch_size,
         cache="cold",
         seed=seed,
-        budget=TimeBudget(n_looks * LOOK_SECONDS, process.clock),
+        budget=TimeBudget(seconds, process.clock),
     )
 
 
-def _search(grid: RecordedGrid, floor: float, measurements: Measurements, **changed: Any) -> _Found:
+def _search(grid: RecordedGrid, floor: float, measurements: Measurements) -> _Found:
     constraints = Constraints(
         entropy_floor=floor, memory_bytes=grid.memory_limit, need_cells_per_second=None
     )
     search = Search(
-        **{"model": Remembered} | changed,
         measurements=measurements,
         requirements=Requirements(
-            n_cells=grid.geometry.n_cells or _MANY_CELLS,
+            n_cells=grid.n_cells,
             row_bytes=1.0,
             batch_size=grid.batch_size,
             constraints=constraints,
             entropies=_entropies(grid),
         ),
-        geometry=grid.geometry,
     )
     search.run(grid.configurations)
     choice = search.choose(search.results(grid.configurations))

@@ -13,8 +13,10 @@ import click
 import numpy as np
 import pandas as pd
 from bench.backtest.baselines import BASELINES
+from bench.backtest.machines import HEADINGS as MACHINE_HEADINGS
+from bench.backtest.machines import machine_shares, rows_of
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.replay import DEFAULT_LOOKS, Replay, replay
+from bench.backtest.replay import DEFAULT_SECONDS, Replay, replay
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -43,10 +45,9 @@ floor: least entropy, as a share of random sampling's; feasible: configurations 
 the fastest of these, block size x fetch factor, workers; noise: relative spread of measurements in
 the replay; autotune: share of its searches that chose a configuration within 5 % of the best;
 undecided: searches that reported being undecided with such a configuration; then other searches
-with as many measurements: the same search without the terms of its cost model, or with Optuna's TPE
-sampler proposing; the six configurations with the largest fetches and blocks, without workers, in
-turns; the largest of them, unmeasured; Optuna's TPE sampler; successive halving; random draws; and
-a search that knows the six fastest and their throughputs, but not which is which"""
+with as much time: the six configurations with the largest fetches and blocks, without workers, in
+turns; successive halving; random draws; and a search that knows the six fastest and their
+throughputs, but not which is which"""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -77,9 +78,9 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 @click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
               show_default="0.9,0.95,0.99",
               help="Least entropies, as shares of true random sampling's.")  # fmt: skip
-@click.option("--looks", type=click.IntRange(min=1),
-              show_default=f"{DEFAULT_LOOKS[0]} to {DEFAULT_LOOKS[-1]}, cyclically",
-              help="How many measurements each search takes.")  # fmt: skip
+@click.option("--seconds", default=DEFAULT_SECONDS, show_default=True,
+              type=click.FloatRange(min=0, min_open=True),
+              help="How long each search measures.")  # fmt: skip
 @click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
               help="How many searches to run at each floor.")  # fmt: skip
 @click.option("--spread", type=click.FloatRange(min=0),
@@ -96,7 +97,7 @@ def replay_command(
     *,
     grids: tuple[Path, ...],
     floors: tuple[float, ...],
-    looks: int | None,
+    seconds: float,
     seeds: int,
     spread: float | None,
     plates: int | None,
@@ -120,10 +121,10 @@ def replay_command(
         path: replay(
             grid,
             floors=floors,
-            looks=DEFAULT_LOOKS if looks is None else (looks,),
+            seconds=seconds,
             n_seeds=seeds,
             spread=spread,
-            baselines=BASELINES,
+            baselines=tuple(BASELINES),
         )
         for path, grid in zip(grids, recorded, strict=True)
     }
@@ -217,7 +218,7 @@ def put(command: str, table: str) -> None:
 @click.command("table")
 @click.option("--seeds", default=N_SEEDS, show_default=True, type=click.IntRange(min=1))
 def table_command(*, seeds: int) -> None:
-    """Replay the search on all recorded grids, and put the table into the documentation."""
+    """Replay the search on all recorded grids and on simulated machines, for the documentation."""
     paths = [
         *sorted((ROOT / "bench" / "grids").glob("*.csv")),
         *sorted(PUBLISHED.glob("published_tahoe_*.csv")),
@@ -236,7 +237,7 @@ def table_command(*, seeds: int) -> None:
                 floors=sorted(floors.values()),
                 n_seeds=seeds,
                 spread=noise,
-                baselines=BASELINES,
+                baselines=tuple(BASELINES),
             )
         ]
     *by_grid, quiet, busy = replay_rows(found)
@@ -246,6 +247,9 @@ def table_command(*, seeds: int) -> None:
     rows = [[row[column] for column in shown] for row in (quiet, busy)]
     click.echo(table := markdown_table(rows, [HEADINGS[column] for column in shown]))
     put("make replay", table)
+    lines = list(rows_of(machine_shares(), {}))
+    click.echo(table := markdown_table(lines, MACHINE_HEADINGS))
+    put("make replay: machines", table)
 
 
 @click.command("times")
@@ -267,7 +271,7 @@ def _times_row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
     plates, grid = folder / f"plates-{n_cells}", folder / f"grid-{n_cells}.csv"
     out = folder / f"autotune-{n_cells}"
     _seconds_of(BIN / "cellfeed", "synthesize", plates, "--cells", n_cells)
-    seconds = _seconds_of(BIN / "autotune", plates, "--label", "plate", "--fresh", "--output", out)
+    seconds = _seconds_of(BIN / "autotune", plates, "--label", "plate", "--output", out)
     grid.unlink(missing_ok=True)
     grid.with_suffix(".json").unlink(missing_ok=True)
     record = (sys.executable, "-m", "bench.backtest", "record")

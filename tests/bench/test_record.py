@@ -191,7 +191,7 @@ def test_the_command_records_a_collection_that_can_be_replayed(small_collection,
     assert facts["machine"]["cpu"]["usable_cores"] > 0
     assert str(small_collection) not in output.with_suffix(".json").read_text()
     recorded = read_grid(output)
-    assert recorded.geometry.n_cells == facts["dataset"]["n_cells"]
+    assert recorded.n_cells == facts["dataset"]["n_cells"]
     assert [each.block_size for each in recorded.configurations] == [1, 4]
     assert [each.size for each in recorded.runs] == [2, 2]
     # Random rows of three plates of one size.

@@ -125,13 +125,6 @@ def test_the_reference_lists_all_public_names_once(module):
     assert sorted(listed + WRITTEN.findall(page)) == sorted(public)
 
 
-def test_the_page_of_constants_is_made_of_the_modules(monkeypatch):
-    """Every constant says where it comes from."""
-    monkeypatch.syspath_prepend(DOCS)
-    constants = importlib.import_module("constants")
-    assert constants.PAGE.read_text() == constants.page()
-
-
 def test_tests_and_examples_that_are_named_are_there():
     page = (DOCS / "how-to" / "training.md").read_text()
     named = set(re.findall(r"`([a-z]+/test_\w+\.py)`", page))

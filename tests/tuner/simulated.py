@@ -12,7 +12,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import numpy as np
-from bench.backtest.replay import Remembered, entropy_of
+from bench.backtest.replay import entropy_of
 
 from cellfeed import Collection
 from cellfeed_tuner import (
@@ -26,10 +26,10 @@ from cellfeed_tuner import (
 from cellfeed_tuner._choose import Choice, Requirements
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
-from cellfeed_tuner._searching._cost_model import Geometry, Space
 from cellfeed_tuner._searching._prefetch import PrefetchSearch
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._time_budget import TimeBudget
 
 __all__ = [
@@ -93,6 +93,8 @@ class Machine:
         Whether a configuration fails.
     dies_at
         The look at which the process dies.
+    compiles
+        Seconds for which code is compiled in a look, given its number.
     """
 
     cost: Callable[[Configuration], float]
@@ -107,6 +109,7 @@ class Machine:
     seed: int = 0
     fails: Callable[[Configuration], bool] = lambda _: False
     dies_at: int | None = None
+    compiles: Callable[[int], float] = lambda _number: 0.0
     now: float = 1000.0
     log_load: float = 0.0
     asked: list[Configuration] = field(default_factory=list)
@@ -148,9 +151,13 @@ class Machine:
         if self.fails(each):
             self.now += 0.1
             return Outcome(events=(), peak_memory_bytes=0, failure="no workers here")
-        return self.answer(request, self.factor(each, number), limit_seconds)
+        compiling = self.compiles(number)
+        factor = self.factor(each, number) * (10.0 if compiling else 1.0)
+        return self.answer(request, factor, limit_seconds, compiling)
 
-    def answer(self, request: TimingRequest, factor: float, limit_seconds: float) -> Outcome:
+    def answer(
+        self, request: TimingRequest, factor: float, limit_seconds: float, compiling: float = 0.0
+    ) -> Outcome:
         each = request.configuration
         error = np.exp(self.log_load + self.noise * self.rng.standard_normal())
         reading = each.minibatches_per_round * BATCH_SIZE * self.cost(each) * factor * error
@@ -165,7 +172,7 @@ class Machine:
         self.now += self.overhead + rounds.sum() if n == wanted else limit_seconds
         return timed(
             rounds, n_new=n_new, waiting=seconds - computing, memory=self.memory(each),
-            findings=[Findings()],
+            findings=[Findings(compiling_seconds=compiling)],
         )  # fmt: skip
 
 
@@ -219,9 +226,7 @@ def searched(
     step_seconds: float | None = None,
     memory: int = 10**9,
     row_bytes: float = 100.0,
-    rows_per_chunk: float | None = 8.0,
-    sampler: Any = "cost-model",
-    known: Sequence[Configuration] = (),
+    study: Any = None,
     **measuring: Any,
 ) -> Found:
     """Search a grid, or a space that is too large to list, by a machine's clock.
@@ -231,7 +236,7 @@ def searched(
     space = grid if isinstance(grid, Space) and grid.is_large else None
     if isinstance(grid, Space):
         grid = grid.coarse_grid() if space else grid.grid()
-    grid = list(dict.fromkeys([*grid, *known]))
+    grid = list(grid)
     n_cells, began = machine.n_cells, machine.now
     search = Search(
         measurements=measurements_by(machine, **measuring),
@@ -247,13 +252,8 @@ def searched(
             ),
             entropies=entropies,
         ),
-        geometry=Geometry()
-        if rows_per_chunk is None
-        else Geometry(n_cells=n_cells, rows_per_chunk=rows_per_chunk, n_files=14),
-        known=known,
         space=space,
-        sampler=sampler,
-        model=Remembered,
+        study=study,
     )
     search.run(grid)
     asked = list(machine.asked)
@@ -295,4 +295,4 @@ def autotune_on(
         patch(f"{module}TimeBudget", time_budget),
         patch(f"{module}MeasuringProcess", lambda: machine),
     ):
-        return autotune(collection, budget=budget, fresh=True, **settings)
+        return autotune(collection, budget=budget, **settings)

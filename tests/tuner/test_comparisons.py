@@ -7,7 +7,6 @@ import pytest
 from tests.tuner.reports import in_words
 
 from cellfeed_tuner import Configuration, Estimate
-from cellfeed_tuner._commands._explain_report import predicted_speed
 from cellfeed_tuner._reports._text import FloorCost, floor_cost
 
 _T = TypeVar("_T")
@@ -50,21 +49,12 @@ def test_what_was_not_timed_is_predicted(result_of):
     assert result.predicted(result.chosen) is None
 
 
-def test_beyond_the_grid_the_cost_model_predicts(result_of):
-    result = result_of("recommended")
-    outside = Configuration(block_size=16, fetch_factor=16)
-    speed = known(predicted_speed(result, outside))
-    assert 1_500 < speed.value < 12_000
-    assert speed.low < speed.value < speed.high
-
-
 def test_the_cost_of_the_floor_is_not_always_known(result_of):
     assert floor_cost(result_of("nothing feasible")) is None
     assert floor_cost(result_of("ranges")) is None  # nothing below it is listed
     result = result_of("recommended")
     needed = replace(result.constraints, need_cells_per_second=1_000.0)
     assert floor_cost(replace(result, constraints=needed)) is None
-    assert predicted_speed(result_of("not enough samples"), FASTEST) is None
 
 
 @pytest.mark.parametrize(
@@ -134,19 +124,16 @@ def test_a_rival_is_equally_fast_undecided_or_slower(result_of, ratio, said):
 
 
 @pytest.mark.parametrize(
-    ("chance", "contradicts_model", "said"),
+    ("chance", "said"),
     [
-        (None, False, []),
-        (0.3, True, []),
-        (0.4, False, ["Undecided: with a probability of 40%, a configuration that was not"]),
-        (0.9, True, ["Undecided: throughputs do not follow the cost model, and with a"]),
+        (None, []),
+        (0.3, []),
+        (0.4, ["Undecided: with a probability of 40%, a configuration that was not"]),
     ],
 )
-def test_what_may_well_be_faster_is_said(result_of, chance, contradicts_model, said):
+def test_what_may_well_be_faster_is_said(result_of, chance, said):
     result = result_of("not measured in turns")
-    recommended = replace(
-        result.recommended, chance_of_faster=chance, contradicts_model=contradicts_model
-    )
+    recommended = replace(result.recommended, chance_of_faster=chance)
     found = in_words("rivals", replace(result, recommended=recommended))
     assert [each[: len(start)] for each, start in zip(found, said, strict=True)] == said
     assert all("a larger --budget" in each for each in found)

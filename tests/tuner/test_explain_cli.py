@@ -40,13 +40,13 @@ def explain(result_of, tmp_path):
         ("recommended", "", "Where the time goes: Not known: there is no recommendation"),
         ("nothing feasible", "", "No configuration is feasible. The nearest is block size 64"),
         ("few rounds", "", "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with"),
-        ("few rounds", "--block-size 64 --num-workers 1", "rests on only 5 rounds, which is not"),
-        ("few rounds", "--block-size 64 --num-workers 1", "9,600] cells/s (from only 5 rounds)"),
+        ("few rounds", "--block-size 64 --workers 1", "rests on only 5 rounds, which is not"),
+        ("few rounds", "--block-size 64 --workers 1", "9,600] cells/s (from only 5 rounds)"),
         ("not enough samples", "--block-size 700", "block size 700 is not in the grid."),
         ("not enough samples", "--block-size 700", "The nearest is block size 1024"),
         # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
         ("recommended", "--block-size 4", "Of the 4 configurations with block size 4, the best is"),
-        ("recommended", "--num-workers 1", "best is block size 64, fetch factor 64, 1 worker."),
+        ("recommended", "--workers 1", "best is block size 64, fetch factor 64, 1 worker."),
         ("recommended", "--block-size 1024", "best is block size 1024, fetch factor 64, 0 workers"),
     ],
 )
@@ -73,7 +73,7 @@ def test_each_configuration_has_its_reason(explain, sizes, reason):
     block_size, fetch_factor, num_workers = sizes
     said = explain(
         "recommended",
-        f"--block-size {block_size} --fetch-factor {fetch_factor} --num-workers {num_workers}",
+        f"--block-size {block_size} --fetch-factor {fetch_factor} --workers {num_workers}",
     )
     assert reason in said
     asked = Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
@@ -85,7 +85,7 @@ def test_limits_are_reasons(explain, result_of):
     greedy = replace(result.configurations[1], peak_memory_bytes=9 * 10**9)
     grid = (result.configurations[0], greedy, *result.configurations[2:])
     said = explain(
-        replace(result, configurations=grid), "--block-size 4 --fetch-factor 4 --num-workers 1"
+        replace(result, configurations=grid), "--block-size 4 --fetch-factor 4 --workers 1"
     )
     assert "It takes 9,000 MB, over the limit of 8,000 MB." in said
     # With a need, what mixes less is not chosen.
@@ -93,7 +93,7 @@ def test_limits_are_reasons(explain, result_of):
     chosen = replace(result.recommended, configuration=result.configurations[2].configuration)
     said = explain(
         replace(result, constraints=need, recommended=chosen),
-        "--block-size 64 --fetch-factor 64 --num-workers 0",
+        "--block-size 64 --fetch-factor 64 --workers 0",
     )
     assert (
         "It is fast enough but mixes less: 96.0% of random sampling's entropy, against 100" in said
@@ -106,16 +106,14 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
     bits = theory.expected_entropy_bits([2_000] * 14, 64, 32, 64)
     assert "block size 32, fetch factor 64 is not in the grid." in said
     assert f"would have {bits:.3f} bits" in said
-    assert "The cost model predicts" in said
     assert (
         "The nearest measured configuration, in block size and fetch factor together, is "
         "block size 64, fetch factor 64, 0 workers: It is the recommended one."
     ) in said
-    # Without counts of labels there is no theory, and without throughputs no prediction.
+    # Without counts of labels there is no theory.
     said = explain("recommended", options)
     assert "is not in the grid" in said
     assert "If every block held a single label" not in said
-    assert "The cost model" not in explain("not enough samples", "--block-size 700")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
         ("--block-size 8192 --fetch-factor 2", "fetch factor 2, 0", "block size 1024"),
         # Workers decide only between equal sizes.
         (
-            "--num-workers 9",
+            "--workers 9",
             "block size 64, fetch factor 64, 9 workers",
             "block size 64, fetch factor 64, 1 worker:",
         ),
@@ -152,9 +150,7 @@ def test_json_says_the_same(explain):
     assert (answer["n_matching"], answer["is_chosen"]) == (4, False)
     assert answer["about"]["configuration"]["num_workers"] == 1
     assert answer["speed_ratio"] == pytest.approx(3_000 / 8_800)
-    # The model is fitted to that very throughput.
-    predicted = answer["predicted"]
-    assert predicted["low"] < 3_000 < predicted["high"]
+    assert answer["predicted"] is None  # it was measured
     assert answer["reasons"][0].startswith("It is slower")
     assert json.loads(explain("recommended", "--json"))["answer"] is None
 

@@ -17,7 +17,7 @@ from tests.servers.web import WebServer
 
 from cellfeed import CellDataset, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure
-from cellfeed_tuner._recall import data_fingerprint
+from cellfeed_tuner._fingerprints import data_fingerprint
 from cellfeed_tuner._subject import label_codes
 
 pytestmark = pytest.mark.usefixtures("short_replicates")
@@ -166,7 +166,7 @@ def test_a_url_is_known_again_until_another_file_is_there(server, folder):
 def test_of_python_too_and_of_several_files(server, folder):
     urls = [f"{server.url}/{name}.h5ad" for name in ("p1", "p2")]
     collection = open_collection(urls, obs=["plate"], storage_options=OPTIONS)
-    result = autotune(collection, label="plate", fresh=True, **SMALL)
+    result = autotune(collection, label="plate", **SMALL)
     assert result.loader_fault is None
     assert result.recommended is not None
     assert (result.cache, result.dataset.paths) == ("remote", tuple(urls))
@@ -233,7 +233,7 @@ def test_a_server_that_refuses_amid_measuring_is_one_line(folder, tmp_path):
         open_collection(url, obs=["plate"])
         n_for_opening = len(server.requests)
         server.answer = lambda _: Status(403) if len(server.requests) > 2 * n_for_opening else None
-        settings = ["--label", "plate", "--budget", "600", *GRID, "--output", tmp_path, "--fresh"]
+        settings = ["--label", "plate", "--budget", "600", *GRID, "--output", tmp_path]
         said = commands.autotune(url, *settings)
     assert said.exit_code == 2
     assert said.stderr.splitlines()[-1].startswith(f"Error: {url}")

@@ -1,4 +1,4 @@
-"""What is kept of runs, by what it is found again, and what it is worth to a later run."""
+"""What is kept of runs, and by what it is found again."""
 
 import json
 import logging
@@ -24,14 +24,12 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed_tuner import Configuration, describe_machine
-from cellfeed_tuner._history import EarlierRun, cache_folder, fingerprint, read_runs, record
-from cellfeed_tuner._recall import (
+from cellfeed_tuner._fingerprints import (
     data_fingerprint,
     machine_fingerprint,
-    recall,
     versions_fingerprint,
 )
-from cellfeed_tuner._searching._cost_model import Space
+from cellfeed_tuner._history import EarlierRun, cache_folder, fingerprint, read_runs, record
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 SLOW = Configuration(block_size=1, fetch_factor=4, num_workers=2)
@@ -139,6 +137,11 @@ class TestStudies:
         assert read_runs(tmp_path) == []
         keep(tmp_path, run)
         assert read_runs(tmp_path) == [run]
+
+    def test_one_rank_of_each_of_two_machines_is_not_one_process(self, earlier_run):
+        run = earlier_run(COSTS, world_size=2)
+        assert EarlierRun.from_json(run.to_json(), key=run.key, trials=run.trials) == run
+        assert str(run.asked.ranks) == "1 of 2 ranks"
 
     @pytest.mark.process
     def test_processes_may_write_at_the_same_time(self, run, keep, tmp_path):
@@ -255,72 +258,3 @@ class TestFingerprints:
         ):
             other: Any = replace(machine, **change)
             assert machine_fingerprint(other) != machine_fingerprint(machine)
-
-
-class TestRecall:
-    """Which earlier run decides what is measured first."""
-
-    SPACE = Space.of((1, 4, 16, 64), (1, 4, 16))
-    COSTS = {e: 1e-5 * (1 + 20 / e.block_size + 4 / e.fetch_factor) for e in SPACE.grid()}  # noqa: RUF012
-    RANKED = sorted(COSTS, key=COSTS.__getitem__)
-
-    @pytest.fixture
-    def recalled(self, earlier_run):
-        """What earlier runs are worth to one like them."""
-        now = earlier_run(self.COSTS)
-
-        def recalled(*changes):
-            runs = [earlier_run(**{"costs": self.COSTS} | each) for each in changes]
-            return recall(runs, now.key, now.asked, self.SPACE)
-
-        return recalled
-
-    def test_what_was_measured_comes_in_the_order_of_its_speed_the_choice_first(self, recalled):
-        ranked = self.RANKED
-        assert recalled({})[0] == ranked
-        assert recalled({"choice": ranked[3]})[0] == [ranked[3], *ranked[:3], *ranked[4:]]
-        other = Configuration(block_size=3, fetch_factor=4)  # not of this space
-        assert recalled({"costs": self.COSTS | {other: 1e-9}})[0] == ranked
-
-    def test_of_several_the_last_of_this_machine_and_these_versions_is_taken(self, recalled):
-        last = {"choice": self.RANKED[1], "began": "2026-11-21T00:00:00.000+00:00"}
-        elsewhere = {
-            "choice": self.RANKED[2], "machine": "elsewhere",
-            "began": "2026-11-22T00:00:00.000+00:00",
-        }  # fmt: skip
-        assert recalled({}, last, elsewhere)[0][0] == self.RANKED[1]
-        assert recalled(elsewhere)[0][0] == self.RANKED[2]
-
-    @pytest.mark.parametrize(
-        ("change", "whose"),
-        [
-            ({}, "a result of this machine of 2026-11-20"),
-            ({"machine": "elsewhere"}, "another machine's result (cpu of elsewhere)"),
-            ({"versions": "0"}, "a result of this machine with other versions"),
-            ({"labels": ["drug"]}, "a result of this machine of"),
-        ],
-    )
-    def test_the_sentence_names_whose_result_it_is(self, recalled, change, whose):
-        earlier = recalled(change)[1]
-        assert earlier.use == "order"
-        assert whose in earlier.sentence
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"data": "others"},
-            {"batch_size": 128},
-            {"cache": "warm"},
-            {"n_ranks": 2},
-            {"world_size": 2},
-            {"costs": {Configuration(block_size=3, fetch_factor=4): 1e-5}},
-        ],
-    )
-    def test_what_measured_something_else_is_nothing(self, recalled, change):
-        known, earlier = recalled(change)
-        assert (known, earlier.use) == ([], "none")
-
-    def test_one_rank_of_each_of_two_machines_is_not_one_process(self, earlier_run):
-        run = earlier_run(self.COSTS, world_size=2)
-        assert EarlierRun.from_json(run.to_json(), key=run.key, trials=run.trials) == run
-        assert str(run.asked.ranks) == "1 of 2 ranks"

@@ -42,7 +42,6 @@ from cellfeed import (
 )
 from cellfeed_tuner import Configuration, Measurement, measure, minibatch_entropies
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS
-from cellfeed_tuner._interval import Spread
 from cellfeed_tuner._measuring import _page_cache
 from cellfeed_tuner._measuring._measurement import measure_with, pooled
 from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess, kill_tree
@@ -305,27 +304,6 @@ class TestFigures:
         assert [speed.value, speed.low, speed.high] == pytest.approx(expected)
         # It may reach beyond the fastest round.
         assert of_rounds(1.0, 1.0, 1.0, 1.5).cells_per_second.high > 100 / 1.0
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("n", "n_rounds"), [(4, 8), (12, 8), (4, 200)])
-    def test_intervals_cover_the_truth_however_many_rounds_have_the_moment_in_common(
-        self, n, n_rounds
-    ):
-        """Replicates are off by 10 % each, their rounds by 1 %: of 95 % intervals, 95 % hold."""
-        rng = np.random.default_rng(0)
-
-        def replicates():
-            errors = 0.1 * rng.standard_normal((n, 1)) + 0.01 * rng.standard_normal((n, n_rounds))
-            return pooled([of_rounds(*each) for each in np.exp(errors).tolist()])
-
-        held, n_trials = 0, 400
-        for _ in range(n_trials):
-            # Several configurations, since one alone says little of how much replicates differ.
-            found = [replicates() for _ in range(4)]
-            spread = Spread.of(each.replicate_seconds for each in found)
-            speed = found[0].cells_per_second_given(spread)
-            held += speed.low <= 100 <= speed.high
-        assert 0.92 <= held / n_trials <= 0.99
 
     def test_pooling_joins_samples_counts_kills_and_keeps_the_highest_peak(self):
         found = pooled([of_rounds(1.0, 2.0, n_killed=1), of_rounds(3.0, 4.0, 5.0, n_killed=2)])

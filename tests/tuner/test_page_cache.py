@@ -13,13 +13,13 @@ import pytest
 from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure
+from cellfeed_tuner._fingerprints import data_fingerprint
 from cellfeed_tuner._measuring._page_cache import (
     drop_clean_pages,
     drop_pages,
     load_pages,
     resident_fraction,
 )
-from cellfeed_tuner._recall import data_fingerprint
 
 linux_only = pytest.mark.skipif(
     sys.platform != "linux", reason="the page cache can be inspected on Linux only"

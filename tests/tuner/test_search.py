@@ -54,8 +54,8 @@ def search(machine: Machine | None = None, *, slower: float = 1.0, **settings: A
     assert found.seconds <= 1.1 * options["budget"]
     assert [each.configuration for each in found.results] == GRID
     for each in found.results:
-        assert (each.cells_per_second is not None) == (each.n_rounds >= 4), each
-        assert (each.status == "measured") == (each.n_rounds >= 8), each
+        assert (each.cells_per_second is not None) == (each.n_rounds > 0), each
+        assert (each.status == "measured") == (each.n_rounds > 0), each
     # What mixes too little is not measured before the choice is clear.
     assert all(share(each) >= options["floor"] - 0.001 for each in found.asked)
     return found
@@ -66,8 +66,17 @@ def test_the_fastest_feasible_configuration_is_found(floor):
     found = search(floor=floor)
     assert cost(found.chosen) == pytest.approx(cost(best(floor)))
     assert found.by_status("measured")
-    # Where larger blocks are too slow already, single cells are not looked at.
-    assert Configuration(block_size=1, fetch_factor=256, num_workers=0) not in found.asked
+
+
+def test_every_feasible_pair_is_timed_and_the_best_with_each_number_of_workers():
+    found = search(slower=0.1)
+    alone = [each for each in GRID if not each.num_workers and share(each) >= 0.949]
+    feasible = [each for each in alone if 64 * each.fetch_factor <= N_CELLS]
+    assert {each for each in found.asked if not each.num_workers} == {*feasible}
+    first = found.asked[0]
+    assert (first.fetch_factor, first.num_workers) == (256, 0)  # widest first
+    chosen = found.chosen.plan_settings
+    assert {each.num_workers for each in found.asked if each.plan_settings == chosen} == {*WORKERS}
 
 
 @pytest.mark.parametrize("slower", [0.01, 0.1, 10.0, 30.0])
@@ -82,6 +91,29 @@ def test_buffers_beyond_the_memory_are_never_read_into():
     assert not set(over) & set(found.asked)
 
 
+def test_what_a_process_takes_without_buffers_counts_for_what_was_not_timed():
+    """Each configuration takes 400 MB and its buffers, so none fits in 100 MB."""
+    machine = Machine(cost, N_CELLS, memory=lambda each: 4 * 10**8 + each.minibatches_in_memory)
+    found = search(machine, memory=10**8, budget=5.0)
+    assert found.choice is None
+    over = {each.configuration for each in found.by_status("over memory")}
+    assert over
+    assert not over & {*found.asked}
+
+
+def test_what_compiles_while_it_is_timed_is_timed_again():
+    """The first of all, as where the cache of compiled code is new."""
+    quiet = search(slower=0.01)
+    machine = Machine(
+        lambda each: 0.01 * cost(each), N_CELLS, compiles=lambda number: 5.0 * (number == 0)
+    )
+    found = search(machine)
+    assert found.search.measurements.n_discarded == 1
+    assert found.asked[:2] == [quiet.asked[0]] * 2
+    first = found.search.measurements.replicates(quiet.asked[0])[0]
+    assert first.seconds_per_cell == pytest.approx(0.01 * cost(quiet.asked[0]))
+
+
 def test_with_a_need_the_best_mixed_that_is_fast_enough_is_found():
     need = 5000.0
     found = search(need=need)
@@ -93,7 +125,6 @@ def test_with_a_need_the_best_mixed_that_is_fast_enough_is_found():
     # What is fast enough but mixes less is not called slow.
     assert found.by_status("mixes less")
     for each in found.by_status("mixes less"):
-        assert cost(each.configuration) <= 1.25 / need
         assert share(each.configuration) <= share(found.chosen)
     assert all(cost(e.configuration) >= 1 / (1.2 * need) for e in found.by_status("too slow"))
 
@@ -102,17 +133,6 @@ def test_a_need_beyond_reach_leaves_the_fastest_measured():
     found = search(need=1e9)
     assert found.choice is None
     assert min(map(cost, found.asked)) <= cost(best()) / 0.999
-
-
-def test_the_race_measures_only_the_largest():
-    found = search(sampler="race")
-    raced = set(found.asked)
-    assert 1 < len(raced) <= 6
-    assert all(each.num_workers == 0 for each in raced)
-    sizes = {each: each.block_size * each.fetch_factor for each in GRID if not each.num_workers}
-    rest = [each.configuration for each in found.by_status("not raced")]
-    assert max(sizes[each] for each in rest if each in sizes) <= min(sizes[each] for each in raced)
-    assert found.choice is not None
 
 
 def test_what_fails_is_reported_and_tried_once_and_the_rest_is_searched():
@@ -154,26 +174,15 @@ def test_a_configuration_is_as_mixed_as_its_least_mixed_label():
         assert mixes or each.status in {"below entropy floor", "measured", "too few cells"}
 
 
-def test_what_may_be_the_best_is_measured_in_turns_and_the_rest_is_not():
-    """What leads is looked at most often, and in the last turn; what is far slower only once."""
+def test_what_may_be_the_best_is_timed_in_turns_and_the_rest_once():
+    """What leads is looked at most often, and in the last turn."""
     found = search(budget=300.0)
     assert cost(found.chosen) == pytest.approx(cost(best()))
     assert found.chosen in found.asked[-2:]
     counts = {each: found.asked.count(each) for each in found.asked}
     assert max(counts, key=counts.__getitem__) == found.chosen
     assert min(counts.values()) < counts[found.chosen] >= 4
-    assert all(n == 1 for each, n in counts.items() if cost(each) > 2 * cost(best()))
-
-
-@pytest.mark.parametrize("budget", [60.0, 120.0])
-def test_one_disturbed_look_does_not_put_the_best_out_of_the_race(budget):
-    machine = Machine(cost, N_CELLS)
-    machine.factor = lambda each, number: (
-        1.8 if each == best() and each not in machine.asked[:number] else 1.0
-    )
-    found = search(machine, budget=budget)
-    assert best() in found.asked
-    assert cost(found.chosen) <= cost(best()) / 0.95
+    assert all(n <= 2 for each, n in counts.items() if cost(each) > 2 * cost(best()))
 
 
 class TestLastTurn:
@@ -187,7 +196,7 @@ class TestLastTurn:
 
     def searched(self, factor=lambda _each, _number: 1.0):
         machine = Machine(self.cost, factor=factor, overhead=1.0)
-        return searched(machine, self.GRID, ENTROPIES, floor=0.5, budget=600.0, rows_per_chunk=None)
+        return searched(machine, self.GRID, ENTROPIES, floor=0.5, budget=600.0)
 
     @pytest.mark.parametrize("slower", [1.0, 2.0, 3.0])
     def test_what_slows_down_in_it_is_not_chosen(self, slower):
@@ -208,14 +217,6 @@ class TestLastTurn:
             assert self.cost(found.chosen) <= 1.05 * min(rest)
 
 
-def test_what_an_earlier_run_found_is_looked_at_first_and_not_believed():
-    slow = [each for each in GRID if share(each) >= 0.95 and each.block_size <= 4][:3]
-    found = search(slower=0.05, known=slow)
-    assert found.asked[:2] == slow[:2]
-    assert slow[2] not in found.asked
-    assert cost(found.chosen) <= cost(best()) / 0.97
-
-
 class TestTrainingStep:
     def step(self, step_seconds, **settings):
         """What is chosen for a training step, and how it does with it."""
@@ -230,7 +231,7 @@ class TestTrainingStep:
         assert found.waiting_share.value == 0
 
     def test_what_does_not_keep_up_lets_it_wait_as_long_as_reading_takes(self):
-        choice, found = self.step(BATCH_SIZE / 40_000)
+        choice, found = self.step(BATCH_SIZE / 40_000, budget=120.0)
         assert cost(choice.configuration) == pytest.approx(cost(best()), rel=0.02)
         assert "None keeps up with training." in choice.reason
         expected = 1 - 1 / cost(choice.configuration) / 40_000
@@ -248,8 +249,8 @@ class TestTrainingStep:
         assert (choice.basis, found) == ("predicted", None)
 
 
-class TestSamplers:
-    """A slow machine, on which few are measured."""
+class TestStudy:
+    """The search as a study of Optuna; a slow machine, on which few are timed."""
 
     GRID = tuple(
         Configuration(block_size=b, fetch_factor=f, num_workers=w)
@@ -262,60 +263,66 @@ class TestSamplers:
         apart = abs(np.log2(each.block_size / 64)) + abs(np.log2(each.fetch_factor / 64))
         return 1e-5 * (1 + 0.2 * apart + 0.3 * each.num_workers)
 
-    def searched(self, sampler, *, memory=10**6, known=(), seed=0, budget=60.0, **machine):
+    def searched(self, study=None, *, memory=10**6, seed=0, budget=60.0, **machine):
         mixed = {each.plan_settings: {"plate": entropy_of(1.0, 1.0)} for each in self.GRID}
         return searched(
             Machine(
                 self.cost, overhead=2.0, memory=lambda each: 10 * each.fetch_factor, **machine
             ),
             self.GRID, mixed, floor=0.5, memory=memory, row_bytes=1e-6, seed=seed, budget=budget,
-            known=known, sampler=sampler, rows_per_chunk=None,
+            study=study,
         )  # fmt: skip
 
-    @pytest.mark.parametrize(
-        "sampler",
-        [
-            "cost-model",
-            pytest.param("gp", marks=pytest.mark.slow),
-            "random",
-            "tpe",
-            optuna.samplers.RandomSampler(seed=0),
-        ],
-    )
-    def test_all_propose_nothing_but_candidates(self, sampler):
-        # The Gaussian process takes a second for each.
-        found = self.searched(sampler, budget=20.0 if sampler == "gp" else 60.0)
-        assert len(set(found.asked)) > 4
-        assert set(found.asked) <= set(self.GRID)
+    @pytest.mark.parametrize("sampler", ["RandomSampler", "TPESampler"])
+    def test_a_users_sampler_says_what_is_timed_first(self, sampler):
+        study = optuna.create_study(sampler=getattr(optuna.samplers, sampler)(seed=0))
+        found = self.searched(study)
+        proposed = [Configuration(**each.params) for each in study.trials]
+        alone = [each for each in proposed if not each.num_workers]
+        # After the first, which is the widest.
+        assert found.asked[1:4] == [e for e in dict.fromkeys(alone) if e != found.asked[0]][:3]
+        assert {*found.asked} <= {*self.GRID}
+        assert found.chosen == min(self.GRID, key=self.cost)
 
-    def test_the_candidate_closest_to_a_proposal_is_measured(self):
-        """Distances are doublings, of workers counted from 1: two are closer to one than none."""
+    def test_what_a_users_pruner_drops_is_timed_no_more(self):
+        dropped: dict[tuple[Any, ...], int] = {}
 
-        class Always(optuna.samplers.RandomSampler):
-            def sample_independent(self, study, trial, param_name, param_distribution):
-                return {"block_size": 20, "fetch_factor": 10, "num_workers": 1}[param_name]
+        class Always(optuna.pruners.BasePruner):
+            def prune(self, study, trial):
+                assert trial.value > study.best_value  # it is not the fastest
+                dropped[tuple(trial.params.values())] = len(trial.intermediate_values)
+                return True
 
-        nearest = Configuration(block_size=16, fetch_factor=16, num_workers=2)
-        assert self.searched(Always()).asked[0] == nearest
+        study = optuna.create_study(pruner=Always())
+        found = self.searched(study, noise=0.15, budget=300.0)
+        steps: dict[tuple[Any, ...], int] = {}
+        for each in study.trials:  # what was proposed again has none
+            own = tuple(each.params.values())
+            steps[own] = max(steps.get(own, 0), len(each.intermediate_values))
+        assert dropped
+        assert {each: steps[each] for each in dropped} == dropped
+        assert tuple(found.chosen.values()) not in dropped
 
-    @pytest.mark.parametrize(
-        ("sampler", "least"),
-        [pytest.param("tpe", 0.55, marks=pytest.mark.slow), ("cost-model", 0.8)],
-    )
-    def test_proposals_follow_what_is_still_racing(self, sampler, least):
-        """No trial has ended, but the better half comes first all the same."""
-        better = sorted(self.GRID, key=self.cost)[: len(self.GRID) // 2]
-        shares = [
-            np.mean([each in better for each in [*dict.fromkeys(found.asked)][4:12]])
-            for found in (self.searched(sampler, seed=seed) for seed in range(4))
-        ]
-        assert np.mean(shares) > least
+    def test_a_study_is_written_to_a_storage_while_it_runs(self, tmp_path):
+        url = f"sqlite:///{tmp_path}/autotune.db"
+        seen = list[int]()
+
+        def count(_each, _number):
+            if (tmp_path / "autotune.db").exists():
+                (study,) = optuna.get_all_study_summaries(url)
+                seen.append(study.n_trials)
+            return 1.0
+
+        found = self.searched(url, factor=count, budget=20.0)
+        assert sorted(seen) == seen
+        assert seen[-1] > seen[0]
+        (name,) = optuna.get_all_study_names(url)
+        study = optuna.load_study(study_name=name, storage=url)
+        assert [Configuration(**e.params) for e in study.trials] == [*dict.fromkeys(found.asked)]
 
     def test_the_study_says_how_each_configuration_ended(self):
         broken, memory = self.GRID[0], 300
-        found = self.searched(
-            "cost-model", memory=memory, known=[broken], fails=lambda each: each == broken
-        )
+        found = self.searched(memory=memory, fails=lambda each: each == broken)
         trials = {Configuration(**e.params): e for e in found.search.ended_trials()}
         assert list(trials) == list(dict.fromkeys(found.asked))
         states = {each: trial.state for each, trial in trials.items()}
@@ -327,13 +334,9 @@ class TestSamplers:
         assert states[fastest] == TrialState.COMPLETE
         assert trials[fastest].value == pytest.approx(self.cost(fastest))
         assert trials[fastest].user_attrs["peak_memory_bytes"] == 10 * fastest.fetch_factor
-        lost = [each for each in states if self.cost(each) > 2 * self.cost(fastest)]
-        assert {states[each] for each in {*lost} - {broken}} <= {TrialState.PRUNED}
         if hasattr(trials[large[0]], "constraints"):  # since Optuna 5
             excess = trials[large[0]].constraints["memory"]
             assert excess > 0 >= trials[fastest].constraints["memory"]
-        numbers = sorted(n for each in trials.values() for n in each.intermediate_values)
-        assert numbers == sorted({*numbers})  # each look has its own
 
 
 class TestRanges:
@@ -397,7 +400,7 @@ class TestRanges:
         options = {"budget": 90.0, "memory": self.MEMORY} | settings
         found = searched(
             machine, space, Replays(), labels=["species", "plate"], row_bytes=self.ROW_BYTES,
-            rows_per_chunk=100.0, floor=floor, seed=seed, **options,
+            floor=floor, seed=seed, **options,
         )  # fmt: skip
         assert found.seconds <= options["budget"] * 1.1
         for each in found.asked:
@@ -418,13 +421,6 @@ class TestRanges:
         assert of_ranges.search.n_considered > len(coarse)
         assert n_replayed < len(coarse) + 2 * len(of_ranges.results)
         assert {each.configuration for each in of_ranges.results} == set(of_ranges.asked)
-
-    @pytest.mark.slow
-    def test_what_an_earlier_run_measured_may_be_chosen(self, of_ranges):
-        assert of_ranges.chosen not in self.RANGES.coarse_grid()
-        again = self.searched(self.RANGES, 1, known=[of_ranges.chosen])
-        assert again.asked[0] == of_ranges.chosen
-        assert self.speed(again.chosen) >= 0.95 * self.fastest()[0]
 
     @pytest.mark.parametrize(
         ("part", "seed"),
@@ -498,6 +494,6 @@ class TestManyRuns:
                 true = own * self.cost(rival.configuration)
                 ratios_held.append(rival.ratio.low <= true <= rival.ratio.high)
         assert np.mean(near) >= 0.95
-        assert 0.90 <= np.mean(held) <= 0.99
+        assert np.mean(held) >= 0.90
         assert len(ratios_held) >= self.N_RUNS / 2
         assert 0.90 <= np.mean(ratios_held) <= 0.99

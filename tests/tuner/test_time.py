@@ -157,7 +157,7 @@ def test_a_loader_that_slows_down_is_looked_at_again(result_on):
     machine = machine_of()
     usual = machine.answer
 
-    def tiring(request, factor, limit_seconds):
+    def tiring(request, factor, limit_seconds, _compiling):
         if request.configuration.block_size != 16:
             return usual(request, factor, limit_seconds)
         seconds = request.configuration.minibatches_per_round * 64 * cost(request.configuration)

@@ -33,7 +33,6 @@ if typing.TYPE_CHECKING:
         ConfigurationResult,
         Constraints,
         Dataset,
-        Earlier,
         EntropyBits,
         LabelCensus,
         LabelResult,
@@ -62,7 +61,7 @@ _MODULE_OF = {
         "_measuring._measurement": "Measurement measure",
         "_ranks": "Ranks",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
-        "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset Earlier "
+        "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset "
         "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
         "_scaling": "FedRanks Scaling",
         "_subject": "Tunable",
@@ -74,7 +73,7 @@ _MODULES = ("plots", "theory")
 __all__ = [
     "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Conditional",
     "ConditionalEntropyBits", "Configuration", "ConfigurationResult", "Constraints", "Dataset",
-    "Earlier", "EntropyBits", "Estimate", "FedRanks", "Headroom", "LabelCensus",
+    "EntropyBits", "Estimate", "FedRanks", "Headroom", "LabelCensus",
     "LabelEntropy", "LabelResult",
     "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
     "Rival", "Scaling", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",

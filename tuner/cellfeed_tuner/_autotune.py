@@ -13,7 +13,6 @@ from cellfeed_tuner._constants import (
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
-    DEFAULT_SAMPLER,
 )
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringProcess
@@ -27,7 +26,7 @@ from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 from cellfeed_tuner._together import tuned_once
 
 if TYPE_CHECKING:  # it loads Optuna
-    from optuna.samplers import BaseSampler
+    import optuna
 
 
 def autotune(
@@ -49,8 +48,7 @@ def autotune(
     step: Step | None = None,
     cache: CacheState | None = None,
     seed: int = 0,
-    sampler: "str | BaseSampler" = DEFAULT_SAMPLER,
-    fresh: bool = False,
+    study: "str | optuna.Study | None" = None,
     indices: ArrayLike | str | None = None,
     strategy: SamplingStrategy | None = None,
     make_dataset: MakeDataset = CellDataset,
@@ -61,35 +59,18 @@ def autotune(
 
     Entropy comes first. It is computed for the whole grid from the labels alone; a configuration
     counts as mixed as its least mixed label, relative to random sampling. Then throughput is
-    measured: first of four configurations that a cost model expects to be fast, then, two at a time
-    and interleaved, of the likeliest best and the one that may surpass it by most. This goes on
-    until the best is clear or the budget is spent; a draw is reported as undecided. Configurations
-    that are known to miss a constraint are not measured.
+    measured in two steps. Profile: each pair of block size and fetch factor that mixes well enough
+    and fits in memory is timed once without workers, as far as half of the budget allows, and the
+    best of them with each number of workers. Compare: the fastest and those that may surpass it are
+    timed in turns, until one leads or the budget is spent; a draw is reported as undecided. What
+    was not timed is predicted from its neighbours.
 
     A space of more than 2,000 configurations, as ranges give, is searched from a coarse grid, and
-    then around the likeliest best.
+    then around the fastest.
 
-    The search is an Optuna study: a configuration is a trial, each replicate an intermediate value,
-    and a configuration that loses the race is pruned. When it is over, the study is kept as a
-    journal in the user's cache folder, which Optuna's plots and dashboard open. A later run on the
-    same data starts with the configurations that did best; all its figures are its own.
-
-    The rows of every minibatch are compared with the plan, and their labels with the collection's.
-    Some cells are read again through h5py or zarr and compared value by value. If anything differs,
-    nothing is recommended, and `AutotuneResult.loader_fault` says what.
-
-    Of files on servers, the number of fetches to read ahead (``prefetch``) is chosen too, from
-    depths of 1 to 16 that are measured interleaved: the least depth that is as fast as any.
-
-    If several ranks call this, as under torchrun, rank 0 measures and all return its result. It
-    measures one process for each rank of this machine, side by side: each reads its part of the
-    epoch with its share of the cores, and waits for the slowest after each round. Figures are of
-    all these processes together.
-
-    For another loader (`Tunable`), entropy is computed if the loader has a plan. Otherwise it is
-    measured with the throughput, from the labels that the loader delivers; a configuration that
-    mixes too little then also rules out larger blocks and smaller fetches. Its cells are not
-    compared with files, its results are not kept, and its bottleneck is not known.
+    The search is an Optuna study: a configuration is a trial, each turn a step of it, and
+    Wilcoxon's test drops what is clearly slower. When it is over, it is kept as a journal in the
+    user's cache folder, which Optuna's plots and dashboard open.
 
     Parameters
     ----------
@@ -134,12 +115,10 @@ def autotune(
         "warm". Files on servers are always "remote", since their caches are not under control.
     seed
         Seed of the plans and of the order of measurements.
-    sampler
-        Proposes configurations: "cost-model"; "race", which races the six largest and nothing
-        else; Optuna's "tpe", "gp" or "random"; or any sampler of Optuna. All propose only what
-        meets the constraints, to minimize seconds per cell.
-    fresh
-        Whether to ignore earlier runs; this one is kept all the same.
+    study
+        Where the search is written while it runs, as trials in seconds per cell: the URL of a
+        storage of Optuna, which its dashboard shows; or a study, to be minimized, whose sampler
+        then proposes what is timed next, and whose pruner drops configurations.
     indices
         Rows that training will visit, or a query that selects them (see
         `cellfeed.Collection.where`); all if None.

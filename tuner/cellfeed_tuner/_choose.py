@@ -43,7 +43,7 @@ NEED_MARGIN = 1.05
 # that mix alike, the smaller one is proposed.
 SHARE_PER_DOUBLING = 2e-5
 
-FEWEST_TURNS = 2
+FEWEST_TURNS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,6 @@ class Choice(NamedTuple):
     basis: Basis
     rivals: tuple[Rival, ...] = ()
     chance_of_faster: float | None = None
-    contradicts_model: bool = False
 
     @property
     def configuration(self) -> Configuration:

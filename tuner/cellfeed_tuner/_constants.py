@@ -1,7 +1,6 @@
 """Numbers that several modules or a user's defaults share; others are beside their use.
 
-`docs/constants.py` writes a page of all of them. The commands' help shows some, so this module
-imports nothing.
+The commands' help shows some, so this module imports nothing.
 """
 
 # Where nothing is given
@@ -12,11 +11,6 @@ DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
 DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
 # Time budget in seconds. Chosen: what a user will wait before a training.
 DEFAULT_BUDGET_SECONDS = 60.0
-# What proposes configurations; and the sampler that races the largest ones. Measured: the first is
-# the best in replays of recorded grids, and the second as good with little noise.
-DEFAULT_SAMPLER, RACE = "cost-model", "race"
-# What can propose configurations. Source: our own two, and Optuna's samplers.
-SAMPLERS = (DEFAULT_SAMPLER, RACE, "gp", "random", "tpe")
 # Prefetch depth for files on servers if none is chosen. Source: `cellfeed.CellDataset`.
 REMOTE_PREFETCH = 8
 # Entropy floor, as a share of random sampling's entropy. Measured: at 0.95, linear classifiers
@@ -31,7 +25,9 @@ UTILIZATION = 0.9
 
 # Seconds of counted rounds in a replicate; exceeded if its rounds take longer. Chosen: short
 # compared with a budget of 60 s, and several rounds of most configurations.
-REPLICATE_SECONDS = 0.75
+REPLICATE_SECONDS = 0.5
+# The same for the first replicate of a configuration. Chosen: most fetches take a tenth of it.
+PROFILE_SECONDS = 0.3
 # Most counted rounds in a replicate. Chosen: more make it no more exact.
 MOST_ROUNDS_OF_REPLICATE = 64
 # Fewest rounds after the first for a throughput. Chosen: an interval from fewer says hardly
@@ -54,13 +50,8 @@ LEAST_BUSY_SHARE, MUCH_SPREAD, MUCH_START = 0.1, 0.1, 0.05
 
 # Probability of being the best below which a configuration leaves the race. Chosen.
 LEAST_CHANCE = 0.05
-# Configurations measured before any comparison, one of them with workers and one without.
-# Measured: with three, choices on recorded grids are as good, but worse in ranges of settings.
-FIRST_TRIALS = 4
 # Fewest turns for a decision. Chosen.
 LEAST_TURNS = 4
-# Fewest counted rounds of a replicate in a turn. Chosen: the fewest turns then yield a throughput.
-TURN_ROUNDS = 2
 # A replicate is stopped at the end of the budget, but not before this many seconds. Chosen.
 LEAST_LIMIT_LEFT = 0.5
 # Least seconds for measuring the choice without a break. Chosen: several times as long as a

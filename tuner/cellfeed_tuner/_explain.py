@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil, floor
+from math import ceil, expm1, floor, log1p
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,6 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._measuring._process import MeasuringProcess, Request
-from cellfeed_tuner._searching._cost_model import distinct
 from cellfeed_tuner._subject import Selected
 
 # Smallest speedup from other storage that is worth mentioning. Chosen.
@@ -42,6 +41,8 @@ PRESHUFFLE_OVERHEAD = 3.0
 LEAST_CHUNK_BYTES = 16_384
 # Cells per chunk of a shuffled copy. Source: `cellfeed.preshuffle`.
 CELLS_PER_STORE_CHUNK = 64
+
+_ALL = 1 - 1e-9
 
 # What another layout of the files would give.
 #
@@ -174,7 +175,8 @@ def amplification(
 ) -> float:
     """Return how many cells are decompressed per cell used, on average.
 
-    Blocks start anywhere in a chunk, and blocks of one fetch may share chunks; see `distinct`.
+    Blocks start anywhere in a chunk, and blocks of one fetch may share chunks: of P chunks, B
+    blocks that touch t each touch ``P (1 - (1 - t / P)^B)``.
 
     Examples
     --------
@@ -184,10 +186,10 @@ def amplification(
     1.0989
     """
     n_chunks = max(1.0, n_cells / rows_per_chunk)
-    blocks = np.array([max(1.0, cells_per_fetch / block_size)])
+    blocks = max(1.0, cells_per_fetch / block_size)
     rows = min(block_size, cells_per_fetch)
     touched = 1 + max(0.0, rows - 1) / rows_per_chunk
-    n_touched = float(distinct(n_chunks, blocks, touched)[0])
+    n_touched = n_chunks * -expm1(blocks * log1p(-min(touched / n_chunks, _ALL)))
     # The blocks of a fetch are distinct, so all of them are decompressed.
     return max(1.0, n_touched * rows_per_chunk / cells_per_fetch)
 

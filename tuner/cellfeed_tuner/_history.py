@@ -145,8 +145,10 @@ def quiet() -> Iterator[None]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():
-            # Before version 5, it warns about samplers that our tests cover.
+            # Before version 5, it warns about parts of it that our tests cover.
             warnings.simplefilter("ignore", ExperimentalWarning)
+            # Not every rival was in every turn of another.
+            warnings.filterwarnings("ignore", message="WilcoxonPruner finds steps")
             yield
     finally:
         optuna.logging.set_verbosity(level)

@@ -73,14 +73,10 @@ class Spread:
     ----------
     relative, freedom
         Standard deviation and its degrees of freedom.
-    common
-        Standard deviation of the error that replicates of one period share, which more of them do
-        not average out.
     """
 
     relative: float
     freedom: float
-    common: float = 0.0
 
     @classmethod
     def of(cls, replicates: Iterable[Sequence[float]]) -> "Spread":
@@ -101,7 +97,7 @@ class Spread:
 
     def error(self, n: int) -> float:
         """Return the relative standard error of a mean of ``n`` replicates."""
-        return hypot(self.relative / n**0.5, self.common)
+        return float(self.relative / n**0.5)
 
     def estimate(self, mean: float, n: int) -> Estimate:
         """Return a mean of ``n`` replicates, above 0, with its 95 % interval."""

@@ -13,7 +13,6 @@ from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrateg
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
-from cellfeed_tuner._constants import SAMPLERS
 from cellfeed_tuner._measuring._page_cache import (
     CacheState,
     cache_state,
@@ -24,7 +23,7 @@ from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import Constraints, Dataset, dataset_of_loader, describe_dataset
-from cellfeed_tuner._searching._cost_model import Geometry, Space
+from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._subject import (
     BlockPlans,
     Label,
@@ -36,7 +35,7 @@ from cellfeed_tuner._subject import (
 )
 
 if TYPE_CHECKING:  # it loads Optuna
-    from optuna.samplers import BaseSampler
+    import optuna
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,15 +71,13 @@ class Request:
     space: Space
     constraints: Constraints
     files: Sequence[Path]
-    geometry: Geometry
     n_cells: int
     row_bytes: float = 0.0
     cache: CacheState
     batch_size: int
     budget: float
     seed: int
-    fresh: bool
-    sampler: "str | BaseSampler"
+    study: "str | optuna.Study | None"
     step: Step | None
     make_dataset: MakeDataset
     ranks: Ranks
@@ -166,12 +163,6 @@ def collection_request(
             **others,
         ),
         files=collection.files,
-        geometry=Geometry(
-            n_cells=len(selected),
-            rows_per_chunk=selected.rows_per_chunk,
-            n_files=len(collection.locations),
-            n_ranks=ranks.n_total,
-        ),
         row_bytes=ranks.n_local * selected.rows_per_cell * collection.mean_row_bytes(),
         cache=cache_state(collection, cache),
         batch_size=batch_size,
@@ -203,12 +194,6 @@ def loader_request(tunable: Tunable, *, cache: CacheState | None, **common: Any)
         plans=LoaderPlans(tunable),
         space=Space.of(*(settings.pop(name) for name in SIZES), **settings),
         files=tunable.paths,
-        geometry=Geometry(
-            n_cells=n_rows,
-            rows_per_chunk=tunable.rows_per_chunk,
-            n_files=max(1, len(tunable.paths)),
-            n_ranks=common["ranks"].n_total,
-        ),
         cache=cache or ("cold" if tunable.paths else "warm"),
         batch_size=tunable.batch_size,
         **common,
@@ -226,14 +211,7 @@ def _request(
     **facts: Any,
 ) -> Request:
     """Return a request about ``n_drawn`` cells an epoch, or raise if it cannot be met."""
-    batch_size, ranks, sampler = facts["batch_size"], facts["ranks"], facts["sampler"]
-    is_sampler = hasattr(sampler, "sample_relative") and not isinstance(sampler, type)
-    if sampler not in SAMPLERS and not is_sampler:
-        msg = (
-            f"`sampler` must be one of {', '.join(SAMPLERS)}, or a sampler of Optuna, but got "
-            f"{sampler!r}"
-        )
-        raise ParameterError(msg)
+    batch_size, ranks = facts["batch_size"], facts["ranks"]
     if not 0 <= entropy_floor <= 1:
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)

@@ -26,7 +26,6 @@ from cellfeed_tuner._results import (
     ConfigurationResult,
     Constraints,
     Dataset,
-    Earlier,
     EntropyBits,
     Nearest,
     PrefetchResult,
@@ -168,8 +167,6 @@ class AutotuneResult:
         Start of the run, with its offset from UTC.
     storage_order
         Whether the files are already shuffled; None if not checked.
-    earlier
-        How results of earlier runs were used; None if there was no lookup.
     bottleneck
         Where the time per cell goes in the recommended configuration; None if unknown.
     storage_advice
@@ -204,6 +201,8 @@ class AutotuneResult:
         Obs columns that are no labels and that the recommended configuration mixes less than labels
         have to be mixed, with their share of random sampling's entropy, the least mixed first: all
         that were opened, and of up to 5 million local cells the others of text or categories.
+    n_discarded
+        Measurements that do not count because code was compiled in them.
     n_unlisted
         Configurations missing from ``configurations`` because they were not measured, for a loader
         whose entropy is known only by measuring.
@@ -219,7 +218,6 @@ class AutotuneResult:
     seconds: float
     date: datetime
     storage_order: StorageOrder | None = None
-    earlier: Earlier | None = None
     bottleneck: Bottleneck | None = None
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
@@ -232,6 +230,7 @@ class AutotuneResult:
     strategy: SearchedStrategy | None = None
     prefetch_results: tuple[PrefetchResult, ...] = ()
     n_unlisted: int = 0
+    n_discarded: int = 0
     mixed_less: Mapping[str, float] = field(default_factory=dict)
     ranks: Ranks = field(default_factory=Ranks)
     scaling: Scaling | None = None

@@ -22,7 +22,6 @@ Status = Literal[
     "over memory",  # its buffers alone exceed the memory limit
     "too slow",  # not timed: similar configurations show that it cannot be the best
     "mixes less",  # not timed: predicted fast enough, but mixed less than another that is
-    "not raced",  # not timed: the sampler races only the largest
     "below entropy floor",  # not timed: it mixes too little to be chosen
     "out of budget",  # not timed: no time left
     "interrupted",  # not timed: the run was interrupted before
@@ -57,10 +56,6 @@ STATUS_WORDS: dict[Status, _StatusWords] = {
     "mixes less": _StatusWords(
         "mixes less", "mixed less than others that are fast enough",
         "It was not timed because it mixes less than others that are fast enough",
-    ),
-    "not raced": _StatusWords(
-        "not raced", "not raced (see --sampler)",
-        "It was not timed because `--sampler race` races only the largest configurations",
     ),
     "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
     "out of budget": _StatusWords(
@@ -674,9 +669,6 @@ class Recommended:
         Probability that any configuration that was not measured, but mixes well enough, is more
         than 5 % faster. None if that was not asked: a throughput is needed, or entropies are known
         only by measuring.
-    contradicts_model
-        Whether throughputs that have nothing in common explain the measurements better than the
-        cost model, so that its predictions are worth nothing.
     start_seconds
         Seconds that its throughput leaves out: at the start of each epoch with worker processes;
         otherwise once in a process, whose memory is new then.
@@ -696,7 +688,6 @@ class Recommended:
     waiting: Waiting | None = None
     rivals: tuple[Rival, ...] = ()
     chance_of_faster: float | None = None
-    contradicts_model: bool = False
     prefetch: int | None = None
     start_seconds: float = 0.0
     longest_seconds: float = 0.0
@@ -727,23 +718,3 @@ class Nearest:
 
     configuration: Configuration
     problem: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """Whether an earlier run was used.
-
-    Parameters
-    ----------
-    use
-        "order" if it decided what was measured first; "none" if there was none, or it was ignored.
-    sentence
-        The same in words.
-    """
-
-    use: Literal["none", "order"]
-    sentence: str
-
-
-NOTHING_KNOWN = Earlier(use="none", sentence="There is no earlier result for these files.")
-IGNORED = Earlier(use="none", sentence="Earlier results were ignored, as requested.")

@@ -29,9 +29,7 @@ from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results import (
-    IGNORED,
     ConfigurationResult,
-    Earlier,
     Nearest,
     PrefetchResult,
     Recommended,
@@ -91,8 +89,6 @@ class Run:
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: "Key | None" = field(default=None, init=False)
     _asked: "Asked" = field(init=False)
-    _known: list[Configuration] = field(default_factory=list, init=False)
-    _earlier: Earlier | None = field(default=None, init=False)
     _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
@@ -105,7 +101,7 @@ class Run:
     _mixed_less: dict[str, float] = field(default_factory=dict, init=False)
 
     def prepare(self) -> None:
-        """Collect what is known without measuring: the machine, entropies, earlier runs."""
+        """Collect what is known without measuring: the machine, and entropies."""
         request, self._date = self.request, datetime.now(UTC).astimezone()
         self.on_progress("machine", 0, 1)
         self._machine = describe_machine(request.files)
@@ -121,27 +117,23 @@ class Run:
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
         if request.selected is not None and request.make_dataset is CellDataset:
-            self._known, self._earlier = self._recalled(request.selected)
-        self._grid = list(dict.fromkeys([*request.grid, *self._known]))
+            self._know(request.selected)
+        self._grid = request.grid
         self._search = self._new_search()
 
-    def _recalled(self, selected: Selected) -> tuple[list[Configuration], Earlier]:
-        """Return the configurations to measure first, from an earlier run."""
-        from cellfeed_tuner import _history, _recall  # noqa: PLC0415 - Optuna
+    def _know(self, selected: Selected) -> None:
+        """Note what the result belongs to."""
+        from cellfeed_tuner import _fingerprints, _history  # noqa: PLC0415 - Optuna
 
         request = self.request
-        self._key = _recall.key_of(selected, request.labels[0].name, self._machine)
+        self._key = _fingerprints.key_of(selected, request.labels[0].name, self._machine)
         self._asked = _history.Asked(
             labels=[each.name for each in request.labels],
             batch_size=request.batch_size,
             cache=self._found_cache,
             ranks=request.ranks,
         )
-        folder = _history.cache_folder()  # if there is none, fail before anything is measured
-        if request.fresh:
-            return [], IGNORED
-        runs = _history.read_runs(folder, self._key.data.digest)
-        return _recall.recall(runs, self._key, self._asked, request.space)
+        _history.cache_folder()  # if there is none, fail before anything is measured
 
     def start(self) -> None:
         """Start the measuring process, and time the training step if there is one.
@@ -227,10 +219,8 @@ class Run:
                 by_clock=request.constraints.need_cells_per_second is not None,
             ),
             requirements=request.requirements(self._mixing),
-            geometry=request.geometry,
-            known=self._known,
             space=request.space if request.space.is_large else None,
-            sampler=request.sampler,
+            study=request.study,
         )
         search.begin(self._grid)
         return search
@@ -318,7 +308,6 @@ class Run:
             seconds=self.budget.spent,
             date=self._date,
             storage_order=self._order,
-            earlier=self._earlier,
             bottleneck=self._bottleneck,
             storage_advice=self._storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
@@ -333,6 +322,7 @@ class Run:
             ranks=request.ranks,
             scaling=self._scaling,
             mixed_less=self._mixed_less,
+            n_discarded=measured.n_discarded,
             n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
         )
 
@@ -392,8 +382,6 @@ class Run:
         stepped = None if self.interrupted or self._lost else self._search.with_step(choice)
         measurements = self._search.measurements
         configuration, reason = choice.configuration, choice.reason
-        if choice.basis == "measured" and choice.result.status != "measured":
-            reason += f" This rests on only {choice.result.n_rounds} whole fetches per worker."
         if configuration in self._search.slowed:
             reason += f" It {self._search.slowed[configuration]}."
         self._recommended = Recommended(
@@ -405,7 +393,6 @@ class Run:
             waiting=self._waiting(choice, stepped),
             rivals=choice.rivals,
             chance_of_faster=choice.chance_of_faster,
-            contradicts_model=choice.contradicts_model,
             longest_seconds=measurements.longest_seconds(configuration),
             start_seconds=measurements.start_seconds(configuration),
         )
@@ -505,7 +492,7 @@ class Run:
         already_shuffled = self._order is not None and self._order.already_shuffled
         self._bottleneck, self._storage_advice = explain_throughput(
             self.process,
-            self._search.measurements.published(recommended.configuration),
+            self._search.measurements[recommended.configuration],
             StorageLayout(
                 n_cells=len(selected),
                 rows_per_chunk=selected.rows_per_chunk,

@@ -87,7 +87,7 @@ def draw_caption(figure: Figure, caption: str) -> None:
 Quantity = Literal["throughput", "entropy"]
 _Place = tuple[int, int]
 # Not timed, though they could have been.
-_PREDICTED = {"below entropy floor", "too slow", "mixes less", "not raced", "out of budget"}
+_PREDICTED = {"below entropy floor", "too slow", "mixes less", "out of budget"}
 # What is slower than this share of the fastest has the lightest colour.
 _LIGHTEST_SHARE = 0.25
 # The part of the colour map on which black text can be read: more is darker.

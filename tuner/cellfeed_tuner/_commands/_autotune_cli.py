@@ -23,8 +23,6 @@ from cellfeed_tuner._constants import (
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
-    DEFAULT_SAMPLER,
-    SAMPLERS,
 )
 from cellfeed_tuner._time_budget import TimeBudget
 
@@ -114,6 +112,9 @@ class _Commands(OneLineErrorGroup):
 @click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
               metavar="NAME",
               help="Element to read, such as layers/counts; can be repeated.")  # fmt: skip
+@click.option("--join-vars", default="same", show_default=True,
+              type=click.Choice(["same", "inner", "outer"]),
+              help="Genes of the collection, where files have others.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
@@ -157,11 +158,11 @@ class _Commands(OneLineErrorGroup):
 @click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
-@click.option("--sampler", default=DEFAULT_SAMPLER, show_default=True, type=click.Choice(SAMPLERS),
-              help="What proposes configurations; gp, random and tpe are Optuna's.")  # fmt: skip
+@click.option("--study", metavar="URL",
+              help="Storage of Optuna to write the search to while it runs, such as "
+              "sqlite:///autotune.db.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
-@click.option("--fresh", is_flag=True, help="Ignore results of earlier runs.")
 @click.version_option(__version__, prog_name="autotune")
 def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     """Measure loader settings on the AnnData files at PATH and recommend those to train with.
@@ -181,6 +182,7 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
         paths,
         obs=list(dict.fromkeys(filter(None, given))),
         elements=settings.pop("elements"),
+        join_vars=settings.pop("join_vars"),
         storage_options=_storage_options(settings.pop("storage_options")),
         uncached=settings.pop("uncached"),
     )
@@ -252,7 +254,8 @@ def _storage_options(path: Path | None) -> dict[str, Any] | None:
                 type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--block-size", type=click.IntRange(min=1), help="Why not this block size?")
 @click.option("--fetch-factor", type=click.IntRange(min=1), help="Why not this fetch factor?")
-@click.option("--num-workers", type=click.IntRange(min=0), help="Why not this number of workers?")
+@click.option("--workers", "num_workers", type=click.IntRange(min=0),
+              help="Why not this number of workers?")  # fmt: skip
 @click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
               help="Time of your training step, in case that is the bottleneck.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -3,13 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, isfinite, log, log2
+from math import log2
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import click
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -17,12 +15,11 @@ from cellfeed_tuner import theory
 from cellfeed_tuner._bottleneck import Bottleneck, microseconds, with_training_step
 from cellfeed_tuner._choose import Ordering, choose
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import CONFIDENCE, Estimate, interval, times
+from cellfeed_tuner._interval import Estimate, interval, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._reports._text import floor_cost, in_words, megabytes, say_choice
 from cellfeed_tuner._result import AutotuneResult, to_plain
 from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
-from cellfeed_tuner._searching._cost_model import CostModel, Geometry, Observations
 
 _BAR_WIDTH = 24
 
@@ -33,8 +30,8 @@ class _Why:
 
     ``about`` is the best of them; if there are none, the nearest that was measured. ``outside`` is
     then the configuration in question, completed by the recommendation, and ``homogeneous_bits``
-    its entropy if every block held a single label. ``predicted`` is its throughput by the cost
-    model; ``speed_ratio`` its throughput divided by that of the recommendation; ``reasons`` say
+    its entropy if every block held a single label. ``predicted`` is the throughput of one that was
+    not timed; ``speed_ratio`` its throughput divided by that of the recommendation; ``reasons`` say
     why it was not chosen, or why it was.
     """
 
@@ -113,8 +110,8 @@ def _facts(result: AutotuneResult, answer: _Why) -> Table:
         ("entropy", f"{mixed} (floor {asked.entropy_floor:.0%})"),
         ("memory", f"{megabytes(peak)} ({limit})" if peak else f"not measured ({limit})"),
     ]
-    if answer.predicted is not None and answer.n_matching:
-        facts.insert(2, ("cost model", f"{interval(answer.predicted)} cells/s"))
+    if answer.predicted is not None:
+        facts.insert(2, ("predicted", f"{interval(answer.predicted)} cells/s"))
     ratio = about.relative
     if ratio is not None and not answer.is_chosen:
         facts.insert(2, ("", f"{times(ratio)} the recommended throughput"))
@@ -151,7 +148,6 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
     reasons = in_words("against", result, about)
     if is_chosen and result.recommended is not None:
         reasons = [result.recommended.reason]
-    meant = outside or about.configuration
     return _Why(
         asked=asked,
         n_matching=len(matching),
@@ -159,7 +155,7 @@ def _why(result: AutotuneResult, asked: Mapping[str, int | None]) -> _Why:
         about=about,
         is_chosen=is_chosen,
         speed_ratio=None if ratio is None else ratio.value,
-        predicted=predicted_speed(result, meant),
+        predicted=result.predicted(about) if matching else None,
         homogeneous_bits=homogeneous,
         reasons=tuple(reasons),
     )
@@ -211,43 +207,3 @@ def _json(result: AutotuneResult, answer: _Why | None, found: Bottleneck | None)
         ],
         "answer": answer and to_plain(answer),
     }
-
-
-# Standard errors on either side of a mean that its interval covers.
-_HALF_WIDTH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-
-def predicted_speed(result: AutotuneResult, configuration: Configuration) -> Estimate | None:
-    """Return cells per second of any configuration, with their 95 % interval.
-
-    By the cost model, fitted to all that were measured; None if none were.
-    """
-    seen = {
-        each.configuration: speed
-        for each in result.configurations
-        if (speed := each.cells_per_second) is not None
-    }
-    if not seen:
-        return None
-    dataset = result.dataset
-    known = dict.fromkeys([*(each.configuration for each in result.configurations), configuration])
-    geometry = Geometry(
-        n_cells=dataset.n_visited,
-        rows_per_chunk=dataset.visited_per_chunk,
-        n_files=len(dataset.paths),
-        n_ranks=result.ranks.n_total,
-    )
-    # The standard errors that intervals stand for, or larger ones: they are Student's.
-    errors = np.array(
-        [
-            log(each.high / each.low) / (2 * _HALF_WIDTH) if isfinite(each.high) else 1.0
-            for each in seen.values()
-        ]
-    )
-    logs = np.array([-log(each.value) for each in seen.values()])
-    mean, covariance = CostModel(list(known), dataset.batch_size, geometry).posterior(
-        Observations(list(seen), logs, np.diag(errors**2))
-    )
-    place = list(known).index(configuration)
-    half = _HALF_WIDTH * max(0.0, covariance[place, place]) ** 0.5
-    return Estimate(*(exp(-mean[place] + shift) for shift in (0.0, -half, half)))

@@ -12,7 +12,7 @@ from cellfeed import CellDataset, Collection, ParameterError, SamplingStrategy, 
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_ROUNDS
-from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, positive_estimate
+from cellfeed_tuner._interval import Estimate, mean_with_interval, positive_estimate
 from cellfeed_tuner._machine import BytesRead, OtherPrograms, ProcessorTime, undisturbed_share
 from cellfeed_tuner._measuring._delivery import DeliveredCell, compare_with_files
 from cellfeed_tuner._measuring._page_cache import CacheState, cache_state, prepare_cache
@@ -101,6 +101,8 @@ class Measurement:
         Processor time that other programs took meanwhile.
     n_threads, n_function_threads
         Threads of each process that read, and that run the user's functions.
+    compiling_seconds
+        How long code was compiled meanwhile, which makes the figures too low.
     """
 
     configuration: Configuration
@@ -127,6 +129,7 @@ class Measurement:
     others: OtherPrograms = field(default_factory=OtherPrograms)
     n_threads: int = 1
     n_function_threads: int = 0
+    compiling_seconds: float = 0.0
 
     @property
     def note(self) -> str:
@@ -174,16 +177,6 @@ class Measurement:
         ends = np.cumsum(self.rounds_per_replicate)[:-1]
         parts = np.split(np.array(self.round_seconds), ends)
         return tuple(float(each.mean()) for each in parts if each.size)
-
-    def cells_per_second_given(self, spread: Spread) -> Estimate | None:
-        """Throughput with its 95 % interval for a known spread of replicates.
-
-        None if there are too few rounds.
-        """
-        seconds = self.replicate_seconds
-        if len(self.round_seconds) < FEWEST_ROUNDS:
-            return None
-        return spread.estimate(self.cells_per_round / float(np.mean(seconds)), len(seconds))
 
     @property
     def undisturbed_share(self) -> float:
@@ -290,6 +283,7 @@ def measured(request: TimingRequest, outcome: Outcome) -> Measurement:
         failure=" ".join((outcome.failure or "").split()) or next(iter(infeasible), ""),
         is_infeasible=bool(infeasible),
         n_requests=max((each.n_requests for each in found.values()), default=0),
+        compiling_seconds=max((each.compiling_seconds for each in found.values()), default=0.0),
         n_killed=outcome.n_killed,
         others=outcome.others,
         **start,

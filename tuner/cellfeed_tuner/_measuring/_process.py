@@ -387,6 +387,10 @@ def _next_event(receiver: "Connection[Any, Any]", pid: int, of_rank: str) -> obj
     return _Ended(f"the process{of_rank} {how}", was_killed=was_killed)
 
 
+class Finished:
+    """All is reported: the child ends at once, and what it still reads is not waited for."""
+
+
 class _Report:
     """What a child calls to report: sends events, and writes progress to shared memory.
 
@@ -400,6 +404,9 @@ class _Report:
     def __call__(self, event: object) -> None:
         if isinstance(event, int):
             _PROGRESS.pack_into(self._progress, self._place, event)
+        elif isinstance(event, Finished):
+            self._sender.send(_Ended())
+            os._exit(0)
         else:
             self._sender.send(event)
 

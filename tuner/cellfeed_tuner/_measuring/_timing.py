@@ -33,7 +33,7 @@ from cellfeed import (
     Statistics,
 )
 from cellfeed.machine import threads_per_process
-from cellfeed.stages import begin_with_requests, requests_under_way
+from cellfeed.stages import begin_with_requests, compiling_seconds, requests_under_way
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REMOTE_PREFETCH, REPLICATE_SECONDS
 from cellfeed_tuner._entropy import by_round, conditional_entropies_of, entropies_of
@@ -52,7 +52,7 @@ from cellfeed_tuner._measuring._page_cache import (
     held_by_workers,
     rounds_prefetched,
 )
-from cellfeed_tuner._measuring._process import Request
+from cellfeed_tuner._measuring._process import Finished, Request
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
 
@@ -232,7 +232,7 @@ class TimingRequest(Request):
             session = Session(subject, self)
         else:
             session = DatasetSession(Selected.of(subject), self)
-        counted_seconds, n_counted = 0.0, 0
+        counted_seconds, n_counted, compiled_before = 0.0, 0, compiling_seconds()
         for each in _rounds(session, self, report):
             report(each)
             n_counted += each.counts
@@ -240,7 +240,8 @@ class TimingRequest(Request):
             enough = counted_seconds >= self.seconds and n_counted >= self.least_rounds
             if self.pace.agreed(ended=each.may_end and (enough or n_counted >= self.most_rounds)):
                 break
-        report(session.findings())
+        report(replace(session.findings(), compiling_seconds=compiling_seconds() - compiled_before))
+        report(Finished())
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +299,15 @@ class Findings:
         Some cells of the last minibatch.
     entropies
         Mean entropy of each label, and of one within another, in each round, shape (n_rounds,).
+    compiling_seconds
+        How long code was compiled meanwhile.
     """
 
     fault: str = ""
     n_requests: int = 0
     cells: tuple[DeliveredCell, ...] = ()
     entropies: Mapping[str | LabelWithin, NDArray[np.float64]] = field(default_factory=dict)
+    compiling_seconds: float = 0.0
 
 
 # An epoch is long if it has this many times the rounds at its start, which are requested from a

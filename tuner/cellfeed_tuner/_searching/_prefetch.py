@@ -3,15 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
+from cellfeed_tuner._choose import fastest
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import LEAST_LIMIT_LEFT, LEAST_TURNS
-from cellfeed_tuner._interval import SAME_SPEED_SHARE, is_as_fast
+from cellfeed_tuner._interval import SAME_SPEED_SHARE, Estimate, is_as_fast
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
 from cellfeed_tuner._results import PrefetchResult
-from cellfeed_tuner._searching._posterior import TurnsOf
+from cellfeed_tuner._searching._model import Model, Replicate
 from cellfeed_tuner._searching._replicates import Measurements
 
 # Prefetch depths, in fetches, to measure for files on servers. Chosen.
@@ -19,6 +21,8 @@ PREFETCHES = (1, 2, 4, 8, 16)
 # Rounds in a replicate of a prefetch depth, fewest turns for comparing depths, and most turns.
 # Chosen.
 DEPTH_ROUNDS, FEWEST_DEPTH_TURNS, MOST_DEPTH_TURNS = 2, 2, 16
+# A depth that was in fewer turns than this share of the most has left the race. Chosen.
+FINALIST_SHARE = 0.5
 # Most bytes in flight from a server. Source: `cellfeed.CellDataset`.
 MOST_BYTES_PREFETCHED = 256 << 20
 
@@ -71,50 +75,61 @@ class PrefetchSearch:
     configuration: Configuration
     memory_bytes: int
     left: Callable[[], float]
-    _turns: TurnsOf[int] = field(default_factory=TurnsOf[int], init=False)
+    _n_turns: int = field(default=0, init=False)
     _measured: dict[int, list[Measurement]] = field(default_factory=dict, init=False)
+    _replicates: dict[int, list[Replicate]] = field(default_factory=dict, init=False)
+    _model: Model = field(init=False)
 
     def run(self, depths: Sequence[int]) -> None:
         """Measure in turns, as long as there is time for another one like the longest."""
+        settings = list(map(self._at, depths))
+        self._model = Model(settings, settings, goal_of=lambda _: fastest)
         rng = np.random.default_rng(self.measurements.seed)
         racing, longest = list(depths), 0.0
-        while len(racing) > 1 and len(self._turns) < MOST_DEPTH_TURNS:
+        while len(racing) > 1 and self._n_turns < MOST_DEPTH_TURNS:
             begin = time.monotonic()
             if longest >= self.left():
                 return
-            speeds = dict[int, float]()
             for depth in rng.permutation(racing).tolist():
-                found = self.measurements.timed(
-                    self.configuration,
-                    prefetch=depth,
-                    least_rounds=DEPTH_ROUNDS,
-                    limit_seconds=max(LEAST_LIMIT_LEFT, self.left()),
-                )
-                self.measurements.n_replicates += 1
-                self._measured.setdefault(depth, []).append(found)
-                if found.round_seconds:
-                    speeds[depth] = found.rough_cells_per_second
-            if not speeds:
+                self._measure(depth)
+            if not self._replicates:
                 return
-            self._turns.add(speeds)
+            self._n_turns += 1
             longest = max(longest, time.monotonic() - begin)
-            if len(self._turns) >= FEWEST_DEPTH_TURNS:
+            if self._n_turns >= FEWEST_DEPTH_TURNS:
                 racing = self._racing(racing)
-            if len(self._turns) >= LEAST_TURNS and self._is_decided(racing):
+            if self._n_turns >= LEAST_TURNS and self._is_decided(racing):
                 return
+
+    def _at(self, depth: int) -> Configuration:
+        return self.configuration.changed(prefetch=depth)
+
+    def _measure(self, depth: int) -> None:
+        found = self.measurements.timed(
+            self.configuration,
+            prefetch=depth,
+            least_rounds=DEPTH_ROUNDS,
+            limit_seconds=max(LEAST_LIMIT_LEFT, self.left()),
+        )
+        self.measurements.n_replicates += 1
+        self._measured.setdefault(depth, []).append(found)
+        if found.round_seconds:
+            own = self._replicates.setdefault(depth, [])
+            own.append(Replicate(1 / found.rough_cells_per_second, self._n_turns))
+            self._model.tell(self._at(depth), own)
 
     def best(self) -> int | None:
         """Return the least depth that is at most 2 % and not significantly slower than the fastest.
 
         None if depths were not compared.
         """
-        fitting = [each for each in self._turns.finalists() if self._fits(each)]
-        if not fitting or len(self._turns) < FEWEST_DEPTH_TURNS:
+        fitting = self._fastest_first(
+            [each for each in self._replicates if self._is_finalist(each)]
+        )
+        if not fitting or self._n_turns < FEWEST_DEPTH_TURNS:
             return None
         fastest, *others = fitting
-        ratios = {each: self._turns.ratio(each, fastest) for each in others}
-        alike = [depth for depth, ratio in ratios.items() if ratio and is_as_fast(ratio)]
-        return min([fastest, *alike])
+        return min([fastest, *(each for each in others if is_as_fast(self._ratio(each, fastest)))])
 
     def results(self) -> tuple[PrefetchResult, ...]:
         """Return the result of each depth, the least first."""
@@ -122,9 +137,9 @@ class PrefetchSearch:
         return tuple(
             PrefetchResult(
                 prefetch=depth,
-                cells_per_second=each.cells_per_second_given(self.measurements.spread),
+                cells_per_second=self._model.speed(self._at(depth)),
                 n_rounds=len(each.round_seconds),
-                n_turns=self._turns.count(depth),
+                n_turns=len(self._replicates.get(depth, ())),
                 peak_memory_bytes=each.peak_memory_bytes,
             )
             for depth, each in found.items()
@@ -134,17 +149,29 @@ class PrefetchSearch:
         """Return the peak memory at a depth."""
         return max(each.peak_memory_bytes for each in self._measured[depth])
 
-    def _fits(self, depth: int) -> bool:
-        return self.memory_of(depth) <= self.memory_bytes
+    def _is_finalist(self, depth: int) -> bool:
+        """Return whether a depth fits in memory, and was in the race for long."""
+        most = max(map(len, self._replicates.values()))
+        is_often = len(self._replicates[depth]) >= FINALIST_SHARE * most
+        return is_often and self.memory_of(depth) <= self.memory_bytes
+
+    def _fastest_first(self, depths: Sequence[int]) -> list[int]:
+        costs = self._model.seconds_per_cell()
+        return sorted(depths, key=lambda each: costs[self._at(each)])
+
+    def _ratio(self, depth: int, other: int) -> Estimate:
+        """Return one throughput divided by another; both are measured."""
+        found = self._model.ratio(self._at(depth), self._at(other))
+        return cast("Estimate", found)
 
     def _racing(self, depths: Sequence[int]) -> list[int]:
         """Return the depths that may still be the fastest."""
-        fitting = [each for each in self._turns.finalists() if each in depths and self._fits(each)]
-        ratios = {each: self._turns.ratio(each, fitting[0]) for each in fitting[1:]}
-        slower = {d for d, ratio in ratios.items() if ratio and ratio.high < 1 - SAME_SPEED_SHARE}
-        return [each for each in fitting if each not in slower]
+        timed = [each for each in depths if each in self._replicates and self._is_finalist(each)]
+        fitting = self._fastest_first(timed)
+        least = 1 - SAME_SPEED_SHARE
+        return [each for each in fitting if self._ratio(each, fitting[0]).high >= least]
 
     def _is_decided(self, depths: Sequence[int]) -> bool:
         """Return whether all depths in the race are known to be equally fast."""
-        ratios = [self._turns.ratio(each, depths[0]) for each in depths[1:]]
-        return all(each is not None and each.low >= 1 - SAME_SPEED_SHARE for each in ratios)
+        least = 1 - SAME_SPEED_SHARE
+        return all(self._ratio(each, depths[0]).low >= least for each in depths[1:])

@@ -1,10 +1,8 @@
 """All that a search measures, replicate by replicate."""
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import log, sqrt
 from statistics import median
 from sys import maxsize
 from typing import NamedTuple
@@ -14,12 +12,11 @@ import numpy as np
 from cellfeed import CellDataset
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
-    FEWEST_ROUNDS,
     LEAST_LIMIT_LEFT,
     MOST_ROUNDS_OF_REPLICATE,
     REPLICATE_SECONDS,
 )
-from cellfeed_tuner._interval import Estimate, Spread, seen_spread
+from cellfeed_tuner._interval import Estimate, seen_spread
 from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, measure_with, pooled
@@ -28,13 +25,12 @@ from cellfeed_tuner._measuring._process import Runs
 from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResult, Status
-from cellfeed_tuner._searching._posterior import Replicate
+from cellfeed_tuner._searching._model import Replicate
 from cellfeed_tuner._subject import LabelWithin
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
-# Fewest pairs of adjacent replicates for estimating what replicates of the same time have in
-# common. Chosen.
-FEWEST_PRODUCTS = 4
+# How many times its limit a round takes that did not end within it. Chosen.
+BEYOND_LIMIT = 1.5
 
 
 class _Taken(NamedTuple):
@@ -44,7 +40,6 @@ class _Taken(NamedTuple):
     number: int  # in the order of time
     turn: int
     in_turn: bool
-    is_first_trial: bool
     limit_seconds: float
 
 
@@ -63,8 +58,8 @@ class Measurements:
         the same work would take without other programs; see `undisturbed_share`.
     sampled
         Cells of the last replicate of each configuration; the one measured last comes last.
-    n_replicates
-        Replicates of all configurations.
+    n_replicates, n_discarded
+        Replicates of all configurations, and others in which code was compiled.
     """
 
     process: Runs
@@ -81,6 +76,7 @@ class Measurements:
     by_clock: bool = False
     faults: dict[Configuration, str] = field(default_factory=dict, init=False)
     n_replicates: int = field(default=0, init=False)
+    n_discarded: int = field(default=0, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
     sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
         default_factory=dict, init=False
@@ -110,7 +106,7 @@ class Measurements:
     def with_throughput(self) -> dict[Configuration, Measurement]:
         """Return what was measured of each configuration that has a throughput."""
         found = {each: self[each] for each in self}
-        return {each: one for each, one in found.items() if len(one.round_seconds) >= FEWEST_ROUNDS}
+        return {each: one for each, one in found.items() if one.round_seconds}
 
     def entropy_within(self, configuration: Configuration) -> Estimate | None:
         """Return the entropy of the first label within the other; None where there is none."""
@@ -118,9 +114,27 @@ class Measurements:
             return None
         return self[configuration].entropy_bits.get(LabelWithin(self.labels[0], self.given))
 
+    @property
+    def turn(self) -> int:
+        """The number of the turn."""
+        return self._turn
+
     def begin_turn(self) -> None:
         """Count replicates from now on to another turn."""
         self._turn += 1
+
+    def n_turns(self, configuration: Configuration, other: Configuration | None = None) -> int:
+        """Return in how many turns a configuration was timed beside others, or beside another."""
+        turns = {
+            each: {one.turn for one in self._taken.get(each, ()) if one.in_turn}
+            for each in (configuration, other or configuration)
+        }
+        return len(set.intersection(*turns.values()))
+
+    @property
+    def has_delivered(self) -> bool:
+        """Whether any configuration has delivered a whole fetch."""
+        return any(one.found.first_round_seconds for own in self._taken.values() for one in own)
 
     def take(
         self,
@@ -128,24 +142,24 @@ class Measurements:
         least_rounds: int = 1,
         *,
         in_turn: bool = False,
+        seconds: float = REPLICATE_SECONDS,
         limit_seconds: float | None = None,
-        sustained_seconds: float | None = None,
+        is_sustained: bool = False,
     ) -> Measurement:
         """Measure one more replicate of a configuration, keep it and return it.
 
-        It is that of a first trial if it is the first one, and not ``in_turn``. It takes
-        ``sustained_seconds`` if they are given, and else as long as any.
+        Its counted rounds take ``seconds``, without a limit to their number if ``is_sustained``.
         """
         limit = min(limit_seconds or self.budget.limit_seconds, self.budget.left)
         limit = max(LEAST_LIMIT_LEFT, limit)
-        is_first_trial = configuration not in self and not in_turn
         new = self.timed(
             configuration,
             least_rounds=least_rounds,
             limit_seconds=limit,
-            sustained_seconds=sustained_seconds,
+            seconds=seconds,
+            is_sustained=is_sustained,
         )
-        taken = _Taken(new, self.n_replicates, self._turn, in_turn, is_first_trial, limit)
+        taken = _Taken(new, self.n_replicates, self._turn, in_turn, limit)
         self._taken.setdefault(configuration, []).append(taken)
         self.n_replicates += 1
         return new
@@ -153,9 +167,7 @@ class Measurements:
     def keep_only(self, found: Measurement) -> None:
         """Replace all replicates of a configuration, which was faster before than it stays."""
         last = self._taken[found.configuration][-1]
-        self._taken[found.configuration] = [
-            last._replace(found=found, in_turn=False, is_first_trial=False)
-        ]
+        self._taken[found.configuration] = [last._replace(found=found, in_turn=False)]
 
     def longest_seconds(self, configuration: Configuration) -> float:
         """Return how long a configuration was measured without a break, at most."""
@@ -184,84 +196,22 @@ class Measurements:
         last = [each for each in self._last if each.round_seconds]
         return median(1 / each.undisturbed_share for each in last) if last else 1.0
 
-    def published(self, configuration: Configuration) -> Measurement:
-        """Return the measurement to publish: of turns alone, or without a first trial's replicate.
-
-        Earlier replicates are biased: a configuration takes part in turns because it was fast, and
-        the replicate of a first trial is short. They count where the others have too few rounds.
-        """
-        taken = self._taken[configuration]
-        in_turns = [each.found for each in taken if each.in_turn]
-        for unbiased in (in_turns, self._after_first_trial(configuration)):
-            if sum(len(each.round_seconds) for each in unbiased) >= LEAST_ROUNDS:
-                return pooled(unbiased)
-        return self[configuration]
-
-    def cells_per_second(self, configuration: Configuration) -> Estimate | None:
-        """Return the throughput to publish; None if it has too few rounds."""
-        return self.published(configuration).cells_per_second_given(self.spread)
-
     @property
     def overhead_seconds(self) -> float:
         """Median time of a replicate beyond its rounds."""
         return median(self._overheads) if self._overheads else 0.0
 
     @property
-    def spread(self) -> Spread:
-        """How much replicates of one configuration differ, and what those of one time share."""
-        return replace(Spread.of(self._comparable()), common=self._drift())
-
-    @property
     def replicate_spread(self) -> float | None:
-        """The observed part of that alone; None if nothing was measured twice."""
-        return seen_spread(self._comparable())
-
-    def _comparable(self) -> list[list[float]]:
-        """Return seconds per cell of each replicate that is as long as the others.
-
-        None of those that were stopped.
-        """
-        return [
+        """Relative spread of replicates of one configuration; None if nothing was repeated."""
+        return seen_spread(
             [
-                seconds / found.cells_per_round
-                for found in self._after_first_trial(each)
-                for seconds in found.replicate_seconds
+                seconds / one.found.cells_per_round
+                for one in taken
+                for seconds in one.found.replicate_seconds
             ]
-            for each in self
-        ]
-
-    def _after_first_trial(self, configuration: Configuration) -> list[Measurement]:
-        """Return all replicates of a configuration but that of a first trial."""
-        return [each.found for each in self._taken[configuration] if not each.is_first_trial]
-
-    def _drift(self) -> float:
-        """Return the standard deviation of what replicates of one time have in common.
-
-        It comes from the mean product of the deviations of neighbouring replicates, which is 0 on
-        a machine that does not change. A drift ends twice as far from its mean, as a variance, as
-        it is on average.
-        """
-        in_turns = [each for taken in self._taken.values() for each in taken if each.in_turn]
-        in_turns.sort(key=lambda each: each.number)
-        speeds = [
-            (each.found.configuration, log(each.found.rough_cells_per_second))
-            for each in in_turns
-            if each.found.round_seconds
-        ]
-        of_one = defaultdict[Configuration, list[float]](list)
-        for configuration, speed in speeds:
-            of_one[configuration].append(speed)
-        off = [
-            (each, (speed - np.mean(own)) * (len(own) / (len(own) - 1)) ** 0.5)
-            for each, speed in speeds
-            if len(own := of_one[each]) > 1
-        ]
-        products = [
-            mine * other for (one, mine), (another, other) in pairwise(off) if one != another
-        ]
-        if len(products) < FEWEST_PRODUCTS:
-            return 0.0
-        return sqrt(2 * max(0.0, float(np.mean(products))))
+            for taken in self._taken.values()
+        )
 
     def _fastest_so_far(self) -> str:
         speeds = {
@@ -270,7 +220,7 @@ class Measurements:
         if not speeds:
             return ""
         fastest = max(speeds, key=lambda each: speeds[each])
-        return f"; fastest so far: {fastest}, {speeds[fastest]:,.0f} cells/s"
+        return f"; fastest so far: {fastest}"
 
     def timed(
         self,
@@ -280,7 +230,8 @@ class Measurements:
         step_seconds: float = 0.0,
         limit_seconds: float | None = None,
         prefetch: int | None = None,
-        sustained_seconds: float | None = None,
+        seconds: float = REPLICATE_SECONDS,
+        is_sustained: bool = False,
         ranks: Ranks | None = None,
     ) -> Measurement:
         """Measure a configuration without adding to its replicates.
@@ -290,28 +241,29 @@ class Measurements:
         seconds_in_all, begin = self.budget.seconds, self.budget.spent
         doing = f"timing {configuration}{self._fastest_so_far()}"
         self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all, doing)
-        found = measure_with(
-            self.process,
-            TimingRequest(
-                configuration=configuration,
-                batch_size=self.batch_size,
-                labels=self.labels,
-                given=self.given,
-                cache=self.cache,
-                seed=self.seed,
-                least_rounds=least_rounds,
-                seconds=sustained_seconds or REPLICATE_SECONDS,
-                most_rounds=maxsize if sustained_seconds else MOST_ROUNDS_OF_REPLICATE,
-                number=self.n_replicates,
-                step_seconds=step_seconds,
-                step=self.step if step_seconds and ranks is None else None,
-                make_dataset=self.make_dataset,
-                prefetch=prefetch,
-                n_requests=self._n_requests,
-                ranks=ranks or self.ranks,
-            ),
-            limit_seconds=limit_seconds or self.budget.limit_seconds,
+        request = TimingRequest(
+            configuration=configuration,
+            batch_size=self.batch_size,
+            labels=self.labels,
+            given=self.given,
+            cache=self.cache,
+            seed=self.seed,
+            least_rounds=least_rounds,
+            seconds=seconds,
+            most_rounds=maxsize if is_sustained else MOST_ROUNDS_OF_REPLICATE,
+            number=self.n_replicates,
+            step_seconds=step_seconds,
+            step=self.step if step_seconds and ranks is None else None,
+            make_dataset=self.make_dataset,
+            prefetch=prefetch,
+            n_requests=self._n_requests,
+            ranks=ranks or self.ranks,
         )
+        limit = limit_seconds or self.budget.limit_seconds
+        found = measure_with(self.process, request, limit_seconds=limit)
+        if found.compiling_seconds:  # it was part of what was timed
+            self.n_discarded += 1
+            found = measure_with(self.process, request, limit_seconds=limit)
         self._last.append(found)
         in_rounds = found.uncounted_seconds + sum(found.round_seconds)
         if found.round_seconds:
@@ -348,13 +300,12 @@ class Measurements:
         )
         if not_timed is not None:
             return replace(result, status=not_timed[0], note=not_timed[1])
-        published = self.published(configuration)
+        status: Status = "measured" if measurement.round_seconds else "not enough samples"
         return replace(
             result,
-            status=measurement.status if measurement.failure else published.status,
+            status=measurement.status if measurement.failure else status,
             note=measurement.note,
-            cells_per_second=self.cells_per_second(configuration),
-            n_rounds=len(published.round_seconds),
+            n_rounds=len(measurement.round_seconds),
             peak_memory_bytes=measurement.peak_memory_bytes,
             bytes_read_per_cell=measurement.bytes_read_per_cell,
         )
@@ -363,14 +314,14 @@ class Measurements:
         """Return the cost in each replicate; empty if the configuration failed."""
         if found := self.timed_replicates(configuration):
             return found
-        first = self._taken[configuration][0]
-        if first.found.failure:
+        taken = self._taken[configuration]
+        if taken[0].found.failure:
             return []
-        # If no round ended in time, a round takes at least as long as the limit.
-        limit_seconds = self._taken[configuration][-1].limit_seconds
-        seconds = first.found.first_round_seconds or limit_seconds
-        cost = seconds / self.slowdown / first.found.cells_per_round
-        return [Replicate(cost, first.turn, first.number)]
+        # If no round ended in time, a round takes longer than the limit.
+        firsts = [each.found.first_round_seconds for each in taken]
+        seconds = max(filter(None, firsts), default=BEYOND_LIMIT * taken[-1].limit_seconds)
+        cost = seconds / self.slowdown / taken[0].found.cells_per_round
+        return [Replicate(cost, taken[0].turn, taken[0].number)]
 
     def timed_replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate that has a counted round."""

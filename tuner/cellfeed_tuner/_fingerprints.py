@@ -1,54 +1,18 @@
-"""Which earlier run bears on this one, by fingerprints of data, machine and versions."""
+"""What a result belongs to: fingerprints of data, machine and versions."""
 
 import platform
 import re
-from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import Collection, SamplingStrategy
-from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import count_labels
-from cellfeed_tuner._history import Asked, EarlierRun, Fingerprint, Key, digest, fingerprint
+from cellfeed_tuner._history import Fingerprint, Key, digest, fingerprint
 from cellfeed_tuner._machine import Machine, package_version
-from cellfeed_tuner._results import NOTHING_KNOWN, Earlier, SearchedStrategy
+from cellfeed_tuner._results import SearchedStrategy
 from cellfeed_tuner._subject import Selected, label_codes
-
-
-def recall(
-    runs: Sequence[EarlierRun], key: Key, asked: Asked, space: Container[Configuration]
-) -> tuple[list[Configuration], Earlier]:
-    """Return the configurations of a space that an earlier run measured, and which run that was.
-
-    The last run of the same machine and versions counts, or else the last of any. Its choice comes
-    first, then the fastest.
-    """
-    alike = [
-        run
-        for run in runs
-        if run.key.data == key.data
-        and run.asked.is_like(asked)
-        and any(each in space for each in run.trials)
-    ]
-    if not alike:
-        return [], NOTHING_KNOWN
-    run = max(alike, key=lambda each: (each.key == key, each.began))
-    costs = {each: np.mean(found) for each, found in run.trials.items() if each in space}
-    return sorted(costs, key=lambda each: (each != run.choice, costs[each])), _used(run, key)
-
-
-def _used(run: EarlierRun, key: Key) -> Earlier:
-    if run.key.machine != key.machine:
-        whose = f"another machine's result ({run.key.machine.facts.get('cpu') or 'unknown'})"
-    elif run.key.versions != key.versions:
-        whose = "a result of this machine with other versions"
-    else:
-        whose = "a result of this machine"
-    sentence = f"The order of the first measurements follows {whose} of {run.date}."
-    return Earlier(use="order", sentence=sentence)
-
 
 # What reads, decodes and carries cells.
 _PACKAGES = ("cellfeed", "deflate", "h5py", "numba", "numcodecs", "torch", "zarr", "zarrs")
