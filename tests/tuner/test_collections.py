@@ -236,7 +236,7 @@ class TestOtherColumns:
         assert said.endswith("name it too: `--label drug --label plate`.")
         result = replace(result, mixed_less={"cell [red]type": 0.5})  # quoted for a shell
         (said,) = in_words("mixed_less", result)
-        assert said.startswith("Another obs column is mixed less, with 50% of random sampling's")
+        assert said.startswith("Another obs column is mixed less, with 50.0% of random sampling's")
         assert said.endswith("name it too: `--label drug --label 'cell [red]type'`.")
         assert said in said_of(result)
 
