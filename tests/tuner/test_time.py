@@ -48,6 +48,7 @@ def result_on(collection):
     return run
 
 
+@pytest.mark.slow
 def test_with_time_the_fastest_is_compared_and_looked_at_for_longer(result_on):
     result = result_on(machine_of())
     assert result.recommended.basis == "compared"

@@ -195,8 +195,8 @@ class Search:
         while turn := self._next_turn():
             rng.shuffle(turn)
             self._time(turn, REPLICATE_SECONDS, in_turn=True)
-            if len(turn) > 1:
-                self._trials.prune(turn)
+            for each in self._trials.prune(turn):
+                self._model.withdraw(each)
             leader = self._model.leader
             if self.space is not None and leader is not None:
                 self._add(self.space.around(leader))
@@ -223,7 +223,7 @@ class Search:
         return turn
 
     def _may_race(self, configuration: Configuration) -> bool:
-        if configuration in self.slowed or configuration in self._trials.dropped:
+        if configuration in self.slowed:
             return False  # a loader that slows down is fast for as long as a turn takes
         return configuration not in self.measurements or self._is_timed(configuration)
 

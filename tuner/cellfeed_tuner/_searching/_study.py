@@ -55,7 +55,7 @@ class Study:
         self._space = _distributions(known, has_ranges=has_ranges)
         self._trials: dict[Configuration, optuna.Trial] = {}
         self._seconds: dict[Configuration, dict[int, float]] = {}
-        self.dropped: set[Configuration] = set()
+        self._dropped: set[Configuration] = set()
 
     def propose(self, accepts: Callable[[Configuration], bool]) -> Configuration | None:
         """Return what the sampler of a user's study proposes; None if nothing is accepted."""
@@ -81,15 +81,18 @@ class Study:
                 self._seconds.setdefault(configuration, {})[turn] = seconds_per_cell
                 self._trials[configuration].report(seconds_per_cell, turn)
 
-    def prune(self, racing: Collection[Configuration]) -> None:
-        """Drop those that the pruner would drop if all others had ended by now; not the fastest."""
+    def prune(self, racing: Collection[Configuration]) -> set[Configuration]:
+        """Return those that the pruner drops as if all others had ended by now; not the fastest."""
         found = sorted((each for each in racing if each in self._seconds), key=self._mean)
+        dropped = set[Configuration]()
         with quiet():
             for each in found[1:]:
                 others = optuna.create_study()
                 others.add_trials([self._as_ended(other) for other in found if other != each])
                 if self._study.pruner.prune(others, self._as_ended(each)):
-                    self.dropped.add(each)
+                    dropped.add(each)
+        self._dropped |= dropped
+        return dropped
 
     def end(
         self,
@@ -114,7 +117,7 @@ class Study:
                         trial.set_constraint(name, excess)
                 if each not in self._seconds:
                     self._study.tell(trial, state=TrialState.FAIL)
-                elif each in self.dropped or any(excess > 0 for excess in missed.values()):
+                elif each in self._dropped or any(excess > 0 for excess in missed.values()):
                     self._study.tell(trial, state=TrialState.PRUNED)
                 else:
                     self._study.tell(trial, self._mean(each))
