@@ -15,7 +15,7 @@ from cellfeed_tuner._constants import (
     PROFILE_SECONDS,
     REPLICATE_SECONDS,
 )
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import SAME_SPEED_SHARE, Estimate
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement
 from cellfeed_tuner._measuring._timing import CountedRounds
 from cellfeed_tuner._results import ConfigurationResult, Status
@@ -207,7 +207,12 @@ class Search:
         if leader is None or (leader in self.measurements and not self._is_timed(leader)):
             return []
         rivals = [each for each in prospects if self._may_race(each)]
-        open_rivals = [each for each in rivals if prospects[each][0] >= LEAST_CHANCE]
+        has_need = self.requirements.constraints.need_cells_per_second is not None
+        open_rivals = [
+            each
+            for each in rivals
+            if prospects[each][0] >= LEAST_CHANCE and (has_need or not self._is_same(each, leader))
+        ]
         if not open_rivals and self.measurements.n_turns(leader) >= LEAST_TURNS:
             return []
         open_rivals.sort(key=lambda e: -self._worth(e, prospects, REPLICATE_SECONDS))
@@ -215,12 +220,17 @@ class Search:
         costs = self._model.seconds_per_cell()
         runner_up = sorted(rivals, key=lambda each: (-prospects[each][0], costs[each]))[:1]
         turn = [leader, *(open_rivals[:MOST_RIVALS] or runner_up)]
-        has_need = self.requirements.constraints.need_cells_per_second is not None
         if has_need and open_rivals and self._is_timed(leader):
             del turn[0]  # each has to keep up, and is not compared
         while turn and sum(self._seconds_of(e, REPLICATE_SECONDS) for e in turn) > self._left:
             turn.pop()
         return turn
+
+    def _is_same(self, configuration: Configuration, other: Configuration) -> bool:
+        """Return whether two throughputs are known to differ by at most 2 %."""
+        ratio = self._model.ratio(configuration, other)
+        least, most = 1 - SAME_SPEED_SHARE, 1 + SAME_SPEED_SHARE
+        return ratio is not None and least <= ratio.low <= ratio.high <= most
 
     def _may_race(self, configuration: Configuration) -> bool:
         if configuration in self.slowed:

@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._history import quiet
+from cellfeed_tuner._interval import SAME_SPEED_SHARE
 from cellfeed_tuner._searching._space import are_sizes
 
 # One-sided p-value of Wilcoxon's signed rank test below which a configuration leaves the race.
@@ -82,11 +83,15 @@ class Study:
                 self._trials[configuration].report(seconds_per_cell, turn)
 
     def prune(self, racing: Collection[Configuration]) -> set[Configuration]:
-        """Return those that the pruner drops as if all others had ended by now; not the fastest."""
+        """Return those that the pruner drops, as if all others had ended by now.
+
+        None of these is the fastest, or at most 2 % slower: that counts as equal.
+        """
         found = sorted((each for each in racing if each in self._seconds), key=self._mean)
         dropped = set[Configuration]()
+        alike = (1 + SAME_SPEED_SHARE) * self._mean(found[0]) if found else 0.0
         with quiet():
-            for each in found[1:]:
+            for each in [each for each in found if self._mean(each) > alike]:
                 others = optuna.create_study()
                 others.add_trials([self._as_ended(other) for other in found if other != each])
                 if self._study.pruner.prune(others, self._as_ended(each)):
