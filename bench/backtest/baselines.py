@@ -42,7 +42,7 @@ def halving(
     # The time of a measurement is unknown before the first.
     racing = [candidates[place] for place in rng.permutation(len(candidates)).tolist()]
     measurements.take(racing[0])
-    n_looks = round(measurements.budget.seconds / max(measurements.budget.spent, 1e-9))
+    n_looks = round(measurements.budget.seconds / measurements.budget.spent)
     racing = racing[: max(2, n_looks // 2)]
     _measure(measurements, racing[1:])
     while measurements.budget.left > 0:

@@ -260,13 +260,11 @@ def shares(name: str, noise: float, *, n_draws: int = N_DRAWS, n_seeds: int = N_
 
 def machine_shares(
     names: Sequence[str] = tuple(MACHINES), *, draws: int = N_DRAWS, seeds: int = N_SEEDS
-) -> dict[str, dict[str, float]]:
-    """Return the `Shares` of machines at each noise, as plain values."""
-    found = {}
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the `Shares` of each machine at each noise, as plain values."""
     for name, noise in product(names, NOISES):
         one = shares(name, noise, n_draws=draws, n_seeds=seeds)
-        found[f"{name}, {noise:.0%}"] = {each: getattr(one, each) for each in Shares.__slots__}
-    return found
+        yield f"{name}, {noise:.0%}", {each: getattr(one, each) for each in Shares.__slots__}
 
 
 def rows_of(found: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -300,9 +298,11 @@ def machines_command(
 ) -> None:
     """Search on simulated machines, and print how good the choices are."""
     earlier = {} if before is None else json.loads(before.read_text())["shares"]
-    found = machine_shares(names or list(MACHINES), draws=draws, seeds=seeds)
+    found = dict[str, Any]()
     click.echo("| " + " | ".join(HEADINGS) + " |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in rows_of(found, earlier):
-        click.echo("| " + " | ".join(row) + " |")
+    for key, one in machine_shares(names or list(MACHINES), draws=draws, seeds=seeds):
+        found[key] = one
+        for row in rows_of({key: one}, earlier):
+            click.echo("| " + " | ".join(row) + " |")
     if output is not None:
         output.write_text(json.dumps({"schema": SCHEMA, "shares": found}, indent=1) + "\n")

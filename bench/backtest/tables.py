@@ -37,7 +37,7 @@ HEADINGS = (
     *("grid", "floor", "feasible", "best", "cells/s", "noise", "autotune", "undecided"),
     *BASELINES,
 )
-_LEFT_ALIGNED = {"grid", "best"}
+_LEFT_ALIGNED = {"grid", "best", "machine"}
 _NONE = "-"
 _LEAST_WIDTH = 160
 _EXPLAINED = """
@@ -247,7 +247,7 @@ def table_command(*, seeds: int) -> None:
     rows = [[row[column] for column in shown] for row in (quiet, busy)]
     click.echo(table := markdown_table(rows, [HEADINGS[column] for column in shown]))
     put("make replay", table)
-    lines = list(rows_of(machine_shares(), {}))
+    lines = list(rows_of(dict(machine_shares()), {}))
     click.echo(table := markdown_table(lines, MACHINE_HEADINGS))
     put("make replay: machines", table)
 

@@ -72,6 +72,23 @@ def autotune(
     Wilcoxon's test drops what is clearly slower. When it is over, it is kept as a journal in the
     user's cache folder, which Optuna's plots and dashboard open.
 
+    The rows of every minibatch are compared with the plan, and their labels with the collection's.
+    Some cells are read again through h5py or zarr and compared value by value. If anything differs,
+    nothing is recommended, and `AutotuneResult.loader_fault` says what.
+
+    Of files on servers, the number of fetches to read ahead (``prefetch``) is chosen too, from
+    depths of 1 to 16 that are measured interleaved: the least depth that is as fast as any.
+
+    If several ranks call this, as under torchrun, rank 0 measures and all return its result. It
+    measures one process for each rank of this machine, side by side: each reads its part of the
+    epoch with its share of the cores, and waits for the slowest after each round. Figures are of
+    all these processes together.
+
+    For another loader (`Tunable`), entropy is computed if the loader has a plan. Otherwise it is
+    measured with the throughput, from the labels that the loader delivers; a configuration that
+    mixes too little then also rules out larger blocks and smaller fetches. Its cells are not
+    compared with files, its results are not kept, and its bottleneck is not known.
+
     Parameters
     ----------
     subject

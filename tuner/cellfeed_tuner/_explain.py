@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil, expm1, floor, log1p
+from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +41,6 @@ PRESHUFFLE_OVERHEAD = 3.0
 LEAST_CHUNK_BYTES = 16_384
 # Cells per chunk of a shuffled copy. Source: `cellfeed.preshuffle`.
 CELLS_PER_STORE_CHUNK = 64
-
-_ALL = 1 - 1e-9
 
 # What another layout of the files would give.
 #
@@ -189,7 +187,7 @@ def amplification(
     blocks = max(1.0, cells_per_fetch / block_size)
     rows = min(block_size, cells_per_fetch)
     touched = 1 + max(0.0, rows - 1) / rows_per_chunk
-    n_touched = n_chunks * -expm1(blocks * log1p(-min(touched / n_chunks, _ALL)))
+    n_touched: float = n_chunks * (1 - (1 - min(1.0, touched / n_chunks)) ** blocks)
     # The blocks of a fetch are distinct, so all of them are decompressed.
     return max(1.0, n_touched * rows_per_chunk / cells_per_fetch)
 

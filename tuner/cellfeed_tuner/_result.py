@@ -133,7 +133,7 @@ class Ranges:
     n_configurations
         Number of configurations in it.
     n_considered
-        How many were checked against the constraints and the cost model.
+        How many were checked against the constraints.
     """
 
     block_sizes: tuple[int, int]

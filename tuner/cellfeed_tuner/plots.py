@@ -134,7 +134,7 @@ def heat_map_figure(
 def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
     """Draw the throughput of the fastest configuration at each place of the grid.
 
-    Where none was timed, the throughput that the cost model predicts, else the status.
+    Where none was timed, the predicted throughput, else the status.
     """
     squares = dict[_Place, _Square]()
     shown = _best(result, lambda each: each.cells_per_second.value if each.cells_per_second else 0)

@@ -17,7 +17,8 @@ from cellfeed_tuner._interval import USUAL_FREEDOM, Estimate, positive_estimate
 # Draws of all costs for computing probabilities, and the most promising configurations for which
 # they are drawn. Chosen: a probability of 5 % is then known to 1 %.
 N_DRAWS, MOST_DRAWN = 512, 128
-# What counts as clearly faster than another. Chosen: nobody would set up a training again for less.
+# What counts as clearly faster than another; what was not timed is recommended if it is expected
+# to be so. Chosen: nobody would set up a training again for less.
 CLEARLY_FASTER = 0.05
 # Standard deviation of the logarithm of the time unit, about which nothing is known; and of what
 # other settings than the sizes and the workers change. Chosen.
@@ -74,11 +75,10 @@ UNRELATED = Parameters(sizes=0.1, reach=3.0, workers=0.1, own=0.4, noise=0.1, tu
 
 
 class Replicate(NamedTuple):
-    """Seconds per cell in one replicate, the turn in which it was measured, and its own number."""
+    """Seconds per cell in one replicate, and the turn in which it was measured."""
 
     seconds_per_cell: float
     turn: int
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +118,15 @@ class _Features:
 
         sizes = np.hypot(between(self.block), between(self.fetch))
         return sizes, WORKER_DOUBLING * np.abs(between(self.workers)), between(self.others) == 0
+
+
+class _Solved(NamedTuple):
+    """The replicates' configurations, their mean, and the root and weights that predict others."""
+
+    rows: _Places
+    level: float
+    root: _Floats
+    weights: _Floats
 
 
 def _fading(distance: _Floats, reach: float) -> tuple[_Floats, _Floats]:
@@ -162,7 +171,7 @@ class Model:
         self._parameters, self._n_fitted = TYPICAL, 0
         # Derived from the replicates, until there are more.
         self._values: _Floats | None = None
-        self._solved: tuple[_Floats, _Floats] | None = None
+        self._solved: _Solved | None = None
         self._costs: dict[Configuration, float] = {}
         self._set(configurations)
 
@@ -313,20 +322,23 @@ class Model:
 
     def _given(self, places: _Places) -> tuple[_Floats, _Floats]:
         """Return means, and the part of the covariance that is known, as its root."""
-        rows, turns, logs = self._rows()
-        expected = self._features.expected
-        logs = logs - expected[rows]
         if self._solved is None:
-            if logs.size >= FIT_AGAIN * self._n_fitted:
-                self._parameters, self._n_fitted = self._fit(rows, turns, logs), logs.size
-            noise, turn = self._parameters.noise, self._parameters.turn
-            seen = self._covariance(rows, rows) + turn**2 * np.equal.outer(turns, turns)
-            seen += (noise**2 + JITTER) * np.eye(logs.size)
-            root = cholesky(seen, lower=True)
-            self._solved = root, solve_triangular(root, logs - logs.mean(), lower=True)
-        root, weights = self._solved
+            self._solved = self._solve()
+        rows, level, root, weights = self._solved
         known: _Floats = solve_triangular(root, self._covariance(rows, places), lower=True)
-        return expected[places] + logs.mean() + known.T @ weights, known
+        return self._features.expected[places] + level + known.T @ weights, known
+
+    def _solve(self) -> "_Solved":
+        """Fit the parameters if there are enough new replicates, and solve for all of them."""
+        rows, turns, logs = self._rows()
+        logs = logs - self._features.expected[rows]
+        if logs.size >= FIT_AGAIN * self._n_fitted:
+            self._parameters, self._n_fitted = self._fit(rows, turns, logs), logs.size
+        noise, turn = self._parameters.noise, self._parameters.turn
+        seen = self._covariance(rows, rows) + turn**2 * np.equal.outer(turns, turns)
+        seen += (noise**2 + JITTER) * np.eye(logs.size)
+        root, level = cholesky(seen, lower=True), float(logs.mean())
+        return _Solved(rows, level, root, solve_triangular(root, logs - level, lower=True))
 
     def _rows(self) -> tuple[_Places, _Places, _Floats]:
         """Return the configuration, the turn and the logarithm of the cost of each replicate."""

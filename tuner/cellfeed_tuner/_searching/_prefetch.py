@@ -128,8 +128,8 @@ class PrefetchSearch:
         )
         if not fitting or self._n_turns < FEWEST_DEPTH_TURNS:
             return None
-        fastest, *others = fitting
-        return min([fastest, *(each for each in others if is_as_fast(self._ratio(each, fastest)))])
+        first, *others = fitting
+        return min([first, *(each for each in others if is_as_fast(self._ratio(each, first)))])
 
     def results(self) -> tuple[PrefetchResult, ...]:
         """Return the result of each depth, the least first."""

@@ -37,7 +37,6 @@ class _Taken(NamedTuple):
     """One replicate: in which turn it was measured, and whether in turn with others."""
 
     found: Measurement
-    number: int  # in the order of time
     turn: int
     in_turn: bool
     limit_seconds: float
@@ -159,7 +158,7 @@ class Measurements:
             seconds=seconds,
             is_sustained=is_sustained,
         )
-        taken = _Taken(new, self.n_replicates, self._turn, in_turn, limit)
+        taken = _Taken(new, self._turn, in_turn, limit)
         self._taken.setdefault(configuration, []).append(taken)
         self.n_replicates += 1
         return new
@@ -321,12 +320,12 @@ class Measurements:
         firsts = [each.found.first_round_seconds for each in taken]
         seconds = max(filter(None, firsts), default=BEYOND_LIMIT * taken[-1].limit_seconds)
         cost = seconds / self.slowdown / taken[0].found.cells_per_round
-        return [Replicate(cost, taken[0].turn, taken[0].number)]
+        return [Replicate(cost, taken[0].turn)]
 
     def timed_replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate that has a counted round."""
         return [
-            Replicate(self.cost(each.found), each.turn, each.number)
+            Replicate(self.cost(each.found), each.turn)
             for each in self._taken[configuration]
             if each.found.round_seconds
         ]

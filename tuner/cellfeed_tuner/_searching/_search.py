@@ -19,7 +19,7 @@ from cellfeed_tuner._interval import SAME_SPEED_SHARE, Estimate
 from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement
 from cellfeed_tuner._measuring._timing import CountedRounds
 from cellfeed_tuner._results import ConfigurationResult, Status
-from cellfeed_tuner._searching._model import Model
+from cellfeed_tuner._searching._model import CLEARLY_FASTER, Model
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._space import Space
 
@@ -38,9 +38,6 @@ MOST_OF_OTHERS_SHARE = 0.05
 MAY_BE_BEST = 0.01
 # Most rivals of a turn. Chosen: more of them would seldom meet the leader.
 MOST_RIVALS = 2
-# Expected gain over the best timed configuration at which one that was not timed is recommended.
-# Chosen: nobody would set up a training again for less.
-PREDICTED_GAIN = 0.05
 # Pairs of sizes replayed from a large space if no known pair mixes well enough. Chosen.
 MOST_REPLAYED = 6
 # Share of the budget until which nearly feasible configurations are timed if none is feasible.
@@ -308,16 +305,19 @@ class Search:
     def _seconds_of(self, configuration: Configuration, seconds: float, n_rounds: int = 1) -> float:
         """Return about how long a replicate takes that counts so many seconds, in all."""
         per_rank = configuration.minibatches_per_round * self.measurements.batch_size
-        n_new = CountedRounds.n_new(
-            self.requirements.n_cells // per_rank, has_workers=configuration.num_workers > 0
-        )
-        cells = per_rank * self.measurements.ranks.n_local
+        cells, n_new = per_rank * self.measurements.ranks.n_local, self._n_new(configuration)
         cost = self._model.seconds_per_cell().get(configuration)
         if cost is None:
             return (n_new + n_rounds) * cells / UNKNOWN_CELLS_PER_SECOND
         cost *= self.measurements.slowdown  # by the clock
         counted = max(seconds, n_rounds * cells * cost)
         return self.measurements.overhead_seconds + n_new * cells * cost + counted
+
+    def _n_new(self, configuration: Configuration) -> int:
+        """Return how many first rounds of a replicate do not count."""
+        per_rank = configuration.minibatches_per_round * self.measurements.batch_size
+        n_rounds = self.requirements.n_cells // per_rank
+        return CountedRounds.n_new(n_rounds, has_workers=configuration.num_workers > 0)
 
     def _affords(self, configuration: Configuration, seconds: float) -> bool:
         """Return whether there is time to time a configuration for the first time."""
@@ -356,11 +356,8 @@ class Search:
 
         If it turns out to be slower, that counts in place of all that was measured of it before.
         """
-        budget, seconds, best = (
-            self.measurements.budget,
-            self._sustained_seconds,
-            self._model.leader,
-        )
+        budget, seconds = self.measurements.budget, self._sustained_seconds
+        best = self._model.leader
         if best is None or best in self.slowed:
             return
         if best not in self.measurements and self._seconds_of(best, 0.0) > budget.left:
@@ -495,7 +492,7 @@ class Search:
             return choice
         else:
             gain = self._model.ratio(leader, choice.configuration)
-            if gain is None or gain.value < 1 + PREDICTED_GAIN:
+            if gain is None or gain.value < 1 + CLEARLY_FASTER:
                 return choice
         found = next((each for each in results if each.configuration == leader), None)
         if found is None:
@@ -538,11 +535,7 @@ class Search:
             return None
         seconds_per_minibatch = max(step or 0.0, cells_per_step / choice.speed.value)
         rounds = left / (seconds_per_minibatch * configuration.minibatches_per_round)
-        per_rank = configuration.minibatches_per_round * self.measurements.batch_size
-        n_new = CountedRounds.n_new(
-            self.requirements.n_cells // per_rank, has_workers=configuration.num_workers > 0
-        )
-        least_rounds = min(LEAST_ROUNDS, int(rounds) - n_new)
+        least_rounds = min(LEAST_ROUNDS, int(rounds) - self._n_new(configuration))
         if step is None or least_rounds < 1:
             return None
         limit = left + SLACK_SECONDS
