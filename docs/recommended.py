@@ -31,18 +31,10 @@ def printed(result):
     return [line.rstrip() for line in answer.strip().splitlines()]
 
 
-def first(lines, reason):
-    """Return the lines up to the end of the reason."""
-    ends = (n for n in range(len(lines)) if " ".join(lines[: n + 1]).endswith(reason))
-    return lines[: next(ends) + 1]
-
-
-def with_answer(page, *, whole):
-    """Return the page with the output filled in: all of it, or only the choice and its reason."""
+def with_answer(page):
+    """Return the page with the output filled in."""
     result = AutotuneResult.load(MEASURED)
     lines = printed(result)
-    if not whole:
-        lines = first(lines, result.recommended.reason)
     cpu = result.machine.cpu
     how = (
         f"(`make demo`, {cpu.usable_cores:g} cores of {cpu.model}, page cache {result.cache}, "
@@ -56,5 +48,5 @@ def with_answer(page, *, whole):
 
 if __name__ == "__main__":
     made.save(autotune_figure(AutotuneResult.load(MEASURED)), PICTURE, of=MADE_OF)
-    README.write_text(with_answer(README.read_text(), whole=False))
-    TUNING.write_text(with_answer(TUNING.read_text(), whole=True))
+    README.write_text(with_answer(README.read_text()))
+    TUNING.write_text(with_answer(TUNING.read_text()))

@@ -90,8 +90,8 @@ def test_its_figures_are_not_older_than_the_code_that_measured_them(script):
 def test_what_autotune_says_is_what_it_says_today(script):
     recommended = script("recommended")
     page = recommended.TUNING.read_text()
-    assert recommended.with_answer(README, whole=False) == README
-    assert recommended.with_answer(page, whole=True) == page
+    assert recommended.with_answer(README) == README
+    assert recommended.with_answer(page) == page
 
 
 @pytest.mark.parametrize("name", ["speed", "recommended"])

@@ -27,7 +27,7 @@ N_CELLS, BATCH_SIZE = 4_500, 32
 def test_annloader_is_measured(small_collection, shuffle):
     collection = open_collection(small_collection)
     measured = measure_annloader(collection, shuffle=shuffle, batch_size=BATCH_SIZE, seconds=0.1)
-    assert measured.status == "measured"
+    assert measured.status == "timed"
     assert measured.failure == ""
     assert measured.cells_per_round == BATCH_SIZE
     assert measured.first_round_seconds is not None

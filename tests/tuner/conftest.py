@@ -181,7 +181,7 @@ def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
         configuration=Configuration(
             block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
         ),
-        status="measured",
+        status="timed",
         cells_per_second=Estimate(speed, 0.9 * speed, 1.2 * speed),
         n_rounds=7,
         entropy_bits=entropy(share),
@@ -224,18 +224,21 @@ CHOICE = Recommended(
     cells_per_second=Estimate(8_800.0, 8_500.0, 9_100.0),
     basis="compared",
     peak_memory_bytes=400_000_000,
-    reason="It is the fastest of the 4 measured configurations that mix well enough.",
+    reason="The fastest of the 4 timed configurations that mix well enough.",
     rivals=(RIVAL, SLOWER),
 )
 
 
+RACED = {CHOICE.configuration, RIVAL.configuration}
 PREDICTED = {"below entropy floor", "too slow", "out of budget"}
 
 
 def with_choice(configurations, own=CHOICE.cells_per_second):
-    """The choice has the figure measured in turns; others are compared with it."""
+    """The choice has the figure of its turns; others are compared with it."""
 
     def compared(each):
+        if own is CHOICE.cells_per_second and each.configuration in RACED:
+            each = replace(each, status="compared")
         if each.configuration == CHOICE.configuration:
             return replace(each, cells_per_second=own, relative=Estimate(1.0, 1.0, 1.0))
         if each.configuration == RIVAL.configuration:
@@ -331,11 +334,9 @@ OF_RANGES = replace(
 )
 
 
-def with_too_few_rounds(each):
+def too_long(each):
     bits = replace(each.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
-    return replace(
-        each, status="not enough samples", cells_per_second=None, verdict=None, entropy_bits=bits
-    )
+    return replace(each, status="too long", cells_per_second=None, verdict=None, entropy_bits=bits)
 
 
 FROM_A_SERVER = changed(
@@ -364,7 +365,7 @@ NOT_IN_TURNS = changed(
     {
         "configurations": with_choice(GRID, GRID[6].cells_per_second),
         "recommended.cells_per_second": Estimate(9_000.0, 8_100.0, 10_800.0),
-        "recommended.basis": "measured",
+        "recommended.basis": "timed",
         "recommended.rivals": (),
     },
 )
@@ -376,26 +377,17 @@ RESULTS = {
         storage_advice=(ADVICE,),
         dataset=replace(DATASET, label_counts=(2_000,) * 14),
     ),
-    "not measured in turns": NOT_IN_TURNS,
+    "not compared": NOT_IN_TURNS,
     "undecided": changed(
         RECOMMENDED,
         {"recommended.rivals": (replace(RIVAL, ratio=Estimate(1.03, 0.97, 1.09)), SLOWER)},
     ),
-    "few rounds": replace(
-        NOT_IN_TURNS,
-        configurations=tuple(
-            replace(each, status="not enough samples", n_rounds=5)
-            if each.configuration in {CHOICE.configuration, GRID[7].configuration}
-            else each
-            for each in NOT_IN_TURNS.configurations
-        ),
-    ),
     "nothing feasible": NOTHING_FEASIBLE,
-    "not enough samples": replace(
+    "too long": replace(
         NOTHING_FEASIBLE,
         nearest=None,
         storage_order=None,
-        configurations=tuple(with_too_few_rounds(each) for each in GRID),
+        configurations=tuple(too_long(each) for each in GRID),
     ),
     "predicted": changed(
         NOT_IN_TURNS,
@@ -405,14 +397,14 @@ RESULTS = {
             "recommended.peak_memory_bytes": None,
         },
     ),
-    "nothing measured": replace(
+    "nothing timed": replace(
         RECOMMENDED,
         recommended=Recommended(
             configuration=CHOICE.configuration,
             basis="predicted",
             cells_per_second=None,
             peak_memory_bytes=None,
-            reason="It is the likeliest to be the fastest.",
+            reason="Predicted to be the fastest (nothing was timed).",
         ),
         configurations=tuple(
             replace(untimed(1, 1, 0, "out of budget", 0.97), configuration=each.configuration)

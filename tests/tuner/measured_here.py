@@ -14,7 +14,7 @@ from cellfeed_tuner._measuring._process import MeasuringProcess, Outcome, Reques
 
 __all__ = ["MeasuringHere", "MeasuringProcess", "events_of", "measure_here"]
 
-MODULES = ("_autotune", "_measuring._measurement", "_measuring._process")
+MODULES = ("_autotune", "_measuring._measurement", "_measuring._process", "_profile")
 
 
 def events_of(request: Request, subject: Any) -> list[Any]:

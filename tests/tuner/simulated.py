@@ -22,6 +22,7 @@ from cellfeed_tuner import (
     Constraints,
     EntropyBits,
     autotune,
+    profile,
 )
 from cellfeed_tuner._choose import Choice, Requirements
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
@@ -47,6 +48,7 @@ __all__ = [
     "autotune_on",
     "entropy_of",
     "prefetch_search",
+    "profile_on",
     "searched",
     "timed",
 ]
@@ -296,3 +298,13 @@ def autotune_on(
         patch(f"{module}MeasuringProcess", lambda: machine),
     ):
         return autotune(collection, budget=budget, **settings)
+
+
+def profile_on(machine: Machine, collection: Collection, **settings: Any) -> AutotuneResult:
+    """Run `profile` on a machine, by its clock."""
+    module = "cellfeed_tuner._profile."
+    with (
+        patch(f"{module}TimeBudget", partial(TimeBudget, clock=machine.clock)),
+        patch(f"{module}MeasuringProcess", lambda: machine),
+    ):
+        return profile(collection, **settings)

@@ -62,12 +62,12 @@ def check_configurations(result):
         assert names <= each["entropy_bits"].keys()
         verdict = each["verdict"]
         # A slow machine may have too few whole fetches in the time, and nothing or little to judge.
-        if each["status"] != "not enough samples":
-            assert (verdict is not None) == (each["status"] == "measured")
+        if each["status"] != "too long":
+            assert (verdict is not None) == (each["status"] == "timed")
         if verdict is not None:
             assert verdict["kind"] in {"inside", "outside", "assumptions"}, each
             assert {"bits", "error_bits", "assumptions", "sentence"} <= verdict.keys()
-        if each["status"] == "measured":
+        if each["status"] == "timed":
             assert each["cells_per_second"]["low"] <= each["cells_per_second"]["high"]
             assert each["peak_memory_bytes"] > 0
 
@@ -80,7 +80,7 @@ def test_a_collection_is_tuned_and_the_result_used(tune, small_collection, tmp_p
     assert "random sampling's entropy" in " ".join(printed.stdout.split())
     assert "Measuring throughput" in printed.stderr
     assert "Measuring throughput" not in printed.stdout
-    assert result["schema"] == "cellfeed.autotune/2"
+    assert result["schema"] == "cellfeed.autotune/3"
     assert {"machine", "dataset", "configurations", "recommended"} <= result.keys()
     assert len(result["configurations"]) == 4
     check_configurations(result)
@@ -228,7 +228,7 @@ def test_a_script_without_a_main_guard_measures_a_warm_cache(small_collection, t
         "print(result.configurations[0].status, result.cache, result.recommended is not None)\n"
     )
     # As fast as the machine is.
-    assert re.fullmatch("(measured|not enough samples) warm True\n", warm.output_of(script))
+    assert re.fullmatch("(timed|compared) warm True\n", warm.output_of(script))
 
 
 COUNT = "with open({ran!r}, 'a') as file: file.write('once ')"

@@ -173,11 +173,11 @@ class TestLabels:
                 assert expected.value == pytest.approx(of[name], abs=0.01)
                 assert expected.low <= expected.value <= expected.high
             assert within.given == "drug"
-            if each.status == "measured":
+            if each.status == "timed":
                 assert within.measured.value == pytest.approx(of["within"], abs=0.15)
 
     def test_each_label_is_judged_where_it_was_measured(self, tuned):
-        measured = [each for each in tuned[0].configurations if each.status == "measured"]
+        measured = [each for each in tuned[0].configurations if each.status == "timed"]
         assert measured
         for each in measured:
             for label in (each, each.further_labels["plate"]):
@@ -232,12 +232,14 @@ class TestOtherColumns:
             random = theory.random_entropy_bits(np.bincount(LABELS[name]), BATCH_SIZE)
             assert found == pytest.approx(bits / random, abs=0.03)
         said = " ".join(in_words("mixed_less", result))
-        assert said.startswith("Other obs columns are mixed less")
-        assert said.endswith("name it too: `--label drug --label plate`.")
+        assert said.startswith("Mixed less: plate (")
+        assert said.endswith("add `--label plate`.")
         result = replace(result, mixed_less={"cell [red]type": 0.5})  # quoted for a shell
         (said,) = in_words("mixed_less", result)
-        assert said.startswith("Another obs column is mixed less, with 50.0% of random sampling's")
-        assert said.endswith("name it too: `--label drug --label 'cell [red]type'`.")
+        assert said == (
+            "Mixed less: cell [red]type (50.0%). If you train on it, "
+            "add `--label 'cell [red]type'`."
+        )
         assert said in said_of(result)
 
     @pytest.mark.parametrize(
@@ -249,6 +251,16 @@ class TestOtherColumns:
         result = self.tuned(labelled, labels, [*dict.fromkeys([*labels, *opened])])
         assert set(result.mixed_less) == less
         assert bool(in_words("mixed_less", result)) == bool(less)
+
+
+@pytest.mark.slow
+def test_dense_minibatches_are_timed_compared_and_pasted(small_collection, tmp_path):
+    sizes = ["--block-sizes", "4,16", "--fetch-factors", "2", "--entropy-floor", "0.5"]
+    result, printed = command(tmp_path, small_collection, "--label", "plate", "--dense", *sizes)
+    assert result.dataset.dense
+    assert result.n_cells_compared
+    assert result.bottleneck is None or "densifying" in result.bottleneck.seconds
+    assert "autotune.json', dense=True, seed=0)" in " ".join(printed.split())
 
 
 @pytest.mark.slow
@@ -409,7 +421,7 @@ class TestAlignedBlocks:
             )
             bits = minibatch_entropies(collection.obs["plate"].values, plan).mean()
             assert each.entropy_bits.expected.value == pytest.approx(bits, abs=0.05)
-            if each.status == "measured":
+            if each.status == "timed":
                 assert each.verdict.kind in {"inside", "assumptions"}
 
     @pytest.mark.slow
@@ -470,7 +482,7 @@ class TestSteps:
             tahoe, Configuration(block_size=4, fetch_factor=2), label="plate", seconds=0.01,
             make_dataset=make_dataset,
         )  # fmt: skip
-        assert (found.status, found.delivery_fault) == ("measured", "")
+        assert (found.status, found.delivery_fault) == ("timed", "")
 
     @pytest.mark.slow
     def test_pairs_of_tokens(self, tahoe):
@@ -552,7 +564,7 @@ def test_the_output_of_cell_ranger(tmp_path):
     collection = open_collection(sorted(tmp_path.glob("*.h5")), obs=["library"])
     configuration = Configuration(block_size=4, fetch_factor=2)
     found = measure(collection, configuration, label="library", seconds=0.01)
-    assert (found.status, found.delivery_fault) == ("measured", "")
+    assert (found.status, found.delivery_fault) == ("timed", "")
     assert pretend(collection, label="library").dataset.paths == tuple(
         str(tmp_path / f"{library}.h5") for library in ("control", "treated")
     )

@@ -32,16 +32,16 @@ def known(value: _T | None) -> _T:
 def test_the_floor_costs_what_the_fastest_below_it_gives(result_of):
     result = result_of("recommended")
     cost = known(floor_cost(result))
-    assert (cost.result.configuration, cost.is_measured) == (FASTEST, True)
+    assert (cost.result.configuration, cost.is_timed) == (FASTEST, True)
     assert cost.ratio == cost.result.relative
     greedy = replace(result, constraints=replace(result.constraints, memory_bytes=10**8))
-    assert not known(floor_cost(greedy)).is_measured  # what was timed takes more than that
+    assert not known(floor_cost(greedy)).is_timed  # what was timed takes more than that
 
 
 def test_what_was_not_timed_is_predicted(result_of):
     result = without_the_fastest(result_of("recommended"))
     cost = known(floor_cost(result))
-    assert not cost.is_measured
+    assert not cost.is_timed
     assert cost.result.status == "below entropy floor"
     speed = known(result.predicted(cost.result))
     assert speed.value == pytest.approx(cost.ratio.value * 8_800)
@@ -57,33 +57,16 @@ def test_the_cost_of_the_floor_is_not_always_known(result_of):
     assert floor_cost(replace(result, constraints=needed)) is None
 
 
-@pytest.mark.parametrize(
-    ("ratio", "is_measured", "said"),
-    [
-        (
-            Estimate(1.5, 1.2, 1.8), False,
-            ("The entropy floor of 0.95 costs throughput: below it, block size 1024, fetch factor "
-            "4, 0 workers (20.0% of random sampling's entropy) is predicted to be "
-            "1.50x [1.20x, 1.80x] as fast."),
-        ),
-        (
-            Estimate(1.1, 0.9, 1.3), False,
-            ("It is undecided whether the entropy floor of 0.95 costs throughput: below it, block "
-            "size 1024, fetch factor 4, 0 workers (20.0% of random sampling's entropy) is "
-            "predicted to be 1.10x [0.90x, 1.30x] as fast."),
-        ),
-        (
-            Estimate(0.8, 0.7, 0.9), True,
-            ("The entropy floor of 0.95 costs no throughput: below it, block size 1024, fetch "
-            "factor 4, 0 workers (20.0% of random sampling's entropy) was "
-            "0.80x [0.70x, 0.90x] as fast."),
-        ),
-    ],
-)  # fmt: skip
-def test_the_cost_of_the_floor_in_words(result_of, ratio, is_measured, said):
+def test_the_cost_of_the_floor_is_said_where_it_is_known(result_of):
     result = result_of("recommended")
     (fastest,) = (each for each in result.configurations if each.configuration == FASTEST)
-    assert in_words("floor", result, FloorCost(fastest, ratio, is_measured)) == [said]
+    (said,) = in_words("floor", result, FloorCost(fastest, Estimate(1.5, 1.2, 1.8), False))
+    assert said == (
+        "The entropy floor of 0.95 costs throughput: block size 1024, fetch factor 4, 0 workers, "
+        "with 20.0% of random sampling's entropy, is predicted to be 1.50x [1.20x, 1.80x] as fast."
+    )
+    for ratio in (Estimate(1.1, 0.9, 1.3), Estimate(0.8, 0.7, 0.9)):
+        assert in_words("floor", result, FloorCost(fastest, ratio, True)) == []
 
 
 @pytest.mark.parametrize(
@@ -91,10 +74,7 @@ def test_the_cost_of_the_floor_in_words(result_of, ratio, is_measured, said):
     [
         (Estimate(1.12, 1.05, 1.2), "slower"),
         (Estimate(1.1, 0.95, 1.3), "undecided whether it is slower"),
-        (
-            Estimate(1.0, 0.95, 1.05),
-            "equally fast within sampling noise, but takes 1 worker process",
-        ),
+        (Estimate(1.0, 0.95, 1.05), "equally fast, but takes 1 worker process"),
     ],
 )
 def test_why_a_rival_was_not_chosen(result_of, ratio, said):
@@ -110,9 +90,9 @@ def test_why_a_rival_was_not_chosen(result_of, ratio, said):
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
-        (Estimate(1.01, 0.95, 1.07), "is equally fast within sampling noise: it has 0.99x"),
+        (Estimate(1.01, 0.95, 1.07), "As fast: block size 64, fetch factor 64, 1 worker (0.99x"),
         (Estimate(1.06, 0.97, 1.16), "Undecided: block size"),
-        (Estimate(1.06, 1.02, 1.1), "has 0.94x"),
+        (Estimate(1.06, 1.02, 1.1), "Slower: block size 64, fetch factor 64, 1 worker (0.94x"),
     ],
 )
 def test_a_rival_is_equally_fast_undecided_or_slower(result_of, ratio, said):
@@ -128,11 +108,11 @@ def test_a_rival_is_equally_fast_undecided_or_slower(result_of, ratio, said):
     [
         (None, []),
         (0.3, []),
-        (0.4, ["Undecided: with a probability of 40%, a configuration that was not"]),
+        (0.4, ["Undecided: not all was timed, and one that was not is probably faster"]),
     ],
 )
 def test_what_may_well_be_faster_is_said(result_of, chance, said):
-    result = result_of("not measured in turns")
+    result = result_of("not compared")
     recommended = replace(result.recommended, chance_of_faster=chance)
     found = in_words("rivals", replace(result, recommended=recommended))
     assert [each[: len(start)] for each, start in zip(found, said, strict=True)] == said

@@ -229,7 +229,7 @@ class TestHere:
         one = measure(
             collection, CONFIGURATION, label="plate", seconds=0.01, make_dataset=normalized
         )
-        assert (one.status, one.delivery_fault) == ("measured", "")
+        assert (one.status, one.delivery_fault) == ("timed", "")
 
 
 @pytest.mark.process

@@ -29,21 +29,19 @@ def explain(result_of, tmp_path):
     ("kind", "options", "said"),
     [
         ("explained", "", "block size 64, fetch factor 64, 0 workers"),
-        ("explained", "", "It is the fastest of the 4 measured configurations"),
-        ("explained", "", "Bound by decompression: 80.0 [72.0, 88.0] us"),
+        ("explained", "", "The fastest of the 4 timed configurations"),
+        ("explained", "", "Bound by decompression: 80.0 of 113.0 us per cell"),
         ("explained", "", "decompressing 160.0 [144.0, 176.0] █"),
         ("explained", "", "1.67 bytes are decompressed for each byte used."),
         ("explained", "", "A training step longer than 7.2 ms hides"),  # 64 x 113 us
-        ("explained", "", "in blocks of 1,024 and give at least 2.5x the throughput"),
+        ("explained", "", "in blocks of 1,024, would be at least 2.5x as fast"),
         ("explained", "--step-ms 64", "the training step takes longer, 1,000.0 us per cell."),
-        ("explained", "--step-ms 1", "Bound by decompression: 80.0 [72.0, 88.0] us"),
+        ("explained", "--step-ms 1", "Bound by decompression: 80.0 of 113.0 us per cell"),
         ("recommended", "", "Where the time goes: Not known: there is no recommendation"),
         ("nothing feasible", "", "No configuration is feasible. The nearest is block size 64"),
-        ("few rounds", "", "9,000 [8,100, 10,800] cells/s, from only 5 rounds, not compared with"),
-        ("few rounds", "--block-size 64 --workers 1", "rests on only 5 rounds, which is not"),
-        ("few rounds", "--block-size 64 --workers 1", "9,600] cells/s (from only 5 rounds)"),
-        ("not enough samples", "--block-size 700", "block size 700 is not in the grid."),
-        ("not enough samples", "--block-size 700", "The nearest is block size 1024"),
+        ("not compared", "", "timed, but not compared"),
+        ("too long", "--block-size 700", "block size 700 is not in the grid."),
+        ("too long", "--block-size 700", "The nearest is block size 1024"),
         # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
         ("recommended", "--block-size 4", "Of the 4 configurations with block size 4, the best is"),
         ("recommended", "--workers 1", "best is block size 64, fetch factor 64, 1 worker."),
@@ -107,7 +105,7 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
     assert "block size 32, fetch factor 64 is not in the grid." in said
     assert f"would have {bits:.3f} bits" in said
     assert (
-        "The nearest measured configuration, in block size and fetch factor together, is "
+        "The nearest timed configuration, in block size and fetch factor together, is "
         "block size 64, fetch factor 64, 0 workers: It is the recommended one."
     ) in said
     # Without counts of labels there is no theory.
@@ -119,7 +117,7 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
 @pytest.mark.parametrize(
     ("options", "meant", "nearest"),
     [
-        # Of block size 1,024 only fetch factor 4 was measured, four doublings from the
+        # Of block size 1,024 only fetch factor 4 was timed, four doublings from the
         # recommended 64, and as many as lie between block sizes 64 and 1,024.
         ("--block-size 4096", "block size 4096, fetch factor 64, 0 workers", "block size 64"),
         ("--block-size 2", "block size 2, fetch factor 64, 0 workers", "block size 4"),
@@ -133,10 +131,10 @@ def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
         ),
     ],
 )
-def test_the_nearest_is_near_in_both_sizes_and_was_measured(explain, options, meant, nearest):
+def test_the_nearest_is_near_in_both_sizes_and_was_timed(explain, options, meant, nearest):
     said = explain("explained", options)
     assert meant in said
-    assert f"measured configuration, in block size and fetch factor together, is {nearest}" in said
+    assert f"timed configuration, in block size and fetch factor together, is {nearest}" in said
     answer = json.loads(explain("explained", f"{options} --json"))["answer"]
     assert answer["about"]["cells_per_second"]["value"] is not None
 
@@ -150,7 +148,7 @@ def test_json_says_the_same(explain):
     assert (answer["n_matching"], answer["is_chosen"]) == (4, False)
     assert answer["about"]["configuration"]["num_workers"] == 1
     assert answer["speed_ratio"] == pytest.approx(3_000 / 8_800)
-    assert answer["predicted"] is None  # it was measured
+    assert answer["predicted"] is None  # it was timed
     assert answer["reasons"][0].startswith("It is slower")
     assert json.loads(explain("recommended", "--json"))["answer"] is None
 

@@ -78,8 +78,8 @@ def test_what_was_measured_by_then_is_the_result(interrupted, collection, cache_
     assert len(timed) == 1
     assert all(each.status != "out of budget" for each in timed)
     if result.recommended is not None:
-        assert result.recommended.basis in {"measured", "predicted"}
-        assert (result.chosen in timed) == (result.recommended.basis == "measured")
+        assert result.recommended.basis in {"timed", "predicted"}
+        assert (result.chosen in timed) == (result.recommended.basis == "timed")
 
 
 def test_a_choice_is_kept(interrupted, collection):
@@ -89,7 +89,7 @@ def test_a_choice_is_kept(interrupted, collection):
     chosen = caught.value.result.recommended
     assert chosen is not None
     assert chosen.configuration == Configuration(block_size=4, fetch_factor=8)
-    assert chosen.basis == "measured"
+    assert chosen.basis == "timed"
     CellDataset.from_autotune(collection, caught.value.result, seed=0)
 
 

@@ -32,3 +32,15 @@ def test_versions_are_those_that_run(monkeypatch):
     assert described.packages["scipy"] is None
     assert described.python == platform.python_version()
     assert platform.release() in described.kernel
+
+
+def test_what_decides_about_speed_is_read_from_the_system(monkeypatch, tmp_path):
+    monkeypatch.setattr("cellfeed_tuner._machine._SYSTEM_FILES", tmp_path)
+    assert describe_machine([]).cpu.frequency_governor is None
+    assert describe_machine([]).cpu.numa_nodes is None
+    for node in (0, 1, 10):
+        (tmp_path / f"node/node{node}").mkdir(parents=True)
+    (tmp_path / "cpu/cpu0/cpufreq").mkdir(parents=True)
+    (tmp_path / "cpu/cpu0/cpufreq/scaling_governor").write_text("powersave\n")
+    cpu = describe_machine([]).cpu
+    assert (cpu.frequency_governor, cpu.numa_nodes) == ("powersave", 3)

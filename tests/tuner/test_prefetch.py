@@ -129,15 +129,15 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of):
     said = said_of(result_of("remote"))
     assert f"Recommended: {choice}, prefetch 4" in said
     assert (
-        "Reading 4 fetches ahead (prefetch) is as fast as any other measured depth that fits in "
-        "memory, within sampling noise." in said
+        "Reading 4 fetches ahead (prefetch) is as fast as any other number that was compared and "
+        "fits in memory." in said
     )
     assert "1: 2,300 [2,070, 2,530], 2: 4,500 [4,050, 4,950], 4: 8,700" in said
     assert "16: " not in said
     assert "storage_options=...)" in said
     said = said_of(result_of("remote, undecided"))
     assert f"Recommended: {choice} " in said
-    assert "The best number of fetches to read ahead (prefetch) is undecided" in said
+    assert "How many fetches to read ahead (prefetch) is undecided" in said
     said = printed(result_of("recommended"))  # of files of this machine
     assert "prefetch" not in said
     assert "storage_options" not in said

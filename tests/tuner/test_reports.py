@@ -31,7 +31,7 @@ CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
 SCHEMA = Path(__file__).parents[2] / "docs" / "autotune_schema.py"
 # Kinds whose pictures are unlike those of all others.
 PICTURED = [
-    "recommended", "nothing feasible", "few rounds", "not enough samples", "nothing measured",
+    "recommended", "nothing feasible", "too long", "nothing timed",
     "wrong loader", "several labels", "ranges", "one configuration",
 ]  # fmt: skip
 RECOMMENDED = RESULTS["recommended"]
@@ -82,9 +82,9 @@ def page_of(kind):
 
 
 def check_terminal(result):
-    """It starts with the answer, which fits on a screen."""
+    """It starts with the answer, which takes at most eight lines beside the code."""
     text = printed(result)
-    assert len(text.split("\nTo train with it:")[0].splitlines()) < 24
+    assert len(text.strip().split("\nTo train with it:")[0].splitlines()) <= 8 + 1
     said = " ".join(text.split())
     if result.loader_fault is not None:
         assert said.startswith("THE LOADER DELIVERS WRONG DATA: do not train with it.")
@@ -93,7 +93,6 @@ def check_terminal(result):
         assert said.startswith("No configuration is feasible. ")
     else:
         assert said.startswith(f"Recommended: {result.recommended.settings} ")
-        assert result.recommended.reason in said
         assert "CellDataset.from_autotune(" in said
 
 
@@ -119,7 +118,7 @@ def check_page(result, html):
     is_judged = any(each.verdict for each in result.configurations)
     n_timed = sum(each.cells_per_second is not None for each in result.configurations)
     wanted = {
-        "recommendation": True, "code": result.recommended, "measured": n_timed,
+        "recommendation": True, "code": result.recommended, "timed": n_timed,
         "bottleneck": True, "trade-off": True, "grid": is_grid, "bounds": is_grid or is_judged,
         "configurations": True, "conditions": True,
     }  # fmt: skip
@@ -216,8 +215,8 @@ FACTS = [
     ("recommended", "terminal notebook recommendation repr", "8,800 [8,500, 9,100] cells/s"),
     ("recommended", "notebook recommendation", "3.456 bits, 96.0% of random sampling"),
     ("recommended", "recommendation configurations", "because there are few blocks."),
-    ("recommended", "notebook recommendation", "its 2 closest rivals8,800 ["),
-    ("recommended", "terminal recommendation", "1 not timed (budget exhausted)"),
+    ("recommended", "notebook recommendation", "compared with 2 others, in turns8,800 ["),
+    ("recommended", "terminal recommendation", "1 no time left"),
     ("recommended", "terminal configurations", "no workers here"),
     ("recommended", "bounds", "4 inside: as planned"),
     ("recommended", "conditions", "cold: dropped before each epoch"),
@@ -225,20 +224,17 @@ FACTS = [
     ("recommended", "conditions", "torchnot installed"),
     ("recommended", "conditions", "2026-11-21 09:30 UTC"),
     ("recommended", "bottleneck", "Not known: there is no recommendation"),
-    ("not measured in turns", "terminal notebook recommendation", "not compared with others"),
-    ("not measured in turns", "terminal notebook recommendation", "9,000 [8,100, 10,800]"),
-    ("few rounds", "terminal notebook recommendation repr", "from only 5 rounds"),
-    ("few rounds", "configurations", "9,000 [8,100, 10,800]*"),
-    ("few rounds", "configurations", "* Not enough samples: only 4 to 7 rounds"),
+    ("not compared", "terminal notebook recommendation", "timed, but not compared"),
+    ("not compared", "terminal notebook recommendation", "9,000 [8,100, 10,800]"),
     ("predicted", "terminal notebook recommendation", "This is a prediction"),
     ("predicted", "repr", "cells/s, predicted>"),
     ("nothing feasible", "terminal notebook recommendation", "The nearest is block size 64"),
     ("nothing feasible", "conditions", "at least 50,000 cells/s"),
-    ("not enough samples", "terminal notebook recommendation", "None could be timed: its buffers"),
-    ("not enough samples", "terminal notebook recommendation", "A larger --budget may suffice."),
-    ("not enough samples", "trade-off", "No throughput was measured"),
-    ("not enough samples", "bounds", "No measured configuration could be judged"),
-    ("not enough samples", "conditions", "storage ordernot checked"),
+    ("too long", "terminal notebook recommendation", "None could be timed: a fetch takes too long"),
+    ("too long", "terminal notebook recommendation", "A larger --budget may suffice."),
+    ("too long", "trade-off", "Nothing was timed"),
+    ("too long", "bounds", "No timed configuration could be judged"),
+    ("too long", "conditions", "storage ordernot checked"),
     ("ranges without a choice", "terminal notebook recommendation", "1 failed: no workers here"),
     ("wrong loader", "terminal notebook recommendation repr", "minibatch 0 has plate p3"),
     ("wrong loader", "bounds", "1 loader: not as planned"),
@@ -255,14 +251,14 @@ FACTS = [
     ("ranges", "bounds", "14 inside: as planned"),
     ("warm", "conditions", "warm: all files were read beforehand"),
     ("unknown cache", "conditions", "unknown: the kernel kept pages"),
-    ("explained", "terminal bottleneck", "decompression: 80.0 [72.0, 88.0] us of the 113.0 us"),
-    ("explained", "terminal bottleneck", "at least 2.5x the throughput (estimated from a sample)"),
+    ("explained", "terminal bottleneck", "decompression: 80.0 of 113.0 us per cell"),
+    ("explained", "terminal bottleneck", "would be at least 2.5x as fast"),
     ("explained", "bottleneck", "decompressing160.0 [144.0, 176.0]"),
     ("explained", "bottleneck", "1.67 bytes are decompressed for each byte used"),
-    ("link", "terminal bottleneck", "53.1 MB per second of stored chunks are read"),
+    ("link", "bottleneck", "53.1 MB per second of stored chunks are read"),
     ("warnings", "terminal notebook recommendation", "Other programs took 35% of the processors"),
     ("warnings", "conditions", "1.4 cores busy"),
-    ("warnings", "terminal notebook recommendation", "of a configuration differ by 18%"),
+    ("warnings", "terminal notebook recommendation", "Repeated timings differ by 18%"),
     ("warnings", "terminal notebook recommendation", "outside the paper's bounds"),
     ("warnings", "terminal notebook recommendation conditions", "filter <b> is not supported"),
     ("warnings", "conditions", "uncached: pages are dropped as they are read"),
@@ -289,9 +285,8 @@ def test_only_what_failed_is_listed_in_a_terminal():
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("waiting", {}, "[10.0%, 15.0%] of the time, measured over 8 whole fetches per worker."),
-        ("waiting", {"waiting.n_rounds": 1}, "12.5% of the time, measured over 1 whole fetch per"),
-        ("waiting", {"waiting.n_rounds": 1}, "too few to rely on"),
+        ("waiting", {}, "[10.0%, 15.0%] of the time (timed over 8 fetches per worker)."),
+        ("waiting", {"waiting.n_rounds": 1}, "12.5% of the time (timed over 1 fetch per"),
         ("waiting", {"waiting.share": None}, "training would wait for data 20.0% of the time."),
         ("reading", {"cache": "cold"}, "requested 1.5x that, and the system read 3.0x that"),
         ("reading", {"cache": "warm"}, "the loader requested 1.5x that."),
@@ -324,9 +319,9 @@ def test_a_command_in_advice_is_code():
     assert "`" not in page.texts["bottleneck"]
 
 
-def test_the_measured_are_compared_with_the_chosen():
+def test_the_timed_are_compared_with_the_chosen():
     html, without = (
-        page_without_pictures(RESULTS[kind], code=CODE).partition('id="measured"')[2]
+        page_without_pictures(RESULTS[kind], code=CODE).partition('id="timed"')[2]
         for kind in ("recommended", "nothing feasible")
     )
     html, without = html.partition("</section>")[0], without.partition("</section>")[0]
@@ -338,11 +333,11 @@ def test_the_measured_are_compared_with_the_chosen():
     assert [kind for kind, _ in rows].index("chosen") == 1
     assert [row.count("recommended</td>") for _, row in rows] == [0, 1, 0, 0, 0, 0]
     assert ">below the entropy floor</td>" in rows[0][1]
-    # The figure measured in turns, as everywhere.
+    # The figure of its turns, as everywhere.
     assert ">0.89x [0.83x, 0.95x]</td>" in rows[2][1]
     assert ">8,800 [8,500, 9,100]</td>" in rows[1][1]
     assert ">slower</td>" in rows[2][1]
-    assert "The entropy floor of 0.95 costs throughput: below it, block size 1024, " in html
+    assert "The entropy floor of 0.95 costs throughput: block size 1024, " in html
     assert "was 1.36x [1.18x, 1.58x] as fast." in html
     assert without.count('<td data-of="times recommended"></td>') == 6
     assert "recommended</td>" not in without

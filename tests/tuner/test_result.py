@@ -4,6 +4,7 @@ import json
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from tests import commands
 
@@ -59,7 +60,7 @@ def test_a_path_that_is_not_there_is_named(result_of, tmp_path):
     [
         *((text, r"\(no JSON object\)") for text in ("", "\x00", "[]", "3", "null", "[" * 100_000)),
         ('{"a": 1}', r"\('schema' is missing\)"),
-        ('{"schema": "cellfeed.autotune/2"}', "missing required field"),
+        ('{"schema": "cellfeed.autotune/3"}', "missing required field"),
         ('{"schema": "cellfeed.replay/1"}', "has schema 'cellfeed.replay/1'"),
     ],
 )
@@ -108,3 +109,29 @@ def test_a_result_makes_the_dataset_that_it_recommends(result_of):
     assert [batch.tolist() for batch in dataset] == [batch.tolist() for batch in by_hand]
     with pytest.raises(FormatError, match="the result: recommends nothing"):
         CellDataset.from_autotune(range(10_000), result_of("nothing feasible"))
+
+
+@pytest.mark.parametrize("kind", ["recommended", "several labels", "too long", "ranges"])
+def test_the_table_has_a_row_for_each_configuration(result_of, kind, tmp_path):
+    result = result_of(kind)
+    table = result.table()
+    assert len(table) == len(result.configurations)
+    for (_, row), each in zip(table.iterrows(), result.configurations, strict=True):
+        assert {name: row[name] for name in each.configuration} == dict(each.configuration)
+        is_timed = each.cells_per_second is not None
+        assert (row["known"] in {"timed", "compared"}) == is_timed
+        speed = each.cells_per_second or result.predicted(each)
+        assert np.isnan(row["cells_per_second"]) == (speed is None)
+        if speed is not None:
+            ends = row[["cells_per_second_low", "cells_per_second", "cells_per_second_high"]]
+            assert ends.tolist() == [speed.low, speed.value, speed.high]
+            assert is_timed or row["known"] == "predicted"
+        for label, bits in result.entropies(each).items():
+            assert row[f"{label}_bits"] == bits.expected.value
+            assert row["share_of_random"] <= bits.share_of_random
+        assert row["is_recommended"] == (each is result.chosen)
+    table.to_csv(tmp_path / "table.csv", index=False)
+    read = pd.read_csv(tmp_path / "table.csv", keep_default_na=True)
+    assert read["cells_per_second"].tolist() == pytest.approx(
+        table["cells_per_second"].tolist(), nan_ok=True
+    )

@@ -131,7 +131,7 @@ def test_utilization_is_within_5_points_of_the_truth(name, share):
             assert each.limit == machine.limit(each.n_ranks)
         if true == 1.0:
             assert each.limit == "training"
-        assert each.basis == ("measured" if each.n_ranks <= 2 else "predicted")
+        assert each.basis == ("timed" if each.n_ranks <= 2 else "predicted")
 
 
 @given(
@@ -217,7 +217,7 @@ def test_what_was_measured_may_be_less_than_the_model_says():
     used = [Estimate(0.95, 0.9, 1.0), Estimate(0.85, 0.8, 0.9)]
     ranks = tuple(
         scaling.FedRanks(
-            n_ranks=n, utilization=used[n - 1], basis="measured", limit="training",
+            n_ranks=n, utilization=used[n - 1], basis="timed", limit="training",
             needed_cells_per_second=1.0,
         )
         for n in (1, 2)

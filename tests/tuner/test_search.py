@@ -55,7 +55,7 @@ def search(machine: Machine | None = None, *, slower: float = 1.0, **settings: A
     assert [each.configuration for each in found.results] == GRID
     for each in found.results:
         assert (each.cells_per_second is not None) == (each.n_rounds > 0), each
-        assert (each.status == "measured") == (each.n_rounds > 0), each
+        assert (each.status == "timed") == (each.n_rounds > 0), each
     # What mixes too little is not measured before the choice is clear.
     assert all(share(each) >= options["floor"] - 0.001 for each in found.asked)
     return found
@@ -65,7 +65,7 @@ def search(machine: Machine | None = None, *, slower: float = 1.0, **settings: A
 def test_the_fastest_feasible_configuration_is_found(floor):
     found = search(floor=floor)
     assert cost(found.chosen) == pytest.approx(cost(best(floor)))
-    assert found.by_status("measured")
+    assert found.by_status("timed")
 
 
 def test_every_feasible_pair_is_timed_and_the_best_with_each_number_of_workers():
@@ -149,7 +149,7 @@ def test_where_nothing_mixes_well_enough_what_comes_nearest_is_measured():
     machine = Machine(cost, N_CELLS)
     found = searched(machine, [e for e in GRID if e.block_size > 16], ENTROPIES, floor=1.0)
     assert (found.asked, found.choice) == ([], None)
-    assert found.by_status("measured")
+    assert found.by_status("timed")
     assert all(share(each) < 0.999 for each in machine.asked)
 
 

@@ -79,7 +79,7 @@ def test_cells_are_those_of_all_ranks(process, collection):
     before = dict(os.environ)
     found = measured(process, request_of(labels=["plate"]))
     assert before == dict(os.environ)
-    assert found.status == "measured"
+    assert found.status == "timed"
     assert found.delivery_fault == ""
     assert found.cells_per_round == 2 * 4 * BATCH_SIZE
     mean = np.mean(found.round_seconds)
@@ -151,7 +151,7 @@ class TestOtherLoaders:
 
     def test_cells_are_those_of_all_ranks(self):
         found = self.run(Numbers())
-        assert found.status == "measured"
+        assert found.status == "timed"
         assert found.cells_per_round == 2 * 2 * ranked_loaders.BATCH_SIZE
 
     @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_what_never_started_is_predicted_and_said_to_be(result_on):
     chosen = result.recommended
     assert (chosen.basis, chosen.cells_per_second) == ("predicted", None)
     assert chosen.configuration.block_size * chosen.configuration.fetch_factor > 1
-    assert "nothing was measured" in chosen.reason
+    assert "nothing was timed" in chosen.reason
     assert "had not started after" in result.cut_short
     assert not machine.asked
 

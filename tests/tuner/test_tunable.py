@@ -72,7 +72,7 @@ class TestMeasured:
         assert all(each.peak_memory_bytes is not None for each in delivered.configurations)
         assert len(delivered.configurations) + delivered.n_unlisted == 6
         said = " ".join(in_words("untimed", delivered))
-        unlisted = f"{delivered.n_unlisted} other configurations were not measured"
+        unlisted = f"{delivered.n_unlisted} other configurations were not timed"
         assert (unlisted in said) == (delivered.n_unlisted > 0)
 
     def test_of_a_plan_what_mixes_too_little_is_not_timed(self, planned):

@@ -52,7 +52,7 @@ def judged(
     bits = mean_with_interval(rounds)
     result = ConfigurationResult(
         configuration=Configuration(block_size=block_size, fetch_factor=fetch_factor),
-        status="measured",
+        status="timed",
         cells_per_second=Estimate(1.0, 1.0, 1.0),
         n_rounds=len(rounds) - 1,  # the first of a measurement is counted for its entropy only
         entropy_bits=EntropyBits(expected=bits, random=0.0, measured=bits),

@@ -26,6 +26,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine import Busy, Machine, describe_machine
     from cellfeed_tuner._measuring._measurement import Measurement, measure
+    from cellfeed_tuner._profile import profile
     from cellfeed_tuner._ranks import Ranks
     from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, Ranges
     from cellfeed_tuner._results import (
@@ -58,6 +59,7 @@ _MODULE_OF = {
         "_headroom": "Headroom headroom",
         "_interval": "Estimate",
         "_machine": "Busy Machine describe_machine",
+        "_profile": "profile",
         "_measuring._measurement": "Measurement measure",
         "_ranks": "Ranks",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
@@ -78,7 +80,8 @@ __all__ = [
     "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
     "Rival", "Scaling", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
     "Tunable", "Verdict", "autotune", "describe_machine", "epochs_until_paid", "headroom",
-    "label_entropy", "measure", "minibatch_entropies", "plots", "strategy_entropy", "theory",
+    "label_entropy", "measure", "minibatch_entropies", "plots", "profile", "strategy_entropy",
+    "theory",
 ]  # fmt: skip
 
 if not typing.TYPE_CHECKING:

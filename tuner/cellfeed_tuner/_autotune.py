@@ -18,7 +18,7 @@ from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._request import collection_request, loader_request
+from cellfeed_tuner._request import Request, collection_request, loader_request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._subject import Tunable
@@ -40,6 +40,7 @@ def autotune(
     workers: Sequence[int] | None = None,
     num_threads: Sequence[int] = (),
     align: Sequence[Literal["chunks"] | None] = (),
+    dense: bool = False,
     budget: float = DEFAULT_BUDGET_SECONDS,
     entropy_floor: float = DEFAULT_ENTROPY_FLOOR,
     memory: int | None = None,
@@ -109,6 +110,8 @@ def autotune(
         Further settings to choose from: threads of each reading process, and whether blocks end
         where chunks do, such as ``align=(None, "chunks")``; see `cellfeed.CellDataset` and
         `cellfeed.BlockShuffling`. If empty, the loader's defaults.
+    dense
+        Whether minibatches are made dense, as for most models; see `cellfeed.CellDataset`.
     budget
         Seconds to spend in total. A run ends with an answer at most 15 seconds, or 15 % of the
         budget, after it; see `Recommended.basis`.
@@ -194,20 +197,7 @@ def tuned(
 ) -> AutotuneResult:
     """Do what `autotune` does, within a budget, and in a process, that may have begun before."""
     settings = {name: each.default for name, each in _PARAMETERS.items()} | given
-    of_collection = {name: settings[name] for name in _OF_COLLECTION}
-    common = {
-        name: settings[name] for name in _PARAMETERS if name not in {*_OF_COLLECTION, *_OF_RUN}
-    }
-    asked = settings["ranks"]
-    common |= {"budget": budget.seconds, "ranks": Ranks.of(asked)}
-    common["rank_counts"] = (
-        sorted(set(asked)) if isinstance(asked, Sequence) and len(asked) > 1 else ()
-    )
-    if isinstance(subject, Tunable):
-        _require_usual(subject, of_collection | {"make_dataset": settings["make_dataset"]})
-        request = loader_request(subject, **common)
-    else:
-        request = collection_request(subject, **of_collection, **common)
+    request = request_of(subject, settings | {"budget": budget.seconds})
     with MeasuringProcess() if process is None else nullcontext(process) as measuring:
         measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(
@@ -222,10 +212,34 @@ def tuned(
     return result
 
 
+def request_of(subject: Collection | Tunable, given: Mapping[str, Any]) -> Request:
+    """Return the request that arguments of `autotune` make, or raise what it raises.
+
+    A name that is no argument of `autotune` is a `TypeError`.
+    """
+    settings = {**{name: each.default for name, each in _PARAMETERS.items()}, **given}
+    if unknown := settings.keys() - _PARAMETERS.keys():
+        msg = f"autotune() got an unexpected keyword argument {min(unknown)!r}"
+        raise TypeError(msg)
+    of_collection = {name: settings[name] for name in _OF_COLLECTION}
+    common = {
+        name: settings[name] for name in _PARAMETERS if name not in {*_OF_COLLECTION, *_OF_RUN}
+    }
+    asked = settings["ranks"]
+    common["ranks"] = Ranks.of(asked)
+    common["rank_counts"] = (
+        sorted(set(asked)) if isinstance(asked, Sequence) and len(asked) > 1 else ()
+    )
+    if isinstance(subject, Tunable):
+        _require_usual(subject, of_collection | {"make_dataset": settings["make_dataset"]})
+        return loader_request(subject, **common)
+    return collection_request(subject, **of_collection, **common)
+
+
 _PARAMETERS = inspect.signature(autotune).parameters
 _OF_COLLECTION = (
     "label", "given", "indices", "strategy", "batch_size", "block_sizes", "fetch_factors",
-    "workers", "num_threads", "align",
+    "workers", "num_threads", "align", "dense",
 )  # fmt: skip
 _OF_RUN = ("subject", "on_progress")
 

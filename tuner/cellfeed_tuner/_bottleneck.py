@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from math import ceil
 from typing import Literal, get_args
 
 import numpy as np
@@ -215,18 +214,12 @@ class Bottleneck:
         )
         part, whole = Estimate(*ends), self.measured_seconds_per_cell
         if part.value > whole:
-            return f"{microseconds(part)} us per cell"
-        taken = f"{microseconds(part)} us of the {whole * 1e6:,.1f} us per cell"
-        summed = stage.seconds_per_cell
-        if part.value < _SAME_TIME * summed.value:  # as the table of stages has it
-            taken += f" ({summed.value * 1e6:,.1f} us summed over threads)"
+            return f"{part.value * 1e6:,.1f} us per cell"
+        taken = f"{part.value * 1e6:,.1f} of {whole * 1e6:,.1f} us per cell"
         if stage.saving == 1:  # no other stage was counted
             return taken
-        most = ceil(10 / (1 - stage.saving)) / 10
-        return f"{taken}; removing it would give at most {most:.1f}x the throughput"
+        return f"{taken}; without it, loading would be {1 / (1 - stage.saving):.1f}x as fast"
 
-
-_SAME_TIME = 0.99
 
 _MEANINGS: dict[StageName, str] = {
     "planning": "planning, which is single-threaded",

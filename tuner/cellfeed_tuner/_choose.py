@@ -103,11 +103,6 @@ class _Timed(NamedTuple):
         return self.result.least_mixed.share_of_random
 
 
-def _share(result: ConfigurationResult) -> str:
-    share = f"{result.least_mixed.share_of_random:.1%} of random sampling's entropy"
-    return f"at least {share} for each label" if result.further_labels else share
-
-
 class Choice(NamedTuple):
     """A configuration, what its choice rests on, the reason for it, and what it was compared with.
 
@@ -130,7 +125,7 @@ class Choice(NamedTuple):
 def choose(
     results: Sequence[ConfigurationResult], constraints: Constraints, ordering: Ordering
 ) -> Choice | None:
-    """Return the configuration to use of those that were measured, or None if none is feasible.
+    """Return the configuration to use of those that were timed, or None if none is feasible.
 
     Feasible configurations mix well enough and fit in memory. Without a need, the choice is the
     cheapest (memory, then workers) of those within 2 % of the fastest and not significantly slower;
@@ -151,19 +146,17 @@ def choose(
     return _best_mixed(feasible, constraints.need_cells_per_second)
 
 
-def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_measured: int) -> Choice:
-    """Return the choice of a configuration that there was no time to measure, or hardly any."""
-    why = f"predicted from {n_measured} measured configuration{'s' * (n_measured != 1)}"
-    if not n_measured:
-        why = "predicted from how the data are stored; nothing was measured"
-    reason = f"It is the likeliest to be the fastest ({why}), with {_share(result)}."
+def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_timed: int) -> Choice:
+    """Return the choice of a configuration that there was no time to time, or hardly any."""
+    why = f"from the {n_timed} that were timed" if n_timed else "nothing was timed"
+    reason = f"Predicted to be the fastest ({why})."
     return Choice(result, speed, reason, "predicted")
 
 
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
     """Return the configuration closest to being feasible; None if none can run.
 
-    If nothing was measured, the best mixed of those that mix too little.
+    If nothing was timed, the best mixed of those that mix too little.
     """
     missed = [(each, _shortfalls(each, constraints)) for each in _timed(results)]
     missed = [(each, by) for each, by in missed if any(by.values())]
@@ -231,23 +224,20 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> 
     compared = [ordering.rival(chosen.configuration, each.configuration) for each in others]
     rivals = tuple(each for each in compared if each is not None)
     undecided = [each for each in others if is_undecided(ordering.of_timed(chosen, each))]
-    those = f"the {len(feasible)} measured configurations that mix well enough and fit in memory"
-    if len(feasible) == 1:
-        reason = (
-            "It is the only measured configuration that mixes well enough and fits in memory, "
-            f"with {_share(chosen.result)}."
-        )
+    n = len(feasible)
+    those = f"the {n} timed configurations that mix well enough and fit in memory"
+    if n == 1:
+        reason = "The only timed configuration that mixes well enough and fits in memory."
     elif alike:
-        best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those as cheap"
+        best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those"
         reason = (
-            f"{len(alike) + 1} of {those} are {EQUALLY_FAST}. It is the "
-            f"cheapest of these in memory and workers{best_mixed}, with {_share(chosen.result)}."
+            f"Of {those}, {len(alike) + 1} are {EQUALLY_FAST}; this one takes the least memory and "
+            f"fewest workers{best_mixed}."
         )
-    elif undecided:
-        reason = f"It is the fastest of {those}, though not clearly, with {_share(chosen.result)}."
     else:
-        reason = f"It is the fastest of {those}, with {_share(chosen.result)}."
-    basis: Basis = "compared" if rivals else "measured"
+        surely = ", though not clearly" if undecided else ""
+        reason = f"The fastest of {those}{surely}."
+    basis: Basis = "compared" if rivals else "timed"
     return Choice(chosen.result, chosen.speed, reason, basis, rivals)
 
 
@@ -261,12 +251,12 @@ def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
     alike = _mixed_alike(feasible)
     chosen = min(_cheapest(alike), key=lambda each: each.memory)
     those = (
-        "It is the only measured configuration that gives"
+        "The only timed configuration that gives"
         if len(feasible) == 1
-        else f"It mixes best of the {len(feasible)} measured configurations that give"
+        else f"The best mixed of the {len(feasible)} timed configurations that give"
     )
-    reason = f"{those} the {need:,.0f} cells/s needed, with {_share(chosen.result)}."
-    return Choice(chosen.result, chosen.speed, reason, "measured")
+    reason = f"{those} the {need:,.0f} cells/s needed."
+    return Choice(chosen.result, chosen.speed, reason, "timed")
 
 
 Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]

@@ -135,17 +135,16 @@ class StorageAdvice:
 
     @property
     def sentence(self) -> str:
-        """The advice in one or two sentences."""
+        """The advice in one sentence."""
         cells = "1 cell" if self.rows_per_chunk == 1 else f"{self.rows_per_chunk:,} cells"
-        what = f"Files with about {cells} per chunk would"
+        what = f"Files with about {cells} per chunk"
         if self.action == "preshuffle":
-            what = f"A shuffled copy would mix equally well in blocks of {self.block_size:,} and"
+            what = f"A shuffled copy, read in blocks of {self.block_size:,},"
         tenths = floor(10 * self.least_speedup) / 10
-        said = f"{what} give at least {tenths:.1f}x the throughput ({self.basis})."
-        if self.epochs_until_paid is not None:
-            n = self.epochs_until_paid
-            said += f" Writing it pays off within {'1 epoch' if n == 1 else f'{n:,} epochs'}."
-        return f"{said} To write it: `{self.command}`" if self.command else said
+        said = f"{what} would be at least {tenths:.1f}x as fast"
+        if (n := self.epochs_until_paid) is not None:
+            said += f" and worth writing for {'1 epoch' if n == 1 else f'{n:,} epochs'} or more"
+        return f"{said}: `{self.command}`" if self.command else f"{said}."
 
 
 def storage_advice(

@@ -77,11 +77,14 @@ class Asked:
     labels: Sequence[str]
     batch_size: int
     cache: str
+    dense: bool = False
     ranks: Ranks = field(default_factory=Ranks)
 
     def is_like(self, other: "Asked") -> bool:
         """Return whether both runs measure the same thing; labels do not matter to throughput."""
-        mine, theirs = ((each.batch_size, each.cache, each.ranks) for each in (self, other))
+        mine, theirs = (
+            (each.batch_size, each.cache, each.dense, each.ranks) for each in (self, other)
+        )
         return mine == theirs
 
 

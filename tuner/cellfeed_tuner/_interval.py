@@ -190,7 +190,7 @@ def times(ratio: Estimate) -> str:
 SAME_SPEED_SHARE = 0.02
 """A throughput more than this share below the highest is slower, however wide the intervals."""
 
-EQUALLY_FAST = "equally fast within sampling noise"
+EQUALLY_FAST = "equally fast"
 """What `is_as_fast` and `are_equally_fast` mean, in words."""
 
 

@@ -261,7 +261,7 @@ _UNKNOWN = Storage(mount_point=None, file_system=None, kind=None, device=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
-    """The processor; ``model`` is None if the system does not report it.
+    """The processor; what the system does not report is None.
 
     ``usable_cores`` is the lower of this process's affinity and its control group's quota, which
     may be fractional.
@@ -270,6 +270,8 @@ class Cpu:
     model: str | None
     logical_cores: int
     usable_cores: float
+    frequency_governor: str | None = None
+    numa_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +340,8 @@ def describe_machine(paths: Sequence[Path]) -> Machine:
             model=_cpu_model(),
             logical_cores=psutil.cpu_count(logical=True) or 1,
             usable_cores=usable_cores(),
+            frequency_governor=_frequency_governor(),
+            numa_nodes=_numa_nodes(),
         ),
         memory=Memory(
             total_bytes=psutil.virtual_memory().total, available_bytes=usable_memory_bytes()
@@ -352,6 +356,20 @@ def describe_machine(paths: Sequence[Path]) -> Machine:
             | {"hdf5": h5py.version.hdf5_version},
         ),
     )
+
+
+_SYSTEM_FILES = Path("/sys/devices/system")
+
+
+def _frequency_governor() -> str | None:
+    """Return how Linux sets frequencies, such as "performance" or "powersave"; None if unknown."""
+    with contextlib.suppress(OSError):
+        return (_SYSTEM_FILES / "cpu/cpu0/cpufreq/scaling_governor").read_text().strip() or None
+    return None
+
+
+def _numa_nodes() -> int | None:
+    return sum(1 for _ in _SYSTEM_FILES.glob("node/node[0-9]*")) or None
 
 
 def _cpu_model() -> str | None:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
+from cellfeed import BlockShuffling, CellDataset, Collection, ParameterError, SamplingStrategy
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
@@ -57,6 +58,8 @@ class Request:
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one, with its controls, in the buffers of
         all local ranks; 0 if unknown.
+    is_kept
+        Whether the result is kept for `autotune show`.
     rank_counts, rank_step_seconds
         Numbers of ranks of which it is asked whether they are fed, ascending, and how long each
         computes on a minibatch; empty and None if that is not asked.
@@ -80,6 +83,7 @@ class Request:
     study: "str | optuna.Study | None"
     step: Step | None
     make_dataset: MakeDataset
+    is_kept: bool = False
     ranks: Ranks
     rank_counts: Sequence[int] = ()
     rank_step_seconds: float | None = None
@@ -129,7 +133,9 @@ def collection_request(
     workers: Sequence[int] | None,
     num_threads: Sequence[int],
     align: Sequence[Literal["chunks"] | None],
+    dense: bool,
     cache: CacheState | None,
+    make_dataset: MakeDataset,
     **common: Any,
 ) -> Request:
     """Return a request to tune cellfeed's own loader, or raise what `autotune` raises."""
@@ -146,7 +152,11 @@ def collection_request(
         selected.n_drawn,
         subject=selected,
         selected=selected,
-        dataset=describe_dataset(selected, {e.name: e.counted for e in labels}, batch_size),
+        dataset=describe_dataset(
+            selected, {e.name: e.counted for e in labels}, batch_size, dense=dense
+        ),
+        make_dataset=partial(make_dataset, dense=True) if dense else make_dataset,
+        is_kept=make_dataset is CellDataset,
         labels=labels,
         within=within,
         plans=BlockPlans(

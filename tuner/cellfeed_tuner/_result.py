@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ from cellfeed_tuner._results import (
     SearchedStrategy,
 )
 from cellfeed_tuner._scaling import Scaling
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Dataclasses as plain JSON values and back; and files that are replaced atomically.
 
@@ -119,7 +122,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
-SCHEMA = "cellfeed.autotune/2"
+SCHEMA = "cellfeed.autotune/3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,25 +256,15 @@ class AutotuneResult:
         found = (each for each in self.configurations if each.configuration == configuration)
         return next(found, None)
 
-    @property
-    def n_few_rounds(self) -> int | None:
-        """Number of rounds behind the recommended throughput, if too few; else None."""
-        chosen = self.chosen
-        if chosen is None or self.recommended is None or self.recommended.basis != "measured":
-            return None
-        return chosen.n_rounds if chosen.has_few_rounds else None
-
     def __repr__(self) -> str:
         said = "no configuration is feasible"
         if self.loader_fault is not None:
             said = f"wrong data delivered: {self.loader_fault}"
         elif self.recommended is not None:
-            few = f", from only {self.n_few_rounds} rounds" if self.n_few_rounds else ""
-            few = ", predicted" if self.recommended.basis == "predicted" else few
             said = self.recommended.settings
             if (speed := self.recommended.cells_per_second) is not None:
                 said = f"{said}; {interval(speed)} cells/s{self.ranks.together}"
-            said += few
+            said += f", {self.recommended.basis}"
         return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
@@ -285,6 +278,50 @@ class AutotuneResult:
         if speed is None or result.relative is None or result.cells_per_second is not None:
             return None
         return scaled(speed, result.relative)
+
+    def table(self) -> "pd.DataFrame":
+        """Return the configurations as a table, one per row.
+
+        Columns: the settings; ``known``, what the throughput rests on ("compared", "timed",
+        "predicted", or empty if it is unknown); ``cells_per_second`` and ``ratio`` (to the
+        recommended configuration), each with the ``_low`` and ``_high`` end of its 95 % interval;
+        ``n_rounds``; ``share_of_random``, the entropy of the label that is mixed least as a share
+        of random sampling's; of each label ``<label>_bits`` (expected), ``_bits_measured``,
+        ``_bits_random``, ``_bits_lower_bound`` and ``_bits_upper_bound``; ``peak_memory_bytes``;
+        ``read_amplification`` (see `read_amplification`); ``is_recommended``; ``status`` and
+        ``note``. What is not known is NaN.
+        """
+        import pandas as pd  # noqa: PLC0415 - nothing else here needs it
+
+        return pd.DataFrame([self._row(each) for each in self.configurations])
+
+    def _row(self, each: ConfigurationResult) -> dict[str, Any]:
+        speed = each.cells_per_second
+        known: str = each.status if speed else ""
+        if speed is None and (speed := self.predicted(each)) is not None:
+            known = "predicted"
+        row: dict[str, Any] = {**each.configuration, "known": known}
+        for name, estimate in (("cells_per_second", speed), ("ratio", each.relative)):
+            row[name] = estimate.value if estimate else math.nan
+            row[f"{name}_low"] = estimate.low if estimate else math.nan
+            row[f"{name}_high"] = estimate.high if estimate else math.nan
+        row |= {"n_rounds": each.n_rounds, "share_of_random": each.least_mixed.share_of_random}
+        for label, bits in self.entropies(each).items():
+            row |= {
+                f"{label}_bits": bits.expected.value,
+                f"{label}_bits_measured": bits.measured.value if bits.measured else math.nan,
+                f"{label}_bits_random": bits.random_alike,
+                f"{label}_bits_lower_bound": bits.bounds[0],
+                f"{label}_bits_upper_bound": bits.bounds[1],
+            }
+        amplification = self.read_amplification(each)
+        return row | {
+            "peak_memory_bytes": each.peak_memory_bytes or math.nan,
+            "read_amplification": math.nan if amplification is None else amplification,
+            "is_recommended": each is self.chosen,
+            "status": each.status,
+            "note": each.note,
+        }
 
     def pareto_front(self) -> tuple[ConfigurationResult, ...]:
         """Return what nothing beats in both throughput and entropy, highest entropy first."""
@@ -312,7 +349,7 @@ class AutotuneResult:
         return (read.from_storage if self.cache == "cold" else read.asked) / stored
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values, in the schema ``cellfeed.autotune/2``."""
+        """Return the result as plain values, in the schema ``cellfeed.autotune/3``."""
         return {"schema": SCHEMA, "version": __version__, **to_plain(self)}
 
     def save(self, path: Path | str) -> None:

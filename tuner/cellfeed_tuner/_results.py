@@ -16,8 +16,9 @@ from cellfeed_tuner._subject import Selected, Tunable
 # What is known of one configuration.
 
 Status = Literal[
-    "measured",
-    "not enough samples",  # timed, but over too few whole fetches
+    "compared",  # timed in turns with the recommended one
+    "timed",
+    "too long",  # timed, but no whole fetch ended in time
     "too few cells",  # an epoch has too few whole fetches to time any
     "over memory",  # its buffers alone exceed the memory limit
     "too slow",  # not timed: similar configurations show that it cannot be the best
@@ -38,9 +39,8 @@ class _StatusWords(NamedTuple):
 
 
 STATUS_WORDS: dict[Status, _StatusWords] = {
-    "not enough samples": _StatusWords(
-        "few samples", "timed for too few fetches",
-        "Too few whole fetches were timed to give a throughput",
+    "too long": _StatusWords(
+        "too long", "a fetch takes too long", "No whole fetch ended in the time there was"
     ),
     "too few cells": _StatusWords(
         "too few cells", "too large for the collection",
@@ -59,15 +59,14 @@ STATUS_WORDS: dict[Status, _StatusWords] = {
     ),
     "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
     "out of budget": _StatusWords(
-        "no time", "not timed (budget exhausted)",
-        "It was not timed (budget exhausted; see --budget)",
+        "no time", "no time left", "It was not timed (budget exhausted; see --budget)"
     ),
     "interrupted": _StatusWords(
-        "interrupted", "not timed (interrupted)",
-        "It was not timed because the run was interrupted",
+        "interrupted", "interrupted before", "It was not timed because the run was interrupted"
     ),
     "failed": _StatusWords("failed", "failed", "It failed"),
-    "measured": _StatusWords("", "measured"),
+    "timed": _StatusWords("timed", "timed"),
+    "compared": _StatusWords("compared", "compared"),
 }  # fmt: skip
 """How each status is worded."""
 
@@ -205,17 +204,17 @@ class ConfigurationResult:
     configuration
         The settings.
     status
-        Whether it was measured, and if not, why.
+        Whether it was timed, or compared (timed in turns with the recommended one), and if not,
+        why.
     note
         Details of the status; may be empty.
     cells_per_second
-        Throughput with its 95 % interval; None with fewer than four rounds.
+        Throughput with its 95 % interval; None if it was not timed.
     relative
-        Its throughput divided by that of the recommended configuration, measured or predicted, with
+        Its throughput divided by that of the recommended configuration, timed or predicted, with
         the 95 % interval; None without a recommendation, or if it is unknown.
     n_rounds
-        Rounds of whole fetches that were timed; with fewer than eight, the status is
-        "not enough samples".
+        Rounds of whole fetches that were timed.
     entropy_bits
         Entropy of the first label in its minibatches.
     peak_memory_bytes
@@ -242,11 +241,6 @@ class ConfigurationResult:
     verdict: Verdict | None = None
     further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
     conditional_entropy_bits: ConditionalEntropyBits | None = None
-
-    @property
-    def has_few_rounds(self) -> bool:
-        """Whether there is a throughput, but from too few rounds to rely on."""
-        return self.cells_per_second is not None and self.status != "measured"
 
     @property
     def least_mixed_label(self) -> str | None:
@@ -347,6 +341,8 @@ class Dataset:
         Whether pages of files were dropped from the page cache after each fetch.
     elements
         What was read, such as "X" or "layers/counts"; empty if unknown.
+    dense
+        Whether minibatches were made dense.
     """
 
     paths: tuple[str, ...]
@@ -371,6 +367,7 @@ class Dataset:
     loader: str = ""
     uncached: bool = False
     elements: tuple[str, ...] = ()
+    dense: bool = False
 
     @property
     def n_visited(self) -> int:
@@ -389,7 +386,7 @@ class Dataset:
 
 
 def describe_dataset(
-    selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int
+    selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int, *, dense: bool = False
 ) -> Dataset:
     """Return the record of a collection and its labels, the first label first."""
     collection = selected.collection
@@ -415,6 +412,7 @@ def describe_dataset(
         slow_reading=collection.slow_reading() or "",
         selection=selection,
         elements=tuple(collection.elements),
+        dense=dense,
         **_labels(counted),
     )
 
@@ -555,9 +553,9 @@ SAME_ENTROPY_SHARE = 0.001
 the plan is no more exact."""
 
 
-Basis = Literal["compared", "measured", "predicted"]
-"""What a recommendation rests on: on a comparison in turns, on measurements of the configuration
-that were not compared with others in turns, or on a prediction."""
+Basis = Literal["compared", "timed", "predicted"]
+"""What a recommendation rests on: the configuration was timed in turns with others, was timed by
+itself, or was only predicted."""
 
 
 MUCH_CHANCE = 1 / 3
@@ -650,9 +648,9 @@ class Recommended:
     configuration
         The settings.
     basis
-        What the choice rests on. "compared": measured in turns with its rivals. "measured": on its
-        own, because time ran out, nothing else is feasible, or a throughput is needed. "predicted":
-        the likeliest to be the fastest that there was no time to measure.
+        What the choice rests on. "compared": timed in turns with its rivals. "timed": by itself,
+        because time ran out, nothing else is feasible, or a throughput is needed. "predicted": the
+        likeliest to be the fastest that there was no time to time.
     cells_per_second
         Throughput with its 95 % interval, by this clock and under the load of other programs; from
         measurements interleaved with those of its rivals if it was compared, or predicted. None if

@@ -5,11 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from cellfeed import CategoricalColumn, CellDataset, ParameterError, SamplingStrategy
+from cellfeed import CategoricalColumn, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
@@ -43,8 +43,9 @@ from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
-if TYPE_CHECKING:  # they load Optuna
+if TYPE_CHECKING:
     from cellfeed_tuner._history import Asked, Key
+    from cellfeed_tuner._searching._search import Journal
 
 # Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
@@ -116,7 +117,7 @@ class Run:
         )
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
-        if request.selected is not None and request.make_dataset is CellDataset:
+        if request.selected is not None and request.is_kept:
             self._know(request.selected)
         self._grid = request.grid
         self._search = self._new_search()
@@ -131,6 +132,7 @@ class Run:
             labels=[each.name for each in request.labels],
             batch_size=request.batch_size,
             cache=self._found_cache,
+            dense=request.dataset.dense,
             ranks=request.ranks,
         )
         _history.cache_folder()  # if there is none, fail before anything is measured
@@ -244,6 +246,38 @@ class Run:
         computing = np.subtract(found.round_seconds, found.round_waiting_seconds)
         seconds = float(np.median(computing)) / shortest.configuration.minibatches_per_round
         return max(_LEAST_STEP_SECONDS, seconds)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what timings of the request, which is of a collection, belong to."""
+        from cellfeed_tuner import _fingerprints  # noqa: PLC0415 - Optuna
+
+        request = self.request
+        selected = cast("Selected", request.selected)
+        key = _fingerprints.key_of(selected, request.labels[0].name, self._machine)
+        return {
+            "data": key.data.digest,
+            "machine": key.machine.digest,
+            "versions": key.versions.digest,
+            "labels": [each.name for each in request.labels],
+            "given": None if request.within is None else request.within.name,
+            "batch_size": request.batch_size,
+            "dense": request.dataset.dense,
+            "cache": self._found_cache,
+            "seed": request.seed,
+            "grid": [dict(each) for each in self._grid],
+        }
+
+    def profile(self, n_rounds: int, journal: "Journal | None") -> None:
+        """Time the whole grid in rounds, choose, and explain.
+
+        Timings that the journal has are not made again.
+        """
+        self._search.profile(n_rounds, journal)
+        self._compare_with_plans()
+        self._choose()
+        self._compare_with_files()
+        self._explain()
+        self._look_at_other_columns()
 
     def search(self) -> None:
         """Search, choose, and explain."""
@@ -361,6 +395,11 @@ class Run:
         chosen = self._recommended
         if chosen is None or chosen.cells_per_second is None or self._search.measurements.faults:
             return each
+        compared = {rival.configuration for rival in chosen.rivals}
+        if chosen.basis == "compared":
+            compared.add(chosen.configuration)
+        if each.configuration in compared:
+            each = replace(each, status="compared")
         if each.configuration == chosen.configuration:
             return replace(
                 each,

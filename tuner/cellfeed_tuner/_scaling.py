@@ -78,7 +78,7 @@ class FedRanks:
 
     n_ranks: int
     utilization: Estimate
-    basis: Literal["measured", "predicted"]
+    basis: Literal["timed", "predicted"]
     limit: Limit
     needed_cells_per_second: float
     is_beyond: bool = False
@@ -306,7 +306,7 @@ def fed(
             FedRanks(
                 n_ranks=n,
                 utilization=(measured or {}).get(n, Estimate(value, low, high)),
-                basis="measured" if is_measured else "predicted",
+                basis="timed" if is_measured else "predicted",
                 limit="training" if value >= KEPT_UP else limit,
                 needed_cells_per_second=n * of_rank,
                 is_beyond=not is_measured and n * of_rank > model.seen.value,

@@ -147,7 +147,7 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
         if each.cells_per_second is not None:
             speed = each.cells_per_second.value
             workers = workers_in_words(each.configuration.num_workers)
-            text = f"{_short(speed)}{'*' * each.has_few_rounds}\n{workers}"
+            text = f"{_short(speed)}\n{workers}"
             shade = max(0.0, 1 - log(speed / best) / log(_LIGHTEST_SHARE))
             squares[place] = _Square(shade, text, words)
             continue
@@ -162,8 +162,6 @@ def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
             squares[place] = _Square(None, "\n".join(status.rsplit(" ", 1)), words)
     if any(each.text[0] == "~" for each in squares.values()):
         notes.append("~ predicted")
-    if any(each.has_few_rounds for each in shown.values()):
-        notes.append("* few rounds")
     if any(each.is_hatched for each in squares.values()):
         notes.append("hatched: mixes too little")
     axes.set_title("; ".join(["Cells/s", *notes]))
@@ -333,7 +331,6 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
             yerr=around(speed),
             fmt=_marker(workers, each.configuration.num_workers),
             color=colours[each.configuration.block_size],
-            mfc="white" if each.has_few_rounds else None,
             ms=5,
             lw=1,
         )
@@ -371,8 +368,6 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
         axes.plot([], [], "o", color=colours[size], label=f"block size {size}")
     for number in workers:
         axes.plot([], [], _marker(workers, number), color=BOUND, label=workers_in_words(number))
-    if any(each.has_few_rounds for each in result.configurations):
-        axes.plot([], [], "o", color=BOUND, mfc="white", label="few rounds")
 
 
 def _scale_shares(axes: Axes) -> None:
@@ -520,7 +515,7 @@ def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
     steps = dict(zip(workers, np.linspace(_FIRST_STEP, _LAST_STEP, len(workers)), strict=True))
     for each in part:
         bits = each.entropy_bits.measured
-        if bits is not None and each.status == "measured":
+        if bits is not None:
             place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
             style = _MARKS[each.verdict.kind if each.verdict else None]
             axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
@@ -537,7 +532,7 @@ def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
     found = {
         each.verdict.kind if each.verdict else None
         for each in result.configurations
-        if each.status == "measured"
+        if each.cells_per_second is not None
     }
     for kind, style in _MARKS.items():
         if kind in found:

@@ -32,8 +32,7 @@ from cellfeed.sampling import (
     Streaming,
 )
 
-SCHEMA = "cellfeed.autotune/2"
-_BEFORE = "cellfeed.autotune/1"  # of which the sizes lay one level higher
+SCHEMA = "cellfeed.autotune/3"
 
 _STRATEGIES: dict[str, Any] = {
     each.__name__: each
@@ -239,7 +238,7 @@ def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
         schema, fault = result["schema"], result.get("loader_fault")
         recommended, dataset = result["recommended"], dict(result["dataset"])
         batch_size, loader = dataset["batch_size"], dataset.get("loader")
-        if schema not in {SCHEMA, _BEFORE}:
+        if schema != SCHEMA:
             why = f"has schema {schema!r}, but this cellfeed reads {SCHEMA!r}; run autotune again"
         elif loader:
             why = f"is of {loader}, whose settings do not apply to this loader; run autotune again"
@@ -248,7 +247,7 @@ def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
         elif recommended is None:
             why = "recommends nothing, since no configuration was feasible; run autotune again"
         else:
-            sizes = recommended if schema == _BEFORE else recommended["configuration"]
+            sizes = recommended["configuration"]
             machine = result.get("machine")
             return Recommendation(
                 block_size=sizes["block_size"],

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,11 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._time_budget import TimeBudget
 
 if TYPE_CHECKING:
+    from cellfeed import Collection
     from cellfeed_tuner._measuring._process import MeasuringProcess
 
     SizesParameter = click.ParamType[Sequence[int]]
+    Decorator = Callable[[Any], Any]
 else:  # older versions are not generic
     SizesParameter = click.ParamType
 
@@ -98,71 +100,94 @@ class _Commands(OneLineErrorGroup):
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
+def _with(*options: "Decorator") -> "Decorator":
+    """Return a decorator that gives a command some options, in this order."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_OF_SUBJECT = _with(
+    click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
+    click.option("--label", multiple=True, metavar="COLUMN",
+                  help="obs column to mix minibatches by; required, can be repeated."),
+    click.option("--given", metavar="COLUMN",
+                  help="Also report how well the first label is mixed within each value of this "
+                  "obs column."),
+    click.option("--where", metavar="QUERY",
+                  help="Tune on cells whose obs match this: \"plate != 'plate14'\"."),
+    click.option("--balance", metavar="COLUMN",
+                  help="Draw the classes of this obs column equally often."),
+    click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
+                  metavar="NAME",
+                  help="Element to read, such as layers/counts; can be repeated."),
+    click.option("--join-vars", default="same", show_default=True,
+                  type=click.Choice(["same", "inner", "outer"]),
+                  help="Genes of the collection, where files have others."),
+    click.option("--dense", is_flag=True, help="Make minibatches dense, as most models need."),
+    click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
+                  help="Cells of a minibatch."),
+    click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
+                  show_default=listed(DEFAULT_BLOCK_SIZES),
+                  help="Block sizes to try; 1:4096 is a range."),
+    click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=Sizes(1),
+                  show_default=listed(DEFAULT_FETCH_FACTORS),
+                  help="Fetch factors to try; 1:512 is a range."),
+    click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
+                  help="Numbers of worker processes to try; 0 for files on servers."),
+    click.option("--num-threads", default=(), type=Sizes(1), show_default="chosen by the loader",
+                  help="Numbers of reading threads per process to try."),
+    click.option("--align", "with_aligned", is_flag=True,
+                  help="Also try blocks aligned with chunks."),
+    click.option(
+        "--uncached",
+        is_flag=True,
+        help="Leave nothing in the page cache, as `open_collection(uncached=True)`.",
+    ),
+    click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
+                  metavar="FILE.json",
+                  help="Storage options for files on servers; credentials are not saved."),
+)  # fmt: skip
+_OF_CHOICE = _with(
+    click.option("--entropy-floor", default=DEFAULT_ENTROPY_FLOOR, show_default=True,
+                  type=click.FloatRange(0, 1),
+                  help="Minimum entropy, as a share of that of random sampling."),
+    click.option("--memory", type=ByteSize(), show_default="available memory",
+                  help="Memory limit, such as 8GB."),
+    click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
+                  help="State of the page cache to measure in; not for files on servers."),
+    click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
+                  help="Folder for the files that are written."),
+    click.option("--seed", default=0, show_default=True, help="Seed of the plans."),
+)  # fmt: skip
+_OF_SEARCH = _with(
+    click.option("--budget", default=DEFAULT_BUDGET_SECONDS, show_default=True,
+                  type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+                  help="Total time to spend."),
+    click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
+                  help="Throughput that suffices; the best mixed is then recommended."),
+    click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
+                  help="Time of your training step: keeping up with it suffices, and the "
+                  "recommendation is measured with such a loop."),
+    click.option("--ranks", type=Sizes(1), show_default="torchrun's, or 1", metavar="N|LOW:HIGH",
+                  help="Number of ranks that share this machine, measured side by side; 1:8 with "
+                  "--step-ms tells how many of them are fed."),
+    click.option("--study", metavar="URL",
+                  help="Storage of Optuna to write the search to while it runs, such as "
+                  "sqlite:///autotune.db."),
+    click.option("--json", "as_json", is_flag=True,
+                  help="Print the result as JSON on stdout, and the report on stderr."),
+)  # fmt: skip
+
+
 @click.group(cls=_Commands, invoke_without_command=True, subcommand_metavar="")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--label", multiple=True, metavar="COLUMN",
-              help="obs column to mix minibatches by; required, can be repeated.")  # fmt: skip
-@click.option("--given", metavar="COLUMN",
-              help="Also report how well the first label is mixed within each value of this obs "
-              "column.")  # fmt: skip
-@click.option("--where", metavar="QUERY",
-              help="Tune on cells whose obs match this: \"plate != 'plate14'\".")  # fmt: skip
-@click.option("--balance", metavar="COLUMN",
-              help="Draw the classes of this obs column equally often.")  # fmt: skip
-@click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
-              metavar="NAME",
-              help="Element to read, such as layers/counts; can be repeated.")  # fmt: skip
-@click.option("--join-vars", default="same", show_default=True,
-              type=click.Choice(["same", "inner", "outer"]),
-              help="Genes of the collection, where files have others.")  # fmt: skip
-@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
-              help="Cells of a minibatch.")  # fmt: skip
-@click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
-              show_default=listed(DEFAULT_BLOCK_SIZES),
-              help="Block sizes to try; 1:4096 is a range.")  # fmt: skip
-@click.option("--fetch-factors", default=DEFAULT_FETCH_FACTORS, type=Sizes(1),
-              show_default=listed(DEFAULT_FETCH_FACTORS),
-              help="Fetch factors to try; 1:512 is a range.")  # fmt: skip
-@click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
-              help="Numbers of worker processes to try; 0 for files on servers.")  # fmt: skip
-@click.option("--num-threads", default=(), type=Sizes(1), show_default="chosen by the loader",
-              help="Numbers of reading threads per process to try.")  # fmt: skip
-@click.option("--align", "with_aligned", is_flag=True,
-              help="Also try blocks aligned with chunks.")  # fmt: skip
-@click.option("--budget", default=DEFAULT_BUDGET_SECONDS, show_default=True,
-              type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="Total time to spend.")  # fmt: skip
-@click.option("--entropy-floor", default=DEFAULT_ENTROPY_FLOOR, show_default=True,
-              type=click.FloatRange(0, 1),
-              help="Minimum entropy, as a share of that of random sampling.")  # fmt: skip
-@click.option("--memory", type=ByteSize(), show_default="available memory",
-              help="Memory limit, such as 8GB.")  # fmt: skip
-@click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
-              help="Throughput that suffices; the best mixed is then recommended.")  # fmt: skip
-@click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
-              help="Time of your training step: keeping up with it suffices, and the "
-              "recommendation is measured with such a loop.")  # fmt: skip
-@click.option("--ranks", type=Sizes(1), show_default="torchrun's, or 1", metavar="N|LOW:HIGH",
-              help="Number of ranks that share this machine, measured side by side; 1:8 with "
-              "--step-ms tells how many of them are fed.")  # fmt: skip
-@click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
-              help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
-@click.option(
-    "--uncached",
-    is_flag=True,
-    help="Leave nothing in the page cache, as `open_collection(uncached=True)`.",
-)
-@click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
-              metavar="FILE.json",
-              help="Storage options for files on servers; credentials are not saved.")  # fmt: skip
-@click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
-              help="Folder for autotune.json, autotune.png and autotune.html.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Seed of the plans.")
-@click.option("--study", metavar="URL",
-              help="Storage of Optuna to write the search to while it runs, such as "
-              "sqlite:///autotune.db.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True,
-              help="Print the result as JSON on stdout, and the report on stderr.")  # fmt: skip
+@_OF_SUBJECT
+@_OF_CHOICE
+@_OF_SEARCH
 @click.version_option(__version__, prog_name="autotune")
 def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     """Measure loader settings on the AnnData files at PATH and recommend those to train with.
@@ -174,7 +199,20 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     feasible or the loader delivers wrong data, and 2 if the input cannot be used. Ctrl-C stops
     early, reports what was measured, and exits with 130.
     """
-    # Paths, columns and options are checked before anything is imported that takes long.
+    collection = _opened(paths, settings)
+    budget = TimeBudget(settings.pop("budget"), started=time.monotonic() - _age())
+    # One process imports what measures, while this one imports what searches and reports.
+    with _measuring_process(settings["ranks"]) as process:
+        from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
+
+        run(collection, budget=budget, process=process, **settings)
+
+
+def _opened(paths: tuple[str, ...], settings: dict[str, Any]) -> "Collection":
+    """Open the collection, and check what is given before anything is imported that takes long.
+
+    Settings of the collection are removed.
+    """
     from cellfeed import open_collection  # noqa: PLC0415
 
     given = (*settings["label"], settings["given"], settings["balance"])
@@ -193,13 +231,7 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     if settings["where"] is not None:
         collection.where(settings["where"])
     _require_writable(settings["output"])
-
-    budget = TimeBudget(settings.pop("budget"), started=time.monotonic() - _age())
-    # One process imports what measures, while this one imports what searches and reports.
-    with _measuring_process(settings["ranks"]) as process:
-        from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
-
-        run(collection, budget=budget, process=process, **settings)
+    return collection
 
 
 def _age() -> float:
@@ -247,6 +279,24 @@ def _storage_options(path: Path | None) -> dict[str, Any] | None:
         msg = f'{path}: not a JSON object; write storage options such as {{"region": "eu-west-1"}}'
         raise FormatError(msg)
     return found
+
+
+@main.command("profile")
+@_OF_SUBJECT
+@_OF_CHOICE
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=2),
+              help="How often to time each configuration.")  # fmt: skip
+def profile_command(*, paths: tuple[str, ...], **settings: Any) -> None:
+    """Time the whole grid, also what mixes too little, in interleaved rounds.
+
+    Writes profile.csv, a row for each configuration, and profile.json, .png (throughput over the
+    fetch factor for each block size, as Figure 2 of the scDataset paper) and .html. Each timing is
+    kept in profile.jsonl, so that the same command goes on after Ctrl-C, and more rounds add to it.
+    """
+    collection = _opened(paths, settings)
+    from cellfeed_tuner._commands._autotune_run import run_profile  # noqa: PLC0415
+
+    run_profile(collection, **settings)
 
 
 @main.command("explain")

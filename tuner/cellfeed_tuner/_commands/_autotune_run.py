@@ -22,6 +22,7 @@ from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._profile import profile
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._text import code_to_paste, print_report
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, replaced_file
@@ -37,12 +38,15 @@ _STAGES = {
     "start": "Starting the measuring process",
     "compile": "Reading one fetch, so that nothing is compiled while the clock runs",
     "throughput": "Measuring throughput",
+    "profile": "Timing the grid",
     "explain": "Finding the bottleneck",
 }
 # Drawing takes about 20 ms.
 _LEAST_SECONDS_APART = 1.0
 # Without a terminal, a line for so many seconds. Chosen: nobody should wonder whether it hangs.
 _SECONDS_OF_LINE = 15.0
+# Longer times are given in minutes.
+_MINUTES_FROM = 120.0
 
 
 def run(
@@ -89,7 +93,8 @@ def run(
     saved = output / "autotune.json"
     replaced = _of_other_data(saved, result)
     try:
-        written = _write(result, output, is_late=budget.left + budget.overtime < needed)
+        is_late = budget.left + budget.overtime < needed
+        written = _write(result, saved, "autotune_figure", is_late=is_late)
     except OSError:  # the disk is full: what was found is printed at least
         _print(result, saved, as_json=as_json)
         raise
@@ -103,6 +108,43 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if result.interrupted:
         interrupted(f"Interrupted. {saved} has what was measured so far.")
+    if result.recommended is None:
+        raise SystemExit(1)
+
+
+def run_profile(
+    collection: Collection,
+    *,
+    label: tuple[str, ...],
+    where: str | None,
+    balance: str | None,
+    output: Path,
+    with_aligned: bool,
+    rounds: int,
+    **settings: Any,
+) -> None:
+    """Time the whole grid, report, and write files; see the command."""
+    kept = output / "profile.jsonl"
+    try:
+        with LiveDisplay() as display:
+            result = profile(
+                collection,
+                rounds=rounds,
+                journal=kept,
+                label=label,
+                indices=where,
+                strategy=ClassBalancedSampling(balance) if balance else None,
+                align=(None, "chunks") if with_aligned else (),
+                on_progress=display.show,
+                **settings,
+            )
+    except KeyboardInterrupt:
+        interrupted(f"Interrupted. {kept} has what was timed; the same command goes on from there.")
+    saved = output / "profile.json"
+    result.table().to_csv(saved.with_suffix(".csv"), index=False)
+    written = [saved.with_suffix(".csv"), *_write(result, saved, "throughput_figure")]
+    _print(result, saved, as_json=False)
+    click.echo(f"\nWrote {', '.join(map(str, written))}; {kept} has each timing")
     if result.recommended is None:
         raise SystemExit(1)
 
@@ -139,21 +181,31 @@ def _progress(
         import_module("cellfeed_tuner._reports._page")
 
 
-def _write(result: AutotuneResult, output: Path, *, is_late: bool = False) -> list[Path]:
+def _write(
+    result: AutotuneResult, saved: Path, figure: str, *, is_late: bool = False
+) -> list[Path]:
     """Write the result as JSON, picture and page, and return the paths; JSON only if it is late."""
-    as_json, picture, page = (output / f"autotune.{kind}" for kind in ("json", "png", "html"))
-    result.save(as_json)
+    result.save(saved)
     if is_late:
-        return [as_json]
-    from cellfeed_tuner._reports._page import html_report  # noqa: PLC0415 - loads Matplotlib
-    from cellfeed_tuner.plots import autotune_figure  # noqa: PLC0415
+        return [saved]
+    from cellfeed_tuner import plots  # noqa: PLC0415 - loads Matplotlib
+    from cellfeed_tuner._reports._page import html_report  # noqa: PLC0415
 
+    picture, page = saved.with_suffix(".png"), saved.with_suffix(".html")
     with replaced_file(picture) as file:
-        autotune_figure(result).savefig(file, format="png")
-    text = html_report(result, code=code_to_paste(result, as_json))
+        getattr(plots, figure)(result).savefig(file, format="png")
+    text = html_report(result, code=code_to_paste(result, saved))
     with replaced_file(page) as file:
         file.write(text.encode())
-    return [as_json, picture, page]
+    return [saved, picture, page]
+
+
+def _spent(stage: str, done: float, total: float) -> str:
+    """Return how far a stage is that takes long."""
+    if stage == "profile":
+        left = total - done
+        return f"{left:.0f} s left" if left < _MINUTES_FROM else f"{left / 60:.0f} min left"
+    return f"{done:.0f} of {total:.0f} s" if stage == "throughput" else ""
 
 
 class _Bar(Progress):
@@ -211,10 +263,11 @@ class LiveDisplay:
                 self._console.print(f"{said} ...")
             elif doing and now >= self._drawn + _SECONDS_OF_LINE:
                 self._drawn = now
-                self._console.print(f"  {done:.0f} of {total:.0f} s: {doing}", soft_wrap=True)
+                spent = _spent(stage, done, total)
+                self._console.print(f"  {spent}: {doing}", soft_wrap=True)
         elif is_new or now >= self._drawn + _LEAST_SECONDS_APART:
             self._drawn, self._bar.doing = now, doing
-            spent = f"{done:.0f} of {total:.0f} s" if stage == "throughput" else ""
+            spent = _spent(stage, done, total)
             self._bar.update(
                 self._task, description=said, completed=done, total=total, spent=spent, refresh=True
             )

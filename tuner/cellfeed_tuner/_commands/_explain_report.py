@@ -100,8 +100,7 @@ def _facts(result: AutotuneResult, answer: _Why) -> Table:
     about, asked = answer.about, result.constraints
     speed = "not measured"
     if about.cells_per_second is not None:
-        few = f" (from only {about.n_rounds} rounds)" * about.has_few_rounds
-        speed = f"{interval(about.cells_per_second)} cells/s{few}"
+        speed = f"{interval(about.cells_per_second)} cells/s"
     peak, limit = about.peak_memory_bytes, f"limit {megabytes(asked.memory_bytes)}"
     (mixed,) = in_words("share", about.entropy_bits)
     facts = [

@@ -40,7 +40,14 @@ def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
     by_kind = dict[tuple[object, ...], EarlierRun]()
     for run in runs:
         asked = run.asked
-        kind = run.key.name, tuple(asked.labels), asked.batch_size, asked.cache, asked.ranks
+        kind = (
+            run.key.name,
+            tuple(asked.labels),
+            asked.batch_size,
+            asked.cache,
+            asked.dense,
+            asked.ranks,
+        )
         by_kind[kind] = run
     return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
 
@@ -102,11 +109,12 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
     ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
+    dense = "dense " * asked.dense
     files = "1 file" if data["n_files"] == 1 else f"{data['n_files']} files"
     dataset = (
         f"{run.path}, {files}: {data['n_cells']:,} cells x {data['n_vars']:,} genes, "
         f"{format_bytes(data['bytes_on_disk'])}; "
-        f"{', '.join(asked.labels)}, minibatches of {asked.batch_size}, {asked.cache}{ranks}"
+        f"{', '.join(asked.labels)}, {dense}minibatches of {asked.batch_size}, {asked.cache}{ranks}"
     )
     computer = (
         f"{machine['cpu'] or 'unknown'}, {machine['usable_cores']:g} cores, "

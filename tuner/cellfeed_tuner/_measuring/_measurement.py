@@ -42,7 +42,7 @@ _JOINED = (
 )  # fmt: skip
 _Event = TypeVar("_Event")
 
-MeasurementStatus = Literal["measured", "not enough samples", "too few cells", "failed"]
+MeasurementStatus = Literal["timed", "too long", "too few cells", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +143,12 @@ class Measurement:
 
     @property
     def status(self) -> MeasurementStatus:
-        """Whether there is a reliable throughput, and if not, why."""
+        """Whether whole fetches were timed, and if not, why."""
         if self.is_infeasible:
             return "too few cells"
         if self.failure:
             return "failed"
-        return "measured" if len(self.round_seconds) >= LEAST_ROUNDS else "not enough samples"
+        return "timed" if self.round_seconds else "too long"
 
     @property
     def cells_per_second(self) -> Estimate | None:

@@ -50,7 +50,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
         pictures=_pictures(result),
         meanings=MEANINGS,
         floor_cost=cost,
-        measured=[
+        timed=[
             (_kind(each, chosen), _compared(each, result))
             for each in configurations
             if _speed(each)
@@ -66,7 +66,7 @@ def _pictures(result: AutotuneResult) -> dict[str, str]:
         pictures["trade_off"] = _inline_svg(
             trade_off_figure(result),
             name="trade-off",
-            description="Throughput against label entropy of each measured configuration",
+            description="Throughput against label entropy of each timed configuration",
         )
     if result.ranges is None:
         for quantity in ("throughput", "entropy"):
@@ -92,7 +92,7 @@ def _speed(each: ConfigurationResult) -> float:
 def _kind(each: ConfigurationResult, chosen: ConfigurationResult | None) -> str:
     if each is chosen:
         return "chosen"
-    return "measured" if each.cells_per_second else "absent"
+    return "timed" if each.cells_per_second else "absent"
 
 
 def _settings(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
@@ -108,7 +108,7 @@ def _settings(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _C
 
 
 def _compared(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
-    """Return the cells of a measured configuration beside the recommended one."""
+    """Return the cells of a timed configuration beside the recommended one."""
     ratio, bits = each.relative, each.least_mixed
     return _settings(each, result) | {
         "cells/s [95 % interval]": _throughput(each),
@@ -155,7 +155,7 @@ def _remark(each: ConfigurationResult) -> str:
 def _throughput(each: ConfigurationResult) -> _Cell:
     speed = each.cells_per_second
     return _Cell(
-        f"{interval(speed)}{'*' * each.has_few_rounds}" if speed else "",
+        f"{interval(speed)}" if speed else "",
         f"{each.n_rounds} rounds of whole fetches" if speed else "",
     )
 

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from rich.console import Console
 from rich.syntax import Syntax
+from rich.text import Text
 
 from cellfeed.console import format_bytes
 from cellfeed_tuner._bottleneck import microseconds
 from cellfeed_tuner._constants import (
-    FEWEST_ROUNDS,
-    LEAST_ROUNDS,
     LEAST_SUSTAINED_SECONDS,
     MUCH_SPREAD,
     MUCH_START,
@@ -34,6 +33,9 @@ from cellfeed_tuner._interval import (
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
+
+MOST_LINES = 8
+"""Lines of the report without the code. Chosen: what is read at a glance."""
 
 
 def in_words(what: str, *about: object) -> list[str]:
@@ -64,7 +66,7 @@ def _key_figures(result: AutotuneResult) -> dict[str, str]:
     chosen, known = result.recommended, result.chosen
     if chosen is None or known is None:
         return {}
-    (how,) = in_words("how_measured", result)
+    (how,) = in_words("how_known", result)
     speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
     figures = {f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} cells/s"}
     for label, bits in result.entropies(known).items():
@@ -74,7 +76,7 @@ def _key_figures(result: AutotuneResult) -> dict[str, str]:
         (figures[f"entropy of {result.dataset.label} within {within.given}"],) = in_words(
             "share", within
         )
-    figures["peak memory"] = "not measured" if memory is None else megabytes(memory)
+    figures["peak memory"] = "not timed" if memory is None else megabytes(memory)
     return figures
 
 
@@ -89,8 +91,6 @@ _TEMPLATES = jinja2.Environment(
 
 _TEMPLATES.globals.update(
     EQUALLY_FAST=EQUALLY_FAST,
-    FEWEST_ROUNDS=FEWEST_ROUNDS,
-    LEAST_ROUNDS=LEAST_ROUNDS,
     LEAST_SUSTAINED_SECONDS=LEAST_SUSTAINED_SECONDS,
     MUCH_SPREAD=MUCH_SPREAD,
     MUCH_START=MUCH_START,
@@ -123,7 +123,7 @@ class FloorCost:
 
     result: ConfigurationResult
     ratio: Estimate
-    is_measured: bool
+    is_timed: bool
 
 
 def floor_cost(result: AutotuneResult) -> FloorCost | None:
@@ -132,7 +132,7 @@ def floor_cost(result: AutotuneResult) -> FloorCost | None:
     if chosen is None or asked.need_cells_per_second is not None:
         return None
     found = [
-        FloorCost(each, each.relative, is_measured=each.cells_per_second is not None)
+        FloorCost(each, each.relative, is_timed=each.cells_per_second is not None)
         for each in result.configurations
         if each.relative is not None
         and not asked.mixes(each.least_mixed.share_of_random)
@@ -152,26 +152,57 @@ def say_choice(console: Console, result: AutotuneResult) -> None:
         say(console, in_words("why", result))
 
 
+class _Said(NamedTuple):
+    """A sentence of the report; of too many, those with the highest rank are left out."""
+
+    text: str
+    rank: int
+    style: str = ""
+
+
+def _short_report(result: AutotuneResult) -> list[_Said]:
+    """Return what to set, how sure that is, why, what may help, and what to beware of."""
+
+    def said(what: str, rank: int, style: str = "") -> list[_Said]:
+        return [_Said(line, rank, style) for line in in_words(what, result)]
+
+    lines = list[_Said]()
+    if result.recommended is None:
+        lines += said("no_choice", 0, "bold red") + said("nothing", 1)
+    else:
+        lines += [_Said(f"Recommended: {result.recommended.settings}", 0, "bold green")]
+        lines += said("figures", 0)
+        lines += [_Said(result.recommended.reason, 2)]
+        lines += said("waiting", 1) + said("prefetch", 5) + said("rivals", 3)
+        lines += said("link", 7) + said("mixed_less", 4)
+    if result.bottleneck is not None:
+        lines.append(_Said(result.bottleneck.sentence, 6))
+    lines += [_Said(advice.sentence, 4) for advice in result.storage_advice[:1]]
+    lines += said("warnings", 1, "bold yellow") + said("untimed", 8)
+    return lines
+
+
 def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = False) -> None:
-    """Print the recommendation and why, what was not measured, and the code to paste."""
+    """Print the recommendation and why in at most `MOST_LINES`, and the code to paste.
+
+    The page and ``autotune explain`` have the rest.
+    """
     console = report_console(to_stderr=to_stderr, width=100)
     console.print()
     if result.loader_fault is not None:
         say(console, in_words("no_choice", result), "bold red reverse")
         say(console, in_words("faults", result), "bold red")
         return
-    say_choice(console, result)
-    limits = [result.bottleneck.sentence] if result.bottleneck is not None else []
-    limits += in_words("link", result)
-    limits += [advice.sentence for advice in result.storage_advice]
-    limits += in_words("floor", result, floor_cost(result))
-    limits += in_words("scaling", result)
-    for lines, style in (
-        (limits, ""),
-        (in_words("warnings", result), "bold yellow"),
-        (in_words("untimed", result), ""),
+    lines = _short_report(result)
+    while (
+        len(lines) > 1
+        and sum(len(Text(each.text).wrap(console, console.width)) for each in lines) > MOST_LINES
     ):
-        say(console, [""] * bool(lines) + lines, style)
+        lines.remove(max(reversed(lines), key=lambda each: each.rank))
+    for each in lines:
+        say(console, [each.text], each.style)
+    if result.scaling is not None:
+        say(console, ["", *in_words("scaling", result)])
     if result.recommended is not None:
         say(console, ["", "To train with it:"])
         code = code_to_paste(result, saved_as)
@@ -208,6 +239,7 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
         imported = f"CellDataset, {strategy.name}, open_collection"
         block_size = chosen.configuration.block_size if chosen else None
         how = f", strategy={strategy.in_python(block_size, rows)}"
+    how += ", dense=True" * dataset.dense
     n_ranks = result.ranks.n_local
     return "\n".join(
         [

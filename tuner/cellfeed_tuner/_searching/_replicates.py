@@ -118,9 +118,9 @@ class Measurements:
         """The number of the turn."""
         return self._turn
 
-    def begin_turn(self) -> None:
-        """Count replicates from now on to another turn."""
-        self._turn += 1
+    def begin_turn(self, number: int | None = None) -> None:
+        """Count replicates from now on to another turn, the next one unless a number is given."""
+        self._turn = self._turn + 1 if number is None else number
 
     def n_turns(self, configuration: Configuration, other: Configuration | None = None) -> int:
         """Return in how many turns a configuration was timed beside others, or beside another."""
@@ -162,6 +162,14 @@ class Measurements:
         self._taken.setdefault(configuration, []).append(taken)
         self.n_replicates += 1
         return new
+
+    def restore(self, found: Measurement, turn: int) -> None:
+        """Keep a replicate that was measured before, in turn with the others of its number."""
+        taken = _Taken(found, turn, in_turn=True, limit_seconds=self.budget.limit_seconds)
+        self._taken.setdefault(found.configuration, []).append(taken)
+        self.n_replicates += 1
+        if found.delivery_fault:
+            self.faults.setdefault(found.configuration, found.delivery_fault)
 
     def keep_only(self, found: Measurement) -> None:
         """Replace all replicates of a configuration, which was faster before than it stays."""
@@ -293,13 +301,13 @@ class Measurements:
         first, *others = entropies
         result = ConfigurationResult(
             configuration=configuration,
-            status="measured",
+            status="timed",
             entropy_bits=entropies[first],
             further_labels={each: LabelResult(entropy_bits=entropies[each]) for each in others},
         )
         if not_timed is not None:
             return replace(result, status=not_timed[0], note=not_timed[1])
-        status: Status = "measured" if measurement.round_seconds else "not enough samples"
+        status: Status = "timed" if measurement.round_seconds else "too long"
         return replace(
             result,
             status=measurement.status if measurement.failure else status,

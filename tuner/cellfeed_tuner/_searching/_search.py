@@ -1,8 +1,8 @@
 """Spending a time budget: every pair of sizes once, then the best few in turns."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from cellfeed_tuner._results import ConfigurationResult, Status
 from cellfeed_tuner._searching._model import CLEARLY_FASTER, Model
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._space import Space
+from cellfeed_tuner._time_budget import silent
 
 if TYPE_CHECKING:  # they load Optuna
     import optuna
@@ -65,6 +66,18 @@ VAGUE_INTERVAL = 100
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
 _MAY_RUN = {"too slow", "mixes less", "below entropy floor", "out of budget"}
+
+
+class Journal(Protocol):
+    """Timings that are kept while a profile goes on."""
+
+    def __iter__(self) -> Iterator[tuple[int, Measurement]]:
+        """Iterate over the timings, each with the number of its round."""
+        ...
+
+    def append(self, turn: int, found: Measurement, /) -> None:
+        """Keep one timing."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +134,48 @@ class Search:
             if self._model.leader == best:
                 break
         self._sort_out()
+
+    def profile(self, n_rounds: int, journal: "Journal | None" = None) -> None:
+        """Time everything that can run, also what mixes too little, in rounds of random order.
+
+        What the journal has is not timed again; what is new is appended to it.
+        """
+        measurements, done = self.measurements, set[tuple[int, Configuration]]()
+        for turn, found in journal or ():
+            measurements.restore(found, turn)
+            done.add((turn, found.configuration))
+        runnable = sorted(
+            each for each, (status, _) in self._not_timed.items() if status in _MAY_RUN
+        )
+        rng = np.random.default_rng(measurements.seed)
+        open_turns = [
+            (turn, runnable[k])
+            for turn in range(1, n_rounds + 1)
+            for k in rng.permutation(len(runnable)).tolist()
+            if (turn, runnable[k]) not in done
+        ]
+        on_progress, measurements.on_progress = measurements.on_progress, silent
+        began, took = measurements.budget.spent, dict[Configuration, float]()
+        for number, (turn, each) in enumerate(open_turns):
+            spent = measurements.budget.spent - began
+            usual = sum(took.values()) / len(took) if took else 2.0
+            left = sum(took.get(one, usual) for _, one in open_turns[number:])
+            doing = f"round {turn} of {n_rounds}: {each}"
+            on_progress("profile", spent, spent + left, doing)
+            if each in measurements and measurements[each].failure:
+                continue
+            measurements.begin_turn(turn)
+            found = measurements.take(each, 1, in_turn=True, seconds=PROFILE_SECONDS)
+            took[each] = measurements.budget.spent - began - spent
+            if journal is not None:
+                journal.append(turn, found)
+        measurements.on_progress = on_progress
+        for each in measurements:
+            self._not_timed.pop(each, None)
+            self._model.tell(each, measurements.replicates(each))
+            if measurements[each].failure:
+                self._model.withdraw(each)
+            self.requirements.learn(measurements[each])
 
     # Every pair of sizes once.
 
@@ -497,7 +552,7 @@ class Search:
         found = next((each for each in results if each.configuration == leader), None)
         if found is None:
             return choice
-        return predicted(found, self._speed(leader), n_measured=len(self.measurements))
+        return predicted(found, self._speed(leader), n_timed=len(self.measurements))
 
     @property
     def _widest(self) -> Configuration | None:

@@ -1,0 +1,170 @@
+"""The whole grid in interleaved rounds, continued where it was interrupted."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cellfeed import Collection, FormatError, ParameterError
+from cellfeed_tuner._autotune import request_of
+from cellfeed_tuner._measuring._measurement import Measurement
+from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._result import AutotuneResult, from_plain, to_plain
+from cellfeed_tuner._run import Run
+from cellfeed_tuner._subject import LabelWithin
+from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
+
+SCHEMA = "cellfeed.profile/1"
+# Seconds that a profile may take: more than any will.
+_UNLIMITED_SECONDS = 1e6
+# Arguments of `autotune` that a profile has no use for.
+_OF_SEARCHES = ("budget", "need", "step_seconds", "step", "study", "ranks", "on_progress")
+
+
+def profile(
+    collection: Collection,
+    *,
+    rounds: int = 3,
+    journal: Path | str | None = None,
+    on_progress: Progress = silent,
+    **settings: Any,
+) -> AutotuneResult:
+    """Time every configuration of a grid, also those that mix too little, in rounds.
+
+    Each round times all configurations once, in random order, so that other load on the machine
+    affects all alike. This takes as long as it takes: with the default grid, two seconds a
+    configuration and round. `AutotuneResult.table` has the figures, and the recommendation is the
+    one of `autotune` with all configurations timed.
+
+    Parameters
+    ----------
+    collection
+        As for `autotune`.
+    rounds
+        How often to time each configuration, at least 2.
+    journal
+        A file to which each timing is appended. If it exists, the timings in it count: an
+        interrupted profile goes on from there, and more ``rounds`` add to it.
+    on_progress
+        Called with the stage "profile", the seconds spent, the seconds spent and to be expected,
+        and what is being timed; and with other stages, as by `autotune`.
+    settings
+        Other arguments of `autotune`, but for those of its search: ``label``, ``given``,
+        ``batch_size``, ``block_sizes``, ``fetch_factors``, ``workers``, ``num_threads``,
+        ``align``, ``dense``, ``entropy_floor``, ``memory``, ``cache``, ``seed``, ``indices``,
+        ``strategy``, ``make_dataset``.
+
+    Raises
+    ------
+    ParameterError
+        As `autotune`; or ``rounds`` is below 2, the grid is too large to be timed as a whole, or
+        the journal is of another profile.
+    FormatError
+        The journal is damaged.
+    """
+    for name in _OF_SEARCHES:
+        if name in settings:
+            msg = f"`{name}` is of `autotune`; a profile times the whole grid"
+            raise ParameterError(msg)
+    if rounds < 2:  # noqa: PLR2004 - an interval needs two
+        msg = f"`rounds >= 2` must hold, but got rounds={rounds}"
+        raise ParameterError(msg)
+    budget = TimeBudget(_UNLIMITED_SECONDS)
+    request = request_of(collection, settings | {"budget": budget.seconds, "ranks": 1})
+    if request.space.is_large:
+        msg = (
+            f"the grid has {request.space.size:,} configurations, too many to time each; give "
+            "lists of sizes instead of ranges"
+        )
+        raise ParameterError(msg)
+    with MeasuringProcess() as process:
+        process.subject = request.subject
+        run = Run(request=request, process=process, budget=budget, on_progress=on_progress)
+        run.prepare()
+        known = None if journal is None else Journal(Path(journal), run.fingerprint())
+        run.start()
+        run.profile(rounds, known)
+    return run.result(settings.get("strategy"))
+
+
+class Journal:
+    """Timings of a profile as JSON lines, each written as soon as it is known.
+
+    Parameters
+    ----------
+    path
+        The file, which need not exist.
+    belongs_to
+        What was profiled. The first line of the file must say the same.
+
+    Raises
+    ------
+    ParameterError
+        The file is of another profile.
+    FormatError
+        It is no journal.
+    """
+
+    def __init__(self, path: Path, belongs_to: Mapping[str, Any]) -> None:
+        self._path = path
+        head = {"schema": SCHEMA, **belongs_to}
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        # A line that was being written when the process was killed is written again.
+        self._lines = [line for line in lines if line.endswith(b"\n")]
+        if not self._lines:
+            path.write_bytes(_line(head))
+            return
+        found = _parsed(self._lines[0])
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+            msg = f"{path}: no journal of a profile; choose another file or folder"
+            raise FormatError(msg)
+        wanted = json.loads(_line(head))
+        differing = [name for name, value in wanted.items() if found.get(name) != value]
+        if differing:
+            msg = (
+                f"{path}: the profile in it has another {', '.join(differing)}; delete it, or "
+                "choose another file or folder"
+            )
+            raise ParameterError(msg)
+        path.write_bytes(b"".join(self._lines))
+
+    def __iter__(self) -> Iterator[tuple[int, Measurement]]:
+        """Iterate over the timings, each with the number of its round."""
+        for number, line in enumerate(self._lines[1:], start=2):
+            plain = _parsed(line)
+            try:
+                entropies = plain.pop("entropies")
+                bits = {
+                    label if isinstance(label, str) else LabelWithin(*label): tuple(values)
+                    for label, values in entropies
+                }
+                turn = plain.pop("round")
+                found = from_plain(Measurement, {**plain, "round_entropy_bits": bits})
+            except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:
+                msg = f"{self._path}: line {number} is damaged ({error}); delete the file"
+                raise FormatError(msg) from error
+            yield turn, found
+
+    def append(self, turn: int, found: Measurement) -> None:
+        """Write one timing."""
+        entropies = list(found.round_entropy_bits.items())
+        plain = to_plain(replace(found, sampled=(), round_entropy_bits={}))
+        with self._path.open("ab") as file:
+            file.write(_line({"round": turn, "entropies": entropies, **plain}))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(plain: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain, allow_nan=False).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
