@@ -369,6 +369,43 @@ NOT_IN_TURNS = changed(
         "recommended.rivals": (),
     },
 )
+
+
+def with_other_settings(each):
+    """A long setting of another loader makes the configuration itself long."""
+    settings = each.configuration.changed(chunk_cache_replacement_policy="least recently used")
+    return replace(each, configuration=settings)
+
+
+def with_one_value(each):
+    """A label with a single value has no entropy in any minibatch."""
+    nothing = Estimate(0.0, 0.0, 0.0)
+    measured = each.entropy_bits.measured and nothing
+    bits = EntropyBits(measured=measured, expected=nothing, homogeneous=0.0, random=0.0)
+    return replace(each, entropy_bits=bits)
+
+
+def share_of_random(block_size, fetch_factor):
+    """More blocks in a fetch mix better."""
+    return 1 - 0.8 / (1 + 16 * fetch_factor / block_size)
+
+
+WHOLE_GRID = replace(
+    RECOMMENDED,
+    configurations=with_choice(
+        tuple(
+            timed(
+                block_size, fetch_factor, num_workers,
+                9_000.0 if (block_size, fetch_factor, num_workers) == (64, 64, 0)
+                else 400.0 * block_size**0.6 * fetch_factor**0.1 / (1 + 0.2 * num_workers),
+                share_of_random(block_size, fetch_factor),
+            )
+            for block_size in (1, 4, 16, 64, 256, 1024)
+            for fetch_factor in (1, 4, 16, 64, 256, 1024)
+            for num_workers in (0, 1, 2, 4)
+        )
+    ),
+)  # fmt: skip
 RESULTS = {
     "recommended": RECOMMENDED,
     "explained": replace(
@@ -473,6 +510,38 @@ RESULTS = {
         nearest=None,
     ),
     "one configuration": replace(RECOMMENDED, configurations=RECOMMENDED.configurations[6:7]),
+    "two configurations": replace(RECOMMENDED, configurations=RECOMMENDED.configurations[1:7:5]),
+    "long names": changed(
+        RECOMMENDED,
+        {
+            "dataset.label": "cell_type_ontology_term_id_harmonised_across_all_the_studies",
+            "dataset.loader": "AnnotatedCollectionLoaderWithPersistentWorkersAndPinnedMemory",
+            "machine.cpu.model": "Intel(R) Xeon(R) Platinum 8480+ with an unusually long name",
+            "configurations": tuple(map(with_other_settings, RECOMMENDED.configurations)),
+            "recommended.configuration": with_other_settings(GRID[6]).configuration,
+        },
+    ),
+    "need": changed(RECOMMENDED, {"constraints.need_cells_per_second": 40_000.0}),
+    "ranks": replace(RECOMMENDED, ranks=Ranks(n_local=4, n_total=8)),
+    "zero entropy": changed(
+        RECOMMENDED,
+        {
+            "dataset.n_labels": 1,
+            "dataset.label_entropy_bits": 0.0,
+            "configurations": tuple(map(with_one_value, RECOMMENDED.configurations)),
+        },
+    ),
+    "interrupted": replace(
+        NOT_IN_TURNS,
+        configurations=tuple(
+            replace(each, status="interrupted", cells_per_second=None, n_rounds=0, verdict=None)
+            if each.configuration.num_workers or each.configuration.block_size == 4
+            else each
+            for each in NOT_IN_TURNS.configurations
+        ),
+        interrupted=True,
+    ),
+    "whole grid": WHOLE_GRID,
 }
 
 

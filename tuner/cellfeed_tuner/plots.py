@@ -1,30 +1,39 @@
 """The pictures of a result.
 
-Each block size has the same colour in all pictures but the grids, from dark (small) to light
-(large), on a colour-blind-safe map. Intervals are drawn wherever there are any.
+What is the same looks the same in all of them: a block size has a colour, from dark (small) to
+light (large) on a colour-blind-safe map, and a number of workers has a marker. What mixes too
+little is hollow, or hatched in a grid; what is recommended is vermilion. Bars are 95 % intervals.
+Texts are broken to the width that they have.
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from math import ceil, isfinite, log
 from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import ticker
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
 from cellfeed_tuner._configuration import workers_in_words
 from cellfeed_tuner._interval import Estimate, interval
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
+from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult, VerdictKind
 
-__all__ = ["autotune_figure", "bounds_figure", "heat_map_figure", "trade_off_figure"]
+__all__ = [
+    "autotune_figure", "bounds_figure", "heat_map_figure", "throughput_figure", "trade_off_figure",
+]  # fmt: skip
 
 
-# Colours, scales and captions that all pictures share.
+# Colours, markers, scales and texts that all pictures share.
 
 COLOURS = "viridis"
 CHOSEN = "#d55e00"
@@ -32,22 +41,32 @@ BOUND = "#555555"
 NOT_TIMED = "#eeeeee"
 CONTEXT = "#d5d5d5"
 STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "figure.dpi": 150,
-    "legend.frameon": False,
-}
-_CAPTION_CHARACTERS_PER_INCH = 17
+    "font.size": 9, "figure.dpi": 150, "hatch.linewidth": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "legend.frameon": False, "legend.fontsize": 8,
+}  # fmt: skip
+_CAPTION_SIZE, _HEADLINE_SIZE = 7.5, 11
+_MARGIN_INCHES = 0.15
+# Labels on a horizontal axis are at least this far apart.
+_LABEL_INCHES = 0.45
+# Of 0 workers, of 1, and so on; the marker of more is their number.
+_WORKER_MARKERS = ("o", "s", "^", "v", "D", "p", "h")
+# A legend names at most this many sizes.
+_MOST_NAMED = 8
+# Axes of cells per second that span less than this factor have equidistant ticks.
+_LINEAR_SPAN = 6
 
 
 def block_colours(block_sizes: Sequence[int]) -> dict[int, Any]:
     """Return the colour of each block size, from dark (1) to light (1,024), in every picture."""
     shades = np.minimum(0.09 * np.log2(block_sizes), 1.0)
     return dict(zip(block_sizes, mpl.colormaps[COLOURS](shades), strict=True))
+
+
+def worker_marker(number: int) -> str:
+    """Return the marker of a number of workers in every picture."""
+    return _WORKER_MARKERS[number] if number < len(_WORKER_MARKERS) else f"${number}$"
 
 
 def hover(text: str) -> str:
@@ -66,130 +85,303 @@ def around(estimate: Estimate, *, unit: float = 1.0) -> list[list[float]] | None
 def scale_speeds(axes: Axes) -> None:
     """Scale a vertical axis of cells per second logarithmically."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    is_narrow = high < _LINEAR_SPAN * low
+    axes.yaxis.set_major_locator(
+        ticker.MaxNLocator(5) if is_narrow else ticker.LogLocator(subs=(1, 2, 5))
+    )
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(visible=True, lw=0.3, alpha=0.5)
 
 
 def draw_caption(figure: Figure, caption: str) -> None:
     """Write below a figure where its values come from."""
     # Dollars in the name of a label do not begin a formula.
-    width = int(_CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
     figure.supxlabel(
-        textwrap.fill(caption, width), x=0.01, ha="left", fontsize=7.5, color=BOUND,
-        parse_math=False,
+        _broken(caption, figure.get_figwidth(), size=_CAPTION_SIZE), x=0.01, ha="left",
+        fontsize=_CAPTION_SIZE, color=BOUND, parse_math=False,
     )  # fmt: skip
+
+
+def _broken(text: str, inches: float, **font: Any) -> str:
+    """Return a text with line breaks, at most this wide, less a margin."""
+    face = get_font(findfont(FontProperties(**font)))
+    face.set_size(font["size"], 72)
+
+    def width(line: str) -> float:
+        face.set_text(line)
+        return float(face.get_width_height()[0]) / 64 / 72
+
+    lines, n_characters = [text], len(text)
+    while n_characters > 1 and max(map(width, lines)) > inches - 2 * _MARGIN_INCHES:
+        n_characters -= 1 + n_characters // 20
+        lines = textwrap.wrap(text, n_characters)
+    return "\n".join(lines)
+
+
+def _name_ticks(axes: Axes, ticks: Iterable[float], inches: float, unit: float = 1) -> None:
+    """Name ticks of a horizontal axis of this width, in their order, where there is room."""
+    place = axes.get_xaxis_transform().transform
+    left, right = (place((x, 0))[0] for x in axes.get_xlim())
+    named = dict[float, float]()
+    for tick in ticks:
+        at = (place((tick, 0))[0] - left) / (right - left) * inches
+        if 0 <= at <= inches and all(abs(at - one) >= _LABEL_INCHES for one in named.values()):
+            named[tick] = at
+    axes.set_xticks(list(named), [f"{unit * tick:.10g}" for tick in named])
+    axes.minorticks_off()
+
+
+def _timed(result: AutotuneResult) -> list[ConfigurationResult]:
+    return [each for each in result.configurations if each.cells_per_second is not None]
+
+
+def _values(timed: Iterable[ConfigurationResult], name: str) -> list[Any]:
+    """Return the values of a setting, in their order."""
+    return sorted({each.configuration[name] for each in timed})
+
+
+def _mixes(result: AutotuneResult, each: ConfigurationResult) -> bool:
+    return result.constraints.mixes(each.least_mixed.share_of_random)
+
+
+def _draw_point(
+    axes: Axes, x: float, result: AutotuneResult, each: ConfigurationResult, **look: Any
+) -> None:
+    """Draw the throughput of a timed configuration; hollow if it mixes too little."""
+    if (speed := each.cells_per_second) is not None:
+        if not _mixes(result, each):
+            look["mfc"] = "white"
+        point = axes.errorbar(
+            x, speed.value, yerr=around(speed), ls="", ms=5, elinewidth=0.8,
+            marker=worker_marker(each.configuration.num_workers), **look,
+        )  # fmt: skip
+        point.lines[0].set_gid(hover(describe(each)))
+
+
+def _draw_chosen(axes: Axes, x: float, result: AutotuneResult) -> list[Artist]:
+    """Draw a ring at the throughput of the recommended configuration; return its key."""
+    found = result.recommended
+    if found is None or found.cells_per_second is None:
+        return []
+    look: Any = {"ls": "", "marker": "o", "mfc": "none", "color": CHOSEN, "ms": 11, "mew": 2}
+    speed = found.cells_per_second
+    axes.errorbar(x, speed.value, yerr=around(speed), elinewidth=0.8, **look)
+    predicted = " (predicted)" if found.basis == "predicted" else ""
+    return [Line2D([], [], label=f"recommended{predicted}", **look)]
+
+
+def _scale_to_timed(axes: Axes, result: AutotuneResult) -> list[Artist]:
+    """Scale a vertical axis to all throughputs, and draw the one needed; return its key."""
+    speeds = [each.cells_per_second for each in [*_timed(result), result.recommended] if each]
+    ends = [end for each in speeds if each for end in (each.low, each.value, each.high)]
+    need, keys = result.constraints.need_cells_per_second, list[Artist]()
+    if need is not None:
+        look: Any = {"color": BOUND, "ls": "-.", "lw": 1}
+        keys.append(axes.axhline(need, label=f"needed, {need:,.0f} cells/s", **look))
+    drawn = [end for end in [*ends, need or 0.0] if end > 0 and isfinite(end)]
+    if drawn:
+        axes.set_ylim(min(drawn) / 1.15, max(drawn) * 1.15)
+        scale_speeds(axes)
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    if not ends:
+        axes.text(0.5, 0.5, "nothing timed", transform=axes.transAxes, ha="center", color=BOUND)
+    axes.set_ylabel(f"throughput (cells/s{result.ranks.together})")
+    return keys
+
+
+def _keys(result: AutotuneResult, name: str, colours: Mapping[int, Any]) -> list[Artist]:
+    """Return the keys of sizes, of numbers of workers, and of what mixes too little."""
+    step = ceil(len(colours) / _MOST_NAMED) or 1
+    sizes = list(colours)[::step]
+    keys: list[Artist] = [Patch(color=colours[n], label=f"{name} {n:,}") for n in sizes]
+    keys += _worker_keys(timed := _timed(result))
+    if not all(_mixes(result, each) for each in timed):
+        look: Any = {"ls": "", "color": BOUND, "marker": "o", "mfc": "white"}
+        keys.append(Line2D([], [], label="hollow: mixes too little", **look))
+    return keys
+
+
+def _worker_keys(drawn: Iterable[ConfigurationResult], before: str = "") -> list[Artist]:
+    look: Any = {"ls": "", "color": BOUND}
+    return [
+        Line2D([], [], marker=worker_marker(n), label=f"{before}{workers_in_words(n)}", **look)
+        for n in _values(drawn, "num_workers")
+    ]
+
+
+def _panels(
+    n: int, most: int, panel: tuple[float, float], frame: tuple[float, float]
+) -> tuple[Figure, Any]:
+    """Return a figure, and the rows of its ``n`` axes, of which a row has at most this many.
+
+    Sizes are the width and height of a panel and of what is around all, in inches.
+    """
+    n_rows = ceil(n / most)
+    n_columns = ceil(n / n_rows)
+    size = np.array([n_columns, n_rows]) * panel + frame
+    figure = Figure(figsize=size.tolist(), layout="constrained")
+    rows = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
+    for axes in rows.flat:
+        axes.tick_params(labelbottom=True)
+    for axes in rows.flat[n:]:
+        axes.set_axis_off()
+    return figure, rows
+
+
+# A result in one picture.
+
+_TRADE_OFF_INCHES, _KEYS_INCHES = 3.3, 1.9
+_MOST_KEYS = 17  # below each other
+
+
+def autotune_figure(result: AutotuneResult) -> Figure:
+    """Draw a result: throughput and entropy over the grid, and their trade-off."""
+    panel, high = (3.6, 0.0) if result.ranges else _panel_inches(result)
+    width = max(7.5, 2 * panel)
+    headline = _broken(_headline(result), width, size=_HEADLINE_SIZE, weight="bold")
+    with mpl.rc_context(STYLE):
+        size = width, high + _TRADE_OFF_INCHES + 0.5 + 0.2 * len(headline.splitlines())
+        figure = Figure(figsize=size, layout="constrained")
+        notes, below = "", figure
+        if not result.ranges:
+            parts: Any = figure.subfigures(2, 1, height_ratios=(high, _TRADE_OFF_INCHES))
+            notes, below = _draw_grids(parts[0].subplots(1, 2), result), parts[1]
+        keys = _draw_trade_off(below.subplots(), result, inches=width - _KEYS_INCHES - 1)
+        below.legend(handles=keys, loc="outside right center", ncols=1 + len(keys) // _MOST_KEYS)
+        figure.suptitle(
+            headline, x=0.01, ha="left", fontsize=_HEADLINE_SIZE, fontweight="bold",
+            parse_math=False,
+        )  # fmt: skip
+        draw_caption(figure, notes + _caption(result))
+    return figure
+
+
+def _headline(result: AutotuneResult) -> str:
+    if result.recommended is None or result.chosen is None:
+        wrong = "The loader delivers wrong data, so nothing is recommended"
+        return wrong if result.loader_fault else "No configuration is feasible"
+    chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
+    if speed is None:
+        return f"Recommended: {chosen} (predicted; its throughput is unknown)"
+    predicted = " (predicted)" if result.recommended.basis == "predicted" else ""
+    how_fast = f"{interval(speed)} cells/s{result.ranks.together}{predicted}"
+    share = result.chosen.least_mixed.share_of_random
+    return f"Recommended: {chosen}; {how_fast}, {share:.1%} of random sampling's entropy"
+
+
+def _caption(result: AutotuneResult) -> str:
+    dataset, cpu = result.dataset, result.machine.cpu
+    what = f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}"
+    if dataset.loader:
+        what = f"{dataset.loader}, {dataset.n_cells:,} rows"
+    values = "1 value" if dataset.n_labels == 1 else f"{dataset.n_labels} values"
+    labels = [f"label {dataset.label} ({values})"]
+    labels += [f"{name} ({each.n_labels})" for name, each in dataset.further_labels.items()]
+    disks = sorted({storage.file_system or "unknown" for storage in result.machine.storage})
+    where = f"{', '.join(disks)}, page cache {result.cache}"
+    if result.cache == "remote":
+        where = "files on a server"
+    early = f" Interrupted after {result.seconds:.0f} s." if result.interrupted else ""
+    return (
+        f"{what}, {', '.join(labels)}, minibatch {dataset.batch_size}; "
+        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {where}.{early}"
+    )
 
 
 # Throughput and entropy over the grid.
 
 Quantity = Literal["throughput", "entropy"]
-_Place = tuple[int, int]
 # Not timed, though they could have been.
-_PREDICTED = {"below entropy floor", "too slow", "mixes less", "out of budget"}
-# What is slower than this share of the fastest has the lightest colour.
-_LIGHTEST_SHARE = 0.25
+_PREDICTED = {"below entropy floor", "too slow", "mixes less", "out of budget", "interrupted"}
 # The part of the colour map on which black text can be read: more is darker.
-_SHADES, _LIGHTEST, _DARKEST = "Blues", 0.2, 0.55
-_HATCH, _HATCH_COLOUR = "////", "#d8d8d8"  # below the entropy floor
+_SHADES, _LIGHTEST, _DARKEST = "Blues", 0.12, 0.55
+_HATCH, _HATCH_COLOUR = "//", "#b8b8b8"
+_SQUARE_INCHES = 0.74, 0.42
+_FRAME_INCHES = 0.75, 0.75  # around the squares of a panel
+_LEAST_INCHES = 3.6, 1.6  # of a panel
+_ABSENT = "\N{EN DASH}"
+_GRID = "block_size", "fetch_factor"
 
 
 class _Square(NamedTuple):
-    """A square of the grid; its shade is 0 to 1, from light to dark, or None for grey.
+    """A square of the grid, with the logarithm of its throughput or its share of entropy."""
 
-    It is hatched if it mixes too little.
-    """
-
-    shade: float | None
+    value: float | None
     text: str
-    hover: str
+    hover: str = ""
     is_hatched: bool = False
 
 
 def heat_map_figure(
     result: AutotuneResult, quantities: tuple[Quantity, ...] = ("throughput", "entropy")
 ) -> Figure:
-    """Draw throughput and entropy over block sizes and fetch factors.
-
-    Parameters
-    ----------
-    result
-        What ``autotune`` found.
-    quantities
-        What to draw, side by side.
-    """
-    block_sizes, fetch_factors = _sizes(result)
-    width = 1.2 + 0.75 * max(4, len(fetch_factors))
-    size = width * len(quantities), 1.2 + 0.55 * len(block_sizes)
-    draw = {"throughput": draw_throughput, "entropy": draw_entropy}
+    """Draw throughput and entropy over block sizes and fetch factors, or only one of them."""
+    width, height = _panel_inches(result)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(1, len(quantities), squeeze=False)[0]
-        for quantity, axes in zip(quantities, panels, strict=True):
-            draw[quantity](axes, result)
+        figure = Figure(figsize=(width * len(quantities), height + 0.3), layout="constrained")
+        panels = figure.subplots(1, len(quantities), squeeze=False).flat
+        draw_caption(figure, _draw_grids(panels, result, quantities))
     return figure
 
 
-def draw_throughput(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the throughput of the fastest configuration at each place of the grid.
+def _draw_grids(
+    panels: Iterable[Axes],
+    result: AutotuneResult,
+    quantities: tuple[Quantity, ...] = ("throughput", "entropy"),
+) -> str:
+    """Draw quantities over block sizes and fetch factors; return what a caption has to say."""
+    drawn = list[_Square]()
+    for axes, quantity in zip(panels, quantities, strict=True):
+        squares = _squares(result, quantity)
+        _draw_grid(axes, result, squares, other=NOT_TIMED if quantity == "throughput" else "white")
+        of = {
+            "throughput": f"cells/s{result.ranks.together}",
+            "entropy": "share of random sampling",
+        }
+        axes.set_title(f"{quantity.capitalize()} ({of[quantity]})")
+        drawn += squares.values()
+    floor, several = f"{100 * result.constraints.entropy_floor:.4g}%", result.dataset.further_labels
+    notes = {
+        "Grey: not timed.": "throughput" in quantities and any(one.value is None for one in drawn),
+        "~: predicted.": any(one.text[0] == "~" for one in drawn),
+        "Entropy: of the label mixed least.": "entropy" in quantities and several,
+        f"Hatched: entropy below {floor}.": any(one.is_hatched for one in drawn),
+        f"{_ABSENT}: not in the grid.": any(one.text == _ABSENT for one in drawn),
+        "Framed: recommended.": result.chosen is not None,
+    }
+    return "".join(f"{note} " for note, is_there in notes.items() if is_there)
 
-    Where none was timed, the predicted throughput, else the status.
-    """
-    squares = dict[_Place, _Square]()
-    shown = _best(result, lambda each: each.cells_per_second.value if each.cells_per_second else 0)
-    best = max(
-        each.cells_per_second.value if each.cells_per_second else 0 for each in shown.values()
-    )
-    notes = list[str]()
-    for place, each in shown.items():
-        words = describe(each)
-        if each.cells_per_second is not None:
-            speed = each.cells_per_second.value
-            workers = workers_in_words(each.configuration.num_workers)
-            text = f"{_short(speed)}\n{workers}"
-            shade = max(0.0, 1 - log(speed / best) / log(_LIGHTEST_SHARE))
-            squares[place] = _Square(shade, text, words)
-            continue
-        predicted = result.predicted(each)
-        if each.status in _PREDICTED and predicted:
+
+def _squares(result: AutotuneResult, quantity: Quantity) -> dict[tuple[int, int], _Square]:
+    """Return what is at each block size and fetch factor: the recommended one, else the best."""
+
+    def rank(each: ConfigurationResult) -> tuple[bool, float, bool]:
+        speed, share = each.cells_per_second, each.least_mixed.share_of_random
+        value = share if quantity == "entropy" else speed.value if speed else 0.0
+        return each is result.chosen, value, each.status in _PREDICTED
+
+    places = product(*(_values(result.configurations, name) for name in _GRID))
+    squares = dict.fromkeys(places, _Square(None, _ABSENT))
+    for each in sorted(result.configurations, key=rank):
+        place = each.configuration.block_size, each.configuration.fetch_factor
+        speed, predicted = each.cells_per_second, result.predicted(each)
+        mixes, words = _mixes(result, each), describe(each)
+        if quantity == "entropy":
+            share = each.least_mixed.share_of_random
+            squares[place] = _Square(share if mixes else None, f"{share:.1%}", words, not mixes)
+        elif speed is not None:
+            text = f"{_short(speed.value)}\n{workers_in_words(each.configuration.num_workers)}"
+            squares[place] = _Square(log(speed.value), text, words, not mixes)
+        elif each.status in _PREDICTED and predicted:
             words += f"; predicted {interval(predicted)} cells/s"
-            is_hatched = each.status == "below entropy floor"
             text = f"~{_short(predicted.value, digits=0)}"
-            squares[place] = _Square(None, text, words, is_hatched)
+            squares[place] = _Square(None, text, words, not mixes)
         else:
-            status = STATUS_WORDS[each.status].short
-            squares[place] = _Square(None, "\n".join(status.rsplit(" ", 1)), words)
-    if any(each.text[0] == "~" for each in squares.values()):
-        notes.append("~ predicted")
-    if any(each.is_hatched for each in squares.values()):
-        notes.append("hatched: mixes too little")
-    axes.set_title("; ".join(["Cells/s", *notes]))
-    _draw_grid(axes, result, squares)
-
-
-def draw_entropy(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the expected entropy of the best mixed configuration at each place of the grid.
-
-    As a share of random sampling's; of several labels, that of the label mixed least. Colours begin
-    at the floor.
-    """
-    shown = _best(result, lambda each: each.least_mixed.share_of_random)
-    shares = {place: each.least_mixed.share_of_random for place, each in shown.items()}
-    reaching = [share for share in shares.values() if result.constraints.mixes(share)]
-    low, high = min(reaching, default=0.0), max(reaching, default=1.0)
-    squares = dict[_Place, _Square]()
-    for place, each in shown.items():
-        share = shares[place]
-        squares[place] = _Square(
-            (share - low) / max(high - low, 1e-9) if share >= low or not reaching else None,
-            f"{share:.1%}",
-            describe(each),
-        )
-    below = f"; grey: below {result.constraints.entropy_floor:.0%}" if reaching else ""
-    of = ", label mixed least" if result.dataset.further_labels else ""
-    axes.set_title(f"Entropy (share of random){of}{below}")
-    _draw_grid(axes, result, squares)
+            text = "\n".join(STATUS_WORDS[each.status].short.rsplit(" ", 1))
+            squares[place] = _Square(None, text, words)
+    return squares
 
 
 def describe(each: ConfigurationResult) -> str:
@@ -205,57 +397,36 @@ def describe(each: ConfigurationResult) -> str:
 
 
 def _short(speed: float, digits: int = 1) -> str:
-    return f"{speed / 1000:.{digits}f}k" if speed >= 1000 else f"{speed:.0f}"  # noqa: PLR2004 - a kilo
+    return f"{speed / 1000:,.{digits}f}k" if speed >= 1000 else f"{speed:.0f}"  # noqa: PLR2004 - a kilo
 
 
-def _best(
-    result: AutotuneResult, value: Callable[[ConfigurationResult], float]
-) -> dict[_Place, ConfigurationResult]:
-    """Return the configuration with the highest value at each block size and fetch factor."""
-    best = dict[_Place, ConfigurationResult]()
-    for each in result.configurations:
-        place = each.configuration.block_size, each.configuration.fetch_factor
-        best[place] = max(best.get(place, each), each, key=value)
-    return best
-
-
-def _draw_grid(axes: Axes, result: AutotuneResult, squares: Mapping[_Place, _Square]) -> None:
-    block_sizes, fetch_factors = _sizes(result)
-    colours = mpl.colormaps[_SHADES]
-    chosen = result.recommended.configuration if result.recommended is not None else None
+def _draw_grid(
+    axes: Axes, result: AutotuneResult, squares: Mapping[tuple[int, int], _Square], *, other: str
+) -> None:
+    """Draw squares from light (the lowest) to dark; those without a value in another colour."""
+    block_sizes, fetch_factors = (_values(result.configurations, name) for name in _GRID)
+    chosen = result.chosen and tuple(result.chosen.configuration[name] for name in _GRID)
+    values = [each.value for each in squares.values() if each.value is not None]
+    low, span = min(values, default=0.0), max(np.ptp(values or [0.0]), 1e-9)
     for (block_size, fetch_factor), square in squares.items():
         row, column = block_sizes.index(block_size), fetch_factors.index(fetch_factor)
-        ground: Any = NOT_TIMED
-        if square.shade is not None:
-            ground = colours(_LIGHTEST + square.shade * (_DARKEST - _LIGHTEST))
-        axes.add_patch(
-            Rectangle(
-                (column - 0.5, row - 0.5), 1, 1, fc=ground, ec="white", lw=1,
-                gid=hover(square.hover),
-            )
-        )  # fmt: skip
+        ground: Any = other
+        if square.value is not None:
+            shade = _LIGHTEST + (square.value - low) / span * (_DARKEST - _LIGHTEST)
+            ground = mpl.colormaps[_SHADES](shade)
+        whole = partial(Rectangle, (column - 0.5, row - 0.5), 1, 1)
+        axes.add_patch(whole(fc=ground, ec="white", lw=1, gid=hover(square.hover)))
         if square.is_hatched:
-            axes.add_patch(
-                Rectangle(
-                    (column - 0.5, row - 0.5), 1, 1, fill=False, ec=_HATCH_COLOUR, lw=0,
-                    hatch=_HATCH,
-                )
-            )  # fmt: skip
-        is_chosen = chosen is not None and (
-            (block_size, fetch_factor) == (chosen.block_size, chosen.fetch_factor)
-        )
+            axes.add_patch(whole(fill=False, ec=_HATCH_COLOUR, lw=0, hatch=_HATCH))
+        is_chosen = (block_size, fetch_factor) == chosen
         axes.text(
-            column, row, square.text, ha="center", va="center",
-            color=BOUND if square.shade is None else "black",
-            fontsize=7 if square.shade is None or is_chosen else 8,
+            column, row, square.text, ha="center", va="center", fontsize=7,
+            color=BOUND if square.value is None else "black",
             fontweight="bold" if is_chosen else None,
         )  # fmt: skip
-    if chosen is not None:
-        corner = (
-            fetch_factors.index(chosen.fetch_factor) - 0.48,
-            block_sizes.index(chosen.block_size) - 0.48,
-        )
-        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec=CHOSEN, lw=2.5))
+        if is_chosen:
+            corner = column - 0.48, row - 0.48
+            axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec=CHOSEN, lw=2.5, zorder=2))
     axes.set_xlim(-0.5, len(fetch_factors) - 0.5)
     axes.set_ylim(-0.5, len(block_sizes) - 0.5)
     axes.set_xticks(range(len(fetch_factors)), [str(factor) for factor in fetch_factors])
@@ -265,158 +436,126 @@ def _draw_grid(axes: Axes, result: AutotuneResult, squares: Mapping[_Place, _Squ
     axes.tick_params(length=0)
 
 
-def _sizes(result: AutotuneResult) -> tuple[list[int], list[int]]:
-    """Return the block sizes and the fetch factors of the grid."""
-    settings = [each.configuration for each in result.configurations]
-    block_sizes = sorted({each.block_size for each in settings})
-    fetch_factors = sorted({each.fetch_factor for each in settings})
-    return block_sizes, fetch_factors
+def _panel_inches(result: AutotuneResult) -> tuple[float, float]:
+    """Return the width and height of a panel of the grid."""
+    n_rows, n_columns = (len(_values(result.configurations, name)) for name in _GRID)
+    inches = _SQUARE_INCHES * np.array([n_columns, n_rows]) + _FRAME_INCHES
+    width, height = np.maximum(inches, _LEAST_INCHES).tolist()
+    return width, height
 
 
-# A result in one picture, and the trade-off between throughput and entropy in its own.
+# The trade-off between throughput and entropy.
 
-# The legend names at most this many block sizes.
-_MOST_NAMED = 10
 # Shares of random sampling's entropy are drawn over their distance from 1: linear below this one,
 # logarithmic above, since what is worth choosing lies within a few percent of 1.
 _LINEAR_DISTANCE = 0.002
-_SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 _LEAST_SHOWN = 0.98
-_WORKER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-
-def autotune_figure(result: AutotuneResult) -> Figure:
-    """Draw a result: throughput and entropy over the grid, and their trade-off."""
-    with mpl.rc_context(STYLE):
-        if result.ranges is None:
-            figure = Figure(figsize=(14.5, 4.9), layout="constrained")
-            speeds, entropies, trade_off = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
-            draw_throughput(speeds, result)
-            draw_entropy(entropies, result)
-        else:  # no grid
-            figure = Figure(figsize=(9.5, 4.9), layout="constrained")
-            trade_off = figure.subplots()
-        _draw_trade_off(trade_off, result)
-        trade_off.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
-        figure.suptitle(_headline(result), x=0.01, ha="left", fontsize=12, fontweight="bold")
-        draw_caption(figure, _caption(result))
-    return figure
+# Those to be named, in percent, the most important first.
+_PERCENT = (100, 99, 95, 90, 98, 99.5, 50, 80, 99.9, 0)
 
 
 def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:
     """Draw throughput against entropy, their Pareto front, and the recommended point."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 4.8), layout="constrained")
-        axes = figure.subplots()
-        _draw_trade_off(axes, result)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=8, ncols=3)
+        figure = Figure(figsize=(5.4, 4.9), layout="constrained")
+        keys = _draw_trade_off(figure.subplots(), result, inches=4.3)
+        figure.legend(handles=keys, loc="outside lower left", ncols=3)
         draw_caption(figure, caption)
     return figure
 
 
-def _draw_trade_off(axes: Axes, result: AutotuneResult) -> None:
-    """Draw the measured configurations and their Pareto front, without a legend."""
-    timed = [each for each in result.configurations if each.cells_per_second is not None]
-    block_sizes = sorted({each.configuration.block_size for each in timed})
-    workers = sorted({each.configuration.num_workers for each in timed})
-    colours = block_colours(block_sizes)
-    for each in result.configurations:
-        speed = each.cells_per_second
-        if speed is None:
-            continue
-        point = axes.errorbar(
-            each.least_mixed.share_of_random,
-            speed.value,
-            xerr=around(each.least_mixed.expected, unit=each.least_mixed.random_alike or 1.0),
-            yerr=around(speed),
-            fmt=_marker(workers, each.configuration.num_workers),
-            color=colours[each.configuration.block_size],
-            ms=5,
-            lw=1,
-        )
-        point.lines[0].set_gid(hover(describe(each)))
+def _draw_trade_off(axes: Axes, result: AutotuneResult, *, inches: float) -> list[Artist]:
+    """Draw the timed configurations and their Pareto front in axes this wide; return the keys."""
+    timed, chosen = _timed(result), result.chosen
+    colours = block_colours(_values(timed, "block_size"))
+    shares = [floor := result.constraints.entropy_floor]
+    for each in timed:
+        bits, unit = each.least_mixed, each.least_mixed.random_alike or 1.0
+        bars = around(bits.expected, unit=unit)
+        look: Any = {"color": colours[each.configuration.block_size], "xerr": bars}
+        _draw_point(axes, bits.share_of_random, result, each, **look)
+        shares += [bits.share_of_random + bars[1][0]] if bars else []
+        shares.append(bits.share_of_random)
+    keys = list[Artist]()
+    if chosen is not None:
+        shares.append(chosen.least_mixed.share_of_random)
+        keys += _draw_chosen(axes, chosen.least_mixed.share_of_random, result)
+    keys += _scale_to_timed(axes, result)
+    look = {"color": BOUND, "ls": "--", "lw": 1}
+    keys.append(axes.axvline(floor, label=f"entropy floor, {100 * floor:.4g}%", **look))
     front = [
         (each.least_mixed.share_of_random, each.cells_per_second.value)
         for each in result.pareto_front()
         if each.cells_per_second is not None
     ]
-    if front:
-        axes.step(
-            *zip(*front, strict=True), where="post", color=BOUND, lw=2.5, alpha=0.5, zorder=0,
-            label="Pareto front",
-        )  # fmt: skip
-    floor = result.constraints.entropy_floor
-    axes.axvline(floor, color=BOUND, ls="--", lw=1, label=f"entropy floor, {floor:.4g}")
-    chosen, recommended = result.chosen, result.recommended
-    if chosen is not None and recommended is not None and recommended.cells_per_second is not None:
-        share, speed = chosen.least_mixed.share_of_random, recommended.cells_per_second
-        axes.errorbar(
-            share, speed.value, yerr=around(speed), fmt="o", mfc="none", mec=CHOSEN, ecolor=CHOSEN,
-            ms=13, mew=2,
-        )  # fmt: skip
-        axes.plot([], [], "o", mfc="none", mec=CHOSEN, ms=9, mew=2, label="recommended")
-    axes.set_title("Trade-off, with 95 % intervals; better up and right")
-    of = "entropy of the label mixed least" if result.dataset.further_labels else "entropy"
-    axes.set(
-        xlabel=f"{of}, as a share of random sampling (stretched near 1)",
-        ylabel="throughput (cells/s)",
-    )
-    _scale_shares(axes)
-    scale_speeds(axes)
-    axes.yaxis.set_minor_locator(NullLocator())
-    for size in block_sizes[:: ceil(len(block_sizes) / _MOST_NAMED) or 1]:
-        axes.plot([], [], "o", color=colours[size], label=f"block size {size}")
-    for number in workers:
-        axes.plot([], [], _marker(workers, number), color=BOUND, label=workers_in_words(number))
+    if len(front) > 1:
+        look = {"color": BOUND, "lw": 2.5, "alpha": 0.4, "zorder": 0}
+        keys += axes.step(*zip(*front, strict=True), where="post", label="Pareto front", **look)
+    axes.set_title("Trade-off (better: up and right)")
+    of = " of the label mixed least" if result.dataset.further_labels else ""
+    axes.set_xlabel(f"entropy{of} (% of random sampling)")
+    _scale_shares(axes, shares, inches)
+    return keys + _keys(result, "block size", colours)
 
 
-def _scale_shares(axes: Axes) -> None:
+def _scale_shares(axes: Axes, shares: Sequence[float], inches: float) -> None:
     """Scale a horizontal axis of shares so that those near 1 can be told apart."""
-    low, high = axes.get_xlim()
-    low = min(low, _LEAST_SHOWN)
-    axes.set_xscale(
-        "function",
-        functions=(
-            lambda share: -np.arcsinh((1 - share) / _LINEAR_DISTANCE),
-            lambda place: 1 + _LINEAR_DISTANCE * np.sinh(place),
-        ),
-    )
-    axes.set_xlim(low, max(high, 1 + _LINEAR_DISTANCE))
-    axes.set_xticks([share for share in _SHARES if share >= low])
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+    def place(share: Any) -> Any:
+        return -np.arcsinh((1 - share) / _LINEAR_DISTANCE)
+
+    def share_at(place: Any) -> Any:
+        return 1 + _LINEAR_DISTANCE * np.sinh(place)
+
+    axes.set_xscale("function", functions=(place, share_at))
+    ends = place(np.array([min(_LEAST_SHOWN, *shares), max(1.0, *shares)]))
+    axes.set_xlim(share_at(ends + np.array([-0.05, 0.05]) * np.ptp(ends)))
+    _name_ticks(axes, [each / 100 for each in _PERCENT], inches, unit=100)
 
 
-def _marker(workers: Sequence[int], number: int) -> str:
-    return _WORKER_MARKERS[workers.index(number) % len(_WORKER_MARKERS)]
+# Throughput over the block size.
+
+_FETCH_COLOURS = "plasma"
 
 
-def _headline(result: AutotuneResult) -> str:
-    if result.recommended is None or result.chosen is None:
-        wrong = "the loader delivers wrong data, so nothing is recommended"
-        return f"autotune: {wrong if result.loader_fault else 'no configuration is feasible'}"
-    chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
-    if speed is None:
-        return f"Recommended: {chosen} (predicted; its throughput is unknown)"
-    predicted = " (predicted)" if result.recommended.basis == "predicted" else ""
-    mixed = f"{result.chosen.least_mixed.share_of_random:.1%} of random sampling's entropy"
-    return f"Recommended: {chosen}; {interval(speed)} cells/s{predicted}, {mixed}"
+def throughput_figure(result: AutotuneResult) -> Figure:
+    """Draw throughput over the block size, with a line per fetch factor (the paper's Figure 2).
 
-
-def _caption(result: AutotuneResult) -> str:
-    dataset, cpu = result.dataset, result.machine.cpu
-    what = f"{dataset.n_cells:,} cells x {dataset.n_vars:,} genes, {dataset.layout}"
-    if dataset.loader:
-        what = f"{dataset.loader}, {dataset.n_cells:,} rows"
-    labels = [f"label {dataset.label} ({dataset.n_labels} values)"]
-    labels += [f"{name} ({each.n_labels})" for name, each in dataset.further_labels.items()]
-    disks = sorted({storage.file_system or "unknown" for storage in result.machine.storage})
-    where = f"{', '.join(disks)}, page cache {result.cache}"
-    if result.cache == "remote":
-        where = "files on a server"
-    return (
-        f"{what}, {', '.join(labels)}, minibatch {dataset.batch_size}; "
-        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {where}"
-    )
+    There is a panel for each number of workers that was timed.
+    """
+    timed = sorted(_timed(result), key=lambda each: each.configuration)
+    block_sizes, factors = (_values(timed, name) or [1] for name in _GRID)
+    shades = mpl.colormaps[_FETCH_COLOURS](np.minimum(0.085 * np.log2(factors), 0.95))
+    colours = dict(zip(factors, shades, strict=True))
+    workers = _values(timed, "num_workers") or [0]
+    keys, chosen = list[Artist](), result.chosen
+    with mpl.rc_context(STYLE):
+        figure, rows = _panels(len(workers), 3, (3.4, 3.0), (_KEYS_INCHES, 0.6))
+        for axes, number in zip(rows.flat, workers, strict=False):
+            lines = dict[tuple[Any, ...], dict[int, float]]()
+            for each in timed:
+                settings, speed = each.configuration, each.cells_per_second
+                if settings.num_workers == number and speed is not None:
+                    line = lines.setdefault(settings.plan_settings[1:], {})
+                    line[settings.block_size] = speed.value
+                    colour = colours[settings.fetch_factor]
+                    _draw_point(axes, settings.block_size, result, each, color=colour)
+            for (factor, *_), line in lines.items():
+                axes.plot(*zip(*line.items(), strict=True), color=colours[factor], lw=1.2, zorder=1)
+            if chosen is not None and chosen.configuration.num_workers == number:
+                keys += _draw_chosen(axes, chosen.configuration.block_size, result)
+            needed = _scale_to_timed(axes, result)
+            axes.set_title(workers_in_words(number))
+            axes.set_xlabel("block size (cells)")
+        for axes in rows[:, 1:].flat:
+            axes.set_ylabel("")
+        rows[0, 0].set_xscale("log", base=2)
+        rows[0, 0].set_xlim(0.7 * block_sizes[0], 1.4 * block_sizes[-1])
+        _name_ticks(rows[0, 0], block_sizes, inches=2.8)
+        keys += [*needed, *_keys(result, "fetch factor", colours if timed else {})]
+        figure.legend(handles=keys, loc="outside right upper")
+        draw_caption(figure, _caption(result))
+    return figure
 
 
 # Measured entropy against the plan, the exact expectation and the paper's bounds.
@@ -425,6 +564,13 @@ REPLAYED: Any = {"color": "black", "ls": "", "marker": "x", "ms": 5, "elinewidth
 UPPER: Any = {"color": BOUND, "ls": "--", "lw": 1}
 LOWER: Any = {"color": BOUND, "ls": ":", "lw": 1.5}
 _BETWEEN_BOUNDS = "#f3f3f3"
+# Measured values are drawn right of their fetch factor, side by side for each number of workers.
+_FIRST_STEP, _LAST_STEP = 0.2, 0.6
+# By the kind of the verdict; None where there is none. From the palette of Okabe and Ito.
+_VERDICT_COLOURS: dict[VerdictKind | None, str] = {
+    "inside": "black", "outside": "#e69f00", "assumptions": "#56b4e9", "loader": "#c1121f",
+    None: "#aaaaaa",
+}  # fmt: skip
 
 
 def draw_bounds(axes: Axes, lower: float, upper: float) -> None:
@@ -433,8 +579,9 @@ def draw_bounds(axes: Axes, lower: float, upper: float) -> None:
     axes.axhline(upper, **UPPER)
     axes.axhline(lower, **LOWER)
     axes.annotate(
-        f"{lower:.2f}", (1, lower), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-        textcoords="offset points", ha="right", fontsize=7.5, color=BOUND,
+        f"{lower:.2f}" if lower else "0: no bound", (1, lower),
+        xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points", ha="right",
+        fontsize=7.5, color=BOUND,
     )  # fmt: skip
 
 
@@ -450,54 +597,35 @@ def title_of_block(block_size: int) -> str:
     return f"{block_size} cell{'s' if block_size > 1 else ''} per block"
 
 
-_MOST_COLUMNS = 6
-# Measured values are drawn right of their fetch factor, side by side for each number of workers.
-_FIRST_STEP, _LAST_STEP = 0.2, 0.6
-_MEASURED: Any = {"ls": "", "mfc": "none", "ms": 5, "elinewidth": 1}
-# By the kind of the verdict; None where there is none.
-_MARKS: dict[str | None, Any] = {
-    "inside": {"marker": "o", "color": "black"},
-    "outside": {"marker": "s", "color": "#7b3294"},
-    "assumptions": {"marker": "^", "color": "#0072b2"},
-    "loader": {"marker": "X", "color": "#c1121f"},
-    None: {"marker": "o", "color": BOUND},
-}
-
-
 def bounds_figure(result: AutotuneResult) -> Figure:
     """Draw entropy over the fetch factor for each block size, with the theory."""
     parts = dict[int, list[ConfigurationResult]]()
     for each in sorted(result.configurations, key=lambda each: each.configuration):
         parts.setdefault(each.configuration.block_size, []).append(each)
-    factors = sorted({each.configuration.fetch_factor for each in result.configurations})
+    factors = _values(result.configurations, "fetch_factor")
     colours = block_colours(list(parts))
-    n_columns = min(_MOST_COLUMNS, len(parts))
-    n_rows = ceil(len(parts) / n_columns)
+    width = max(1.7, 5.5 / len(parts))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(0.9 + 1.7 * n_columns, 1.2 + 2.6 * n_rows), layout="constrained")
-        rows = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
-        used = rows.flat[: len(parts)]
-        for axes in rows.flat[len(parts) :]:
-            axes.set_axis_off()
-        for axes, (block_size, part) in zip(used, parts.items(), strict=True):
+        figure, rows = _panels(len(parts), 6, (width, 2.6), (0.9, 1.6))
+        for axes, (block_size, part) in zip(rows.flat, parts.items(), strict=False):
             for other in parts.values():
                 _draw_exact(axes, other, color=CONTEXT, lw=0.8)
             bounds = part[0].entropy_bits
             if bounds.upper_bound > 0:
                 draw_bounds(axes, bounds.lower_bound, bounds.upper_bound)
             _draw_exact(axes, part, color=colours[block_size], lw=2)
-            planned = {each.configuration.fetch_factor: each.entropy_bits.expected for each in part}
-            for fetch_factor, bits in planned.items():
-                axes.errorbar(fetch_factor, bits.value, yerr=around(bits), **REPLAYED)
+            for each in {one.configuration.plan_settings: one for one in part}.values():
+                bits = each.entropy_bits.expected
+                bars = around(bits)
+                axes.errorbar(each.configuration.fetch_factor, bits.value, yerr=bars, **REPLAYED)
             _draw_measured(axes, part)
             axes.set_title(title_of_block(block_size))
-        scale_fetch_factors(rows[0, 0], factors)
-        for axes in used[-n_columns:]:  # the lowest of each column
-            axes.tick_params(axis="x", labelbottom=True)
             axes.set_xlabel("fetch factor\n(minibatches)")
         for axes in rows[:, 0]:
             axes.set_ylabel("minibatch label entropy (bits)")
-        _name_marks(figure, rows[0, 0], result)
+        scale_fetch_factors(rows[0, 0], factors)
+        _name_ticks(rows[0, 0], factors, inches=width - 0.3)
+        figure.legend(handles=_bounds_keys(result), loc="outside lower left", ncols=2)
     return figure
 
 
@@ -511,31 +639,31 @@ def _draw_exact(axes: Axes, part: Sequence[ConfigurationResult], **style: Any) -
 
 
 def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
-    workers = sorted({each.configuration.num_workers for each in part})
+    workers = _values(part, "num_workers")
     steps = dict(zip(workers, np.linspace(_FIRST_STEP, _LAST_STEP, len(workers)), strict=True))
     for each in part:
-        bits = each.entropy_bits.measured
+        bits, number = each.entropy_bits.measured, each.configuration.num_workers
         if bits is not None:
-            place = each.configuration.fetch_factor * 2 ** steps[each.configuration.num_workers]
-            style = _MARKS[each.verdict.kind if each.verdict else None]
-            axes.errorbar(place, bits.value, yerr=around(bits), **_MEASURED, **style)
+            colour = _VERDICT_COLOURS[each.verdict.kind if each.verdict else None]
+            axes.errorbar(
+                each.configuration.fetch_factor * 2 ** steps[number], bits.value, yerr=around(bits),
+                ls="", marker=worker_marker(number), color=colour, ms=5, elinewidth=1,
+            )  # fmt: skip
 
 
-def _name_marks(figure: Figure, axes: Axes, result: AutotuneResult) -> None:
-    """Draw one legend of all lines and marks, with grey for lines of any colour."""
-    marks: dict[str, Any] = {
-        "exact for homogeneous blocks": axes.plot([], [], lw=2, color=BOUND)[0],
-        "plan replayed over labels, 95 % interval": axes.errorbar([], [], [], **REPLAYED),
-        "upper bound": axes.plot([], [], **UPPER)[0],
-        "lower bound of this block size": axes.plot([], [], **LOWER)[0],
-    }
-    found = {
-        each.verdict.kind if each.verdict else None
-        for each in result.configurations
-        if each.cells_per_second is not None
-    }
-    for kind, style in _MARKS.items():
-        if kind in found:
-            label = f"measured, verdict: {kind}" if kind else "measured, not judged"
-            marks[label] = axes.errorbar([], [], [], **_MEASURED, **style)
-    figure.legend(list(marks.values()), list(marks), loc="outside upper left", ncols=3)
+def _bounds_keys(result: AutotuneResult) -> list[Artist]:
+    """Return the keys of all lines and marks, with grey for those of any colour."""
+    measured = [each for each in result.configurations if each.entropy_bits.measured is not None]
+    keys: list[Artist] = [
+        Line2D([], [], lw=2, color=BOUND, label="exact, if each block had one label"),
+        Line2D([], [], color="black", ls="", marker="x", label="plan replayed over the labels"),
+    ]
+    if any(each.entropy_bits.upper_bound > 0 for each in result.configurations):
+        keys.append(Line2D([], [], **UPPER, label="upper bound"))
+        keys.append(Line2D([], [], **LOWER, label="lower bound of this block size"))
+    keys += _worker_keys(measured, "measured, ")
+    kinds = {each.verdict.kind if each.verdict else None for each in measured}
+    for kind, colour in _VERDICT_COLOURS.items():
+        if kind in kinds:
+            keys.append(Patch(color=colour, label=f"verdict: {kind}" if kind else "not judged"))
+    return keys
