@@ -13,7 +13,6 @@ DOCS := $(VENV)/.docs
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	-c constraints.txt
 DEMO_CELLS ?= 28000
-PEERS_CELLS ?= 200000
 
 # Otherwise each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -137,13 +136,11 @@ bench-full: $(TEST)
 
 # The comparison with other loaders, each in its own environment; takes hours.
 peers: $(TEST)
-	$(BIN)/cellfeed synthesize demo/peers/plates --cells $(PEERS_CELLS)
-	$(BIN)/python bench/peers/compare.py --collection demo/peers/plates --output demo/peers \
-		$(PEERS_OPTIONS)
+	$(BIN)/python bench/peers/compare.py --out demo/peers $(PEERS_OPTIONS)
 
-# The README's pairs on this machine, in about ten minutes: one file with everything, and its page.
+# The README's pairs on this machine, in about ten minutes.
 compare-here: $(TEST)
-	$(BIN)/python -m bench.here run $(COMPARE_OPTIONS)
+	$(BIN)/python bench/peers/compare.py --profile short --out demo/here $(COMPARE_OPTIONS)
 
 # Replay the search on all recorded grids; the table goes into docs/benchmarks/autotune.md.
 replay: $(TEST)
@@ -155,7 +152,7 @@ autotune-times: $(TEST)
 
 # Compare autotune's advice with the result of following it; takes half an hour.
 advice: $(TEST)
-	$(BIN)/python bench/advice/check.py demo/advice
+	$(BIN)/python -m bench.compare advice --data demo/advice
 
 # Execute notebooks in place; the pictures go to demo/figures. CELLFEED_NOTEBOOK_SIZE is small,
 # medium (the default) or large.

@@ -1,6 +1,7 @@
 """The entries of the comparison: loaders with their settings, floors, and the machine's limits."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 BATCH_SIZE = 64
 LIMITS = "machine"
@@ -96,18 +97,7 @@ def cellfeed_name(
 
 def all_entries() -> list[Entry]:
     """Return every entry, in the order of the table."""
-    return [
-        *_cellfeed_on_plates(),
-        *_cellfeed_on_stores(),
-        *_cellfeed_by_processes(),
-        *_cellstream(),
-        *_scdataset(),
-        *_annloader(),
-        *_annbatch(),
-        *_tiledbsoma(),
-        *_floors(),
-        *_limits(),
-    ]
+    return [*_cellfeed_entries(), *_peers(), *_floors(), *_limits()]
 
 
 def _limits_of(storage: str, block_size: int, fetch_factor: int, output: str) -> tuple[str, ...]:
@@ -124,7 +114,7 @@ def _section(block_size: int, output: str) -> str:
 def _cellfeed(
     storage: str,
     block_size: int,
-    fetch_factor: int,
+    fetch_factor: int = 256,
     output: str = "CSR",
     *,
     aligned: bool = False,
@@ -145,185 +135,120 @@ def _cellfeed(
     )
 
 
-def _cellfeed_on_plates() -> list[Entry]:
+def _cellfeed_entries() -> list[Entry]:
+    by_default = {output: _cellfeed("h5ad", 16, output=output) for output in ("CSR", "dense")}
     return [
-        _cellfeed("h5ad", 16, 256),
+        by_default["CSR"],
         # Whole chunks are the fewest that any fetch can touch.
-        _cellfeed("h5ad", 16, 256, aligned=True, limits=(decompression("h5ad"), disk("h5ad"))),
-        _cellfeed("h5ad", 256, 256),
+        _cellfeed("h5ad", 16, aligned=True, limits=(decompression("h5ad"), disk("h5ad"))),
+        _cellfeed("h5ad", 256),
         _cellfeed("h5ad", 1024, 64),
-        _cellfeed("h5ad", 1, 256),
-        _cellfeed("h5ad", 16, 256, "dense"),
+        _cellfeed("h5ad", 1),
+        by_default["dense"],
+        *(_cellfeed("annbatch", block_size) for block_size in (16, 256, 512)),
+        _cellfeed("annbatch", 512, output="dense"),
+        _cellfeed("cellfeed", 512),
+        *(_cellfeed("delta", block_size, limits=(disk("delta"),)) for block_size in (512, 1)),
+        _cellfeed("cellstream", 1, limits=()),
+        *(
+            replace(
+                entry,
+                name=f"{entry.name}, {how}",
+                section=PROCESSES,
+                settings=entry.settings | {"num_threads": n_threads, "num_workers": n_workers},
+                versus=entry.name,
+            )
+            for entry in by_default.values()
+            for how, n_threads, n_workers in (
+                ("1 thread", 1, 0),
+                ("1 worker of 2 threads", 2, 1),
+                ("2 workers of 1 thread", 1, 2),
+            )
+        ),
     ]
 
 
-def _cellfeed_on_stores() -> list[Entry]:
-    return [
-        _cellfeed("annbatch", 16, 256),
-        _cellfeed("annbatch", 256, 256),
-        _cellfeed("annbatch", 512, 256),
-        _cellfeed("annbatch", 512, 256, "dense"),
-        _cellfeed("cellfeed", 512, 256),
-        _cellfeed("delta", 512, 256, limits=(disk("delta"),)),
-        _cellfeed("delta", 1, 256, limits=(disk("delta"),)),
-        _cellfeed("cellstream", 1, 256, limits=()),
-    ]
+def _peers() -> list[Entry]:
+    entries = []
 
+    def add(peer: str, name: str, block_size: int, output: str = "CSR", **others: Any) -> None:
+        """Add an entry; its environment and storage are those of the peer's name by default."""
+        given = {"environment": peer, "storage": peer} | others
+        entries.append(Entry(name=name, peer=peer, section=_section(block_size, output), **given))
 
-def _cellfeed_by_processes() -> list[Entry]:
-    default = {output: _cellfeed("h5ad", 16, 256, output) for output in ("CSR", "dense")}
-    return [
-        replace(
-            default[output],
-            name=f"{default[output].name}, {how}",
-            section=PROCESSES,
-            settings=default[output].settings
-            | {"num_threads": n_threads, "num_workers": n_workers},
-            versus=default[output].name,
-        )
-        for output in default
-        for how, n_threads, n_workers in (
-            ("1 thread", 1, 0),
-            ("1 worker of 2 threads", 2, 1),
-            ("2 workers of 1 thread", 1, 2),
-        )
-    ]
-
-
-def _scdataset() -> list[Entry]:
-    sparse = [(block_size, "CSR", None) for block_size in (16, 256)]
-    dense = [(16, "dense", "minibatch"), (16, "dense", "fetch")]
-    return [
-        Entry(
-            name=f"scDataset, block {block_size}, fetch 256, {output}"
-            + (f" made of each {densify}" if densify else "")
-            + f", {n_workers} workers",
-            peer="scdataset",
-            section=_section(block_size, output),
-            environment="scdataset",
-            settings={
-                "block_size": block_size,
-                "fetch_factor": 256,
-                "num_workers": n_workers,
-                "dense": output == "dense",
-                "densify": densify,
-            },
-            limits=_limits_of("h5ad", block_size, 256, output),
-            versus=cellfeed_name("h5ad", block_size, 256, output),
-        )
-        for block_size, output, densify in [*sparse, *dense]
-        for n_workers in (0, 2)
-    ]
-
-
-def _cellstream() -> list[Entry]:
-    """Return random cells by its own gather: for each minibatch, or for a fetch, sorted."""
-    return [
-        Entry(
-            name=f"cellstream, {fetch_factor * BATCH_SIZE:,} random cells at a time, CSR",
-            peer="cellstream",
-            section=SINGLE_CELLS,
-            storage="cellstream",
-            settings={"fetch_factor": fetch_factor},
+    for fetch_factor in (1, 256):  # by its own gather, for each minibatch, or for a fetch, sorted
+        add(
+            "cellstream", f"cellstream, {fetch_factor * BATCH_SIZE:,} random cells at a time, CSR",
+            1, environment=None, settings={"fetch_factor": fetch_factor},
             versus=cellfeed_name("cellstream", 1, 256, "CSR"),
-        )
-        for fetch_factor in (1, 256)
-    ]
-
-
-def _annloader() -> list[Entry]:
-    return [
-        Entry(
-            name=f"AnnLoader, {output}",
-            peer="annloader",
-            section=_section(1, output),
-            environment="scdataset",
-            settings={"dense": output == "dense"},
+        )  # fmt: skip
+    for block_size, output, densify in (
+        *((16, "CSR", None), (256, "CSR", None)),
+        *((16, "dense", "minibatch"), (16, "dense", "fetch")),
+    ):
+        made = f"{output} made of each {densify}" if densify else output
+        for n_workers in (0, 2):
+            add(
+                "scdataset",
+                f"scDataset, block {block_size}, fetch 256, {made}, {n_workers} workers",
+                block_size, output, storage="h5ad",
+                settings={"block_size": block_size, "fetch_factor": 256, "num_workers": n_workers,
+                          "dense": output == "dense", "densify": densify},
+                limits=_limits_of("h5ad", block_size, 256, output),
+                versus=cellfeed_name("h5ad", block_size, 256, output),
+            )  # fmt: skip
+    for output in ("CSR", "dense"):
+        add(
+            "annloader", f"AnnLoader, {output}", 1, output, environment="scdataset",
+            storage="h5ad", settings={"dense": output == "dense"},
             limits=_limits_of("h5ad", 1, 1, output),
             versus=cellfeed_name("h5ad", 1, 256, "CSR") if output == "CSR" else None,
-        )
-        for output in ("CSR", "dense")
-    ]
-
-
-def _annbatch() -> list[Entry]:
+        )  # fmt: skip
     # 512 and 32 are its defaults, and make a buffer of 256 minibatches of 64 cells. Its other
     # default, minibatches of one cell, is not used in its documentation either.
-    settings = [
-        (512, 32, BATCH_SIZE, "CSR", "defaults but for minibatches of 64"),
-        (512, 32, 1, "CSR", "all defaults, minibatches of 1"),
+    for chunk_size, preload, batch_size, output, remark in (
+        (512, 32, BATCH_SIZE, "CSR", " (defaults but for minibatches of 64)"),
+        (512, 32, 1, "CSR", " (all defaults, minibatches of 1)"),
         (256, 64, BATCH_SIZE, "CSR", ""),
         (16, 1024, BATCH_SIZE, "CSR", ""),
         (512, 32, BATCH_SIZE, "dense", ""),
-    ]
-    entries = [
-        Entry(
-            name=f"annbatch, chunk {chunk_size}, preload {preload}, {output}"
-            + (f" ({remark})" if remark else ""),
-            peer="annbatch",
-            section=_section(chunk_size, output),
-            environment="annbatch",
-            storage="annbatch",
-            settings={
-                "chunk_size": chunk_size,
-                "preload_nchunks": preload,
-                "dense": output == "dense",
-            },
-            batch_size=batch_size,
+    ):
+        add(
+            "annbatch", f"annbatch, chunk {chunk_size}, preload {preload}, {output}{remark}",
+            chunk_size, output, batch_size=batch_size,
+            settings={"chunk_size": chunk_size, "preload_nchunks": preload,
+                      "dense": output == "dense"},
             limits=_limits_of("annbatch", chunk_size, 256, output),
             versus=cellfeed_name("annbatch", chunk_size, 256, output) if batch_size > 1 else None,
-        )
-        for chunk_size, preload, batch_size, output, remark in settings
-    ]
-    on_ours = Entry(
-        name="annbatch on cellfeed's preshuffled store, chunk 512, preload 32, CSR",
-        peer="annbatch",
-        section=LARGE_BLOCKS,
-        environment="annbatch",
-        storage="cellfeed",
-        settings={"chunk_size": 512, "preload_nchunks": 32},
-        limits=(disk("cellfeed"),),
-        versus=cellfeed_name("cellfeed", 512, 256, "CSR"),
-    )
-    return [*entries, on_ours]
-
-
-def _tiledbsoma() -> list[Entry]:
+        )  # fmt: skip
+    add(
+        "annbatch", "annbatch on cellfeed's preshuffled store, chunk 512, preload 32, CSR", 512,
+        storage="cellfeed", settings={"chunk_size": 512, "preload_nchunks": 32},
+        limits=(disk("cellfeed"),), versus=cellfeed_name("cellfeed", 512, 256, "CSR"),
+    )  # fmt: skip
     # 64 and 65536 are its defaults.
-    settings = [
-        (64, 65_536, "CSR"),
-        (64, 16_384, "CSR"),
-        (16, 16_384, "CSR"),
-        (16, 16_384, "dense"),
-    ]
-    return [
-        Entry(
-            name=f"TileDB-SOMA-ML, shuffle chunk {chunk}, I/O batch {io_batch}, {output}"
-            + (" (defaults)" if io_batch == 65_536 else ""),
-            peer="tiledbsoma",
-            section=_section(chunk, output),
-            environment="tiledbsoma",
-            storage="tiledbsoma",
-            settings={
-                "shuffle_chunk_size": chunk,
-                "io_batch_size": io_batch,
-                "dense": output == "dense",
-            },
+    for chunk, io_batch, output, remark in (
+        (64, 65_536, "CSR", " (defaults)"),
+        (64, 16_384, "CSR", ""),
+        (16, 16_384, "CSR", ""),
+        (16, 16_384, "dense", ""),
+    ):
+        what = f"shuffle chunk {chunk}, I/O batch {io_batch}, {output}{remark}"
+        add(
+            "tiledbsoma", f"TileDB-SOMA-ML, {what}", chunk, output,
+            settings={"shuffle_chunk_size": chunk, "io_batch_size": io_batch,
+                      "dense": output == "dense"},
             versus=cellfeed_name("h5ad", 16, 256, output) if chunk == 16 else None,
-        )
-        for chunk, io_batch, output in settings
-    ]
+        )  # fmt: skip
+    return entries
 
 
 def _floors() -> list[Entry]:
     return [
         Entry(
             name=f"slices by {library} of {STORAGE_NAMES[storage]}, block {block_size}, fetch 256",
-            peer=library,
-            section=_section(block_size, "CSR"),
-            environment=environment,
-            storage=storage,
-            settings={"block_size": block_size, "fetch_factor": 256},
+            peer=library, section=_section(block_size, "CSR"), environment=environment,
+            storage=storage, settings={"block_size": block_size, "fetch_factor": 256},
             limits=_limits_of(storage, block_size, 256, "CSR"),
             versus=cellfeed_name(storage, block_size, 256, "CSR"),
         )
@@ -332,44 +257,25 @@ def _floors() -> list[Entry]:
             ("zarr", "annbatch", "annbatch"),
         )
         for block_size in (16, 256)
-    ]
-
-
-def _limits() -> list[Entry]:
-    decompressions = [
-        ("h5ad", None, 256),
-        ("h5ad", 1024, 64),
-        ("h5ad", 256, 256),
-        ("h5ad", 16, 256),
-        ("h5ad", 1, 256),
-        ("h5ad", 1, 1),
-        ("annbatch", None, 256),
-        ("annbatch", 512, 256),
-        ("annbatch", 256, 256),
-        ("annbatch", 16, 256),
-        ("cellfeed", 512, 256),
-    ]
-    return [
-        *(_decompression(*each) for each in decompressions),
-        *(
-            Entry(name=disk(storage), peer=LIMITS, section=MACHINE, storage=storage,
-                  settings={"limit": "disk", "storage": storage})
-            for storage in ("h5ad", "annbatch", "cellfeed", "delta")
-        ),
-        *(
-            Entry(name=name, peer=LIMITS, section=MACHINE, storage="h5ad",
-                  settings={"limit": "memory", "copy": name == COPY, "dense": True})
-            for name in (FILL, COPY)
-        ),
     ]  # fmt: skip
 
 
-def _decompression(storage: str, block_size: int | None, fetch_factor: int) -> Entry:
-    settings = {"limit": "decompression", "storage": storage, "fetch_factor": fetch_factor}
-    return Entry(
-        name=decompression(storage, block_size, fetch_factor),
-        peer=LIMITS,
-        section=MACHINE,
-        storage=storage,
-        settings=settings if block_size is None else settings | {"block_size": block_size},
-    )
+def _limits() -> list[Entry]:
+    found = []
+    for storage, block_size, fetch_factor in (
+        *(("h5ad", None, 256), ("h5ad", 1024, 64), ("h5ad", 256, 256), ("h5ad", 16, 256)),
+        *(("h5ad", 1, 256), ("h5ad", 1, 1), ("annbatch", None, 256), ("annbatch", 512, 256)),
+        *(("annbatch", 256, 256), ("annbatch", 16, 256), ("cellfeed", 512, 256)),
+    ):
+        blocks = {} if block_size is None else {"block_size": block_size}
+        settings = {"limit": "decompression", "storage": storage, "fetch_factor": fetch_factor}
+        name = decompression(storage, block_size, fetch_factor)
+        found.append((name, storage, settings | blocks))
+    found += [(disk(storage), storage, {"limit": "disk", "storage": storage})
+              for storage in ("h5ad", "annbatch", "cellfeed", "delta")]  # fmt: skip
+    found += [(name, "h5ad", {"limit": "memory", "copy": name == COPY, "dense": True})
+              for name in (FILL, COPY)]  # fmt: skip
+    return [
+        Entry(name=name, peer=LIMITS, section=MACHINE, storage=storage, settings=settings)
+        for name, storage, settings in found
+    ]

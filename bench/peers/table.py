@@ -1,10 +1,6 @@
-"""The comparison as tables: Markdown for readers, CSV and JSON for programs."""
+"""The comparison as tables in Markdown, and their rows."""
 
-import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import rounds
@@ -55,37 +51,6 @@ def _columns(name: str, estimate: Estimate | None) -> Row:
     return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write one line per entry."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def write_json(
-    path: Path,
-    *,
-    run: dict,
-    rows: Sequence[Row],
-    results: Results,
-    stores: dict[str, Store],
-    verdicts: Sequence[Verdict],
-) -> None:
-    """Write all measurements, round by round."""
-    document = {
-        "run": run,
-        "rows": rows,
-        "results": [result.to_json() for result in results.values()],
-        "conversions": {
-            store.conversion.title: {"runs": store.runs, "failed": store.error}
-            for store in stores.values()
-        },
-        "targets": [asdict(verdict) for verdict in verdicts],
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
-
-
 def markdown(*, run: dict, rows: Sequence[Row], stores: dict[str, Store]) -> str:
     """Return the page: the answer first, then how it was measured, then every row."""
     limits = _by_speed(row for row in rows if row["section"] == MACHINE)
@@ -111,12 +76,14 @@ def markdown(*, run: dict, rows: Sequence[Row], stores: dict[str, Store]) -> str
 
 def targets_markdown(run: dict, verdicts: Sequence[Verdict]) -> str:
     """Return what cellfeed's developers want, and whether it was reached."""
-    parts = ["# Targets", _TARGETS, _circumstances(run), _targets_table(verdicts)]
+    header = ("target", "result", "compared with", "measured")
+    lines = [(each.text, each.verdict, each.against, _brackets(each.ratio)) for each in verdicts]
+    parts = ["# Targets", _TARGETS, _circumstances(run), _table(header, lines, n_text=3)]
     return "\n\n".join(parts) + "\n"
 
 
 def _circumstances(run: dict) -> str:
-    return f"{run['collection']}. {run['machine']}. {run['date']}. (`make peers`)"
+    return f"{run['collection']}. {run['machine']}. {run['date']}. (`{run['command']}`)"
 
 
 _PURPOSE = (
@@ -184,97 +151,61 @@ def _summary_table(rows: Sequence[Row]) -> str:
             best = fastest.setdefault((row["section"], row["peer"]), row)
             if row["cells_per_s"] > best["cells_per_s"]:
                 fastest[row["section"], row["peer"]] = row
-    lines = []
-    for row in fastest.values():
-        ours = by_name[versus[row["name"]]]
-        lines.append(
-            (
-                row["section"],
-                row["name"],
-                f"{row['cells_per_s']:,.0f}",
-                _gigabytes(row["peak_bytes"]),
-                f"{ours['cells_per_s']:,.0f}",
-                _gigabytes(ours["peak_bytes"]),
-                _interval(row, "cellfeed_is_times_as_fast", ".3g"),
-            )
-        )
     header = (
         "work", "loader", "cells/s", "memory", "cellfeed's cells/s", "its memory", "speedup"
     )  # fmt: skip
+    pairs = [(row, by_name[versus[row["name"]]]) for row in fastest.values()]
+    lines = [
+        (
+            row["section"], row["name"],
+            f"{row['cells_per_s']:,.0f}", _gigabytes(row["peak_bytes"]),
+            f"{ours['cells_per_s']:,.0f}", _gigabytes(ours["peak_bytes"]),
+            _interval(row, "cellfeed_is_times_as_fast", ".3g"),
+        )
+        for row, ours in pairs
+    ]  # fmt: skip
     return _table(header, lines, n_text=2) if lines else ""
 
 
 def _loaders_table(rows: Sequence[Row], numbers: Mapping[str, str]) -> str:
+    header = (
+        "loader", "cells/s", "cellfeed's speedup", "of the limit", "first minibatch, s", "memory"
+    )  # fmt: skip
     lines = [
         (
-            row["name"],
-            _failed_or(row, _interval(row, "cells_per_s", ",.0f")),
-            _interval(row, "cellfeed_is_times_as_fast", ".3g"),
-            _share(row, numbers),
-            _interval(row, "first_minibatch_s", ".2f"),
-            _gigabytes(row["peak_bytes"]),
+            row["name"], _speed(row), _interval(row, "cellfeed_is_times_as_fast", ".3g"),
+            "" if row["of_limit"] is None
+            else f"{row['of_limit']:.0%} of{_NO_BREAK}{numbers[row['limit']]}",
+            _interval(row, "first_minibatch_s", ".2f"), _gigabytes(row["peak_bytes"]),
         )
         for row in rows
-    ]
-    header = (
-        "loader",
-        "cells/s",
-        "cellfeed's speedup",
-        "of the limit",
-        "first minibatch, s",
-        "memory",
-    )
+    ]  # fmt: skip
     return _table(header, lines)
 
 
 def _limits_table(rows: Sequence[Row], numbers: Mapping[str, str]) -> str:
     lines = [
-        (
-            numbers[row["name"]],
-            row["name"],
-            _failed_or(row, _interval(row, "cells_per_s", ",.0f")),
-            _interval(row, "gb_per_s", ".2f"),
-        )
+        (numbers[row["name"]], row["name"], _speed(row), _interval(row, "gb_per_s", ".2f"))
         for row in rows
     ]
     return _table(("", "limit", "cells/s", "GB/s moved"), lines, n_text=2)
 
 
 def _conversions_table(stores: dict[str, Store]) -> str:
+    header = ("store", "conversion", "seconds", "runs", "peak memory", "size on disk")
     lines = []
     for store in stores.values():
         times = median_with_interval([run["seconds"] for run in store.runs])
-        seconds = (
-            None if times is None else f"{times.value:.0f} [{times.low:.0f}, {times.high:.0f}]"
-        )
-        lines.append(
-            (
-                STORAGE_NAMES[store.conversion.storage],
-                store.conversion.title,
-                f"failed: {store.error}" if store.error else seconds or "",
-                str(len(store.runs)),
-                _gigabytes(max((run["peak_bytes"] for run in store.runs), default=None)),
-                _gigabytes(store.runs[-1]["disk_bytes"] if store.runs else None),
-            )
-        )
-    header = ("store", "conversion", "seconds", "runs", "peak memory", "size on disk")
+        seconds = f"failed: {store.error}" if store.error else _brackets(times, ".0f", " ")
+        memory = max((run["peak_bytes"] for run in store.runs), default=None)
+        size = store.runs[-1]["disk_bytes"] if store.runs else None
+        what = STORAGE_NAMES[store.conversion.storage], store.conversion.title
+        lines.append((*what, seconds, str(len(store.runs)), _gigabytes(memory), _gigabytes(size)))
     return _table(header, lines, n_text=2)
 
 
-def _targets_table(verdicts: Sequence[Verdict]) -> str:
-    lines = [
-        (
-            verdict.text,
-            verdict.verdict,
-            verdict.against,
-            "" if verdict.ratio is None else _brackets(verdict.ratio),
-        )
-        for verdict in verdicts
-    ]
-    return _table(("target", "result", "compared with", "measured"), lines, n_text=3)
-
-
-def _failed_or(row: Row, figure: str) -> str:
+def _speed(row: Row) -> str:
+    figure = _interval(row, "cells_per_s", ",.0f")
     if row["failed"] is None:
         return figure
     reason = f"failed: {row['failed']}"
@@ -284,20 +215,13 @@ def _failed_or(row: Row, figure: str) -> str:
 def _interval(row: Row, name: str, form: str) -> str:
     if row[name] is None:
         return ""
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:{form}} [{low:{form}},{_NO_BREAK}{high:{form}}]"
+    return _brackets(Estimate(row[name], row[f"{name}_low"], row[f"{name}_high"], 1), form)
 
 
-def _brackets(estimate: Estimate) -> str:
-    return f"{estimate.value:.3g} [{estimate.low:.3g},{_NO_BREAK}{estimate.high:.3g}]"
-
-
-def _share(row: Row, numbers: Mapping[str, str]) -> str:
-    return (
-        ""
-        if row["of_limit"] is None
-        else f"{row['of_limit']:.0%} of{_NO_BREAK}{numbers[row['limit']]}"
-    )
+def _brackets(estimate: Estimate | None, form: str = ".3g", space: str = _NO_BREAK) -> str:
+    if estimate is None:
+        return ""
+    return f"{estimate.value:{form}} [{estimate.low:{form}},{space}{estimate.high:{form}}]"
 
 
 def _gigabytes(n_bytes: int | None) -> str:

@@ -1,10 +1,10 @@
 """The comparison with other loaders: rows for all that was asked for, and reasons for failures."""
 
 import contextlib
-import csv
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +18,8 @@ from tests.warm import python as warm
 
 pytestmark = [pytest.mark.docs, pytest.mark.process]
 
-PEERS = Path(__file__).parents[2] / "bench" / "peers"
+ROOT = Path(__file__).parents[2]
+PEERS, PAGES = ROOT / "bench" / "peers", ROOT / "docs" / "benchmarks"
 
 
 class Held(warm.Popen):
@@ -41,7 +42,8 @@ def main():
     It must not empty the page cache of the whole machine here.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PEERS)
+        for folder in (PEERS, ROOT / "docs"):
+            patch.syspath_prepend(folder)
         processes = importlib.import_module("processes")
         patch.setattr(processes, "DROP_CACHES", Path("/proc/nowhere"))
         forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": Held})
@@ -54,7 +56,7 @@ def output(main, collection, tmp_path_factory):
     """One short round of what needs nothing but this environment, and of what cannot be had."""
     folder = tmp_path_factory.mktemp("output")
     arguments = [
-        "--collection", collection, "--output", folder,
+        "--data", collection, "--out", folder,
         "--rounds", "1", "--seconds", "0.1",
         "--peers", "cellfeed,h5py,machine",
         "--only", r"block 16, fetch 256(, CSR(, 2 workers.*)?)?$",
@@ -68,8 +70,7 @@ def output(main, collection, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(output):
-    with (output / "peers.csv").open(newline="") as file:
-        return {row["name"]: row for row in csv.DictReader(file)}
+    return {row["name"]: row for row in json.loads((output / "peers.json").read_text())["rows"]}
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,9 @@ def rows(output):
 )
 def test_what_runs_has_figures(rows, name):
     row = rows[name]
-    assert row["failed"] == ""
-    assert float(row["cells_per_s_low"]) <= float(row["cells_per_s"])
-    assert row["peer"] == "machine" or int(row["peak_bytes"]) > 0
+    assert row["failed"] is None
+    assert row["cells_per_s_low"] <= row["cells_per_s"]
+    assert row["peer"] == "machine" or row["peak_bytes"] > 0
 
 
 def test_memory_is_that_of_a_process_and_of_what_it_starts(main):
@@ -106,7 +107,7 @@ def test_memory_is_that_of_a_process_and_of_what_it_starts(main):
 
 def test_what_cannot_be_had_is_a_row_with_the_reason(rows):
     failed = rows["cellfeed on annbatch's store, block 16, fetch 256, CSR"]
-    assert failed["cells_per_s"] == ""
+    assert failed["cells_per_s"] is None
     assert "no-python" in failed["failed"]
     assert "3.12" in failed["failed"]
 
@@ -121,8 +122,8 @@ def test_an_epoch_is_counted_to_its_last_cell(output):
 def test_shares_and_ratios_are_of_the_same_work(rows):
     slices = rows["slices by h5py of .h5ad plates, block 16, fetch 256"]
     ours = rows["cellfeed on .h5ad plates, block 16, fetch 256, CSR"]
-    speeds = float(ours["cells_per_s"]) / float(slices["cells_per_s"])
-    assert float(slices["cellfeed_is_times_as_fast"]) == pytest.approx(speeds)
+    speeds = ours["cells_per_s"] / slices["cells_per_s"]
+    assert slices["cellfeed_is_times_as_fast"] == pytest.approx(speeds)
     assert ours["limit"] == "decompress gzip of the plates, block 16, fetch 256"  # the only one
 
 
@@ -156,19 +157,57 @@ def test_every_target_is_told_and_there_is_a_picture(output):
     assert (output / "peers.png").stat().st_size > 10_000
 
 
+def test_published_tables_are_those_of_the_published_measurements(main):
+    """A change of the tables' code shows in them, and so does one of the entries."""
+    modules = ("entries", "rounds", "conversions", "table", "targets")
+    entries, rounds, conversions, table, targets = map(importlib.import_module, modules)
+    published = json.loads((PAGES / "peers.json").read_text())
+    of_name = {each.name: each for each in entries.all_entries()}
+    results = {}
+    for found in published["results"]:
+        entry = of_name[found.pop("entry")["name"]]
+        timed = {int(number): each for number, each in found.pop("rounds").items()}
+        results[entry.name] = rounds.Result(entry, timed, **found)
+    stores = {
+        each.storage: conversions.Store(each, Path(each.storage), made["runs"], made["failed"])
+        for each in conversions.CONVERSIONS
+        if (made := published["conversions"].get(each.title))
+    }
+    rows, run = table.rows_of(results, stores), published["run"] | {"command": "make peers"}
+    assert json.loads(json.dumps(rows)) == published["rows"]
+    page = (PAGES / "peers.md").read_text()
+    assert table.markdown(run=run, rows=rows, stores=stores) == page
+    held = targets.verdicts(results, stores)
+    assert table.targets_markdown(run, held) == (PEERS / "targets.md").read_text()
+
+
+def test_the_short_profile_has_the_pairs_of_the_readme(main):
+    compare, speed = map(importlib.import_module, ("compare", "speed"))
+    short = compare.PROFILES["short"].names
+    names = {each.name for each in compare.choose(None, "", short)}
+    assert set(short) < names
+    assert {name for pair in speed.PAIRS for name in pair[2:]} <= names
+    (only,) = {each.peer for each in compare.choose("annloader", "", short)} - {"cellfeed"}
+    assert only == "annloader"
+
+
+def test_the_page_names_options_that_exist(main):
+    known = {option for each in main.params for option in each.opts}
+    text = (PAGES / "here.md").read_text()
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--collection", "nowhere", "--output", "out"], "there is none in `nowhere`"),
-        (["--collection", "x", "--output", "out", "--peers", "nobody"], "but got nobody"),
-        (
-            ["--collection", "x", "--output", "out", "--only", "nothing"],
-            "no name matches `nothing`",
-        ),
-        (["--collection", "x", "--output", "out", "--rounds", "0"], "`--rounds > 0` must hold"),
+        (["--data", "nowhere"], "there is none in `nowhere`"),
+        (["--data", "x", "--peers", "nobody"], "but got nobody"),
+        (["--data", "x", "--only", "nothing"], "no name matches `nothing`"),
+        (["--data", "x", "--rounds", "0"], "'--rounds'"),
+        (["--profile", "short", "--peers", "tiledbsoma"], "leave no row"),
     ],
 )
-def test_mistakes_are_told_in_one_line(main, arguments, message):
-    ended = commands.run(main, *arguments)
+def test_mistakes_are_told_in_one_line(main, tmp_path, arguments, message):
+    ended = commands.run(main, "--out", tmp_path / "out", *arguments)
     assert ended.exit_code == 2
     assert message in ended.stderr.splitlines()[-1]

@@ -6,26 +6,28 @@ from typing import Any
 
 import pytest
 
+from cellfeed.synthetic import write_tahoe_like
+
 pytest.importorskip("scvi", reason="scvi-tools is not installed: cellfeed[scvi]")
-compare: Any = importlib.import_module("bench.scvi.compare")
-training: Any = importlib.import_module("bench.scvi.training")
+training: Any = importlib.import_module("bench.compare.scvi")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.docs, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def plates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scvi") / "plates"
-    training.write(folder, 300, 50)
-    return folder
+    paths = write_tahoe_like(tmp_path_factory.mktemp("scvi"), n_cells=300, n_genes=50)
+    training.add_layer(0, paths)
+    return paths
 
 
-@pytest.mark.parametrize("entry", compare.ENTRIES)
+@pytest.mark.parametrize("entry", training.ENTRIES)
 def test_an_epoch(plates, tmp_path, entry):
+    store = tmp_path / "store.zarr"
     if entry == "annbatch":
         if importlib.util.find_spec("annbatch") is None:
             pytest.skip("annbatch is not installed")
-        training.build(plates, tmp_path / "store.zarr")
-    found = training.train(entry, plates, tmp_path / "store.zarr")
+        assert training.build(0, plates, store)["MB of .zarr"] > 0
+    found = training.train(0, entry, plates, store)
     assert found["cells/s"] > 0
     assert 0 < found["% between steps"] < 100

@@ -34,7 +34,7 @@ LEAST_SPEEDUP = 1.2
 # Chunks per block in rewritten files. Chosen: smaller chunks cost little outside the block.
 CHUNKS_PER_BLOCK = 4
 # Time of `preshuffle`, as a multiple of reading and encoding each cell once. Chosen: above the
-# conversions that `bench/advice` compares it with.
+# conversions that `bench/compare/advice.py` compares it with.
 PRESHUFFLE_OVERHEAD = 3.0
 # Smallest chunk size, in bytes, that is advised. Chosen: smaller chunks cost more to find than
 # they save.

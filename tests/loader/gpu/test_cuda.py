@@ -125,7 +125,7 @@ def test_threads_copy(adata, collection, is_pinned):
 
 
 def test_a_stream_copies_ahead(adata, collection):
-    copied_in_stream: Any = importlib.import_module("bench.gpu.compare").copied_in_stream
+    copied_in_stream: Any = importlib.import_module("bench.compare.gpu").copied_in_stream
 
     loader = dataset_of(collection).loader(pin_memory=True)
     expected = [each.rows for each in dataset_of(collection)]
