@@ -25,32 +25,14 @@ def six_largest(
     measurements: Measurements, candidates: Sequence[Configuration], seed: int
 ) -> Configuration:
     """Measure the six with the largest fetches and blocks in turns, without workers."""
-    racing, rng = _alone(candidates), np.random.default_rng(seed)
+    alone = [each for each in candidates if each.num_workers == 0]
+    racing, rng = alone or list(candidates), np.random.default_rng(seed)
     racing.sort(key=lambda each: (each.fetch_factor * each.block_size, each.fetch_factor))
     racing = racing[-_N_LARGEST:]
     while measurements.budget.left > 0:
         rng.shuffle(racing)
         _measure(measurements, racing)
     return _fastest(measurements)
-
-
-def halving(
-    measurements: Measurements, candidates: Sequence[Configuration], seed: int
-) -> Configuration:
-    """Measure half as many as there are measurements, at random; then the faster half, again."""
-    rng = np.random.default_rng(seed)
-    # The time of a measurement is unknown before the first.
-    racing = [candidates[place] for place in rng.permutation(len(candidates)).tolist()]
-    measurements.take(racing[0])
-    n_looks = round(measurements.budget.seconds / measurements.budget.spent)
-    racing = racing[: max(2, n_looks // 2)]
-    _measure(measurements, racing[1:])
-    while measurements.budget.left > 0:
-        costs = _costs(measurements)
-        racing = sorted((each for each in racing if each in costs), key=costs.__getitem__)
-        racing = racing[: (len(racing) + 1) // 2]
-        _measure(measurements, racing)
-    return _fastest(measurements, [each for each in racing if each in measurements] or None)
 
 
 def at_random(
@@ -96,16 +78,10 @@ def oracle(
 
 BASELINES: dict[str, Baseline] = {
     "six largest": six_largest,
-    "halving": halving,
     "random": at_random,
     "six known": oracle,
 }
 """All, by name."""
-
-
-def _alone(candidates: Sequence[Configuration]) -> list[Configuration]:
-    """Return the configurations without workers, or all if there are none."""
-    return [each for each in candidates if each.num_workers == 0] or list(candidates)
 
 
 def _measure(measurements: Measurements, configurations: Sequence[Configuration]) -> None:
@@ -114,17 +90,11 @@ def _measure(measurements: Measurements, configurations: Sequence[Configuration]
             measurements.take(each)
 
 
-def _fastest(
-    measurements: Measurements, among: Sequence[Configuration] | None = None
-) -> Configuration:
-    costs = _costs(measurements)
-    return min(costs if among is None else among, key=costs.__getitem__)
-
-
-def _costs(measurements: Measurements) -> dict[Configuration, float]:
-    """Return mean seconds per cell of each configuration that did not fail."""
-    return {
+def _fastest(measurements: Measurements) -> Configuration:
+    """Return the configuration with the least mean seconds per cell, of those that did not fail."""
+    costs = {
         each: float(np.mean([one.seconds_per_cell for one in found]))
         for each in measurements
         if (found := measurements.replicates(each))
     }
+    return min(costs, key=costs.__getitem__)

@@ -156,4 +156,4 @@ def grids_command(*, folder: Path, names: tuple[str, ...]) -> None:
         path = grid.make(folder, *grid.arguments)
         with busy_cores(usable_cpu_count() if grid.is_busy else 0):
             output = FOLDER / f"{name}.csv"
-            run(record_command, path, "--runs", N_RUNS, "--output", output, *grid.options)
+            run(record_command, path, "--runs", N_RUNS, "--out", output, *grid.options)

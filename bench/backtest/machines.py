@@ -4,13 +4,10 @@ Eight have other bottlenecks than the cost model's, and two have no structure at
 many times, with other prices. ``python -m bench.backtest machines`` prints the table.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import numpy as np
@@ -35,7 +32,6 @@ N_DRAWS, N_SEEDS = 15, 2
 # Cells per second of the fastest configuration, and what a search has: four times the default,
 # since workers are up to four, and fetches are of 65,536 cells then.
 FASTEST, SECONDS = 20_000.0, 180.0
-SCHEMA = "cellfeed.machines/1"
 
 
 class Settings(NamedTuple):
@@ -212,75 +208,36 @@ def drawn_grid(name: str, number: int) -> RecordedGrid:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Of the searches on one machine with one noise, the shares that ended in each way.
-
-    Parameters
-    ----------
-    within
-        At most 5 % slower than the best.
-    undecided
-        Undecided, by their own report.
-    unsaid
-        More than 5 % slower, and said nothing of it.
-    random
-        Random searches, with as much time, that ended within 5 % of the best.
-    """
-
-    within: float
-    undecided: float
-    unsaid: float
-    random: float
-
-
-def shares(name: str, noise: float, *, n_draws: int = N_DRAWS, n_seeds: int = N_SEEDS) -> Shares:
-    """Search on each draw of a machine with each seed."""
-    found = [
-        each
-        for number in range(n_draws)
-        for each in replay(
-            drawn_grid(name, number),
-            floors=[FLOORS[number % len(FLOORS)]],
-            n_seeds=n_seeds,
-            spread=noise,
-            seconds=SECONDS,
-            baselines=["random"],
-        )
-    ]
-    regrets = np.concatenate([each.regrets for each in found])
-    undecided = np.concatenate([each.undecided for each in found])
-    return Shares(
-        within=float(np.mean(regrets <= GOOD_REGRET)),
-        undecided=float(np.mean(undecided)),
-        unsaid=float(np.mean((regrets > GOOD_REGRET) & ~undecided)),
-        random=float(np.mean([each.share_within("random") for each in found])),
-    )
-
-
-def machine_shares(
-    names: Sequence[str] = tuple(MACHINES), *, draws: int = N_DRAWS, seeds: int = N_SEEDS
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the `Shares` of each machine at each noise, as plain values."""
-    for name, noise in product(names, NOISES):
-        one = shares(name, noise, n_draws=draws, n_seeds=seeds)
-        yield f"{name}, {noise:.0%}", {each: getattr(one, each) for each in Shares.__slots__}
-
-
-def rows_of(found: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Return rows of the table: shares before and now, or only now."""
-    for key, now in found.items():
-        old = before.get(key)
-
-        def beside(name: str, old: Any = old, now: Any = now) -> str:
-            earlier = "" if old is None else f"{old[name]:.0%} → "
-            return f"{earlier}{now[name]:.0%}"
-
-        name, noise = key.split(", ")
-        yield [name, noise, *map(beside, ("within", "undecided", "unsaid")), f"{now['random']:.0%}"]
-
-
 HEADINGS = ("machine", "noise", "within 5 %", "undecided", "wrong and unsaid", "random search")
+
+
+def machine_rows(
+    names: Iterable[str] = MACHINES, *, draws: int = N_DRAWS, seeds: int = N_SEEDS
+) -> Iterator[list[str]]:
+    """Yield a row of the table for each machine at each noise, in the order of the headings.
+
+    Shares of all searches, on each draw of the machine with each seed: those at most 5 % slower
+    than the best; undecided, by their own report; more than 5 % slower, and said nothing of it; and
+    of random searches with as much time, those within 5 % of the best.
+    """
+    for name, noise in product(names, NOISES):
+        found = [
+            each
+            for number in range(draws)
+            for each in replay(
+                drawn_grid(name, number),
+                floors=[FLOORS[number % len(FLOORS)]],
+                n_seeds=seeds,
+                spread=noise,
+                seconds=SECONDS,
+                baselines=["random"],
+            )
+        ]
+        is_good = np.concatenate([each.regrets for each in found]) <= GOOD_REGRET
+        undecided = np.concatenate([each.undecided for each in found])
+        random = [each.share_within("random") for each in found]
+        shares = (is_good, undecided, ~is_good & ~undecided, random)
+        yield [name, f"{noise:.0%}", *(f"{np.mean(each):.0%}" for each in shares)]
 
 
 @click.command("machines", cls=OneLineErrorCommand)
@@ -289,20 +246,8 @@ HEADINGS = ("machine", "noise", "within 5 %", "undecided", "wrong and unsaid", "
               help="How often each machine is drawn.")  # fmt: skip
 @click.option("--seeds", default=N_SEEDS, show_default=True, type=click.IntRange(min=1),
               help="Searches on each draw.")  # fmt: skip
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path),
-              help="JSON to write.")  # fmt: skip
-@click.option("--before", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="JSON of another version, to show beside.")  # fmt: skip
-def machines_command(
-    *, names: Sequence[str], draws: int, seeds: int, output: Path | None, before: Path | None
-) -> None:
+def machines_command(*, names: tuple[str, ...], draws: int, seeds: int) -> None:
     """Search on simulated machines, and print how good the choices are."""
-    earlier = {} if before is None else json.loads(before.read_text())["shares"]
-    found = dict[str, Any]()
     click.echo("| " + " | ".join(HEADINGS) + " |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for key, one in machine_shares(names or list(MACHINES), draws=draws, seeds=seeds):
-        found[key] = one
-        for row in rows_of({key: one}, earlier):
-            click.echo("| " + " | ".join(row) + " |")
-    if output is not None:
-        output.write_text(json.dumps({"schema": SCHEMA, "shares": found}, indent=1) + "\n")
+    for row in machine_rows(names or MACHINES, draws=draws, seeds=seeds):
+        click.echo("| " + " | ".join(row) + " |")

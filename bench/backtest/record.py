@@ -1,21 +1,26 @@
-"""Measure a whole grid, in several interleaved runs: as a function, and from the command line."""
+"""Measure a whole grid, in several interleaved runs: as a function, and from the command line.
 
+A recording is two files: the measurements as CSV, and the circumstances as JSON.
+"""
+
+import csv
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import numpy as np
-from bench.backtest.files import SCHEMA, RecordingFiles, Sitting, facts_path
+from bench.backtest.recorded_grid import SCHEMA, SETTINGS, facts_path, read_facts
 
-from cellfeed import Collection, ParameterError, open_collection
+from cellfeed import Collection, FormatError, ParameterError, open_collection
 from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._choose import obstacle
@@ -52,40 +57,119 @@ _LEAST_ROUNDS = 8
 _LIMIT_SECONDS = 120.0
 # Facts that must be equal to continue a recording.
 _SAME = (
-    "fingerprints",
-    "label",
-    "batch_size",
-    "block_sizes",
-    "fetch_factors",
-    "workers",
-    "cache",
+    *("fingerprints", "label", "batch_size", "block_sizes", "fetch_factors", "workers", "cache"),
     "seed",
+)
+_COLUMNS = (
+    *("run", *SETTINGS, "cells_per_second", "entropy_bits"),
+    *("n_rounds", "round_spread", "peak_memory_bytes"),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Recording:
-    """A recording, as far as it got.
+    """A recording in progress; every row is written to disk immediately.
 
     Parameters
     ----------
     path
         The CSV file; a JSON file of the same name lies beside it.
-    n_configurations
-        Size of the grid.
-    n_runs
-        How often each configuration that can be measured was measured.
+    facts
+        What is measured and under which circumstances; plain values.
+    done
+        Runs and configurations that are measured.
     left_out
         Configurations that cannot be measured, and why.
-    seconds
-        Time spent measuring, including earlier calls.
+    sittings
+        The calls that measured, each until it finished or was interrupted: when it ``began``, the
+        ``load`` average of the machine in the minute before, for how many ``seconds`` it measured,
+        and how many rows it added (``n_measured``).
     """
 
     path: Path
-    n_configurations: int
-    n_runs: int
-    left_out: dict[Configuration, str]
-    seconds: float
+    facts: Mapping[str, Any]
+    done: set[tuple[int, Configuration]] = field(default_factory=set)
+    left_out: dict[Configuration, str] = field(default_factory=dict)
+    sittings: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path, facts: Mapping[str, Any], same: Sequence[str]) -> Self:
+        """Continue an existing recording, or begin one.
+
+        Parameters
+        ----------
+        path
+            The CSV file.
+        facts
+            What is to be measured and under which circumstances.
+        same
+            Names of facts that must equal those of an existing recording.
+
+        Raises
+        ------
+        ParameterError
+            A different recording exists at the path.
+        FormatError
+            The existing recording cannot be read.
+        """
+        if not path.exists():
+            recording = cls(path=path, facts=facts)
+            with path.open("x", newline="") as file:
+                csv.writer(file).writerow(_COLUMNS)
+            recording.save()
+            return recording
+        known = read_facts(path)
+        if known is None:
+            msg = f"{path}: there is no {facts_path(path).name} beside it, so it cannot continue"
+            raise ParameterError(f"{msg}; give another --out")
+        for name in same:
+            if known.get(name) != facts[name]:
+                msg = (
+                    f"{path}: was recorded with another {name} ({known.get(name)}, now "
+                    f"{facts[name]}); delete it, or give another --out"
+                )
+                raise ParameterError(msg)
+        try:
+            with path.open(newline="") as file:
+                done = {(int(row["run"]), _settings(row)) for row in csv.DictReader(file)}
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{path}: not a recording: {error!r}; delete it, or give another --out"
+            raise FormatError(msg) from error
+        left_out = {_settings(each): each["why"] for each in known["left_out"]}
+        return cls(path=path, facts=known, done=done, left_out=left_out, sittings=known["sittings"])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent measuring so far."""
+        return float(sum(each["seconds"] for each in self.sittings))
+
+    def add(
+        self, run: int, configuration: Configuration, found: Measurement, entropy_bits: float
+    ) -> None:
+        """Write the row of one run of one configuration, whose entropy is the expected one."""
+        seconds = np.array(found.round_seconds)
+        spread = seconds.std(ddof=1) / seconds.mean() if seconds.size > 1 else 0
+        row = (
+            *(run, *(configuration[name] for name in SETTINGS)),
+            *(f"{found.cells_per_round / seconds.mean():.1f}", f"{entropy_bits:.4f}"),
+            *(seconds.size, f"{spread:.4f}", found.peak_memory_bytes),
+        )
+        with self.path.open("a", newline="") as file:
+            csv.writer(file).writerow(row)
+        self.done.add((run, configuration))
+
+    def save(self) -> None:
+        """Write everything but the rows."""
+        left_out = [dict(each) | {"why": why} for each, why in sorted(self.left_out.items())]
+        facts = dict(self.facts) | {"left_out": left_out, "sittings": self.sittings}
+        target = facts_path(self.path)
+        unfinished = target.with_suffix(".json.unfinished")
+        unfinished.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+        unfinished.replace(target)
+
+
+def _settings(row: Mapping[str, Any]) -> Configuration:
+    return Configuration(**{name: int(row[name]) for name in SETTINGS})
 
 
 def record(
@@ -161,7 +245,13 @@ def record(
     space = Space.of(
         block_sizes, fetch_factors, default_workers(collection) if workers is None else workers
     )
-    grid = _listed(space)
+    if space.is_large:
+        msg = (
+            f"every configuration is measured, {MOST_LISTED:,} at most, but these are "
+            f"{space.size:,}; give fewer block sizes, fetch factors or workers"
+        )
+        raise ParameterError(msg)
+    grid = space.grid()
     check_size("the collection", len(collection), grid, batch_size)
     cache = cache_state(collection, cache)
     check_cache(collection, cache)
@@ -174,8 +264,17 @@ def record(
         "cache": prepare_cache(collection.files, cache),
         "seed": seed,
     }
-    files = RecordingFiles.open(Path(output), facts, _SAME)
-    files.left_out |= _impossible(grid, collection, batch_size, memory)
+    recording = Recording.open(Path(output), facts, _SAME)
+    for each in grid:
+        reason = obstacle(
+            each,
+            n_cells=len(collection),
+            batch_size=batch_size,
+            row_bytes=collection.mean_row_bytes(),
+            memory_bytes=usable_memory_bytes() if memory is None else memory,
+        )
+        if reason is not None:
+            recording.left_out[each] = ": ".join(reason)
     with MeasuringProcess(collection) as process:  # imports continue alongside the next lines
         plans = BlockPlans(len(collection), batch_size=batch_size, seed=seed)
         mixing = Mixing([column], None, plans, entropy_floor=DEFAULT_ENTROPY_FLOOR)
@@ -184,7 +283,7 @@ def record(
         process.start()
         recorder = Recorder(
             process=process,
-            files=files,
+            recording=recording,
             entropies={
                 sizes: mixing[sizes][label].expected.value
                 for sizes in product(space.block_sizes, space.fetch_factors)
@@ -199,40 +298,7 @@ def record(
             on_progress=on_progress,
         )
         recorder.measure(grid, runs)
-    return Recording(
-        path=files.path,
-        n_configurations=len(grid),
-        n_runs=runs,
-        left_out=dict(files.left_out),
-        seconds=files.seconds,
-    )
-
-
-def _listed(space: Space) -> list[Configuration]:
-    if space.is_large:
-        msg = (
-            f"every configuration is measured, {MOST_LISTED:,} at most, but these are "
-            f"{space.size:,}; give fewer block sizes, fetch factors or workers"
-        )
-        raise ParameterError(msg)
-    return space.grid()
-
-
-def _impossible(
-    grid: Sequence[Configuration], collection: Collection, batch_size: int, memory: int | None
-) -> dict[Configuration, str]:
-    """Return the configurations that cannot run at all, and why."""
-    reasons = {
-        each: obstacle(
-            each,
-            n_cells=len(collection),
-            batch_size=batch_size,
-            row_bytes=collection.mean_row_bytes(),
-            memory_bytes=usable_memory_bytes() if memory is None else memory,
-        )
-        for each in grid
-    }
-    return {each: ": ".join(reason) for each, reason in reasons.items() if reason is not None}
+    return recording
 
 
 def _facts(collection: Collection, label: Label, batch_size: int) -> dict[str, Any]:
@@ -267,7 +333,7 @@ class Recorder:
     ----------
     process
         Where configurations run.
-    files
+    recording
         What is recorded already, and where to store the rest.
     entropies
         Label entropy in bits for each (block size, fetch factor).
@@ -280,7 +346,7 @@ class Recorder:
     """
 
     process: MeasuringProcess
-    files: RecordingFiles
+    recording: Recording
     entropies: Mapping[tuple[int, int], float]
     common: Mapping[str, Any]
     on_progress: Progress = silent
@@ -288,49 +354,37 @@ class Recorder:
 
     def measure(self, grid: Sequence[Configuration], n_runs: int) -> None:
         """Measure the grid this many times, except what was measured already."""
-        sitting = Sitting(
-            began=datetime.now(UTC).isoformat(timespec="seconds"), load=os.getloadavg()[0]
-        )
-        self.files.sittings.append(sitting)
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        sitting: dict[str, Any] = {"began": began, "load": os.getloadavg()[0], "seconds": 0.0}
+        sitting["n_measured"] = 0
+        self.recording.sittings.append(sitting)
         start = self.clock()
         try:
-            for run, configuration in self._missing(grid, n_runs):
-                self._measure(run, configuration, grid)
-                sitting.n_measured += 1
-                sitting.seconds = self.clock() - start
+            for run, number, configuration in self._missing(grid, n_runs):
+                request = TimingRequest(configuration=configuration, number=number, **self.common)
+                found = measure_with(self.process, request, limit_seconds=_LIMIT_SECONDS)
+                if problem := _problem(found, request.least_rounds):
+                    self.recording.left_out[configuration] = problem
+                else:
+                    sizes = configuration.block_size, configuration.fetch_factor
+                    self.recording.add(run, configuration, found, self.entropies[sizes])
+                sitting["n_measured"] += 1
+                sitting["seconds"] = self.clock() - start
         finally:
-            self.files.save()
+            self.recording.save()
 
     def _missing(
         self, grid: Sequence[Configuration], n_runs: int
-    ) -> Iterator[tuple[int, Configuration]]:
+    ) -> Iterator[tuple[int, int, Configuration]]:
+        """Yield the number of a run, that of the measurement, and the configuration."""
+        known = self.recording
         for run in range(n_runs):
             order = np.random.default_rng((self.common["seed"], run)).permutation(len(grid))
-            for number, place in enumerate(order):
+            for number, place in enumerate(order.tolist()):
                 self.on_progress(f"Run {run + 1} of {n_runs}", number, len(grid))
                 each = grid[place]
-                if each not in self.files.left_out and (run, each) not in self.files.done:
-                    yield run, each
-
-    def _measure(
-        self, run: int, configuration: Configuration, grid: Sequence[Configuration]
-    ) -> None:
-        number = run * len(grid) + grid.index(configuration)
-        request = TimingRequest(configuration=configuration, number=number, **self.common)
-        found = measure_with(self.process, request, limit_seconds=_LIMIT_SECONDS)
-        problem = _problem(found, request.least_rounds)
-        if problem:
-            self.files.left_out[configuration] = problem
-            return
-        seconds = np.array(found.round_seconds)
-        self.files.add(
-            run,
-            configuration,
-            cells_per_second=float(found.cells_per_round / seconds.mean()),
-            entropy_bits=self.entropies[configuration.block_size, configuration.fetch_factor],
-            round_seconds=seconds,
-            peak_memory_bytes=found.peak_memory_bytes,
-        )
+                if each not in known.left_out and (run, each) not in known.done:
+                    yield run, run * len(grid) + place, each
 
 
 def _problem(found: Measurement, least_rounds: int) -> str:
@@ -347,7 +401,7 @@ def _problem(found: Measurement, least_rounds: int) -> str:
 @click.command("record", cls=OneLineErrorCommand)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--label", required=True, metavar="COLUMN", help="obs column to mix minibatches by.")
-@click.option("--output", required=True, metavar="GRID.csv",
+@click.option("--out", "output", required=True, metavar="GRID.csv",
               type=click.Path(dir_okay=False, path_type=Path),
               help="File to write; an interrupted recording there continues.")  # fmt: skip
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
@@ -389,13 +443,11 @@ def record_command(
         interrupted(
             f"Interrupted. {output} holds the measurements so far; the same command continues."
         )
-    click.echo(_summary(recording))
-
-
-def _summary(recording: Recording) -> str:
-    n_measured = recording.n_configurations - len(recording.left_out)
-    measured = f"{n_measured} of {recording.n_configurations} configurations"
-    lines = [f"Measured {measured}, {recording.n_runs} times each, in {recording.seconds:,.0f} s."]
+    measured = {each for _, each in recording.done}
+    n, n_runs = len(measured) + len(recording.left_out), settings["runs"]
+    click.echo(f"Measured {len(measured)} of {n} configurations, {n_runs} times each, in "
+               f"{recording.seconds:,.0f} s.")  # fmt: skip
     reasons = Counter(why.partition(":")[0] for why in recording.left_out.values())
-    lines += [f"Left out: {n} ({why})" for why, n in reasons.most_common()]
-    return "\n".join([*lines, f"Wrote {recording.path}, {facts_path(recording.path)}"])
+    for why, count in reasons.most_common():
+        click.echo(f"Left out: {count} ({why})")
+    click.echo(f"Wrote {recording.path}, {facts_path(recording.path)}")

@@ -1,18 +1,18 @@
 """A recorded grid, and a machine that answers from it."""
 
+import json
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from bench.backtest.files import SETTINGS, read_facts
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from cellfeed import FormatError, ParameterError
-from cellfeed_tuner import theory
+from cellfeed import FormatError
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._measuring._process import Outcome
@@ -25,12 +25,13 @@ from cellfeed_tuner._measuring._timing import (
 )
 from cellfeed_tuner._results import least_share
 
+SCHEMA = "cellfeed.recording/1"
+SETTINGS = ("block_size", "fetch_factor", "num_workers")
 # Relative spread of the rounds within one measurement, and seconds of a measurement beside its
 # rounds. Measured: on two cores; processes start, and open the files.
 _ROUND_SPREAD, _OVERHEAD_SECONDS = 0.03, 0.25
 MANY_CELLS = 1 << 60
 _SETTINGS = list(SETTINGS)
-_KNOWN_WHERE_RECORDED = {"entropy_bits", "peak_memory_bytes"}
 _USUAL_SPREAD = 0.05
 
 
@@ -100,77 +101,77 @@ class RecordedGrid:
         return int(self.peak_memory_bytes[self.configurations.index(configuration)])
 
 
-def read_grid(
-    path: str | os.PathLike[str], *, distribution: ArrayLike | None = None, batch_size: int = 64
-) -> RecordedGrid:
+def facts_path(path: Path) -> Path:
+    """Return the path of the facts that belong to a recorded grid."""
+    return path.with_suffix(".json")
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """Return the facts of a recorded grid, or None if there are none.
+
+    Raises
+    ------
+    FormatError
+        The file is not JSON, or not a recording.
+    """
+    beside = facts_path(path)
+    if not beside.is_file():
+        return None
+    try:
+        facts = json.loads(beside.read_text())
+    except ValueError as error:
+        msg = f"{beside}: not JSON: {error}; delete it, or give the grid another name"
+        raise FormatError(msg) from error
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        msg = f"{beside}: its schema is not {SCHEMA}; delete it, or give the grid another name"
+        raise FormatError(msg)
+    return facts
+
+
+def read_grid(path: str | os.PathLike[str]) -> RecordedGrid:
     """Read a recorded grid from a CSV file.
 
     Parameters
     ----------
     path
-        A table with columns ``block_size``, ``fetch_factor``, ``cells_per_second``, and optionally
-        ``num_workers`` (default 0) and ``entropy_bits``. Rows without a block size or a fetch
-        factor are skipped, and if there is a column ``strategy``, all rows but "BlockShuffling".
-        Several rows of one configuration are several runs of it. If `record` wrote it, its column
-        ``peak_memory_bytes`` and the file beside it are used too: the entropy of random sampling,
-        how the collection lies in storage, and the batch size.
-    distribution
-        Label frequencies or counts, shape (K,). With it, random sampling's entropy is the exact
-        expectation, and so is that of every configuration if none is recorded. Without it,
-        random sampling's is what was recorded at block size 1, or else the highest.
-    batch_size
-        Cells of a minibatch, if not recorded.
+        A table with columns ``block_size``, ``fetch_factor``, ``cells_per_second``,
+        ``entropy_bits``, and optionally ``num_workers`` (default 0). Rows without a block size or a
+        fetch factor are skipped, and if there is a column ``strategy``, all rows but
+        "BlockShuffling". Several rows of one configuration are several runs of it. If `record`
+        wrote it, its column ``peak_memory_bytes`` and the file beside it are used too: the entropy
+        of random sampling, the number of cells, and the batch size. Otherwise random sampling's
+        entropy is what was recorded at block size 1, or else the highest, and minibatches have 64
+        cells.
 
     Raises
     ------
     FormatError
         The file is not such a table.
-    ParameterError
-        It has no entropies, and there is no distribution.
     """
     path = Path(path)
-    table, facts = _block_shuffling(_read(path), path), read_facts(path)
+    table, facts = _block_shuffling(path), read_facts(path)
     runs = table.groupby(_SETTINGS, sort=True)
     configurations = [
         Configuration(block_size=int(block), fetch_factor=int(fetch), num_workers=int(workers))
         for block, fetch, workers in runs.size().index.to_list()
     ]
-    batch_size = batch_size if facts is None else facts["batch_size"]
-    recorded = "entropy_bits" in table
-    if not recorded and distribution is None:
-        msg = f"{path} has no column entropy_bits; say how labels are distributed"
-        raise ParameterError(msg)
-    if recorded:
-        entropies = runs["entropy_bits"].mean().tolist()
-    else:
-        entropies = [
-            theory.expected_entropy_bits(
-                np.asarray(distribution), batch_size, each.block_size, each.fetch_factor
-            )
-            for each in configurations
-        ]
+    entropies = runs["entropy_bits"].mean()
+    at_random = entropies[entropies.index.get_level_values("block_size") == 1]
+    random_entropy = float(entropies.max() if at_random.empty else at_random.mean())
+    has_peaks = "peak_memory_bytes" in table
     return RecordedGrid(
         configurations=tuple(configurations),
         runs=tuple(part.to_numpy(np.float64) for _, part in runs["cells_per_second"]),
-        entropies=tuple(entropies),
-        random_entropy=(
-            _random_entropy(configurations, entropies, distribution, batch_size)
-            if facts is None
-            else facts["random_entropy_bits"]
-        ),
-        batch_size=batch_size,
-        peak_memory_bytes=_peaks(table),
+        entropies=tuple(entropies.tolist()),
+        random_entropy=random_entropy if facts is None else facts["random_entropy_bits"],
+        batch_size=64 if facts is None else facts["batch_size"],
+        peak_memory_bytes=tuple(runs["peak_memory_bytes"].max()) if has_peaks else None,
         n_cells=MANY_CELLS if facts is None else facts["dataset"]["n_cells"],
     )
 
 
-def _peaks(table: pd.DataFrame) -> tuple[float, ...] | None:
-    if "peak_memory_bytes" not in table:
-        return None
-    return tuple(table.groupby(_SETTINGS)["peak_memory_bytes"].max())
-
-
-def _read(path: Path) -> pd.DataFrame:
+def _block_shuffling(path: Path) -> pd.DataFrame:
+    """Return the columns that are used, of the rows of block shuffling, as float64."""
     try:
         table = pd.read_csv(path)
     except (ValueError, UnicodeDecodeError) as error:
@@ -178,23 +179,18 @@ def _read(path: Path) -> pd.DataFrame:
         raise FormatError(msg) from error
     if "num_workers" not in table:
         table["num_workers"] = 0
-    missing = {*_SETTINGS, "cells_per_second"} - set(table)
-    if missing:
-        msg = f"{path}: has no column {', '.join(sorted(missing))}"
+    columns = [*_SETTINGS, "cells_per_second", "entropy_bits"]
+    if missing := sorted({*columns} - set(table)):
+        msg = f"{path}: has no column {', '.join(missing)}"
         raise FormatError(msg)
-    return table
-
-
-def _block_shuffling(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     if "strategy" in table:
         table = table[table["strategy"] == "BlockShuffling"]
     table = table.dropna(subset=["block_size", "fetch_factor"]).fillna({"num_workers": 0})
     if table.empty:
         msg = f"{path}: has no row of block shuffling with a block size and a fetch factor"
         raise FormatError(msg)
-    columns = [*_SETTINGS, "cells_per_second", *sorted(_KNOWN_WHERE_RECORDED & set(table))]
     try:
-        numbers = table[columns].astype(np.float64)
+        numbers = table[[*columns, *({"peak_memory_bytes"} & set(table))]].astype(np.float64)
     except ValueError as error:
         msg = f"{path}: a column holds something other than numbers: {error}"
         raise FormatError(msg) from error
@@ -205,19 +201,6 @@ def _block_shuffling(table: pd.DataFrame, path: Path) -> pd.DataFrame:
         msg = f"{path}: each of {', '.join(_SETTINGS)} must be a whole number"
         raise FormatError(msg)
     return numbers
-
-
-def _random_entropy(
-    configurations: Sequence[Configuration],
-    entropies: Sequence[float],
-    distribution: ArrayLike | None,
-    batch_size: int,
-) -> float:
-    if distribution is not None:
-        return theory.expected_entropy_bits(np.asarray(distribution), batch_size, 1, 1)
-    pairs = zip(configurations, entropies, strict=True)
-    at_random = [entropy for each, entropy in pairs if each.block_size == 1]
-    return float(np.mean(at_random)) if at_random else max(entropies)
 
 
 @dataclass(slots=True, kw_only=True)

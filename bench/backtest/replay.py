@@ -1,14 +1,12 @@
 """Replay the search on a recorded grid many times, and report how good its choices are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from bench.backtest.baselines import BASELINES, GOOD_REGRET
 from bench.backtest.recorded_grid import RecordedGrid, RecordedProcess
 
-from cellfeed import ParameterError
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
@@ -48,8 +46,6 @@ class Replay:
         that is at most 5 % slower than the best, or any that was not measured.
     shares_measured
         Share of the grid that was measured, with each seed.
-    n_replicates
-        Number of measurements, with each seed.
     baseline_regrets
         Regrets of simpler searches with as much time, by name.
     """
@@ -64,7 +60,6 @@ class Replay:
     regrets: tuple[float, ...]
     undecided: tuple[bool, ...]
     shares_measured: tuple[float, ...]
-    n_replicates: tuple[int, ...]
     baseline_regrets: Mapping[str, tuple[float, ...]]
 
     def share_within(self, baseline: str | None = None) -> float:
@@ -74,17 +69,6 @@ class Replay:
         """
         regrets = self.regrets if baseline is None else self.baseline_regrets[baseline]
         return sum(each <= GOOD_REGRET for each in regrets) / max(1, len(regrets))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self) | {
-            "best": self.best and dict(self.best),
-            "chosen": [each and dict(each) for each in self.chosen],
-            "within_5_percent": self.share_within(),
-            "baselines_within_5_percent": {
-                name: self.share_within(name) for name in self.baseline_regrets
-            },
-        }
 
 
 def replay(
@@ -117,22 +101,7 @@ def replay(
         only one run.
     baselines
         Simpler searches to compare with, with as much time, by their names in `BASELINES`.
-
-    Raises
-    ------
-    ParameterError
-        A floor is not within 0 and 1, or there are no seeds, or no time.
     """
-    for floor in floors:
-        if not 0 <= floor <= 1:
-            msg = f"`0 <= floor <= 1` must hold, but got floor={floor}"
-            raise ParameterError(msg)
-    if n_seeds < 1:
-        msg = f"`n_seeds >= 1` must hold, but got n_seeds={n_seeds}"
-        raise ParameterError(msg)
-    if seconds <= 0:
-        msg = f"`seconds > 0` must hold, but got seconds={seconds}"
-        raise ParameterError(msg)
     spread = grid.replicate_spread() if spread is None else spread
     return [_replay_at(grid, floor, seconds, n_seeds, spread, baselines) for floor in floors]
 
@@ -145,7 +114,6 @@ class _Found:
     undecided_between: tuple[Configuration, ...]
     may_be_surpassed: bool
     n_measured: int
-    n_replicates: int
 
 
 def _replay_at(
@@ -189,7 +157,6 @@ def _replay_at(
             for each in found
         ),
         shares_measured=tuple(each.n_measured / len(grid) for each in found),
-        n_replicates=tuple(each.n_replicates for each in found),
         baseline_regrets={
             name: tuple(baseline(name, seed) for seed in seeds) for name in baselines
         },
@@ -229,7 +196,6 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements) -> _Fo
         undecided_between=tuple(each.configuration for each in rivals if each.is_undecided),
         may_be_surpassed=choice is not None and (choice.chance_of_faster or 0.0) >= MUCH_CHANCE,
         n_measured=len(measurements),
-        n_replicates=measurements.n_replicates,
     )
 
 

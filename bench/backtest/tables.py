@@ -14,15 +14,11 @@ import numpy as np
 import pandas as pd
 from bench.backtest.baselines import BASELINES
 from bench.backtest.machines import HEADINGS as MACHINE_HEADINGS
-from bench.backtest.machines import machine_shares, rows_of
+from bench.backtest.machines import machine_rows
 from bench.backtest.recorded_grid import read_grid
 from bench.backtest.replay import DEFAULT_SECONDS, Replay, replay
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from cellfeed import ParameterError
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._reports import report_console
 from cellfeed_tuner._results import least_share
 
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
@@ -39,122 +35,31 @@ HEADINGS = (
 )
 _LEFT_ALIGNED = {"grid", "best", "machine"}
 _NONE = "-"
-_LEAST_WIDTH = 160
-_EXPLAINED = """
-floor: least entropy, as a share of random sampling's; feasible: configurations that reach it; best:
-the fastest of these, block size x fetch factor, workers; noise: relative spread of measurements in
-the replay; autotune: share of its searches that chose a configuration within 5 % of the best;
-undecided: searches that reported being undecided with such a configuration; then other searches
-with as much time: the six configurations with the largest fetches and blocks, without workers, in
-turns; successive halving; random draws; and a search that knows the six fastest and their
-throughputs, but not which is which"""
-
-
-class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Non-negative numbers, separated by commas."""
-
-    name = "X,X,..."
-
-    def __init__(self, most: float) -> None:
-        self._most = most
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(float(each) for each in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} are not numbers; write them as 0.9,0.95", param, ctx)
-        if not all(0 <= each <= self._most for each in numbers):
-            self.fail(f"numbers must be within 0 and {self._most:g}, not {value!r}", param, ctx)
-        return numbers
 
 
 @click.command("replay", cls=OneLineErrorCommand)
 @click.argument("grids", nargs=-1, required=True, metavar="GRID.csv...",
-                type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
-@click.option("--floors", default=(0.9, 0.95, 0.99), type=_Numbers(1),
-              show_default="0.9,0.95,0.99",
-              help="Least entropies, as shares of true random sampling's.")  # fmt: skip
+                type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
+@click.option("--floor", "floors", default=(0.9, 0.95, 0.99), type=click.FloatRange(0, 1),
+              multiple=True, show_default="0.9, 0.95 and 0.99",
+              help="Least entropy, as a share of true random sampling's.")  # fmt: skip
 @click.option("--seconds", default=DEFAULT_SECONDS, show_default=True,
               type=click.FloatRange(min=0, min_open=True),
               help="How long each search measures.")  # fmt: skip
-@click.option("--seeds", default=100, show_default=True, type=click.IntRange(min=1),
+@click.option("--seeds", "n_seeds", default=100, show_default=True, type=click.IntRange(min=1),
               help="How many searches to run at each floor.")  # fmt: skip
 @click.option("--spread", type=click.FloatRange(min=0),
               help="Relative spread of measurements; default: that of the recorded runs, or "
               "0.05 if there is only one run.")  # fmt: skip
-@click.option("--plates", type=click.IntRange(min=2),
-              help="Number of labels, all equally frequent.")  # fmt: skip
-@click.option("--distribution", type=_Numbers(float("inf")),
-              help="Frequencies or counts of the labels.")  # fmt: skip
-@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
-              help="Cells of a minibatch.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def replay_command(
-    *,
-    grids: tuple[Path, ...],
-    floors: tuple[float, ...],
-    seconds: float,
-    seeds: int,
-    spread: float | None,
-    plates: int | None,
-    distribution: tuple[float, ...] | None,
-    batch_size: int,
-    as_json: bool,
-) -> None:
+def replay_command(*, grids: tuple[Path, ...], **settings: Any) -> None:
     """Replay the search on recorded grids, and compare its choices with the best.
 
-    GRID.csv is what `record` wrote, or has the columns block_size, fetch_factor,
-    num_workers (0 if absent), cells_per_second and, if known, entropy_bits. Without
-    entropies, the exact expectation for --plates or --distribution is used, which
-    assumes that each block holds one label.
+    GRID.csv is what `record` wrote, or has the columns block_size, fetch_factor, num_workers (0 if
+    absent), cells_per_second and entropy_bits. Columns are those of docs/benchmarks/autotune.md.
     """
-    if plates is not None and distribution is not None:
-        msg = "--plates and --distribution exclude each other; give one of them"
-        raise ParameterError(msg)
-    labels = distribution if plates is None else (1.0,) * plates
-    recorded = [read_grid(path, distribution=labels, batch_size=batch_size) for path in grids]
-    replays = {
-        path: replay(
-            grid,
-            floors=floors,
-            seconds=seconds,
-            n_seeds=seeds,
-            spread=spread,
-            baselines=tuple(BASELINES),
-        )
-        for path, grid in zip(grids, recorded, strict=True)
-    }
-    if as_json:
-        click.echo(json.dumps(_json(replays), indent=1, allow_nan=False))
-        return
-    _print(replay_rows({path.stem: found for path, found in replays.items()}))
-
-
-def _json(replays: Mapping[Path, list[Replay]]) -> dict[str, Any]:
-    return {
-        "schema": "cellfeed.replay/2",
-        "grids": [
-            {"grid": str(path), "floors": [each.to_json() for each in found]}
-            for path, found in replays.items()
-        ],
-    }
-
-
-def _print(rows: Sequence[Sequence[str]]) -> None:
-    console = report_console()
-    console.width = max(console.width, _LEAST_WIDTH)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        left = heading in _LEFT_ALIGNED
-        table.add_column(heading, justify="left" if left else "right", no_wrap=not left)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    click.echo(_EXPLAINED)
+    found = {path.stem: replay(read_grid(path), baselines=[*BASELINES], **settings)
+             for path in grids}  # fmt: skip
+    click.echo(markdown_table(replay_rows(found)))
 
 
 def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
@@ -233,13 +138,10 @@ def table_command(*, seeds: int) -> None:
             each
             for noise in NOISES
             for each in replay(
-                grid,
-                floors=sorted(floors.values()),
-                n_seeds=seeds,
-                spread=noise,
-                baselines=tuple(BASELINES),
+                grid, floors=sorted(floors.values()), n_seeds=seeds, spread=noise,
+                baselines=[*BASELINES],
             )
-        ]
+        ]  # fmt: skip
     *by_grid, quiet, busy = replay_rows(found)
     click.echo(table := markdown_table(by_grid))
     put("make replay: grids", table)
@@ -247,8 +149,7 @@ def table_command(*, seeds: int) -> None:
     rows = [[row[column] for column in shown] for row in (quiet, busy)]
     click.echo(table := markdown_table(rows, [HEADINGS[column] for column in shown]))
     put("make replay", table)
-    lines = list(rows_of(dict(machine_shares()), {}))
-    click.echo(table := markdown_table(lines, MACHINE_HEADINGS))
+    click.echo(table := markdown_table(machine_rows(), MACHINE_HEADINGS))
     put("make replay: machines", table)
 
 
@@ -275,7 +176,7 @@ def _times_row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
     grid.unlink(missing_ok=True)
     grid.with_suffix(".json").unlink(missing_ok=True)
     record = (sys.executable, "-m", "bench.backtest", "record")
-    whole = _seconds_of(*record, plates, "--label", "plate", "--runs", 1, "--output", grid)
+    whole = _seconds_of(*record, plates, "--label", "plate", "--runs", 1, "--out", grid)
     result = json.loads((out / "autotune.json").read_text())
     chosen = result["recommended"]
     return {

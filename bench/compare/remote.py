@@ -94,10 +94,9 @@ def cellfeed(seed, urls, options, block, prefetch=None):
 
     def requests():
         # There is no public way.
-        from cellfeed._bytes._remote._scheduler import _schedulers
+        from cellfeed._bytes._remote._scheduler import scheduler_of
 
-        (scheduler,) = _schedulers.values()
-        return asdict(scheduler.counters)
+        return asdict(scheduler_of(collection.locations[0]).counters)
 
     is_remote = urls[0].startswith(("http", "s3:"))
     return figures(sizes, opened, counted=requests if is_remote else dict)

@@ -3,28 +3,23 @@
     python bench/mutants/check.py draw mutants.json --seed 0
     make coverage                                  # which test runs which line: .coverage
     python bench/mutants/check.py run mutants.json light.json --light
-    python bench/mutants/check.py run mutants.json all.json --survivors light.json
 
 A mutant is one change within a function: another comparison, operator, constant or condition, or a
 call that is left out. The tests that run its line are run in a copy of the checkout, the most
-specific first, until one fails. It survives if all pass, or all that are run within the limit.
+specific first, until one fails. It survives if all pass, or all that end within the limit.
 """
 
 import ast
 import collections
 import contextlib
-import importlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,26 +47,18 @@ LIGHT = "smoke or not (slow or process or server or docs)"
 TESTS_OF_KERNELS = {
     "_tokenizing": ["tests/loader/tokenizers", "tests/loader/storages/test_tokens.py"],
     "_pages": [
-        "tests/loader/storages/test_parquet_pages.py", "tests/loader/storages/test_parquet.py",
-        "tests/loader/storages/test_parquet_damage.py",
+        f"tests/loader/storages/test_parquet{each}.py" for each in ("_pages", "", "_damage")
     ],
     "_transforming": ["tests/loader/transforms"],
     "sampling/_kernels": ["tests/loader/sampling"],
     "": [
-        "tests/loader/decode", "tests/loader/storages/test_conformance.py",
-        "tests/loader/storages/test_conformance_zarr.py", "tests/loader/collection",
+        *("tests/loader/decode", "tests/loader/storages/test_conformance.py"),
+        *("tests/loader/storages/test_conformance_zarr.py", "tests/loader/collection"),
         "tests/loader/transforms",
     ],
-}  # fmt: skip
-# Imported once, before processes are forked in which tests run; pytest warns where a plugin is in
-# one of them.
-IMPORTED = "anndata", "numba", "pandas", "scipy.sparse", "torch", "zarr"
-OPTIONS = (
-    "-x", "-q", "--tb=no", "-p", "no:cacheprovider",
-    "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
-)  # fmt: skip
-# Most mutants are killed by one of the first tests, whose few modules are soon imported.
-N_FIRST = 20
+}
+OPTIONS = "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"
+NO_TESTS, FAILURES = 5, ("FAILED ", "ERROR ")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".coverage*", ".mypy_cache", ".asv", ".peers", "_build", "demo"
 )
@@ -200,90 +187,21 @@ def tests_by_line(
     return tests, amount
 
 
-def tests_of(mutant: Mutant) -> list[str]:
-    """Return the files and folders of tests of a compiled function; none of another."""
-    if "kernels" not in mutant.file:
-        return []
-    found = next(tests for name, tests in TESTS_OF_KERNELS.items() if name in mutant.file)
-    return [each for each in found if (ROOT / each).exists()]
-
-
-class Selection:
-    """A plugin of pytest that runs tests in a given order, all if there is none, within a time."""
-
-    def __init__(self, order: Sequence[str], seconds: float) -> None:
-        self._place = {name: k for k, name in enumerate(order)}
-        self._deadline = time.monotonic() + seconds
-        self.killed_by, self.n_run = "", 0
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Select and sort."""
-        if self._place:
-            items[:] = [each for each in items if each.nodeid in self._place]
-            items.sort(key=lambda each: self._place[each.nodeid])
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Note the first failure."""
-        self.n_run += report.when == "call"
-        if report.failed:
-            self.killed_by = self.killed_by or report.nodeid
-
-    def pytest_collectreport(self, report: Any) -> None:
-        """Note that tests cannot be imported."""
-        if report.failed:
-            self.killed_by = self.killed_by or report.nodeid
-
-    def pytest_runtest_teardown(self, item: Any) -> None:
-        """Stop when the time is up."""
-        if time.monotonic() > self._deadline:
-            item.session.shouldstop = "the time is up"
-
-
-def run_tests(
-    checkout: Path, order: Sequence[str], paths: Sequence[str], options: Sequence[str],
-    seconds: float, answer: Any,
-) -> None:  # fmt: skip
-    """Run tests in a checkout, and send which one failed, and how many ran."""
-    os.setsid()
-    os.chdir(checkout)
-    sources = [str(checkout), str(checkout / "loader"), str(checkout / "tuner")]
-    sys.path[:0] = sources
-    os.environ["PYTHONPATH"] = os.pathsep.join(sources)
-    null = os.open(os.devnull, os.O_RDWR)
-    for k in range(3):
-        os.dup2(null, k)
-    import pytest  # noqa: PLC0415 - of the process that runs tests
-
-    selection = Selection(order, seconds)
-    status = pytest.main([*OPTIONS, *options, *paths], plugins=[selection])
-    if status not in {
-        pytest.ExitCode.OK,
-        pytest.ExitCode.INTERRUPTED,
-        pytest.ExitCode.NO_TESTS_COLLECTED,
-    }:
-        selection.killed_by = selection.killed_by or f"exit {status}"
-    answer.send((selection.killed_by, selection.n_run))
-
-
-def outcome(*arguments: Any, seconds: float) -> tuple[str, int]:
-    """Return what `run_tests` sends from a process of its own, or how that ended."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=run_tests, args=(*arguments, seconds, sender))
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(2 * seconds + 120):
-            return "it hangs", 0
-        found: tuple[str, int] = receiver.recv()
-    except EOFError:
-        return "it crashes", 0
-    else:
-        return found
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.join()
+def outcome(checkout: Path, tests: Sequence[str], light: Sequence[str], seconds: float) -> str:
+    """Return which test fails first in a checkout, or "" if none does within a time."""
+    listed = checkout / "tests.txt"
+    listed.write_text("\n".join(tests))
+    places = [str(checkout / each) for each in ("", "loader", "tuner")]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", *OPTIONS, *light, f"@{listed}"], cwd=checkout,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(places)}, timeout=seconds,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if ran.returncode not in {0, NO_TESTS}:
+            failed = [line for line in ran.stdout.splitlines() if line.startswith(FAILURES)]
+            return failed[0] if failed else f"exit {ran.returncode}"
+    return ""
 
 
 @contextlib.contextmanager
@@ -301,57 +219,31 @@ def copy_of_checkout() -> Iterator[Path]:
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--coverage", default=ROOT / ".coverage", type=click.Path(path_type=Path))
 @click.option("--light", is_flag=True, help="Only what `make test` runs.")
-@click.option("--survivors", type=click.Path(exists=True, path_type=Path),
-              help="Only mutants that survive in these results.")  # fmt: skip
 @click.option("--seconds", default=120.0, show_default=True, help="The most for each mutant.")
-@click.option("--part", default="0/1", show_default=True, help="K/N: each N-th one, from K on.")
-def run(
-    *,
-    mutants: Path, output: Path, coverage: Path, light: bool, survivors: Path | None,
-    seconds: float, part: str,
-) -> None:  # fmt: skip
+def run(*, mutants: Path, output: Path, coverage: Path, light: bool, seconds: float) -> None:
     """Run the tests of MUTANTS, and write the results to OUTPUT, where a run goes on."""
-    for name in IMPORTED:
-        importlib.import_module(name)
     drawn = [Mutant(**each) for each in json.loads(mutants.read_text())]
     results = json.loads(output.read_text()) if output.exists() else {}
-    before = json.loads(survivors.read_text()) if survivors else {}
     covering, amount = tests_by_line(coverage, {each.file for each in drawn})
     options = ["--hypothesis-profile=quick", "-m", LIGHT] if light else []
-    first, step = map(int, part.split("/"))
-    for number in map(str, range(first, len(drawn), step)):
-        if number in results or before.get(number, {}).get("killed_by"):
-            continue
-        mutant, began = drawn[int(number)], time.monotonic()
+    for number, mutant in enumerate(drawn):
         line = mutant.line_in(ROOT)
-        order = sorted(
-            covering.get((mutant.file, line or 0), ()), key=lambda test: (amount[test], test)
-        )
-        parts = [order[:N_FIRST], order[N_FIRST:]] if order else [[]]
-        killed_by, n_run = "", 0
+        if str(number) in results or line is None:
+            continue
+        order = sorted(covering.get((mutant.file, line), ()), key=lambda test: (amount[test], test))
+        if not order and "kernels" in mutant.file:
+            order = next(tests for name, tests in TESTS_OF_KERNELS.items() if name in mutant.file)
         with copy_of_checkout() as checkout:
-            for tests in parts if line else []:
-                paths = sorted({each.partition("::")[0] for each in tests}) or tests_of(mutant)
-                if not paths or killed_by:
-                    continue
-                if tests is parts[0] and not any(each["n_run"] for each in results.values()):
-                    failed, _ = outcome(checkout, tests, paths, options, seconds=seconds)
-                    if failed:
-                        msg = f"without a change, there is a failure: {failed}"
-                        raise click.ClickException(msg)
-                mutant.apply(checkout, line)
-                killed_by, n = outcome(checkout, tests, paths, options, seconds=seconds)
-                n_run += n
-        results[number] = {
-            "killed_by": killed_by,
-            "n_run": n_run,
-            "n_tests": len(order),
-            "is_there": line is not None,
-            "seconds": round(time.monotonic() - began, 1),
-        }
+            if order and not results:
+                failed = outcome(checkout, order, options, seconds)
+                if failed:
+                    raise click.ClickException(f"without a change, there is a failure: {failed}")
+            mutant.apply(checkout, line)
+            killed_by = outcome(checkout, order, options, seconds) if order else ""
+        results[str(number)] = {"killed_by": killed_by, "n_tests": len(order)}
         output.write_text(json.dumps(results, indent=1))
         click.echo(f"{number}: {mutant.file}:{mutant.line} {mutant.old} -> {mutant.new}")
-        click.echo(f"    {killed_by or 'survives'} ({n_run} of {len(order) or 'all'} tests)")
+        click.echo(f"    {killed_by or 'survives'} ({len(order)} tests)")
 
 
 if __name__ == "__main__":

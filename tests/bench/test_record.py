@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from bench.backtest.__main__ import main
-from bench.backtest.files import SCHEMA, RecordingFiles
-from bench.backtest.record import Recorder
-from bench.backtest.recorded_grid import answered, read_grid
+from bench.backtest.record import Recorder, Recording
+from bench.backtest.recorded_grid import SCHEMA, answered, read_grid
 from tests import commands
 
 from cellfeed import FormatError, ParameterError
@@ -65,10 +64,10 @@ def record_with(tmp_path):
     """Records with a process, and returns what the files say."""
 
     def record(process, *, n_runs=2, facts=FACTS):
-        files = RecordingFiles.open(tmp_path / "grid.csv", facts, ["label", "seed"])
+        files = Recording.open(tmp_path / "grid.csv", facts, ["label", "seed"])
         recorder = Recorder(
             process=process,
-            files=files,
+            recording=files,
             entropies={(each.block_size, each.fetch_factor): each.block_size / 8 for each in GRID},
             common=COMMON,
             clock=process.clock,
@@ -180,7 +179,7 @@ def test_a_damaged_recording_is_refused(record_with, tmp_path):
 def test_the_command_records_a_collection_that_can_be_replayed(small_collection, tmp_path):
     output = tmp_path / "grid.csv"
     grid = ["--block-sizes", "1,4", "--fetch-factors", "2,128", "--workers", "0:0", "--runs", "2"]
-    printed = run(small_collection, "--label", "plate", "--output", output, *grid)
+    printed = run(small_collection, "--label", "plate", "--out", output, *grid)
     assert printed.exit_code == 0, printed.output
     assert "Measured 2 of 4 configurations, 2 times each, in " in printed.stdout
     assert "Left out: 2 (too few cells)" in printed.stdout
@@ -196,7 +195,7 @@ def test_the_command_records_a_collection_that_can_be_replayed(small_collection,
     assert [each.size for each in recorded.runs] == [2, 2]
     # Random rows of three plates of one size.
     assert recorded.entropies[0] == pytest.approx(recorded.random_entropy, abs=0.02)
-    again = run(small_collection, "--label", "plate", "--output", output, *grid)
+    again = run(small_collection, "--label", "plate", "--out", output, *grid)
     assert again.exit_code == 0
     assert read_grid(output).runs[0].tolist() == recorded.runs[0].tolist()
 
@@ -204,16 +203,16 @@ def test_the_command_records_a_collection_that_can_be_replayed(small_collection,
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "plate"], "Missing option '--output'"),
-        (["--label", "nope", "--output", "{folder}/grid.csv"], "has no column 'nope'"),
-        (["--label", "plate", "--output", "{folder}/no/grid.csv"], "No such file"),
-        (["--label", "plate", "--output", "{folder}/grid.csv", "--runs", "0"], "Invalid value"),
+        (["--label", "plate"], "Missing option '--out'"),
+        (["--label", "nope", "--out", "{folder}/grid.csv"], "has no column 'nope'"),
+        (["--label", "plate", "--out", "{folder}/no/grid.csv"], "No such file"),
+        (["--label", "plate", "--out", "{folder}/grid.csv", "--runs", "0"], "Invalid value"),
         (
-            ["--label", "plate", "--output", "{folder}/grid.csv", "--fetch-factors", "4096"],
+            ["--label", "plate", "--out", "{folder}/grid.csv", "--fetch-factors", "4096"],
             "even the smallest configuration needs",
         ),
         (
-            ["--label", "plate", "--output", "{folder}/grid.csv", *RANGES],
+            ["--label", "plate", "--out", "{folder}/grid.csv", *RANGES],
             "every configuration is measured, 2,000 at most, but these are 4,194,304; give fewer",
         ),
     ],
