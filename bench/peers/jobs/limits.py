@@ -55,10 +55,6 @@ class Chunks:
     places: list[tuple[str, int, int] | None]
     decompress: Callable[[bytes], object]
 
-    def touched(self, first: int, last: int) -> range:
-        """Return the numbers of the chunks that hold the elements from first to last."""
-        return range(first // self.n_elements, -(-last // self.n_elements))
-
     def read(self, number: int) -> bytes:
         """Return a chunk as stored."""
         place = self.places[number]
@@ -72,9 +68,12 @@ class Chunks:
             os.close(descriptor)
 
 
-def chunks_of_plate(matrix: Matrix) -> list[Chunks]:
-    """Return the chunks of ``data`` and of ``indices`` of a gzip file."""
-    return [_hdf5_chunks(array) for array in (matrix.data, matrix.indices)]
+def chunks_of(job: Job, matrices: list[Matrix]) -> list[list[Chunks]]:
+    """Return the chunks of ``data`` and of ``indices`` of each plate, or dataset of the store."""
+    if of_plates(job):
+        return [[_hdf5_chunks(array) for array in (each.data, each.indices)] for each in matrices]
+    parts = store_parts(job.store)
+    return [[_shard_chunks(part / "X" / name) for name in ("data", "indices")] for part in parts]
 
 
 def _hdf5_chunks(dataset) -> Chunks:
@@ -82,22 +81,15 @@ def _hdf5_chunks(dataset) -> Chunks:
 
     if dataset.compression != "gzip" or dataset.shuffle:
         raise SystemExit(f"limits are known only for plain gzip, not for `{dataset.name}`")
-    (n_elements,) = dataset.chunks
+    (n_elements,), path = dataset.chunks, dataset.file.filename
     places: list[tuple[str, int, int] | None] = [None] * -(-dataset.size // n_elements)
 
     def note(chunk) -> None:
-        places[chunk.chunk_offset[0] // n_elements] = (
-            dataset.file.filename, chunk.byte_offset, chunk.size,
-        )  # fmt: skip
+        places[chunk.chunk_offset[0] // n_elements] = path, chunk.byte_offset, chunk.size
 
     dataset.id.chunk_iter(note)
     n_bytes = n_elements * dataset.dtype.itemsize
     return Chunks(n_elements, places, lambda raw: deflate.zlib_decompress(raw, n_bytes))
-
-
-def chunks_of_store(part: Path) -> list[Chunks]:
-    """Return the chunks of ``data`` and of ``indices`` of a dataset in a shuffled store."""
-    return [_shard_chunks(part / "X" / name) for name in ("data", "indices")]
 
 
 def _shard_chunks(array: Path) -> Chunks:
@@ -113,21 +105,14 @@ def _shard_chunks(array: Path) -> Chunks:
     (n_elements,) = sharding["configuration"]["chunk_shape"]
     (size,) = description["shape"]
     places: list[tuple[str, int, int] | None] = []
+    n_bytes = 16 * (shard_elements // n_elements)
     for number in range(-(-size // shard_elements)):
-        places += _shard_places(array / "c" / str(number), shard_elements // n_elements)
+        shard = array / "c" / str(number)
+        with shard.open("rb") as file:  # offset and size of each chunk, then a checksum
+            file.seek(-n_bytes - 4, os.SEEK_END)
+            index = np.frombuffer(file.read(n_bytes), dtype="<u8").reshape(-1, 2).tolist()
+        places += [None if each[0] == _MISSING else (str(shard), *each) for each in index]
     return Chunks(n_elements, places[: -(-size // n_elements)], blosc.decompress)
-
-
-def _shard_places(shard: Path, n_chunks: int) -> list[tuple[str, int, int] | None]:
-    """Read the index at the end of a shard: offset and size of each chunk, then a checksum."""
-    n_bytes = 16 * n_chunks
-    with shard.open("rb") as file:
-        file.seek(-n_bytes - 4, os.SEEK_END)
-        index = np.frombuffer(file.read(n_bytes), dtype="<u8").reshape(n_chunks, 2)
-    return [
-        None if offset == _MISSING else (str(shard), offset, size)
-        for offset, size in index.tolist()
-    ]
 
 
 Work = tuple[float, list[tuple[Chunks, int]]]  # cells, and the chunks that they need
@@ -162,7 +147,8 @@ def touched_chunks(
         for number, start, stop in blocks:
             first, last = matrices[number].indptr[[start, stop]].tolist()
             for which, array in enumerate(tables[number]):
-                touched.update((number, which, chunk) for chunk in array.touched(first, last))
+                chunks = range(first // array.n_elements, -(-last // array.n_elements))
+                touched.update((number, which, chunk) for chunk in chunks)
         cells = sum(stop - start for _, start, stop in blocks)
         yield cells, [(tables[number][which], chunk) for number, which, chunk in sorted(touched)]
 
@@ -170,10 +156,7 @@ def touched_chunks(
 def decompression(job: Job) -> dict:
     """Decompress until the epoch ends or the time is up, not counting the time to read."""
     rng, matrices = np.random.default_rng(job.seed), matrices_of(job)
-    if of_plates(job):
-        tables = [chunks_of_plate(matrix) for matrix in matrices]
-    else:
-        tables = [chunks_of_store(part) for part in store_parts(job.store)]
+    tables = chunks_of(job, matrices)
     if "block_size" in job.settings:
         works = touched_chunks(matrices, tables, job, rng)
     else:
@@ -184,8 +167,7 @@ def decompression(job: Job) -> dict:
             raws = [(array, array.read(chunk)) for array, chunk in needed]
             tasks = [raws[i : i + CHUNKS_PER_TASK] for i in range(0, len(raws), CHUNKS_PER_TASK)]
             start = time.perf_counter()
-            for _ in pool.map(decompress_all, tasks):
-                pass
+            list(pool.map(decompress_all, tasks))
             spent += time.perf_counter() - start
             cells += n_cells
             n_bytes += sum(len(raw) for _, raw in raws)
