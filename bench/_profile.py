@@ -26,3 +26,13 @@ class Sampled:
     """Return how often to take a time: asv's rank test needs 7 samples of each of two commits."""
 
     rounds, repeat, warmup_time = 2, 5, 0.01
+
+
+class _Measured(Sampled):
+    """Take the time and the peak memory of `run`, which each benchmark defines."""
+
+    def time_run(self, *arguments):
+        self.run(*arguments)
+
+    def peakmem_run(self, *arguments):
+        self.run(*arguments)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bench._profile import Sampled, parameters
+from bench._profile import _Measured, parameters
 from cellfeed.synthetic import plate_sizes
 from cellfeed_tuner import label_entropy, theory
 
@@ -10,7 +10,7 @@ BATCH_SIZE = 64
 N_CELLS, N_REPLAYED = 10_000_000, 100_000
 
 
-class GridCell(Sampled):
+class GridCell(_Measured):
     """Replay one cell of the grid over plate labels, as ``autotune`` does for each."""
 
     params = (
@@ -23,19 +23,13 @@ class GridCell(Sampled):
         self.counts = plate_sizes(N_CELLS)
         self.labels = np.repeat(np.arange(self.counts.size, dtype=np.int8), self.counts)
 
-    def time_replay(self, block_size, fetch_factor):
-        self.replay(block_size, fetch_factor)
-
-    def peakmem_replay(self, block_size, fetch_factor):
-        self.replay(block_size, fetch_factor)
-
     def track_deficit(self, block_size, fetch_factor):
         random = theory.random_entropy_bits(self.counts, BATCH_SIZE)
-        return random - self.replay(block_size, fetch_factor)
+        return random - self.run(block_size, fetch_factor)
 
     track_deficit.unit = "bits below random sampling"
 
-    def replay(self, block_size, fetch_factor):
+    def run(self, block_size, fetch_factor):
         (cell,) = label_entropy(
             self.labels,
             batch_size=BATCH_SIZE,
@@ -47,7 +41,7 @@ class GridCell(Sampled):
         return cell.bits.value
 
 
-class Expectation(Sampled):
+class Expectation(_Measured):
     """The exact expectation for homogeneous blocks."""
 
     params = (
@@ -59,17 +53,11 @@ class Expectation(Sampled):
     def setup(self, *_):
         self.counts = plate_sizes(N_CELLS)
 
-    def time_expected_entropy(self, block_size, fetch_factor):
-        self.expected(block_size, fetch_factor)
-
-    def peakmem_expected_entropy(self, block_size, fetch_factor):
-        self.expected(block_size, fetch_factor)
-
     def track_expected_deficit(self, block_size, fetch_factor):
         random = theory.random_entropy_bits(self.counts, BATCH_SIZE)
-        return random - self.expected(block_size, fetch_factor)
+        return random - self.run(block_size, fetch_factor)
 
     track_expected_deficit.unit = "bits below random sampling"
 
-    def expected(self, block_size, fetch_factor):
+    def run(self, block_size, fetch_factor):
         return theory.expected_entropy_bits(self.counts, BATCH_SIZE, block_size, fetch_factor)

@@ -12,7 +12,7 @@ from unittest import mock
 import h5py
 import numpy as np
 
-from bench._profile import Sampled, parameters
+from bench._profile import _Measured, parameters
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed.synthetic import write_tahoe_like
 
@@ -71,7 +71,7 @@ def _write_many_chunks(path, *, n_cells, n_chunks):
     os.utime(path, (then, then))
 
 
-class _WithTables(Sampled):
+class _WithTables(_Measured):
     """Open with its own cache folder."""
 
     def use_a_folder(self):
@@ -107,9 +107,9 @@ class FirstMinibatch(_WithTables):
 
     def setup(self, paths, page_cache, _opening):
         self.use_a_folder()
-        self.deliver(paths, page_cache, "first")
+        self.run(paths, page_cache, "first")
 
-    def deliver(self, paths, page_cache, opening):
+    def run(self, paths, page_cache, opening):
         self.forget(opening)
         for path in paths if page_cache == "cold" else ():
             with path.open("rb") as file:
@@ -118,12 +118,6 @@ class FirstMinibatch(_WithTables):
         minibatches = iter(CellDataset(collection, BlockShuffling(16), 64, 16, seed=0))
         next(minibatches)
         minibatches.close()
-
-    def time_first_minibatch(self, *which):
-        self.deliver(*which)
-
-    def peakmem_first_minibatch(self, *which):
-        self.deliver(*which)
 
     def track_lookups(self, paths, _page_cache, opening):
         """Elements that each file is asked for while it is opened and its tables are read."""
@@ -157,17 +151,11 @@ class Opening(_WithTables):
     def setup(self, root, _opening, n_cells, n_chunks):
         self.small, self.path = root / "small.h5ad", root / f"{n_cells}-{n_chunks}.h5ad"
         self.use_a_folder()
-        self.open_as("first")
+        self.run(root, "first")
 
-    def open_as(self, opening):
+    def run(self, _root, opening, *_):
         self.forget(opening)
         open_collection(self.path).load_tables()
-
-    def time_opening(self, _root, opening, *_):
-        self.open_as(opening)
-
-    def peakmem_opening(self, _root, opening, *_):
-        self.open_as(opening)
 
     def track_private_bytes(self, _root, opening, *_):
         """Private memory of a process that has opened the collection."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bench._profile import Sampled, parameters
+from bench._profile import _Measured, parameters
 from cellfeed import BlockShuffling, EpochPlan, Streaming
 
 BATCH_SIZE, FETCH_FACTOR = 64, 16
@@ -14,7 +14,7 @@ STRATEGIES = {
 }
 
 
-class OpenEpoch(Sampled):
+class OpenEpoch(_Measured):
     """Open an epoch and compute one fetch from the middle of it."""
 
     params = (
@@ -23,19 +23,13 @@ class OpenEpoch(Sampled):
     )
     param_names = ("n_rows", "strategy")
 
-    def time_fetch(self, n_rows, strategy):
-        self.fetch(n_rows, strategy)
-
-    def peakmem_fetch(self, n_rows, strategy):
-        self.fetch(n_rows, strategy)
-
     def track_row_runs(self, n_rows, strategy):
-        rows = self.fetch(n_rows, strategy).rows
+        rows = self.run(n_rows, strategy).rows
         return 1 + int(np.count_nonzero(np.diff(rows) != 1))
 
     track_row_runs.unit = "row runs per fetch"
 
-    def fetch(self, n_rows, strategy):
+    def run(self, n_rows, strategy):
         plan = EpochPlan(
             strategy=STRATEGIES[strategy],
             n_rows=n_rows,

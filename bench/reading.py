@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import torch
 
-from bench._profile import Sampled, parameters
+from bench._profile import _Measured, parameters
 from bench._stores import N_CELLS, STORAGES, Stored
 from cellfeed import BlockShuffling, CellDataset, Minibatch, Streaming, open_collection
 from cellfeed.stages import FetchStages
@@ -49,30 +49,19 @@ NORMALIZATIONS = {
 }
 
 
-class _Epoch(Stored, Sampled):
+class _Epoch(Stored, _Measured):
     """Deliver every minibatch of an epoch."""
 
-    def open(
-        self,
-        store,
-        *,
-        strategy=BLOCKS,
-        fetch_factor=FETCH_FACTOR,
-        num_workers=0,
-        **options,
-    ):
+    def open(self, store, *, strategy=BLOCKS, fetch_factor=FETCH_FACTOR, num_workers=0, **options):
         self.collection = open_collection(store, obs=["plate"])
         self.dataset = CellDataset(
             self.collection, strategy, BATCH_SIZE, fetch_factor, seed=0, **options
         )
         self.loader = self.dataset.loader(num_workers)
 
-    def time_epoch(self, *_):
+    def run(self, *_):
         for _minibatch in self.loader:
             pass
-
-    def peakmem_epoch(self, *_):
-        self.time_epoch()
 
 
 class _CountedEpoch(_Epoch):
@@ -107,10 +96,10 @@ class _CountedEpoch(_Epoch):
         if not hasattr(process, "io_counters"):
             msg = "this system has no counter of the bytes that a process reads"
             raise NotImplementedError(msg)
-        self.time_epoch()  # everything read once is read now
+        self.run()  # everything read once is read now
         self.dataset.set_epoch(0)
         before = getattr(process.io_counters(), counter)
-        self.time_epoch()
+        self.run()
         after = getattr(process.io_counters(), counter)
         # Reading the counter is itself a read.
         asking = getattr(process.io_counters(), counter) - after
@@ -223,9 +212,9 @@ class Statistics(_Epoch):
             with counters.wall_time(Counter.MAKING_TENSORS):
                 pass
 
-        self.time_epoch()
+        self.run()
         before, begin = self.dataset.statistics(), time.perf_counter()
-        self.time_epoch()
+        self.run()
         seconds, done = time.perf_counter() - begin, self.dataset.statistics() - before
         counters, number = Counters(), 100_000
         counted = timeit.timeit(lambda: counters.add(Counter.CELLS, 1), number=number) / number

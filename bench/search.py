@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench._profile import Sampled, parameters
+from bench._profile import _Measured, parameters
 from bench.backtest.recorded_grid import read_grid
 from bench.backtest.replay import replay
 
@@ -19,7 +19,7 @@ def grid_path(name):
     return folder / f"{name}.csv"
 
 
-class Replay(Sampled):
+class Replay(_Measured):
     """Search a grid with ten seeds."""
 
     params = parameters(
@@ -29,13 +29,7 @@ class Replay(Sampled):
     param_names = ("grid",)
 
     def setup_cache(self):
-        return {grid: self.search(grid) for grid in self.params}
-
-    def time_search(self, _found, grid):
-        self.search(grid)
-
-    def peakmem_search(self, _found, grid):
-        self.search(grid)
+        return {grid: self.run(None, grid) for grid in self.params}
 
     def track_regret(self, found, grid):
         return float(np.mean(found[grid].regrets))
@@ -47,6 +41,6 @@ class Replay(Sampled):
 
     track_share_measured.unit = "share of the grid"
 
-    def search(self, grid):
+    def run(self, _found, grid):
         (found,) = replay(read_grid(grid_path(grid)), floors=[FLOOR], n_seeds=N_SEEDS)
         return found

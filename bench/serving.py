@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench._profile import Sampled, parameters
+from bench._profile import _Measured, parameters
 from bench._stores import N_CELLS, Stored
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
@@ -23,7 +23,7 @@ class _FixedGap:
         pass
 
 
-class Served(Stored, Sampled):
+class Served(Stored, _Measured):
     """Read an epoch over HTTP; bytes of gaps depend on the machine, and are not counted."""
 
     params = parameters(quick=[16], full=[1, 64])
@@ -54,12 +54,9 @@ class Served(Stored, Sampled):
         else:
             os.environ["CELLFEED_CACHE_DIR"] = self.before
 
-    def time_epoch(self, *_):
+    def run(self, *_):
         for _minibatch in self.loader:
             pass
-
-    def peakmem_epoch(self, *arguments):
-        self.time_epoch(*arguments)
 
     def track_opening_requests(self, *_):
         """Requests until the locations of chunks are known."""
@@ -97,6 +94,6 @@ class Served(Stored, Sampled):
         _scheduler.scheduler_of(self.dataset.collection.locations[0]).link = _FixedGap(gap)
         self.dataset.set_epoch(0)
         n_before = len(self.server.requests)
-        self.time_epoch()
+        self.run()
         asked = self.server.requests[n_before:]
         return len(asked), sum(request.sent for request in asked)

@@ -15,12 +15,11 @@ from typing import Any
 import click
 import numpy as np
 import pandas as pd
-from bench.backtest.baselines import BASELINES
 from bench.backtest.machines import HEADINGS as MACHINE_HEADINGS
 from bench.backtest.machines import machine_rows, machines_command
 from bench.backtest.record import record_command
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.replay import DEFAULT_SECONDS, Replay, replay
+from bench.backtest.replay import BASELINES, DEFAULT_SECONDS, Replay, replay
 
 from cellfeed.console import OneLineErrorCommand
 from cellfeed_tuner._results import least_share

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from bench.backtest.baselines import GOOD_REGRET
 from bench.backtest.recorded_grid import RecordedGrid
-from bench.backtest.replay import replay
+from bench.backtest.replay import GOOD_REGRET, replay
 from numpy.typing import NDArray
 
 from cellfeed.console import OneLineErrorCommand

@@ -21,7 +21,7 @@ import numpy as np
 from bench.backtest.recorded_grid import SCHEMA, SETTINGS, facts_path, read_facts
 
 from cellfeed import Collection, FormatError, ParameterError, open_collection
-from cellfeed.console import ByteSize, OneLineErrorCommand, interrupted
+from cellfeed.console import OneLineErrorCommand, interrupted
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._choose import obstacle
 from cellfeed_tuner._commands._autotune_cli import Sizes, listed
@@ -182,7 +182,6 @@ def record(
     block_sizes: Sequence[int] = DEFAULT_BLOCK_SIZES,
     fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
     workers: Sequence[int] | None = None,
-    memory: int | None = None,
     cache: CacheState | None = None,
     seed: int = 0,
     note: str = "",
@@ -213,8 +212,6 @@ def record(
     block_sizes, fetch_factors, workers
         The grid. If None, workers are 0 and the powers of two up to the usable cores, or only 0
         for files on servers. A `range` stands for all integers in it.
-    memory
-        Most bytes for the buffers; if None, what is available now.
     cache
         "cold" drops the files' pages before each measurement, "warm" reads all files first; None
         is "cold", or "remote" for files on servers.
@@ -271,7 +268,7 @@ def record(
             n_cells=len(collection),
             batch_size=batch_size,
             row_bytes=collection.mean_row_bytes(),
-            memory_bytes=usable_memory_bytes() if memory is None else memory,
+            memory_bytes=usable_memory_bytes(),
         )
         if reason is not None:
             recording.left_out[each] = ": ".join(reason)
@@ -406,9 +403,6 @@ def _problem(found: Measurement, least_rounds: int) -> str:
               help="File to write; an interrupted recording there continues.")  # fmt: skip
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1),
               help="How often to measure the grid, each time in another order.")  # fmt: skip
-@click.option("--element", "elements", default=("X",), show_default="X", multiple=True,
-              metavar="NAME",
-              help="Element to read, such as layers/counts; may be repeated.")  # fmt: skip
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(min=1),
               help="Cells of a minibatch.")  # fmt: skip
 @click.option("--block-sizes", default=DEFAULT_BLOCK_SIZES, type=Sizes(1),
@@ -417,23 +411,18 @@ def _problem(found: Measurement, least_rounds: int) -> str:
               show_default=listed(DEFAULT_FETCH_FACTORS), help="Fetch factors.")  # fmt: skip
 @click.option("--workers", type=Sizes(0), show_default="0 and powers of two up to the cores",
               help="Numbers of worker processes.")  # fmt: skip
-@click.option("--memory", type=ByteSize(), show_default="what is available",
-              help="Most memory for buffers, such as 8GB.")  # fmt: skip
 @click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
               help="State of the page cache to measure in; not for files on servers.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Seed of the plans and the orders.")
 @click.option("--note", default="", metavar="TEXT",
               help="A remark on the circumstances to store.")  # fmt: skip
-def record_command(
-    *, paths: tuple[str, ...], label: str, elements: tuple[str, ...], output: Path, **settings: Any
-) -> None:
+def record_command(*, paths: tuple[str, ...], label: str, output: Path, **settings: Any) -> None:
     """Measure the whole grid, to replay searches on it; this takes long.
 
     Each row of GRID.csv is one run of one configuration, written as soon as it is
     measured. GRID.json describes the circumstances. The same command continues an
     interrupted recording.
     """
-    collection = open_collection(paths, obs=[label], elements=elements)
+    collection = open_collection(paths, obs=[label])
     try:
         with LiveDisplay() as display:
             recording = record(

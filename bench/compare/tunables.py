@@ -31,6 +31,8 @@ from cellfeed import CellfeedError, ColumnError, open_collection
 from cellfeed_tuner import Configuration, Tunable, autotune
 from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS, DEFAULT_ENTROPY_FLOOR
 
+WORKERS = 0, 1, 2, 4
+
 
 def _peer(name: str) -> Any:
     """Import a module that may not be installed."""
@@ -103,15 +105,14 @@ def _codes(plates: Sequence[Path], label: str) -> NDArray[np.intp]:
 class PlainDataLoader(OfPlates):
     """`torch.utils.data.DataLoader` over all cells, in minibatches of random rows."""
 
-    parameters: Mapping[str, Sequence[int]] = {"num_workers": (0, 1, 2, 4)}
+    parameters: Mapping[str, Sequence[int]] = {"num_workers": WORKERS}
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
         cells = _Cells(self.cells(), self.label)
         rows = BatchSampler(RandomSampler(range(len(cells))), self.batch_size, drop_last=True)
-        return DataLoader(
-            cells, batch_size=None, sampler=rows, num_workers=configuration.num_workers
-        )
+        n_workers = configuration.num_workers
+        return DataLoader(cells, batch_size=None, sampler=rows, num_workers=n_workers)
 
 
 class _Cells(torch.utils.data.Dataset[Any]):
@@ -131,19 +132,16 @@ class _Cells(torch.utils.data.Dataset[Any]):
 class AnnLoader(OfPlates):
     """anndata's own loader: every cell drawn at random."""
 
-    parameters: Mapping[str, Sequence[int]] = {"num_workers": (0, 1, 2, 4)}
+    parameters: Mapping[str, Sequence[int]] = {"num_workers": WORKERS}
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loader: Iterable[Any] = _peer("anndata.experimental").AnnLoader(
-                self.cells(convert={"X": _tensor}),
-                batch_size=self.batch_size,
-                shuffle=True,
-                drop_last=True,
-                num_workers=configuration.num_workers,
-            )
+                self.cells(convert={"X": _tensor}), batch_size=self.batch_size, shuffle=True,
+                drop_last=True, num_workers=configuration.num_workers,
+            )  # fmt: skip
             return loader
 
     def labels_of(self, minibatch: Any) -> Mapping[str, ArrayLike]:
@@ -159,29 +157,20 @@ class ScDataset(OfPlates):
     parameters: Mapping[str, Sequence[int]] = {
         "block_size": (1, 4, 16, 64, 256),
         "fetch_factor": (1, 4, 16, 64, 256),
-        "num_workers": (0, 1, 2, 4),
+        "num_workers": WORKERS,
     }
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
-        scdataset = _peer("scdataset")
+        scdataset, n_workers = _peer("scdataset"), configuration.num_workers
         dataset = scdataset.scDataset(
-            self.cells(),
-            scdataset.BlockShuffling(configuration.block_size),
-            batch_size=self.batch_size,
-            fetch_factor=configuration.fetch_factor,
-            drop_last=True,
-            fetch_transform=functools.partial(_fetched, label=self.label),
-            batch_callback=_batch,
-        )
-        n_workers = configuration.num_workers
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=n_workers,
-            # As its documentation recommends; without workers nothing may be given.
-            prefetch_factor=configuration.fetch_factor + 1 if n_workers else None,
-        )
+            self.cells(), scdataset.BlockShuffling(configuration.block_size),
+            batch_size=self.batch_size, fetch_factor=configuration.fetch_factor, drop_last=True,
+            fetch_transform=functools.partial(_fetched, label=self.label), batch_callback=_batch,
+        )  # fmt: skip
+        # As its documentation recommends; without workers nothing may be given.
+        ahead = configuration.fetch_factor + 1 if n_workers else None
+        return DataLoader(dataset, batch_size=None, num_workers=n_workers, prefetch_factor=ahead)
 
     def planned_rows(
         self, configuration: Configuration, n_minibatches: int
@@ -191,16 +180,15 @@ class ScDataset(OfPlates):
         The rows depend on the seed; how well they are mixed does not.
         """
         strategy = _peer("scdataset").BlockShuffling(configuration.block_size)
-        n_rows, rng = len(self.labels[self.label]), np.random.default_rng(0)
+        n_rows, size = len(self.labels[self.label]), self.batch_size
         rows = np.asarray(strategy.get_indices(range(n_rows), seed=0), dtype=np.int64)
         fetch = configuration.fetch_factor
-        n_fetches = min(rows.size // (fetch * self.batch_size), -(-n_minibatches // fetch))
+        n_fetches = min(rows.size // (fetch * size), -(-n_minibatches // fetch))
         if not n_fetches:
-            return rows[: rows.size // self.batch_size * self.batch_size].reshape(
-                -1, self.batch_size
-            )
-        by_fetch = rows[: n_fetches * fetch * self.batch_size].reshape(n_fetches, -1)
-        return rng.permuted(by_fetch, axis=1).reshape(-1, self.batch_size)[:n_minibatches]
+            return rows[: rows.size // size * size].reshape(-1, size)
+        by_fetch = rows[: n_fetches * fetch * size].reshape(n_fetches, -1)
+        shuffled = np.random.default_rng(0).permuted(by_fetch, axis=1)
+        return shuffled.reshape(-1, size)[:n_minibatches]
 
 
 def _fetched(cells: Any, label: str) -> tuple[Any, Any]:
@@ -215,8 +203,7 @@ def _batch(fetched: tuple[Any, Any], rows: Any) -> tuple[Any, Any]:
 class Annbatch(OfPlates):
     """annbatch's `Loader` over a store of its own."""
 
-    needs = ("annbatch", "zarr")
-    needs_store = True
+    needs, needs_store = ("annbatch", "zarr"), True
     parameters: Mapping[str, Sequence[int]] = {
         "block_size": (16, 64, 256),  # its `chunk_size`
         "fetch_factor": (4, 16, 64, 256),  # its `preload_nchunks`, by the number of their cells
@@ -224,24 +211,23 @@ class Annbatch(OfPlates):
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
-        annbatch, zarr = _peer("annbatch"), _peer("zarr")
+        annbatch = _peer("annbatch")
         if importlib.util.find_spec("zarrs") is not None:
-            zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-        cells = self.batch_size * configuration.fetch_factor
+            _peer("zarr").config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+        cells, size = self.batch_size * configuration.fetch_factor, configuration.block_size
         loader: Any = annbatch.Loader(
-            batch_size=self.batch_size,
-            chunk_size=configuration.block_size,
-            preload_nchunks=max(1, cells // configuration.block_size),
-            shuffle=True,
-            to="torch",
-            drop_last=True,
+            batch_size=self.batch_size, chunk_size=size, preload_nchunks=max(1, cells // size),
+            shuffle=True, to="torch", drop_last=True,
             rng=np.random.default_rng(random.randrange(1 << 30)),
-        )
+        )  # fmt: skip
+
+        def matrix_and_label(group: Any) -> anndata.AnnData:
+            obs = anndata.io.read_elem(group["obs"])[[self.label]]
+            return anndata.AnnData(X=anndata.io.sparse_dataset(group["X"]), obs=obs)
+
         with anndata.settings.override(remove_unused_categories=False):
-            loader.use_collection(
-                annbatch.DatasetCollection(self.store),
-                load_adata=functools.partial(_matrix_and_label, label=self.label),
-            )
+            collection = annbatch.DatasetCollection(self.store)
+            loader.use_collection(collection, load_adata=matrix_and_label)
         opened: Iterable[Any] = loader
         return opened
 
@@ -250,17 +236,10 @@ class Annbatch(OfPlates):
         return {self.label: np.asarray(minibatch["obs"][self.label], dtype=object)}
 
 
-def _matrix_and_label(group: Any, label: str) -> anndata.AnnData:
-    return anndata.AnnData(
-        X=anndata.io.sparse_dataset(group["X"]), obs=anndata.io.read_elem(group["obs"])[[label]]
-    )
-
-
 class TileDBSOMAML(OfPlates):
     """TileDB-SOMA-ML over an experiment ingested from the files."""
 
-    needs = ("tiledbsoma", "tiledbsoma_ml")
-    needs_store = True
+    needs, needs_store = ("tiledbsoma", "tiledbsoma_ml"), True
     parameters: Mapping[str, Sequence[int]] = {
         "block_size": (16, 64, 256),  # its `shuffle_chunk_size`
         "fetch_factor": (16, 64, 256),  # its `io_batch_size`, in minibatches
@@ -268,22 +247,14 @@ class TileDBSOMAML(OfPlates):
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
-        soma_ml = _peer("tiledbsoma_ml")
-        query = (
-            _peer("tiledbsoma").Experiment.open(str(self.store)).axis_query(measurement_name="RNA")
-        )
-        rows = self.batch_size * configuration.fetch_factor
+        soma_ml, rows = _peer("tiledbsoma_ml"), self.batch_size * configuration.fetch_factor
+        experiment = _peer("tiledbsoma").Experiment.open(str(self.store))
         dataset = soma_ml.ExperimentDataset(
-            query,
-            layer_name="data",
-            obs_column_names=[self.label],
-            batch_size=self.batch_size,
-            io_batch_size=rows,
-            shuffle_chunk_size=min(configuration.block_size, rows),
-            shuffle=True,
-            seed=random.randrange(1 << 30),
-            return_sparse_X=True,
-        )
+            experiment.axis_query(measurement_name="RNA"), layer_name="data",
+            obs_column_names=[self.label], batch_size=self.batch_size, io_batch_size=rows,
+            shuffle_chunk_size=min(configuration.block_size, rows), shuffle=True,
+            seed=random.randrange(1 << 30), return_sparse_X=True,
+        )  # fmt: skip
         loader: Iterable[Any] = soma_ml.experiment_dataloader(dataset)
         return loader
 

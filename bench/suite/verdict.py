@@ -24,7 +24,7 @@ HEADINGS = ("before", "after", "ratio", "benchmark")
 NONE = "-"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A figure of one benchmark with one choice of parameters.
 
@@ -60,20 +60,11 @@ def read_figures(results: Path) -> dict[str, Figure]:
         for key in result.get_all_result_keys():
             parameters = result.get_result_params(key)
             facts = benchmarks[key]
-            for name, value, stats, samples in unroll_result(
-                key,
-                parameters,
-                result.get_result_value(key, parameters),
-                result.get_result_stats(key, parameters),
-                result.get_result_samples(key, parameters),
-            ):
-                figures[name] = Figure(
-                    kind=facts["type"],
-                    unit=facts["unit"],
-                    value=value,
-                    stats=stats,
-                    samples=samples,
-                )
+            parts = (get(key, parameters) for get in (
+                result.get_result_value, result.get_result_stats, result.get_result_samples
+            ))  # fmt: skip
+            for name, *measured in unroll_result(key, parameters, *parts):
+                figures[name] = Figure(facts["type"], facts["unit"], *measured)
     return figures
 
 
@@ -161,37 +152,26 @@ def report(comparisons: Sequence[Comparison]) -> str:
     counters = [each for each in comparisons if each.is_counter]
     others = [each for each in comparisons if not each.is_counter]
     of_counters, of_others = f"of {len(counters)} counters", f"of {len(others)} times and memory"
-    return "\n\n".join(
-        [
-            *_table(f"{of_counters} are worse: the change fails", counters, Change.WORSE),
-            *_table(f"{of_counters} are better", counters, Change.BETTER),
-            *_table(
-                f"{of_others} figures are worse by more than {FACTOR - 1:.0%} (times also by "
-                "asv's rank test): reported only",
-                others,
-                Change.WORSE,
-            ),
-            *_table(f"{of_others} figures are better", others, Change.BETTER),
-            *_table(
-                "were measured before and are missing now; missing counters fail",
-                comparisons,
-                Change.LOST,
-            ),
-            *_table("have nothing to compare them with", comparisons, Change.NEW),
-            *_table("were skipped", comparisons, Change.SKIPPED),
-            *_table("FAILED", comparisons, Change.FAILED),
-            _last_line(comparisons),
-        ]
-    )
-
-
-def _table(text: str, comparisons: Iterable[Comparison], change: Change) -> list[str]:
-    found = [each for each in comparisons if each.change is change]
-    if not found:
-        return [f"0 {text}."] if change is Change.WORSE else []
-    alignment = ("right", "right", "right", "left")
-    rows = tabulate(map(_row, found), HEADINGS, "github", colalign=alignment, disable_numparse=True)
-    return [f"{len(found)} {text}:", rows]
+    by_more = f"by more than {FACTOR - 1:.0%} (times also by asv's rank test): reported only"
+    parts = []
+    for text, among, change in (
+        (f"{of_counters} are worse: the change fails", counters, Change.WORSE),
+        (f"{of_counters} are better", counters, Change.BETTER),
+        (f"{of_others} figures are worse {by_more}", others, Change.WORSE),
+        (f"{of_others} figures are better", others, Change.BETTER),
+        ("were measured before and are missing; missing counters fail", comparisons, Change.LOST),
+        ("have nothing to compare them with", comparisons, Change.NEW),
+        ("were skipped", comparisons, Change.SKIPPED),
+        ("FAILED", comparisons, Change.FAILED),
+    ):
+        rows = [_row(each) for each in among if each.change is change]
+        if rows:
+            aligned = ("right", "right", "right", "left")
+            table = tabulate(rows, HEADINGS, "github", colalign=aligned, disable_numparse=True)
+            parts += [f"{len(rows)} {text}:", table]
+        elif change is Change.WORSE:
+            parts.append(f"0 {text}.")
+    return "\n\n".join([*parts, _last_line(comparisons)])
 
 
 def _row(each: Comparison) -> tuple[str, str, str, str]:

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from bench.backtest.__main__ import main
-from bench.backtest.baselines import BASELINES
 from bench.backtest.machines import MACHINES, SECONDS, drawn_grid
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.replay import Replay, replay
+from bench.backtest.replay import BASELINES, Replay, replay
 from tests import commands
 
 from cellfeed import FormatError
