@@ -44,9 +44,8 @@ from cellfeed_tuner._measuring._page_cache import (
 from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._request import check_size, default_workers
+from cellfeed_tuner._request import check_size, default_workers, describe_dataset
 from cellfeed_tuner._result import to_plain
-from cellfeed_tuner._results import describe_dataset
 from cellfeed_tuner._searching._space import MOST_LISTED, Space
 from cellfeed_tuner._subject import BlockPlans, Label, Selected
 from cellfeed_tuner._time_budget import Progress, silent

@@ -22,16 +22,14 @@ from cellfeed_tuner import (
     measure,
 )
 from cellfeed_tuner._bottleneck import bottleneck, with_training_step
-from cellfeed_tuner._explain import (
+from cellfeed_tuner._explain import StoreRequest, explain_throughput, sample_store
+from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._storage_advice import (
     StorageLayout,
-    StoreRequest,
     StoreSample,
     amplification,
-    explain_throughput,
-    sample_store,
     storage_advice,
 )
-from cellfeed_tuner._measuring._process import MeasuringProcess
 
 N_CELLS = 100
 MODEL = StageModel(cores=2.0, n_workers=0, n_threads=2)

@@ -57,8 +57,10 @@ def output_of(script, commands=()):
     return told.stderr.splitlines()[-1]
 
 
-def test_what_takes_long_is_imported_when_it_is_needed(small_collection, tmp_path):
+def test_what_takes_long_is_imported_when_it_is_needed(small_collection, tmp_path, result_of):
     (tmp_path / "file").touch()
+    saved = tmp_path / "saved.json"
+    result_of("explained").save(saved)
     help_of = [
         *((TUNER, each) for each in (["--help"], ["--version"])),
         *((TUNER, [each, "--help"]) for each in ("explain", "show")),
@@ -70,6 +72,12 @@ def test_what_takes_long_is_imported_when_it_is_needed(small_collection, tmp_pat
     # Paths, columns and files are checked before what measures is imported.
     refused = {
         f"{tmp_path}/none": "no such file or folder; check the path",
+        "--label=constant": "obs column 'constant' has 1 value(s)",
+        "--label=plat": "obs has no column 'plat'; its columns are: ",
+        "--given=plate": "must be an obs column beside the labels, but got 'plate', which is one",
+        "--batch-size=1000000": "even the smallest configuration needs 1,000,000 to be timed",
+        "--need=1e400": "`0 < need < infinity` must hold, but got need=inf",
+        "--seed=-1": "`seed >= 0` must hold, but got seed=-1",
         "--balance=cell_lin": "obs has no column 'cell_lin'; its columns are: ",
         "--given=dos": "obs has no column 'dos'; its columns are: ",
         "--where=dos == 1": "obs has no column 'dos'; its columns are: ",
@@ -83,10 +91,11 @@ def test_what_takes_long_is_imported_when_it_is_needed(small_collection, tmp_pat
         (help_of, 0, lambda imported: imported - ours),
         (asked_wrongly, 2, {"numpy", "torch"}.intersection),
         ([(TUNER, [*usual, each]) for each in refused], 2, HEAVY.intersection),
+        ([(TUNER, ["explain", str(saved)])], 0, HEAVY.intersection),
         ([(TUNER, ["show", "--json"])], 0, {*HEAVY - {"optuna"}, "h5py"}.intersection),
     ]
     told = []
-    for some in (stages[:3], stages[3:]):  # the last imports what those before must not
+    for some in (stages[:4], stages[4:]):  # the last imports what those before must not
         told += json.loads(output_of(TELL, [each for stage, _, _ in some for each in stage]))
     for stage, code, needless in stages:
         for _, arguments in stage:

@@ -21,13 +21,12 @@ if typing.TYPE_CHECKING:
         minibatch_entropies,
         strategy_entropy,
     )
-    from cellfeed_tuner._explain import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._headroom import Headroom, headroom
     from cellfeed_tuner._interval import Estimate
     from cellfeed_tuner._machine import Busy, Machine, describe_machine
     from cellfeed_tuner._measuring._measurement import Measurement, measure
     from cellfeed_tuner._profile import profile
-    from cellfeed_tuner._ranks import Ranks
+    from cellfeed_tuner._ranks import FedRanks, Ranks, Scaling
     from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, Ranges
     from cellfeed_tuner._results import (
         ConditionalEntropyBits,
@@ -43,7 +42,7 @@ if typing.TYPE_CHECKING:
         Rival,
         Verdict,
     )
-    from cellfeed_tuner._scaling import FedRanks, Scaling
+    from cellfeed_tuner._storage_advice import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._subject import Tunable
 
 # Modules by what they have; imported when it is asked for, as is said above to type checkers.
@@ -55,17 +54,16 @@ _MODULE_OF = {
         "_configuration": "Configuration",
         "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
-        "_explain": "StorageAdvice epochs_until_paid",
         "_headroom": "Headroom headroom",
         "_interval": "Estimate",
         "_machine": "Busy Machine describe_machine",
         "_profile": "profile",
         "_measuring._measurement": "Measurement measure",
-        "_ranks": "Ranks",
+        "_ranks": "FedRanks Ranks Scaling",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
         "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset "
         "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
-        "_scaling": "FedRanks Scaling",
+        "_storage_advice": "StorageAdvice epochs_until_paid",
         "_subject": "Tunable",
     }.items()
     for name in names.split()

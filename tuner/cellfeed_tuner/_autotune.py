@@ -17,7 +17,6 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringProcess
 from cellfeed_tuner._measuring._timing import MakeDataset, Step
-from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import Request, collection_request, loader_request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
@@ -113,8 +112,9 @@ def autotune(
     dense
         Whether minibatches are made dense, as for most models; see `cellfeed.CellDataset`.
     budget
-        Seconds to spend in total. A run ends with an answer at most 15 seconds, or 15 % of the
-        budget, after it; see `Recommended.basis`.
+        Seconds to spend in total, without those for compiling when the machine is used for the
+        first time. A run ends with an answer at most 2 seconds, or 5 % of the budget, after it;
+        see `Recommended.basis`.
     entropy_floor
         Least entropy, as a share of true random sampling's, 0 to 1.
     memory
@@ -193,15 +193,24 @@ def tuned(
     *,
     budget: TimeBudget,
     process: MeasuringProcess | None = None,
+    request: Request | None = None,
     **given: Any,
 ) -> AutotuneResult:
-    """Do what `autotune` does, within a budget, and in a process, that may have begun before."""
+    """Do what `autotune` does, within a budget and in a process that may have begun before.
+
+    ``request`` is what was made of the same arguments, if they were checked before.
+    """
     settings = {name: each.default for name, each in _PARAMETERS.items()} | given
-    request = request_of(subject, settings | {"budget": budget.seconds})
+    if request is None:
+        request = request_of(subject, settings | {"budget": budget.seconds})
     with MeasuringProcess() if process is None else nullcontext(process) as measuring:
         measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(
-            request=request, process=measuring, budget=budget, on_progress=settings["on_progress"]
+            request=request,
+            process=measuring,
+            budget=budget,
+            on_progress=settings["on_progress"],
+            make_dataset=settings["make_dataset"],
         )
         run.prepare()
         run.start()
@@ -225,11 +234,6 @@ def request_of(subject: Collection | Tunable, given: Mapping[str, Any]) -> Reque
     common = {
         name: settings[name] for name in _PARAMETERS if name not in {*_OF_COLLECTION, *_OF_RUN}
     }
-    asked = settings["ranks"]
-    common["ranks"] = Ranks.of(asked)
-    common["rank_counts"] = (
-        sorted(set(asked)) if isinstance(asked, Sequence) and len(asked) > 1 else ()
-    )
     if isinstance(subject, Tunable):
         _require_usual(subject, of_collection | {"make_dataset": settings["make_dataset"]})
         return loader_request(subject, **common)
@@ -241,7 +245,7 @@ _OF_COLLECTION = (
     "label", "given", "indices", "strategy", "batch_size", "block_sizes", "fetch_factors",
     "workers", "num_threads", "align", "dense",
 )  # fmt: skip
-_OF_RUN = ("subject", "on_progress")
+_OF_RUN = ("subject", "on_progress", "make_dataset")
 
 
 def _require_usual(tunable: Tunable, of_collection: Mapping[str, Any]) -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import Statistics
 from cellfeed_tuner._interval import Estimate, mean_with_interval
+
+if TYPE_CHECKING:  # it loads PyTorch
+    from cellfeed import Statistics
 
 # Smallest share of the time for a stage to be called the bottleneck. Chosen.
 LEAST_SAVING = 0.15
@@ -237,7 +239,7 @@ _COUNTED = [name for name in get_args(StageName) if name != "training"]
 
 
 def bottleneck(
-    rounds: Sequence[Statistics],
+    rounds: "Sequence[Statistics]",
     *,
     model: StageModel,
     cells_per_round: int,

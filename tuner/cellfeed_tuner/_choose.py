@@ -7,7 +7,7 @@ is explained.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, log2
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from cellfeed_tuner._interval import (
     is_undecided,
     quotient,
 )
-from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
     SAME_ENTROPY_SHARE,
     Basis,
@@ -32,6 +31,9 @@ from cellfeed_tuner._results import (
     Status,
     least_share,
 )
+
+if TYPE_CHECKING:  # it loads PyTorch
+    from cellfeed_tuner._measuring._measurement import Measurement
 
 # Memory sizes that differ by less count as equal. Chosen: memory of one configuration varies by
 # this much between runs.
@@ -322,7 +324,7 @@ class Requirements:
     constraints: Constraints
     entropies: Entropies
     is_planned: bool = True
-    learn: Callable[[Measurement], bool] = lambda _: False
+    learn: "Callable[[Measurement], bool]" = lambda _: False
 
     def entropies_of(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
         """Return the entropy of each label, the first label first."""

@@ -11,6 +11,8 @@ DEFAULT_BLOCK_SIZES = (1, 4, 16, 64, 256, 1024)
 DEFAULT_FETCH_FACTORS = (1, 4, 16, 64, 256)
 # Time budget in seconds. Chosen: what a user will wait before a training.
 DEFAULT_BUDGET_SECONDS = 60.0
+# Seconds that a profile of the whole grid may take: more than any will.
+UNLIMITED_SECONDS = 1e6
 # Prefetch depth for files on servers if none is chosen. Source: `cellfeed.CellDataset`.
 REMOTE_PREFETCH = 8
 # Entropy floor, as a share of random sampling's entropy. Measured: at 0.95, linear classifiers

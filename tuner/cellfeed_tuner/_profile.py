@@ -9,18 +9,19 @@ from typing import Any
 
 import msgspec
 
-from cellfeed import Collection, FormatError, ParameterError
+from cellfeed import CellDataset, Collection, FormatError, ParameterError, SamplingStrategy
 from cellfeed_tuner._autotune import request_of
+from cellfeed_tuner._constants import UNLIMITED_SECONDS
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._measuring._process import MeasuringProcess
+from cellfeed_tuner._measuring._timing import MakeDataset
+from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, from_plain, to_plain
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._subject import LabelWithin
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 SCHEMA = "cellfeed.profile/1"
-# Seconds that a profile may take: more than any will.
-_UNLIMITED_SECONDS = 1e6
 # Arguments of `autotune` that a profile has no use for.
 _OF_SEARCHES = ("budget", "need", "step_seconds", "step", "study", "ranks", "on_progress")
 
@@ -73,8 +74,27 @@ def profile(
     if rounds < 2:  # noqa: PLR2004 - an interval needs two
         msg = f"`rounds >= 2` must hold, but got rounds={rounds}"
         raise ParameterError(msg)
-    budget = TimeBudget(_UNLIMITED_SECONDS)
-    request = request_of(collection, settings | {"budget": budget.seconds, "ranks": 1})
+    request = request_of(collection, settings | {"budget": UNLIMITED_SECONDS, "ranks": 1})
+    return profiled(
+        request,
+        rounds=rounds,
+        journal=None if journal is None else Path(journal),
+        make_dataset=settings.get("make_dataset", CellDataset),
+        strategy=settings.get("strategy"),
+        on_progress=on_progress,
+    )
+
+
+def profiled(
+    request: Request,
+    *,
+    rounds: int,
+    journal: Path | None,
+    strategy: SamplingStrategy | None,
+    on_progress: Progress,
+    make_dataset: MakeDataset = CellDataset,
+) -> AutotuneResult:
+    """Do what `profile` does for a request."""
     if request.space.is_large:
         msg = (
             f"the grid has {request.space.size:,} configurations, too many to time each; give "
@@ -83,12 +103,18 @@ def profile(
         raise ParameterError(msg)
     with MeasuringProcess() as process:
         process.subject = request.subject
-        run = Run(request=request, process=process, budget=budget, on_progress=on_progress)
+        run = Run(
+            request=request,
+            process=process,
+            budget=TimeBudget(request.budget),
+            on_progress=on_progress,
+            make_dataset=make_dataset,
+        )
         run.prepare()
-        known = None if journal is None else Journal(Path(journal), run.fingerprint())
+        known = None if journal is None else Journal(journal, run.fingerprint())
         run.start()
         run.profile(rounds, known)
-    return run.result(settings.get("strategy"))
+    return run.result(strategy)
 
 
 class Journal:

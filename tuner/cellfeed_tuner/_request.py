@@ -1,29 +1,29 @@
 """A request to ``autotune``, checked before any time is spent."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import BlockShuffling, CellDataset, Collection, ParameterError, SamplingStrategy
+from cellfeed import BlockShuffling, Collection, ParameterError, SamplingStrategy
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
+from cellfeed_tuner import theory
 from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._configuration import SIZES, Configuration, Setting
+from cellfeed_tuner._entropy import LabelCounts
 from cellfeed_tuner._measuring._page_cache import (
     CacheState,
+    bytes_on_disk,
     cache_state,
     check_cache,
     prepare_cache,
 )
-from cellfeed_tuner._measuring._timing import MakeDataset, Step
-from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._results import Constraints, Dataset, dataset_of_loader, describe_dataset
+from cellfeed_tuner._results import Constraints, Dataset, LabelCensus, Selection
 from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._subject import (
     BlockPlans,
@@ -35,8 +35,11 @@ from cellfeed_tuner._subject import (
     names_of,
 )
 
-if TYPE_CHECKING:  # it loads Optuna
+if TYPE_CHECKING:  # they load PyTorch, SciPy and Optuna
     import optuna
+
+    from cellfeed_tuner._measuring._timing import Step
+    from cellfeed_tuner._mixing import Mixing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,8 +61,6 @@ class Request:
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one, with its controls, in the buffers of
         all local ranks; 0 if unknown.
-    is_kept
-        Whether the result is kept for `autotune show`.
     rank_counts, rank_step_seconds
         Numbers of ranks of which it is asked whether they are fed, ascending, and how long each
         computes on a minibatch; empty and None if that is not asked.
@@ -75,18 +76,26 @@ class Request:
     constraints: Constraints
     files: Sequence[Path]
     n_cells: int
-    row_bytes: float = 0.0
     cache: CacheState
     batch_size: int
     budget: float
     seed: int
     study: "str | optuna.Study | None"
-    step: Step | None
-    make_dataset: MakeDataset
-    is_kept: bool = False
+    step: "Step | None"
     ranks: Ranks
     rank_counts: Sequence[int] = ()
     rank_step_seconds: float | None = None
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean size of a cell, with its controls, in the buffers of all local ranks, in bytes.
+
+        0 if unknown.
+        """
+        if self.selected is None:
+            return 0.0
+        of_rank = self.selected.rows_per_cell * self.selected.collection.mean_row_bytes()
+        return self.ranks.n_local * of_rank
 
     @property
     def grid(self) -> list[Configuration]:
@@ -101,7 +110,7 @@ class Request:
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
-    def requirements(self, mixing: Mixing) -> Requirements:
+    def requirements(self, mixing: "Mixing") -> Requirements:
         """Return the requirements of the search."""
         return Requirements(
             n_cells=self.n_cells,
@@ -135,11 +144,10 @@ def collection_request(
     align: Sequence[Literal["chunks"] | None],
     dense: bool,
     cache: CacheState | None,
-    make_dataset: MakeDataset,
+    ranks: int | Sequence[int] | None,
     **common: Any,
 ) -> Request:
     """Return a request to tune cellfeed's own loader, or raise what `autotune` raises."""
-    ranks: Ranks = common["ranks"]
     selected = Selected.of(collection, indices, strategy)
     others = _further_settings(num_threads, align, strategy)
     drawn_rows = None if strategy is None and not align else selected.drawn_rows()
@@ -155,8 +163,6 @@ def collection_request(
         dataset=describe_dataset(
             selected, {e.name: e.counted for e in labels}, batch_size, dense=dense
         ),
-        make_dataset=partial(make_dataset, dense=True) if dense else make_dataset,
-        is_kept=make_dataset is CellDataset,
         labels=labels,
         within=within,
         plans=BlockPlans(
@@ -169,13 +175,13 @@ def collection_request(
         space=Space.of(
             selected.block_sizes(block_sizes),
             fetch_factors,
-            default_workers(collection, ranks.n_local) if workers is None else workers,
+            default_workers(collection, Ranks.of(ranks).n_local) if workers is None else workers,
             **others,
         ),
         files=collection.files,
-        row_bytes=ranks.n_local * selected.rows_per_cell * collection.mean_row_bytes(),
         cache=cache_state(collection, cache),
         batch_size=batch_size,
+        ranks=ranks,
         **common,
     )
     check_cache(collection, request.cache)
@@ -218,10 +224,14 @@ def _request(
     memory: int | None,
     need: float | None,
     step_seconds: float | None,
+    ranks: int | Sequence[int] | None,
     **facts: Any,
 ) -> Request:
     """Return a request about ``n_drawn`` cells an epoch, or raise if it cannot be met."""
-    batch_size, ranks = facts["batch_size"], facts["ranks"]
+    batch_size, of_training = facts["batch_size"], Ranks.of(ranks)
+    rank_counts: Sequence[int] = ()
+    if isinstance(ranks, Sequence) and len(ranks) > 1:
+        rank_counts = sorted(set(ranks))
     if not 0 <= entropy_floor <= 1:
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)
@@ -234,7 +244,7 @@ def _request(
     if facts["step"] is not None and (need is not None or step_seconds is not None):
         msg = "give one of `step`, `step_seconds` and `need`"
         raise ParameterError(msg)
-    if facts["rank_counts"] and step_seconds is None and facts["step"] is None:
+    if rank_counts and step_seconds is None and facts["step"] is None:
         msg = (
             "how many of several ranks are fed depends on the time of a training step; give "
             "`step_seconds`, or --step-ms on the command line, or one number of ranks"
@@ -250,8 +260,14 @@ def _request(
         memory_bytes=usable_memory_bytes() if memory is None else int(memory),
         need_cells_per_second=need,
     )
-    request = Request(constraints=constraints, n_cells=n_drawn // ranks.n_total, **facts)
-    check_size(what, n_drawn, request.grid, batch_size, ranks.n_total)
+    request = Request(
+        constraints=constraints,
+        n_cells=n_drawn // of_training.n_total,
+        ranks=of_training,
+        rank_counts=rank_counts,
+        **facts,
+    )
+    check_size(what, n_drawn, request.grid, batch_size, of_training.n_total)
     return request if step_seconds is None else request.with_step(step_seconds)
 
 
@@ -288,6 +304,78 @@ def _further_settings(
         raise ParameterError(msg)
     asked: dict[str, Sequence[Setting]] = {"num_threads": num_threads, "align": align}
     return {name: values for name, values in asked.items() if len(values)}
+
+
+# Labels with more values are saved without their counts.
+_MOST_LABEL_COUNTS = 1000
+
+
+def describe_dataset(
+    selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int, *, dense: bool = False
+) -> Dataset:
+    """Return the record of a collection and its labels, the first label first."""
+    collection = selected.collection
+    remote = [each for each in collection.locations if each.is_remote]
+    selection = None
+    if selected.indices is not None:
+        selection = Selection(
+            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
+        )
+    return Dataset(
+        paths=tuple(map(str, collection.locations)),
+        n_cells=len(collection),
+        n_vars=collection.n_vars,
+        layout=collection.layout,
+        dtype=str(collection.dtype),
+        bytes_on_disk=bytes_on_disk(collection),
+        stored_bytes_per_cell=collection.stored_row_bytes(),
+        rows_per_chunk=collection.rows_per_chunk,
+        batch_size=batch_size,
+        has_storage_options=any(each.options.values for each in remote),
+        cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
+        uncached=collection.uncached,
+        slow_reading=collection.slow_reading() or "",
+        selection=selection,
+        elements=tuple(collection.elements),
+        dense=dense,
+        **_census(counted),
+    )
+
+
+def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> Dataset:
+    """Return the record of what another loader reads, of which less is known."""
+    return Dataset(
+        loader=tunable.name,
+        paths=tuple(map(str, tunable.files)),
+        n_cells=next(iter(counted.values())).n_rows,
+        n_vars=0,
+        layout="",
+        dtype="",
+        bytes_on_disk=sum(path.stat().st_size for path in tunable.paths),
+        stored_bytes_per_cell=0.0,
+        rows_per_chunk=tunable.rows_per_chunk,
+        batch_size=tunable.batch_size,
+        **_census(counted),
+    )
+
+
+def _census(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
+    censuses = {
+        name: LabelCensus(
+            n_labels=each.counts.size,
+            n_missing=each.n_missing,
+            label_entropy_bits=theory.entropy_bits(each.counts),
+        )
+        for name, each in counted.items()
+    }
+    label, *others = censuses
+    counts = counted[label].counts.tolist()
+    return {
+        "label": label,
+        **asdict(censuses[label]),
+        "label_counts": tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else (),
+        "further_labels": {name: censuses[name] for name in others},
+    }
 
 
 _MOST_WORKERS = 16

@@ -17,11 +17,10 @@ from cellfeed import FormatError, ParameterError, PathError, __version__
 from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._entropy import StorageOrder
-from cellfeed_tuner._explain import StorageAdvice
 from cellfeed_tuner._interval import Estimate, interval, scaled
 from cellfeed_tuner._machine import Busy, Machine
 from cellfeed_tuner._measuring._page_cache import CacheState
-from cellfeed_tuner._ranks import Ranks
+from cellfeed_tuner._ranks import Ranks, Scaling
 from cellfeed_tuner._results import (
     ConfigurationResult,
     Constraints,
@@ -32,7 +31,7 @@ from cellfeed_tuner._results import (
     Recommended,
     SearchedStrategy,
 )
-from cellfeed_tuner._scaling import Scaling
+from cellfeed_tuner._storage_advice import StorageAdvice
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,17 +1,13 @@
 """What ``autotune`` found, as records and as JSON."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from cellfeed import SamplingStrategy, sampling
-from cellfeed_tuner import theory
+from cellfeed import sampling
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._entropy import LabelCounts
 from cellfeed_tuner._interval import Estimate, is_undecided
 from cellfeed_tuner._machine import BytesRead
-from cellfeed_tuner._measuring._page_cache import bytes_on_disk
-from cellfeed_tuner._subject import Selected, Tunable
 
 # What is known of one configuration.
 
@@ -259,7 +255,6 @@ class ConfigurationResult:
 
 # What was read: the collection, the distribution of its labels, and the strategy.
 
-_MOST_LABEL_COUNTS = 1000
 # The block size is searched, and a result has its row selection elsewhere.
 _APART = ("block_size", "indices", "pools")
 
@@ -385,74 +380,6 @@ class Dataset:
         return self.label, *self.further_labels
 
 
-def describe_dataset(
-    selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int, *, dense: bool = False
-) -> Dataset:
-    """Return the record of a collection and its labels, the first label first."""
-    collection = selected.collection
-    remote = [each for each in collection.locations if each.is_remote]
-    selection = None
-    if selected.indices is not None:
-        selection = Selection(
-            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
-        )
-    return Dataset(
-        paths=tuple(map(str, collection.locations)),
-        n_cells=len(collection),
-        n_vars=collection.n_vars,
-        layout=collection.layout,
-        dtype=str(collection.dtype),
-        bytes_on_disk=bytes_on_disk(collection),
-        stored_bytes_per_cell=collection.stored_row_bytes(),
-        rows_per_chunk=collection.rows_per_chunk,
-        batch_size=batch_size,
-        has_storage_options=any(each.options.values for each in remote),
-        cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
-        uncached=collection.uncached,
-        slow_reading=collection.slow_reading() or "",
-        selection=selection,
-        elements=tuple(collection.elements),
-        dense=dense,
-        **_labels(counted),
-    )
-
-
-def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> Dataset:
-    """Return the record of what another loader reads, of which less is known."""
-    return Dataset(
-        loader=tunable.name,
-        paths=tuple(map(str, tunable.files)),
-        n_cells=next(iter(counted.values())).n_rows,
-        n_vars=0,
-        layout="",
-        dtype="",
-        bytes_on_disk=sum(path.stat().st_size for path in tunable.paths),
-        stored_bytes_per_cell=0.0,
-        rows_per_chunk=tunable.rows_per_chunk,
-        batch_size=tunable.batch_size,
-        **_labels(counted),
-    )
-
-
-def _labels(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
-    censuses = {
-        name: LabelCensus(
-            n_labels=each.counts.size,
-            n_missing=each.n_missing,
-            label_entropy_bits=theory.entropy_bits(each.counts),
-        )
-        for name, each in counted.items()
-    }
-    label, *others = censuses
-    counts = counted[label].counts.tolist()
-    return {
-        "label": label,
-        **asdict(censuses[label]),
-        "label_counts": tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else (),
-        "further_labels": {name: censuses[name] for name in others},
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedStrategy:
     """A strategy without its block size, which was searched, and without its rows.
@@ -466,7 +393,7 @@ class SearchedStrategy:
     has_block_size: bool = True
 
     @classmethod
-    def of(cls, strategy: SamplingStrategy) -> "SearchedStrategy":
+    def of(cls, strategy: sampling.SamplingStrategy) -> "SearchedStrategy":
         """Return the record of a strategy."""
         known = getattr(strategy, "__dataclass_fields__", {})
         parameters, arrays = dict[str, Any](), list[str]()

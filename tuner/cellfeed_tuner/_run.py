@@ -4,28 +4,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from cellfeed import CategoricalColumn, ParameterError, SamplingStrategy
+from cellfeed import CategoricalColumn, CellDataset, ParameterError, SamplingStrategy
 from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._choose import Choice, nearest
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import StorageOrder
-from cellfeed_tuner._explain import StorageAdvice, StorageLayout, explain_throughput
+from cellfeed_tuner._explain import explain_throughput
 from cellfeed_tuner._interval import Estimate, quotient, scaled
 from cellfeed_tuner._machine import Busy, Machine, describe_machine
 from cellfeed_tuner._measuring._delivery import compare_with_files
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
-from cellfeed_tuner._measuring._timing import TimingRequest
+from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest
 from cellfeed_tuner._mixing import Mixing
-from cellfeed_tuner._ranks import Ranks
+from cellfeed_tuner._ranks import Ranks, Scaling
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
 from cellfeed_tuner._results import (
@@ -36,10 +37,11 @@ from cellfeed_tuner._results import (
     SearchedStrategy,
     Waiting,
 )
-from cellfeed_tuner._scaling import SCALING_SHARE, Scaling, ScalingSearch
+from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._storage_advice import StorageAdvice, StorageLayout
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
@@ -54,8 +56,7 @@ STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
 EXPLAIN_SHARE, PREFETCH_SHARE = 0.1, 0.35
 # Most seconds for reading delivered cells again from their files. Chosen.
 COMPARING_SECONDS = 2.0
-# If less is left of the budget for measuring, half of the overtime is used too. Chosen: less
-# measures nothing.
+# If less is left for measuring, it has the time for pictures too. Chosen: less measures nothing.
 LEAST_SEARCH_SECONDS = 3.0
 # Most seconds for compiling, which the budget does not count. Chosen: five times what it takes.
 MOST_COMPILING_SECONDS = 60.0
@@ -82,6 +83,8 @@ class Run:
     process: MeasuringProcess
     budget: TimeBudget
     on_progress: Progress
+    make_dataset: MakeDataset
+    is_kept: bool = field(init=False)
     interrupted: bool = field(default=False, init=False)
     _date: datetime = field(init=False)
     _machine: Machine = field(init=False)
@@ -101,6 +104,12 @@ class Run:
     _lost: str = field(default="", init=False)
     _mixed_less: dict[str, float] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        """Let the dataset be dense if that was requested."""
+        self.is_kept = self.make_dataset is CellDataset
+        if self.request.dataset.dense:
+            self.make_dataset = partial(self.make_dataset, dense=True)
+
     def prepare(self) -> None:
         """Collect what is known without measuring: the machine, and entropies."""
         request, self._date = self.request, datetime.now(UTC).astimezone()
@@ -117,7 +126,7 @@ class Run:
         )
         self._order = self._mixing.storage_order(request.space.block_sizes[-1])
         self._found_cache = request.prepare_cache()
-        if request.selected is not None and request.is_kept:
+        if request.selected is not None and self.is_kept:
             self._know(request.selected)
         self._grid = request.grid
         self._search = self._new_search()
@@ -183,7 +192,7 @@ class Run:
             seed=request.seed,
             least_rounds=STEP_LEAST_ROUNDS,
             seconds=STEP_SECONDS,
-            make_dataset=request.make_dataset,
+            make_dataset=self.make_dataset,
             ranks=request.ranks,
         )
 
@@ -215,7 +224,7 @@ class Run:
                 seed=request.seed,
                 budget=TimeBudget(self._left_to_search(), self.budget.clock),
                 on_progress=self.on_progress,
-                make_dataset=request.make_dataset,
+                make_dataset=self.make_dataset,
                 step=request.step,
                 ranks=request.ranks,
                 by_clock=request.constraints.need_cells_per_second is not None,
@@ -506,7 +515,7 @@ class Run:
         ).run()
 
     def _compare_with_files(self) -> None:
-        left, measured = self.budget.left_to_measure, self._search.measurements
+        left, measured = self._left, self._search.measurements
         if (selected := self.request.selected) is None or left <= 0:
             return
         found = compare_with_files(

@@ -9,18 +9,18 @@ on each minibatch is fed if it gets them as fast.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.machine import usable_cores, usable_cpu_count
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_LIMIT_LEFT, UTILIZATION
+from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_LIMIT_LEFT
 from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, scaled
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
 from cellfeed_tuner._measuring._page_cache import CacheState
-from cellfeed_tuner._ranks import Ranks
+from cellfeed_tuner._ranks import FedRanks, Limit, Ranks, Scaling
 
 # Share of the budget for measuring one and two ranks. Chosen.
 SCALING_SHARE = 0.35
@@ -41,131 +41,6 @@ SLOWED_TIMES = 1.2
 KEPT_UP = 0.99
 
 _N_NEW = 2  # rounds that do not count, at most
-
-Limit = Literal["training", "threads", "processors", "memory", "storage", "network"]
-
-_LIMITS: Mapping[Limit, str] = {
-    "training": "training",
-    "threads": "each rank's own threads",
-    "processors": "the processors",
-    "memory": "the bandwidth of memory",
-    "storage": "storage",
-    "network": "the network or the server",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FedRanks:
-    """How well a number of ranks is fed.
-
-    Parameters
-    ----------
-    n_ranks
-        Ranks on this machine.
-    utilization
-        Share of its time that training computes, with its 95 % interval.
-    basis
-        "measured" if so many ranks were timed with the training step; else "predicted".
-    limit
-        What limits the pace: "training" if loading keeps up; each rank's "threads"; or what ranks
-        share: "processors", "memory" (its bandwidth), "storage" or "network".
-    needed_cells_per_second
-        What so many ranks need together for training never to wait.
-    is_beyond
-        Whether that is more than was delivered in any measurement. The lower end of the interval
-        is then what no more than that would give.
-    """
-
-    n_ranks: int
-    utilization: Estimate
-    basis: Literal["timed", "predicted"]
-    limit: Limit
-    needed_cells_per_second: float
-    is_beyond: bool = False
-
-    @property
-    def remark(self) -> str:
-        """What limits the pace, and what the figure rests on, in words."""
-        said: str = self.basis
-        if self.basis == "predicted" and self.is_beyond:
-            said += ", beyond what was measured"
-        if self.limit != "training":
-            said += f"; limited by {_LIMITS[self.limit]}"
-        return said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """How many ranks this machine and this storage feed.
-
-    Parameters
-    ----------
-    step_seconds
-        How long each rank computes on a minibatch.
-    ranks
-        The numbers of ranks that were asked for, ascending; empty if too little was measured.
-    one, two
-        Cells per second of one rank and of two together, without a training step.
-    note
-        Why there are no figures; empty if there are.
-    """
-
-    step_seconds: float
-    ranks: tuple[FedRanks, ...] = ()
-    one: Estimate | None = None
-    two: Estimate | None = None
-    note: str = ""
-
-    @property
-    def n_fed(self) -> int:
-        """The most ranks, of those asked for, of which as many and fewer reach 90 %; 0 if none."""
-        return self._most(lambda each: each.utilization.value)
-
-    @property
-    def n_surely_fed(self) -> int:
-        """The same by the lower ends of the intervals."""
-        return self._most(lambda each: each.utilization.low)
-
-    def _most(self, share: Callable[[FedRanks], float]) -> int:
-        n = 0
-        for each in self.ranks:
-            if share(each) < UTILIZATION:
-                break
-            n = each.n_ranks
-        return n
-
-    @property
-    def sentence(self) -> str:
-        """The finding in words."""
-        step = f"a training step of {1e3 * self.step_seconds:.3g} ms"
-        if not self.ranks:
-            return f"How many ranks with {step} are fed is not known: {self.note}."
-        n, surely, most = self.n_fed, self.n_surely_fed, self.ranks[-1]
-        if not n:
-            fewest = self.ranks[0]
-            return (
-                f"With {step}, {_ranks(fewest.n_ranks)} would train "
-                f"{fewest.utilization.value:.0%} of the time, below {UTILIZATION:.0%}: loading is "
-                f"limited by {_LIMITS[fewest.limit]}."
-            )
-        basis = next(each.basis for each in self.ranks if each.n_ranks == n)
-        said = (
-            f"With {step}, this machine and storage feed {_ranks(n)} at a utilization of "
-            f"{UTILIZATION:.0%}"
-        )
-        if basis == "predicted":
-            known = f"surely {surely}" if surely else "surely none"
-            said += f" (predicted{'' if surely == n else f', {known}'})"
-        if n < most.n_ranks:
-            after = next(each for each in self.ranks if each.n_ranks > n)
-            if after.limit == "training":  # by the model, but not as it was measured
-                return f"{said}; {_ranks(after.n_ranks)} reach {after.utilization.value:.0%}."
-            return f"{said}; more are limited by {_LIMITS[after.limit]}."
-        return f"{said}, the most that were asked for."
-
-
-def _ranks(n: int) -> str:
-    return "1 rank" if n == 1 else f"{n} ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import (
@@ -224,7 +223,7 @@ class Label:
     @classmethod
     def of_values(cls, name: str, values: ArrayLike) -> "Label":
         """Return a label of another loader from its values; refuse one with nothing to mix."""
-        codes, _ = pd.factorize(np.asarray(values))  # missing values become -1
+        codes = _factorized(np.asarray(values))
         label = cls(name, codes, count_labels(codes))
         label.check(f"label {name!r}", error=ParameterError)
         return label
@@ -312,8 +311,14 @@ def codes_of(
     """
     if isinstance(column, CategoricalColumn):
         return values
-    codes: NDArray[np.integer] = pd.factorize(values.ravel())[0]  # NaN becomes -1
-    return codes.reshape(values.shape)
+    return _factorized(values.ravel()).reshape(values.shape)
+
+
+def _factorized(values: NDArray[Any]) -> NDArray[np.integer]:
+    import pandas as pd  # noqa: PLC0415 - categories need none
+
+    codes: NDArray[np.integer] = pd.factorize(values)[0]  # missing values become -1
+    return codes
 
 
 def label_name(column: CategoricalColumn | NumericColumn, value: Any) -> Any:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 # A run ends within this many seconds after its budget, or within this share of it, whichever is
-# more. Chosen: half of it is for a first measurement if the start took the budget, the rest for
-# writing.
-LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 15.0, 0.15
+# more. Chosen: what comes in between is stopped late by less.
+LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 2.0, 0.05
+# Seconds from the last measurement to the end, if nothing but the answer is written. Measured.
+ANSWER_SECONDS = 1.0
 # A replicate is stopped after this share of the budget, but not before this many seconds. Chosen.
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 
@@ -34,7 +35,7 @@ class TimeBudget:
     started
         Since when they are spent, by the clock; from now on if None.
     writing_seconds
-        Seconds that are needed after the end, to write what was found.
+        Seconds that are needed after the end, to write all of what was found.
     """
 
     seconds: float
@@ -63,8 +64,13 @@ class TimeBudget:
 
     @property
     def left_to_measure(self) -> float:
-        """Seconds left for measuring, of the budget and half of the overtime."""
-        return self.left + self.overtime / 2 - self.writing_seconds
+        """Seconds left for measuring, if nothing but the answer is written afterwards."""
+        return self.left - ANSWER_SECONDS
+
+    @property
+    def affords_writing(self) -> bool:
+        """Whether there is time to write all of what was found."""
+        return self.left + self.overtime / 2 >= self.writing_seconds
 
     @property
     def limit_seconds(self) -> float:

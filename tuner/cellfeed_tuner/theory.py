@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln
 
 from cellfeed import ParameterError
 
@@ -360,6 +359,8 @@ def _hypergeometric_surprise(
 
 
 def _log_choose(n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.special import gammaln  # noqa: PLC0415 - reading results needs no SciPy
+
     inside = (k >= 0) & (k <= n)
     rest = np.where(inside, n - k, 0)
     logarithm: NDArray[np.float64] = gammaln(n + 1) - gammaln(k + 1) - gammaln(rest + 1)

@@ -23,6 +23,7 @@ from cellfeed_tuner._constants import (
     DEFAULT_BUDGET_SECONDS,
     DEFAULT_ENTROPY_FLOOR,
     DEFAULT_FETCH_FACTORS,
+    UNLIMITED_SECONDS,
 )
 from cellfeed_tuner._time_budget import TimeBudget
 
@@ -199,21 +200,37 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     feasible or the loader delivers wrong data, and 2 if the input cannot be used. Ctrl-C stops
     early, reports what was measured, and exits with 130.
     """
-    collection = _opened(paths, settings)
-    budget = TimeBudget(settings.pop("budget"), started=time.monotonic() - _age())
+    seconds, output, as_json = (settings.pop(name) for name in ("budget", "output", "as_json"))
+    step_ms = settings.pop("step_ms")
+    settings["step_seconds"] = step_ms and step_ms / 1000
+    collection, settings = _opened(paths, settings, output)
+    from cellfeed_tuner._request import collection_request  # noqa: PLC0415
+
+    request = collection_request(collection, budget=seconds, step=None, **settings)
+    budget = TimeBudget(seconds, started=time.monotonic() - _age())
     # One process imports what measures, while this one imports what searches and reports.
     with _measuring_process(settings["ranks"]) as process:
         from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
 
-        run(collection, budget=budget, process=process, **settings)
+        run(
+            collection,
+            output=output,
+            as_json=as_json,
+            budget=budget,
+            process=process,
+            request=request,
+            **settings,
+        )
 
 
-def _opened(paths: tuple[str, ...], settings: dict[str, Any]) -> "Collection":
+def _opened(
+    paths: tuple[str, ...], settings: dict[str, Any], output: Path
+) -> "tuple[Collection, dict[str, Any]]":
     """Open the collection, and check what is given before anything is imported that takes long.
 
-    Settings of the collection are removed.
+    Returns the collection, and the other settings in the names of `autotune`.
     """
-    from cellfeed import open_collection  # noqa: PLC0415
+    from cellfeed import ClassBalancedSampling, open_collection  # noqa: PLC0415
 
     given = (*settings["label"], settings["given"], settings["balance"])
     collection = open_collection(
@@ -228,10 +245,13 @@ def _opened(paths: tuple[str, ...], settings: dict[str, Any]) -> "Collection":
         there = ", ".join(collection.obs_columns) or "none"
         msg = f"an obs column to mix minibatches by, such as the plate; obs has: {there}"
         raise click.UsageError(f"Missing option '--label': {msg}")
-    if settings["where"] is not None:
-        collection.where(settings["where"])
-    _require_writable(settings["output"])
-    return collection
+    _require_writable(output)
+    balance = settings.pop("balance")
+    return collection, settings | {
+        "indices": settings.pop("where"),
+        "strategy": ClassBalancedSampling(balance) if balance else None,
+        "align": (None, "chunks") if settings.pop("with_aligned") else (),
+    }
 
 
 def _age() -> float:
@@ -293,10 +313,23 @@ def profile_command(*, paths: tuple[str, ...], **settings: Any) -> None:
     fetch factor for each block size, as Figure 2 of the scDataset paper) and .html. Each timing is
     kept in profile.jsonl, so that the same command goes on after Ctrl-C, and more rounds add to it.
     """
-    collection = _opened(paths, settings)
+    output, rounds = settings.pop("output"), settings.pop("rounds")
+    collection, settings = _opened(paths, settings, output)
+    from cellfeed_tuner._request import collection_request  # noqa: PLC0415
+
+    request = collection_request(
+        collection,
+        step=None,
+        need=None,
+        step_seconds=None,
+        study=None,
+        ranks=1,
+        budget=UNLIMITED_SECONDS,
+        **settings,
+    )
     from cellfeed_tuner._commands._autotune_run import run_profile  # noqa: PLC0415
 
-    run_profile(collection, **settings)
+    run_profile(request, output=output, rounds=rounds, strategy=settings["strategy"])
 
 
 @main.command("explain")

@@ -17,20 +17,19 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from cellfeed import CellfeedError, ClassBalancedSampling, Collection
+from cellfeed import CellfeedError, Collection, SamplingStrategy
 from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
-from cellfeed_tuner._measuring._page_cache import CacheState
-from cellfeed_tuner._measuring._process import MeasuringProcess
-from cellfeed_tuner._profile import profile
+from cellfeed_tuner._profile import profiled
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._reports._text import code_to_paste, print_report
+from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, replaced_file
 from cellfeed_tuner._time_budget import TimeBudget
 
 # Seconds that the command reserves for the picture and the page, or this share of what its start
 # took, whichever is more. Measured: what these take, also on a busy machine.
-WRITING_SECONDS, WRITING_SHARE = 2.0, 0.4
+WRITING_SECONDS, WRITING_SHARE = 3.0, 0.7
 
 _STAGES = {
     "machine": "Inspecting the machine",
@@ -52,35 +51,19 @@ _MINUTES_FROM = 120.0
 def run(
     collection: Collection,
     *,
-    label: tuple[str, ...],
-    given: str | None,
-    where: str | None,
-    balance: str | None,
-    step_ms: float | None,
-    cache: CacheState | None,
     output: Path,
     as_json: bool,
     budget: TimeBudget,
-    process: MeasuringProcess | None,
-    with_aligned: bool,
     ranks: Sequence[int] | None,
     **settings: Any,
 ) -> None:
-    """Measure, report, and write files; see the command, which has checked what is given."""
-    needed = budget.writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * budget.spent)
+    """Measure, report, and write files; ``settings`` are those of `tuned`."""
+    budget.writing_seconds = max(WRITING_SECONDS, WRITING_SHARE * budget.spent)
     try:
         with LiveDisplay() as display:
             result = _autotune.tuned(
                 collection,
-                label=label,
-                step_seconds=step_ms and step_ms / 1000,
-                given=given,
-                indices=where,
-                strategy=ClassBalancedSampling(balance) if balance else None,
-                align=(None, "chunks") if with_aligned else (),
-                cache=cache,
                 budget=budget,
-                process=process,
                 ranks=ranks,
                 on_progress=partial(_progress, display, budget),
                 **settings,
@@ -93,8 +76,7 @@ def run(
     saved = output / "autotune.json"
     replaced = _of_other_data(saved, result)
     try:
-        is_late = budget.left + budget.overtime < needed
-        written = _write(result, saved, "autotune_figure", is_late=is_late)
+        written = _write(result, saved, "autotune_figure", is_late=not budget.affords_writing)
     except OSError:  # the disk is full: what was found is printed at least
         _print(result, saved, as_json=as_json)
         raise
@@ -113,30 +95,14 @@ def run(
 
 
 def run_profile(
-    collection: Collection,
-    *,
-    label: tuple[str, ...],
-    where: str | None,
-    balance: str | None,
-    output: Path,
-    with_aligned: bool,
-    rounds: int,
-    **settings: Any,
+    request: Request, *, output: Path, rounds: int, strategy: SamplingStrategy | None
 ) -> None:
     """Time the whole grid, report, and write files; see the command."""
     kept = output / "profile.jsonl"
     try:
         with LiveDisplay() as display:
-            result = profile(
-                collection,
-                rounds=rounds,
-                journal=kept,
-                label=label,
-                indices=where,
-                strategy=ClassBalancedSampling(balance) if balance else None,
-                align=(None, "chunks") if with_aligned else (),
-                on_progress=display.show,
-                **settings,
+            result = profiled(
+                request, rounds=rounds, journal=kept, strategy=strategy, on_progress=display.show
             )
     except KeyboardInterrupt:
         interrupted(f"Interrupted. {kept} has what was timed; the same command goes on from there.")
@@ -175,9 +141,9 @@ def _progress(
     total: float,
     doing: str = "",
 ) -> None:
-    """Show progress; import what draws while the measuring process starts, unless it is late."""
+    """Show progress; import what draws while the measuring process starts, if there is time."""
     display.show(stage, done, total, doing)
-    if stage == "start" and budget.left > 0:
+    if stage == "start" and budget.left > 2 * budget.writing_seconds:
         import_module("cellfeed_tuner._reports._page")
 
 

@@ -8,14 +8,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed import Collection, ParameterError
+from cellfeed import ParameterError
 from cellfeed.machine import usable_memory_bytes
 from cellfeed_tuner._constants import LOOKING_SHARE
+
+if TYPE_CHECKING:  # it loads all storages
+    from cellfeed import Collection
 
 CacheState = Literal["cold", "warm", "remote"]
 """Whether a measurement starts with none or with all of its files in the page cache; "remote" for
@@ -167,7 +170,7 @@ def _libc_call(name: str, address: int, length: int, last: int) -> None:
 WARM_SHARE_OF_MEMORY = 0.8
 
 
-def check_cache(collection: Collection, cache: CacheState) -> None:
+def check_cache(collection: "Collection", cache: CacheState) -> None:
     """Raise `ParameterError` if the cache is to be warm but the files do not fit in memory."""
     size, available = bytes_on_disk(collection), usable_memory_bytes()
     if cache == "warm" and size > WARM_SHARE_OF_MEMORY * available:
@@ -178,12 +181,12 @@ def check_cache(collection: Collection, cache: CacheState) -> None:
         raise ParameterError(msg)
 
 
-def bytes_on_disk(collection: Collection) -> int:
+def bytes_on_disk(collection: "Collection") -> int:
     """Return the size of all files of a collection, on this machine or on servers."""
     return sum(source.file_bytes() for source in collection.sources)
 
 
-def cache_state(collection: Collection, requested: CacheState | None) -> CacheState:
+def cache_state(collection: "Collection", requested: CacheState | None) -> CacheState:
     """Return the cache state to measure in: as requested, or else cold, or remote on servers.
 
     Caches of servers cannot be dropped or filled from here, so there is nothing to choose. An

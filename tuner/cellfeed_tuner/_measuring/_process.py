@@ -103,7 +103,6 @@ class MeasuringProcess:
 
     def __init__(self, subject: Any = None) -> None:
         self.subject = subject
-        self._is_lost = False
 
     def __enter__(self) -> Self:
         self._connection, theirs = multiprocessing.Pipe()
@@ -119,14 +118,12 @@ class MeasuringProcess:
         theirs.close()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._connection.close()  # it ends when its connection does
-        try:
-            self._process.wait(0.0 if kind is not None or self._is_lost else ANSWER_SECONDS)
-        except TimeoutExpired:
-            kill_tree(self._process.pid)
-            with contextlib.suppress(TimeoutExpired):  # the kernel does not let it end
-                self._process.wait(ANSWER_SECONDS)
+    def __exit__(self, *_: object) -> None:
+        # Its connection would end it too, but it would take a second to delete its modules.
+        kill_tree(self._process.pid)
+        self._connection.close()
+        with contextlib.suppress(TimeoutExpired):  # the kernel does not let it end
+            self._process.wait(ANSWER_SECONDS)
 
     def memory_bytes(self) -> int:
         """Return the memory of the process, from which those that measure are forked."""
@@ -159,7 +156,6 @@ class MeasuringProcess:
             self._connection.send_bytes(data)
             # The longest time that `poll` takes is some 24 days.
             if not self._connection.poll(None if limit_seconds == inf else max(0.0, limit_seconds)):
-                self._is_lost = True
                 raise TimeoutError
             return self._connection.recv()
         except (EOFError, ConnectionError) as error:

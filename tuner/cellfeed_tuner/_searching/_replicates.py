@@ -270,6 +270,7 @@ class Measurements:
         found = measure_with(self.process, request, limit_seconds=limit)
         if found.compiling_seconds:  # it was part of what was timed
             self.n_discarded += 1
+            limit = max(LEAST_LIMIT_LEFT, min(limit, self.budget.left))
             found = measure_with(self.process, request, limit_seconds=limit)
         self._last.append(found)
         in_rounds = found.uncounted_seconds + sum(found.round_seconds)

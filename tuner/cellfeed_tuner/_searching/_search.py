@@ -55,7 +55,7 @@ FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
 # Expected throughput before anything is timed. Chosen: what a slow disk gives with large fetches.
 UNKNOWN_CELLS_PER_SECOND = 5000.0
 # Seconds beyond the expected time after which a loop with a training step is stopped. Chosen.
-SLACK_SECONDS = 5.0
+SLACK_SECONDS = 1.0
 # A loader has slowed down if the second half of a long measurement has less than this share of the
 # throughput that was expected. Chosen: beyond the noise of a busy machine.
 SLOWED_SHARE = 0.7
