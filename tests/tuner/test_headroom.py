@@ -1,6 +1,7 @@
 """What training would gain without loading: by a clock that is known, and in real loops."""
 
 import contextlib
+import itertools
 import random
 from typing import Any
 
@@ -99,6 +100,35 @@ def test_says_what_follows(clock, seconds, says):
     assert f"is {says}" in said
     assert "changed the weights" in said
     assert str(measure(clock, loader, restore=[torch.nn.Linear(1, 1)])).count("\n") == 2
+
+
+def test_progress_is_printed_from_the_start_and_every_few_seconds(clock, capsys):
+    measure(clock, Loader(clock, seconds=1.0, fetch_factor=5, prefetch=1, n_fetches=1000))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "headroom: 0 of at most about 45 s, 0 rounds"
+    passed = [int(line.split()[1]) for line in lines]
+    assert len(lines) > 1
+    assert all(5 <= after - before <= 15 for before, after in itertools.pairwise(passed))
+
+
+@pytest.mark.parametrize("noise", [-0.03, 0.0, 0.03])
+def test_nothing_is_said_to_be_gained_where_no_difference_is_measurable(clock, noise):
+    """Steps take longer or shorter by chance."""
+    loader = Loader(clock, seconds=1e-5, fetch_factor=1, prefetch=1, n_fetches=100_000)
+    with headroom(loader, restore=[torch.nn.Linear(1, 1)]) as found:
+        for _ in range(100):
+            for _ in loader:
+                share = noise * (-1) ** found.n_rounds + 0.5 * abs(noise)
+                clock.now += 0.1 * (1 + share * (clock.now % 2 < 1))
+    said = str(found)
+    assert "-" not in said
+    assert found.speedup.low >= 1
+    if found.utilization.high == 1:
+        assert "ms a minibatch; no difference was measurable to minibatches that are ready" in said
+        assert "if loading took no time" not in said
+        assert "loading takes at most " in said
+    else:
+        assert found.seconds_without < found.seconds_with_loading
 
 
 def test_an_epoch_may_be_shorter_than_a_turn(clock):

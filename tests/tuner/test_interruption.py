@@ -169,8 +169,9 @@ def measuring(small_collection, output):
     )  # fmt: skip
     children = set[psutil.Process]()
     try:
-        # The process in which configurations are timed has one child for each measurement.
-        while len(children) < 4:
+        # The process in which configurations are timed has one child for what is compiled, one for
+        # each measurement, and perhaps one for `uname`, which an import runs.
+        while len(children) < 5:
             assert command.poll() is None, command.communicate()
             children |= set(psutil.Process(command.pid).children(recursive=True))
             time.sleep(0.02)

@@ -318,6 +318,12 @@ def _kind(savings: Mapping[StageName, float]) -> BottleneckKind:
 
 
 def microseconds(seconds: Estimate) -> str:
-    """Return a time with its interval in microseconds, formatted."""
-    value, low, high = (1e6 * each for each in (seconds.value, seconds.low, seconds.high))
+    """Return a time with its interval in microseconds, formatted; no time is negative.
+
+    Examples
+    --------
+    >>> microseconds(Estimate(2e-6, -1e-6, 5e-6))
+    '2.0 [0.0, 5.0]'
+    """
+    value, low, high = (1e6 * max(0.0, each) for each in astuple(seconds))
     return f"{value:,.1f} [{low:,.1f}, {high:,.1f}]"

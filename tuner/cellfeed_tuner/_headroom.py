@@ -22,7 +22,7 @@ import numpy as np
 
 from cellfeed import ParameterError, StateError
 from cellfeed_tuner._constants import UTILIZATION
-from cellfeed_tuner._interval import Estimate, Spread, quotient, times
+from cellfeed_tuner._interval import Estimate, Spread, times
 
 # Least time of a turn. Chosen: long beside a switch, short beside a minute.
 _TURN_SECONDS = 1.0
@@ -32,6 +32,7 @@ _ENOUGH, _FEWEST_ROUNDS, _MOST_ROUNDS = 0.05, 3, 12
 _N_KEPT, _N_FIRST = 8, 3
 _FETCHES_OF_A_ROUND = 5  # one to warm up, one that is timed, what was read ahead, and some more
 _MOST_QUIET_SECONDS = 5.0  # to let the loader read ahead, before minibatches come from memory
+_SECONDS_OF_LINE = 5.0  # between lines of progress, at least
 
 
 # Of each object, also where its class replaces the attribute (as that of datasets does).
@@ -57,7 +58,7 @@ class Headroom:
         self._restored = restore
         self._rounds: list[tuple[float, float]] = []
         self._kept: list[Any] = []
-        self._begun = self._expected = 0.0
+        self._begun = self._expected = self._printed = 0.0
         self._put_back: Callable[[], None] = lambda: None
 
     @property
@@ -72,7 +73,10 @@ class Headroom:
 
     @property
     def seconds_without(self) -> float:
-        """Mean time of a minibatch that is ready, in seconds."""
+        """Mean time of a minibatch that is ready, in seconds.
+
+        Where no difference is measurable, it may be longer than with loading.
+        """
         return float(np.mean([other for _, other in self._measured()]))
 
     @property
@@ -85,18 +89,24 @@ class Headroom:
     @property
     def speedup(self) -> Estimate:
         """How many times as fast training would be at most."""
-        return quotient(Estimate(1.0, 1.0, 1.0), self.utilization)
+        used = self.utilization
+        return Estimate(1 / used.value, 1 / used.high, 1 / used.low)
 
     def __str__(self) -> str:
         used = self.utilization
         loading = [f"{1 - each:.0%}" for each in (used.value, used.high, used.low)]
         with_loading, without = 1e3 * self.seconds_with_loading, 1e3 * self.seconds_without
-        took = f"{with_loading:,.1f} ms a minibatch, {without:,.1f} ms if loading took no time"
-        gain = (
-            f"loading takes {loading[0]} [{loading[1]}, {loading[2]}] of this training: without "
-            f"it, training would be {times(self.speedup)} as fast"
-        )
-        lines = [f"{took} ({self.n_rounds} rounds)", gain, self._verdict(used)]
+        took, rounds = f"{with_loading:,.1f} ms a minibatch", f"({self.n_rounds} rounds)"
+        if used.high < 1 and without < with_loading:
+            took += f", {without:,.1f} ms if loading took no time {rounds}"
+            gain = (
+                f"loading takes {loading[0]} [{loading[1]}, {loading[2]}] of this training: "
+                f"without it, training would be {times(self.speedup)} as fast"
+            )
+        else:
+            took += f"; no difference was measurable to minibatches that are ready {rounds}"
+            gain = f"loading takes at most {loading[2]} of this training"
+        lines = [took, gain, self._verdict(used)]
         if not self._restored:
             lines.append(
                 f"the {self.n_steps:,} training steps changed the weights; give "
@@ -168,12 +178,14 @@ class Headroom:
         source = _Source(begin, self._loader)
         self._begun = self._begun or time.perf_counter()
         try:
+            self._print_progress()
             if not self._kept:
                 yield from self._warm_up(source)
             while True:
                 with_loading = yield from self._turn_with(source)
                 without = yield from self._turn_without(with_loading * source.n_of_fetch)
                 self._rounds.append((with_loading, without))
+                self._print_progress()
                 if _agreed(self._is_enough()):
                     raise _Measured
         finally:
@@ -240,6 +252,17 @@ class Headroom:
         _synchronize()
         return (time.perf_counter() - begun) / n
 
+    def _print_progress(self) -> None:
+        """Print how far it is on stderr, seldom, and only on the first rank."""
+        now = time.perf_counter()
+        if (self._printed and now - self._printed < _SECONDS_OF_LINE) or not _is_first():
+            return
+        self._printed = now
+        sys.stderr.write(
+            f"headroom: {now - self._begun:.0f} of at most about {self._seconds:g} s, "
+            f"{self.n_rounds} rounds\n"
+        )
+
     def _left(self) -> float:
         return self._seconds - (time.perf_counter() - self._begun)
 
@@ -282,7 +305,8 @@ def headroom(loader: Any, *, restore: Sequence[Any] = (), seconds: float = 45.0)
         Objects with ``state_dict`` and ``load_state_dict`` that training changes, such as model,
         optimizer and scheduler. Their states are kept in main memory meanwhile.
     seconds
-        About how long it may take. It ends earlier if the interval is narrow.
+        About how long it may take. It ends earlier if the interval is narrow. Progress is printed
+        on stderr, by the first rank.
 
     Returns
     -------
@@ -461,6 +485,10 @@ def _agreed(value: Any) -> Any:
     torch, values = sys.modules["torch"], [value]
     torch.distributed.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def _is_first() -> bool:
+    return not _are_several() or sys.modules["torch"].distributed.get_rank() == 0
 
 
 def _are_several() -> bool:

@@ -12,6 +12,8 @@ CONFIDENCE = 0.95
 # Prior spread of replicates on a machine that does little else, and its weight in degrees of
 # freedom. Chosen: replicates of one configuration soon outweigh it.
 USUAL_SPREAD, USUAL_FREEDOM = 0.05, 2.0
+# A ratio is unknown if its interval is wider than this factor on both sides. Chosen.
+UNKNOWN_TIMES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +181,15 @@ def interval(speed: Estimate) -> str:
 def times(ratio: Estimate) -> str:
     """Return a ratio with its interval, formatted.
 
+    Where the interval reaches beyond half and twice the value, the ratio is unknown.
+
     Examples
     --------
-    >>> times(Estimate(1.105, 1.01, 1.2085))
-    '1.10x [1.01x, 1.21x]'
+    >>> times(Estimate(1.105, 1.01, 1.2085)), times(Estimate(1.2, 0.4, 3.6))
+    ('1.10x [1.01x, 1.21x]', 'an unknown number of times')
     """
+    if ratio.low < ratio.value / UNKNOWN_TIMES and ratio.high > UNKNOWN_TIMES * ratio.value:
+        return "an unknown number of times"
     return f"{ratio.value:.2f}x [{ratio.low:.2f}x, {ratio.high:.2f}x]"
 
 
