@@ -284,6 +284,11 @@ def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator
         # Its original one-line message; torch has put the traceback before it.
         last = str(error).rstrip().rpartition("\n")[2]
         raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
+    except KeyboardInterrupt:
+        if not is_kept:
+            for each in minibatches._workers:  # noqa: SLF001 - no public way
+                each.terminate()  # instead of waiting until each has read its fetch
+        raise
     finally:
         with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
             if not is_kept:

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import select
+import signal
 import socket
 import struct
 import sys
@@ -91,6 +92,8 @@ class Departures:
 
     def __call__(self, worker: int) -> None:
         _OF_THIS_PROCESS[os.getpid()] = replace(self, worker=worker, pool=SharedPool())
+        # The terminal sends Ctrl-C to all processes; only the training process decides what ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.then is not None:
             self.then(worker)
 

@@ -5,11 +5,14 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import dense
@@ -181,3 +184,68 @@ class TestMemory:
         # Others may have files there; torch names its own by process.
         files = Path("/dev/shm").iterdir()
         assert not [each for each in files if any(f"_{pid}_" in each.name for pid in ours)]
+
+
+TRAINING = """
+import signal, sys, time
+from cellfeed import BlockShuffling, CellDataset, open_collection
+
+path, how, context = sys.argv[1:]
+n_collated, interrupts = 0, []
+
+def collate(minibatch):
+    global n_collated
+    n_collated += 1
+    time.sleep(3600 if how == "waiting" and n_collated > 1 else 0)
+    return minibatch
+
+if __name__ == "__main__":
+    own = signal.default_int_handler if how != "going on" else lambda *_: interrupts.append(1)
+    signal.signal(signal.SIGINT, own)
+    dataset = CellDataset(open_collection(path), BlockShuffling(4), 32, 1, seed=0)
+    n = 0
+    options = {"prefetch_factor": 1, "multiprocessing_context": context}
+    for minibatch in dataset.loader(4, collate_fn=collate, **options):
+        n += 1
+        if n == 4:
+            print("training", flush=True)
+            while how != "waiting" and not interrupts:
+                time.sleep(0.01)
+    print(n == len(dataset))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "context"),
+    [("computing", "fork"), ("waiting", "fork"), ("going on", "forkserver")],
+)
+def test_ctrl_c_is_for_the_training_process_alone(file, tmp_path, how, context):
+    """It computes, or waits for workers that take an hour; or has another use for Ctrl-C.
+
+    The limit is generous, but shorter than torch waits for workers that do not end.
+    """
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(script), str(file), how, context],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as training:  # fmt: skip
+        try:
+            assert training.stdout is not None
+            assert training.stdout.readline() == "training\n"
+            processes = psutil.Process(training.pid).children(recursive=True)
+            assert len(processes) >= 2
+            os.killpg(training.pid, signal.SIGINT)
+            out, err = training.communicate(timeout=15)
+        finally:
+            training.kill()
+    if how == "going on":
+        assert (training.returncode, out, err) == (0, "True\n", "")
+    else:
+        assert training.returncode == -signal.SIGINT
+        assert err.count("Traceback") == 1
+        assert err.splitlines()[-1] == "KeyboardInterrupt"
+        assert "Process" not in err.replace("_MultiProcessing", "")
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive
