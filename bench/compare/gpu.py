@@ -11,7 +11,6 @@ and torch otherwise; with ``--device cpu``, ways that need a GPU are left out.
 
 import itertools
 import time
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -158,8 +157,7 @@ class Bench:
             minibatches = map(partial(self.copy, is_pinned=path.pinned is not None), minibatches)
         elif path.copied == "stream":
             minibatches = copied_in_stream(minibatches, self.device)
-        found = self.rates(minibatches, dataset.statistics, trains=trains)
-        return found | {"synchronisations": self.n_synchronisations(path)}
+        return self.rates(minibatches, dataset.statistics, trains=trains)
 
     def by_annbatch(self, size):
         """Yield minibatches that annbatch has copied to the GPU with their fetch."""
@@ -208,21 +206,6 @@ class Bench:
     def finish(self):
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
-
-    def n_synchronisations(self, path):
-        """Return how often the CPU waits for the GPU while a minibatch is copied and made dense."""
-        if not self.is_cuda:
-            return 0
-        minibatch = next(iter(self.dataset(Copying(is_dense=path.is_dense))))
-        minibatch = minibatch.pin_memory() if path.pinned else minibatch
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                self.copy(minibatch, is_pinned=path.pinned is not None)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        return sum("synchronizing" in str(each.message) for each in told)
 
 
 def written_by_annbatch(folder, paths):

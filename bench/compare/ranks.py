@@ -1,8 +1,7 @@
 """How many ranks are fed: what `autotune --ranks 1:8` predicts, and what so many ranks then do.
 
-Storage whose bandwidth all ranks share, storage that answers late, and the files of ``--data``.
-Ranks sleep for as long as a training step takes. Figures are utilizations: the share of its time
-that a rank computes.
+Storage whose bandwidth all ranks share, and storage that answers late. Ranks sleep for as long as a
+training step takes. Figures are utilizations: the share of its time that a rank computes.
 """
 
 import fcntl
@@ -14,9 +13,8 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from bench._harness import Case, here, plates_of
+from bench._harness import Case, here
 
-from cellfeed import open_collection
 from cellfeed_tuner import Configuration, Ranks, Tunable
 from cellfeed_tuner._measuring._measurement import measure_with
 from cellfeed_tuner._measuring._process import MeasuringProcess
@@ -86,9 +84,9 @@ class Opened:
                 yield from [minibatch] * self.fetch_factor
 
 
-def case(process, title, step_seconds, n_checked, *, is_ours):
+def case(process, title, step_seconds, n_checked):
     """Return predictions for all numbers of ranks, and ways to check some of them."""
-    configuration = Configuration(block_size=16 if is_ours else 1, fetch_factor=4)
+    configuration = Configuration(block_size=1, fetch_factor=4)
     began, number = time.monotonic(), count()
 
     def timed(chosen, **given):
@@ -112,7 +110,7 @@ def case(process, title, step_seconds, n_checked, *, is_ours):
     found = ScalingSearch(
         timed=timed, configuration=configuration, counts=COUNTS, step_seconds=step_seconds,
         batch_size=BATCH_SIZE, left=lambda: began + SECONDS - time.monotonic(),
-        has_threads=is_ours, cache="warm" if is_ours else "cold",
+        has_threads=False, cache="cold",
     ).run()  # fmt: skip
     ways = {f"{each.n_ranks} ranks {each.remark}".strip(): here(check, predicted=each)
             for each in found.ranks if each.n_ranks in n_checked}  # fmt: skip
@@ -120,17 +118,15 @@ def case(process, title, step_seconds, n_checked, *, is_ours):
 
 
 def cases(options):
-    for name, subject in (
+    for name, storage in (
         ("shared bandwidth", Throttled(1_600.0)),
         ("late answers", Throttled(1e9, seconds=0.5)),
-        ("files", open_collection(plates_of(options))),
     ):
-        is_ours = not isinstance(subject, Tunable)
-        for step_seconds in (0.01, 0.03) if is_ours else (0.1, 0.2):
-            with MeasuringProcess(subject) as process:
+        for step_seconds in (0.1, 0.2):
+            with MeasuringProcess(storage) as process:
                 process.start()
                 title = f"{name}, {1e3 * step_seconds:g} ms"
-                yield case(process, title, step_seconds, options.checked, is_ours=is_ours)
+                yield case(process, title, step_seconds, options.checked)
 
 
-OPTIONS = {"cells": 28_000, "rounds": 1, "checked": [1, 2, 3, 4, 6, 8], "n_ratios": 0}
+OPTIONS = {"rounds": 1, "checked": [1, 2, 3, 4, 6, 8], "n_ratios": 0}

@@ -102,14 +102,12 @@ def test_files_are_prepared_before_each_turn(tmp_path, monkeypatch):
 # What runs in its smallest size wherever its packages are installed.
 PLATES = ["--cells=700", "--rounds=1"]
 SMALL = {
-    "adaptive": [*PLATES, "--fetches=44", "--only=middle"],
+    "adaptive": ["--rounds=1", "--fetches=44"],
     "advice": [],  # minutes: `make advice`
     "cellstream": [*PLATES, "--seconds=0.1", "--sizes=64", "--threads=1", "--fetch=64"],
     "chunk_codecs": [*PLATES, "--chunks=1024", "--least=1", "--only=delta"],
     "cores": [*PLATES, "--threads=1", "--fetch=2"],
-    "genes": PLATES,
     "gpu": [],  # test_gpu.py
-    "inflate": [],  # needs nvCOMP
     "memory_maps": [*PLATES, "--cache=warm", "--seconds=0.1"],
     "parquet": ["--rounds=1", "--files=1", "--blocks=1024"],
     "postgres": [],  # needs a server
@@ -122,7 +120,7 @@ SMALL = {
     "tunables": [],  # test_compare_tunables.py
     "uncached": [*PLATES, "--blocks=16"],
 }  # fmt: skip
-NEEDS = {"cellstream": "cellstream", "genes": "scanpy", "memory_maps": "bionemo",
+NEEDS = {"cellstream": "cellstream", "memory_maps": "bionemo",
          "parquet": "datasets", "remote": "obstore"}  # fmt: skip
 
 
