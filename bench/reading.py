@@ -5,11 +5,10 @@ import timeit
 
 import numpy as np
 import psutil
-import torch
 
 from bench._profile import _Measured, parameters
 from bench._stores import N_CELLS, STORAGES, Stored
-from cellfeed import BlockShuffling, CellDataset, Minibatch, Streaming, open_collection
+from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p, NormalizeTotal
 
@@ -26,26 +25,11 @@ OUTPUTS = {
     "CSR to float64": ("CSR gzip", {"dtype": "float64"}),
     "dense to float64": ("dense contiguous", {"dtype": "float64"}),
 }
-TARGET_SUM = 1e4
-
-
-def normalized(minibatch):
-    """Normalise totals and take the logarithm in Python, with tensors."""
-    X = minibatch.X
-    pointers = X.crow_indices().long()
-    totals = torch.segment_reduce(X.values(), "sum", offsets=pointers)
-    factors = torch.where(totals == 0, torch.ones_like(totals), TARGET_SUM / totals)
-    values = (X.values() * factors.repeat_interleave(pointers.diff())).log1p_()
-    X = torch.sparse_csr_tensor(
-        X.crow_indices(), X.col_indices(), values, size=X.shape, check_invariants=False
-    )
-    return Minibatch({"X": X}, minibatch.obs, minibatch.rows)
 
 
 NORMALIZATIONS = {
     "none": {},
-    "compiled": {"transform": [NormalizeTotal(TARGET_SUM), Log1p()]},
-    "in Python": {"batch_transform": normalized},
+    "compiled": {"transform": [NormalizeTotal(1e4), Log1p()]},
 }
 
 
@@ -175,7 +159,7 @@ class Output(_Epoch):
 
 
 class Normalization(_Epoch):
-    """Totals normalised and the logarithm taken, by the decoding threads or per minibatch."""
+    """Totals normalised and the logarithm taken, by the decoding threads."""
 
     params = parameters(quick=list(NORMALIZATIONS))
     param_names = ("normalization",)

@@ -99,8 +99,14 @@ class Stores:
     """
 
     def __init__(self, folder: Path, collection: Collection, conversions: list[Conversion]):
-        self._folder, self._collection = folder, collection
-        self.all = {each.storage: self._open(each) for each in conversions}
+        self._collection, self.all = collection, dict[str, Store]()
+        for each in conversions:
+            path = folder / f"{each.storage}{each.suffix}"
+            known = {"collection": None, "runs": []}
+            if path.exists() and _record_of(path).exists():
+                known = json.loads(_record_of(path).read_text())
+            runs = known["runs"] if known["collection"] == collection.identity else []
+            self.all[each.storage] = Store(each, path, runs)
 
     def path(self, storage: str | None) -> Path:
         """Return the folder of cells in some storage."""
@@ -137,32 +143,14 @@ class Stores:
             store.error = outcome.error
             shutil.rmtree(new, ignore_errors=True)
             return
-        store.runs.append(
-            {
-                "seconds": outcome.seconds + time.perf_counter() - flush_start,
-                "peak_bytes": outcome.peak_bytes,
-                "disk_bytes": size_of(new),
-            }
-        )
+        seconds = outcome.seconds + time.perf_counter() - flush_start
+        size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
+        cost = {"seconds": seconds, "peak_bytes": outcome.peak_bytes, "disk_bytes": size}
+        store.runs.append(cost)
         shutil.rmtree(store.path, ignore_errors=True)
         new.rename(store.path)
         record = {"collection": self._collection.identity, "runs": store.runs}
         _record_of(store.path).write_text(json.dumps(record))
-
-    def _open(self, conversion: Conversion) -> Store:
-        path = self._folder / f"{conversion.storage}{conversion.suffix}"
-        record = _record_of(path)
-        runs = []
-        if path.exists() and record.exists():
-            known = json.loads(record.read_text())
-            if known["collection"] == self._collection.identity:
-                runs = known["runs"]
-        return Store(conversion, path, runs)
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _record_of(store: Path) -> Path:

@@ -1,5 +1,6 @@
 """Other projects' benchmarks, with cellfeed in them: ``python -m bench.public COMMAND``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,14 @@ from bench.public import adapters, randomness
 
 from cellfeed.console import OneLineErrorGroup
 
-PATHS = click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
-)
 
-
-def _sizes(batch_size: int, block_size: int, fetch_factor: int) -> Any:
-    positive = click.IntRange(min=1)
-
-    def decorate(command: Any) -> Any:
-        for option in (
-            click.option("--num-workers", type=click.IntRange(min=0), default=0, show_default=True),
-            click.option("--fetch-factor", type=positive, default=fetch_factor, show_default=True),
-            click.option("--block-size", type=positive, default=block_size, show_default=True),
-            click.option("--batch-size", type=positive, default=batch_size, show_default=True),
-        ):
-            command = option(command)
-        return command
-
-    return decorate
+def _options(command: Any, **defaults: Any) -> Any:
+    """Add the paths and the sizes that both benchmarks take."""
+    for name, default in reversed(defaults.items()):
+        sizes = click.IntRange(min=int(default > 0))
+        command = click.option(f"--{name}", type=sizes, default=default, show_default=True)(command)
+    path = click.Path(exists=True, path_type=Path)
+    return click.argument("paths", nargs=-1, required=True, type=path)(command)
 
 
 @click.group(cls=OneLineErrorGroup)
@@ -41,8 +31,7 @@ def randomness_command() -> None:
 
 
 @main.command("arrayloader")
-@PATHS
-@_sizes(batch_size=4096, block_size=4, fetch_factor=16)
+@partial(_options, **{"batch-size": 4096, "block-size": 4, "fetch-factor": 16, "num-workers": 0})
 @click.option("--n-samples", type=click.IntRange(min=1), default=2_000_000, show_default=True)
 def arrayloader_command(paths: tuple[Path, ...], **settings: Any) -> None:
     """Time cellfeed by laminlabs/arrayloader-benchmarks, on .h5ad files or zarr stores."""
@@ -51,8 +40,7 @@ def arrayloader_command(paths: tuple[Path, ...], **settings: Any) -> None:
 
 
 @main.command("scspeedtest")
-@PATHS
-@_sizes(batch_size=64, block_size=16, fetch_factor=64)
+@partial(_options, **{"batch-size": 64, "block-size": 16, "fetch-factor": 64, "num-workers": 0})
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0,
               show_default=True)  # fmt: skip
 @click.option("--warmup", type=click.FloatRange(min=0), default=0.0, show_default=True,

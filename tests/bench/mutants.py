@@ -1,8 +1,8 @@
 """Which small changes of the code do the tests notice? A sample of mutants, and what kills them.
 
-    python bench/mutants/check.py draw mutants.json --seed 0
+    python tests/bench/mutants.py draw mutants.json --seed 0
     make coverage                                  # which test runs which line: .coverage
-    python bench/mutants/check.py run mutants.json light.json --light
+    python tests/bench/mutants.py run mutants.json light.json --light
 
 A mutant is one change within a function: another comparison, operator, constant or condition, or a
 call that is left out. The tests that run its line are run in a copy of the checkout, the most
