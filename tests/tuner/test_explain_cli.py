@@ -37,7 +37,7 @@ def explain(result_of, tmp_path):
         ("explained", "", "in blocks of 1,024, would be at least 2.5x as fast"),
         ("explained", "--step-ms 64", "the training step takes longer, 1,000.0 us per cell."),
         ("explained", "--step-ms 1", "Bound by decompression: 80.0 of 113.0 us per cell"),
-        ("recommended", "", "Where the time goes: Not known: there is no recommendation"),
+        ("recommended", "", "Where the time goes: Not known: too few rounds were timed"),
         ("nothing feasible", "", "No configuration is feasible. The nearest is block size 64"),
         ("not compared", "", "timed, but not compared"),
         ("too long", "--block-size 700", "block size 700 is not in the grid."),

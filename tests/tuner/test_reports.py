@@ -223,7 +223,6 @@ FACTS = [
     ("recommended", "conditions", "The files are not shuffled"),
     ("recommended", "conditions", "torchnot installed"),
     ("recommended", "conditions", "2026-11-21 09:30 UTC"),
-    ("recommended", "bottleneck", "Not known: there is no recommendation"),
     ("not compared", "terminal notebook recommendation", "timed, but not compared"),
     ("not compared", "terminal notebook recommendation", "9,000 [8,100, 10,800]"),
     ("predicted", "terminal notebook recommendation", "This is a prediction"),
@@ -232,7 +231,7 @@ FACTS = [
     ("nothing feasible", "conditions", "at least 50,000 cells/s"),
     ("too long", "terminal notebook recommendation", "None could be timed: a fetch takes too long"),
     ("too long", "terminal notebook recommendation", "A larger --budget may suffice."),
-    ("too long", "trade-off", "Nothing was timed"),
+    ("too long", "trade-off", "Nothing was timed, so there is no trade-off"),
     ("too long", "bounds", "No timed configuration could be judged"),
     ("too long", "conditions", "storage ordernot checked"),
     ("ranges without a choice", "terminal notebook recommendation", "1 failed: no workers here"),
@@ -274,6 +273,25 @@ def test_what_sets_a_kind_apart_is_said(kind, places, fact):
     for place in re.split(" (?!paste)", places):
         assert fact in texts_of(kind)[place]
         assert kind == "recommended" or fact not in texts_of("recommended").get(place, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "why"),
+    [
+        ("recommended", {}, "too few rounds were timed (see --budget)"),
+        ("predicted", {}, "the recommended configuration was not timed (see --budget)"),
+        ("interrupted", {}, "the run was interrupted before it was counted"),
+        ("nothing timed", {}, "the measuring process had not started after 60 s, so that"),
+        ("nothing feasible", {}, "nothing is recommended"),
+        ("wrong loader", {}, "the loader delivers wrong data"),
+        ("ranks", {}, "it is counted for a single rank only"),
+        ("recommended", {"dataset.loader": "Other"}, "Other does not count it"),
+    ],
+)
+def test_an_unknown_bottleneck_has_one_reason(kind, changes, why):
+    (said,) = in_words("no_bottleneck", changed(RESULTS[kind], changes))
+    assert said.startswith(f"Not known: {why}")
+    assert " or " not in said
 
 
 def test_only_what_failed_is_listed_in_a_terminal():

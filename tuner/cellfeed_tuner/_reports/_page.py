@@ -27,11 +27,10 @@ _HOVER = hover("")
 
 
 class _Cell(NamedTuple):
-    """A cell of a table; details are left out on narrow screens."""
+    """A cell of a table, and what is shown when it is pointed at."""
 
     text: object
     title: str = ""
-    is_detail: bool = False
 
 
 def html_report(result: AutotuneResult, *, code: str) -> str:
@@ -56,6 +55,7 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
             if _speed(each)
         ],
         rows=rows,
+        has_bounds=any(each.entropy_bits.upper_bound > 0 for each in result.configurations),
     )
 
 
@@ -131,12 +131,12 @@ def _cells(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell
     cells = _settings(each, result) | {
         "status": _Cell("recommended" if each is result.chosen else status.listed, each.note),
         "cells/s [95 % interval]": _throughput(each),
-        "rounds": _detail(each.n_rounds or ""),
+        "rounds": _Cell(each.n_rounds or ""),
         **_bits_of(each.entropy_bits),
-        "bounds (bits)": _detail("{:.3f} to {:.3f}".format(*each.entropy_bits.bounds)),
+        "bounds (bits)": _bounds(each.entropy_bits),
         "verdict": _verdict(each.verdict),
-        "memory": _detail(megabytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""),
-        "read / stored": _detail("" if amplification is None else f"{amplification:.1f}"),
+        "memory": _Cell(megabytes(each.peak_memory_bytes) if each.peak_memory_bytes else ""),
+        "read / stored": _Cell("" if amplification is None else f"{amplification:.1f}"),
     }
     for name, label in each.further_labels.items():
         cells[f"{name}: verdict"] = _verdict(label.verdict)
@@ -166,14 +166,18 @@ def _verdict(verdict: Verdict | None) -> _Cell:
 
 def _bits_of(bits: EntropyBits | ConditionalEntropyBits, of: str = "") -> dict[str, _Cell]:
     return {
-        f"{of}measured bits [95 % interval]": _detail(_bits(bits.measured)),
-        f"{of}expected bits": _detail(f"{bits.expected.value:.3f}"),
+        f"{of}measured bits [95 % interval]": _Cell(_bits(bits.measured)),
+        f"{of}expected bits": _Cell(f"{bits.expected.value:.3f}"),
         f"{of}share of random": _Cell(f"{bits.share_of_random:.1%}"),
     }
 
 
-def _detail(text: object) -> _Cell:
-    return _Cell(text, is_detail=True)
+def _bounds(bits: EntropyBits) -> _Cell:
+    if not bits.upper_bound:
+        return _Cell("")
+    low, high = bits.bounds
+    why = "" if low else "0 says nothing: a minibatch may lie within one block"
+    return _Cell(f"{low:.3f} to {high:.3f}" if low else f"0 to {high:.3f}", why)
 
 
 def _bits(bits: Estimate | None) -> str:
@@ -211,7 +215,11 @@ def _inline_svg(figure: Figure, *, name: str, description: str) -> str:
         root.remove(metadata)
     width = root.attrib.pop("width")
     del root.attrib["height"]
-    root.attrib |= {"role": "img", "aria-label": description, "style": f"max-width: {width}"}
+    root.attrib |= {
+        "role": "img",
+        "aria-label": description,
+        "style": f"max-width: calc(1.3 * {width})",
+    }
     return ET.tostring(root, encoding="unicode")
 
 
