@@ -27,8 +27,13 @@ SIZES = st.fixed_dictionaries(
 @given(SIZES, SETTINGS)
 def test_it_is_the_mapping_that_it_was_made_of(sizes, others):
     made = Configuration(**sizes, **others)
-    usual = {"block_size": 1, "fetch_factor": 1, "num_workers": 0}
+    usual = {"num_workers": 0}
+    if {"block_size", "fetch_factor"} & sizes.keys():
+        usual |= {"block_size": 1, "fetch_factor": 1}
     assert dict(made) == usual | sizes | others
+    assert (made.block_size, made.fetch_factor) == (
+        *(sizes.get(name, 1) for name in ("block_size", "fetch_factor")),
+    )
     backwards: dict[str, Any] = dict(reversed(dict(made).items()))
     again = Configuration(**backwards)
     assert again == made

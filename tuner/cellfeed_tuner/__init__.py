@@ -12,6 +12,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._autotune import autotune
     from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel
     from cellfeed_tuner._configuration import Configuration
+    from cellfeed_tuner._dataloaders._tune import TunedDataLoader, tune_dataloader
     from cellfeed_tuner._entropy import (
         Conditional,
         LabelEntropy,
@@ -52,6 +53,7 @@ _MODULE_OF = {
         "_autotune": "autotune",
         "_bottleneck": "Bottleneck Stage StageModel",
         "_configuration": "Configuration",
+        "_dataloaders._tune": "TunedDataLoader tune_dataloader",
         "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
         "_headroom": "Headroom headroom",
@@ -77,9 +79,9 @@ __all__ = [
     "LabelEntropy", "LabelResult",
     "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
     "Rival", "Scaling", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
-    "Tunable", "Verdict", "autotune", "describe_machine", "epochs_until_paid", "headroom",
-    "label_entropy", "measure", "minibatch_entropies", "plots", "profile", "strategy_entropy",
-    "theory",
+    "Tunable", "TunedDataLoader", "Verdict", "autotune", "describe_machine",
+    "epochs_until_paid", "headroom", "label_entropy", "measure", "minibatch_entropies", "plots",
+    "profile", "strategy_entropy", "theory", "tune_dataloader",
 ]  # fmt: skip
 
 if not typing.TYPE_CHECKING:

@@ -226,12 +226,16 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> 
     compared = [ordering.rival(chosen.configuration, each.configuration) for each in others]
     rivals = tuple(each for each in compared if each is not None)
     undecided = [each for each in others if is_undecided(ordering.of_timed(chosen, each))]
+    fit, fits = "mix well enough and fit", "mixes well enough and fits"
+    if not chosen.result.least_mixed.random_alike:  # no entropy is expected
+        fit, fits = "fit", "fits"
     n = len(feasible)
-    those = f"the {n} timed configurations that mix well enough and fit in memory"
+    those = f"the {n} timed configurations that {fit} in memory"
     if n == 1:
-        reason = "The only timed configuration that mixes well enough and fits in memory."
+        reason = f"The only timed configuration that {fits} in memory."
     elif alike:
-        best_mixed = "" if len(cheapest) == 1 else ", and mixes best of those"
+        is_best = len(cheapest) > 1 and chosen.result.least_mixed.random_alike > 0
+        best_mixed = ", and mixes best of those" if is_best else ""
         reason = (
             f"Of {those}, {len(alike) + 1} are {EQUALLY_FAST}; this one takes the least memory and "
             f"fewest workers{best_mixed}."

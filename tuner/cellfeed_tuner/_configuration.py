@@ -1,7 +1,7 @@
 """One point of the space that is searched: settings of a loader by name."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cellfeed import ParameterError
 
@@ -19,7 +19,8 @@ class Configuration(Mapping[str, Setting]):
     """Settings of a loader that the tuner chooses: a mapping by name, hashable and ordered.
 
     Three of them have a meaning to the tuner, and always a value: that of a loader which reads
-    each row and each minibatch by itself, in the training process, if none is given.
+    each row and each minibatch by itself, in the training process, if none is given. If neither a
+    block size nor a fetch factor is given, the loader has none, and neither is listed.
 
     Parameters
     ----------
@@ -44,21 +45,30 @@ class Configuration(Mapping[str, Setting]):
     (0, 'chunks')
     >>> print(configuration)
     block size 16, fetch factor 64, 0 workers, align chunks
+    >>> print(Configuration(num_workers=2, prefetch_factor=4, persistent_workers=True))
+    2 workers, persistent workers, prefetch factor 4
     """
 
-    __slots__ = ("_key", "_settings")
+    __slots__ = ("_key", "_settings", "_sizes")
 
     def __init__(
-        self, *, block_size: int = 1, fetch_factor: int = 1, num_workers: int = 0, **others: Setting
+        self,
+        *,
+        block_size: int | None = None,
+        fetch_factor: int | None = None,
+        num_workers: int = 0,
+        **others: Setting,
     ) -> None:
-        values = (block_size, fetch_factor, num_workers)
-        common = dict(zip(SIZES, values, strict=True))
-        for name, value in common.items():
+        given = dict(zip(SIZES, (block_size, fetch_factor, num_workers), strict=True))
+        self._sizes = {n: SIZES[n] if each is None else each for n, each in given.items()}
+        for name, value in self._sizes.items():
             if value < SIZES[name]:
                 msg = f"`{name} >= {SIZES[name]}` must hold, but got {name}={value}"
                 raise ParameterError(msg)
-        self._settings: dict[str, Setting] = common | dict(sorted(others.items()))
-        self._key = tuple((name, *_rank(value)) for name, value in self._settings.items())
+        has_blocks = block_size is not None or fetch_factor is not None
+        listed: dict[str, Setting] = {**self._sizes} if has_blocks else {"num_workers": num_workers}
+        self._settings = listed | dict(sorted(others.items()))
+        self._key = tuple((n, *_rank(each)) for n, each in (self._sizes | self._settings).items())
 
     def __getitem__(self, name: str) -> Setting:
         return self._settings[name]
@@ -81,17 +91,17 @@ class Configuration(Mapping[str, Setting]):
     @property
     def block_size(self) -> int:
         """Rows that lie together and are read together."""
-        return cast("int", self._settings["block_size"])
+        return self._sizes["block_size"]
 
     @property
     def fetch_factor(self) -> int:
         """Minibatches of a fetch."""
-        return cast("int", self._settings["fetch_factor"])
+        return self._sizes["fetch_factor"]
 
     @property
     def num_workers(self) -> int:
         """Worker processes of the loader."""
-        return cast("int", self._settings["num_workers"])
+        return self._sizes["num_workers"]
 
     def changed(self, **settings: Setting) -> "Configuration":
         """Return the same with other values of some settings."""
@@ -105,8 +115,8 @@ class Configuration(Mapping[str, Setting]):
 
     @property
     def others_in_words(self) -> str:
-        """The others, such as "num threads 2, align chunks"."""
-        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.others.items())
+        """The others, such as "num threads 2, align chunks, no pin memory"."""
+        return ", ".join(_in_words(*each) for each in self.others.items())
 
     @property
     def plan_settings(self) -> tuple[Any, ...]:
@@ -115,6 +125,12 @@ class Configuration(Mapping[str, Setting]):
         The block size, the fetch factor, and each other setting with its name.
         """
         return self.block_size, self.fetch_factor, *self.others.items()
+
+    def is_like(self, other: "Configuration") -> bool:
+        """Return whether only the number of workers differs, or what exists only with workers."""
+        sizes = (self.block_size, self.fetch_factor) == (other.block_size, other.fetch_factor)
+        shared = self.others.keys() & other.others.keys()
+        return sizes and all(self[name] == other[name] for name in shared)
 
     @property
     def fetches_per_round(self) -> int:
@@ -146,13 +162,21 @@ class Configuration(Mapping[str, Setting]):
         return plan.n_whole_fetches // self.fetches_per_round
 
     def __str__(self) -> str:
+        sizes = [f"block size {self.block_size}", f"fetch factor {self.fetch_factor}"]
+        listed = sizes if "block_size" in self._settings else []
         workers = workers_in_words(self.num_workers)
-        sizes = f"block size {self.block_size}, fetch factor {self.fetch_factor}, {workers}"
-        return ", ".join(filter(None, [sizes, self.others_in_words]))
+        return ", ".join(filter(None, [*listed, workers, self.others_in_words]))
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.items())
         return f"Configuration({settings})"
+
+
+def _in_words(name: str, value: Setting) -> str:
+    name = name.replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value}"
 
 
 def workers_in_words(number: int) -> str:

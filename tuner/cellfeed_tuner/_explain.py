@@ -17,7 +17,7 @@ from cellfeed_tuner._bottleneck import Bottleneck, StageModel, bottleneck, with_
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._measuring._process import MeasuringProcess, Request
+from cellfeed_tuner._measuring._process import Request, Runs
 from cellfeed_tuner._storage_advice import (
     StorageAdvice,
     StorageLayout,
@@ -31,7 +31,7 @@ _REPEATS = 3
 
 
 def explain_throughput(
-    process: MeasuringProcess,
+    process: Runs,
     measured: Measurement,
     layout: StorageLayout,
     *,

@@ -587,6 +587,60 @@ class Mixing:
         )
 
 
+class AsDelivered:
+    """In place of `Mixing`: labels are reported as delivered, and nothing is expected of them.
+
+    Parameters
+    ----------
+    label
+        The name of the labels; empty if there are none.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def __getitem__(self, plan_settings: Settings) -> Mapping[str, EntropyBits]:
+        """Return that nothing is expected."""
+        return {self._label: EntropyBits(expected=Estimate(0.0, 0.0, 0.0), random=0.0)}
+
+    def replay(
+        self,
+        grid: Iterable[Configuration],
+        on_progress: Progress,
+        *,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Do nothing."""
+
+    def is_planned(self, configuration: Configuration) -> bool:  # noqa: ARG002
+        """Return that measured entropies decide nothing."""
+        return True
+
+    def learn(self, found: Measurement) -> bool:  # noqa: ARG002
+        """Do nothing."""
+        return False
+
+    def storage_order(self, block_size: int) -> StorageOrder | None:  # noqa: ARG002
+        """Return that it is unknown."""
+        return None
+
+    def judged(
+        self,
+        result: ConfigurationResult,
+        fault: str | None,  # noqa: ARG002
+        within: Estimate | None,  # noqa: ARG002
+    ) -> ConfigurationResult:
+        """Return a result whose expected entropy is the measured one."""
+        measured = result.entropy_bits.measured
+        if measured is None:
+            return result
+        return replace(result, entropy_bits=replace(result.entropy_bits, expected=measured))
+
+    def fault(self, result: ConfigurationResult) -> str:  # noqa: ARG002
+        """Return that nothing contradicts."""
+        return ""
+
+
 def _bounded(found: Estimate, most: float) -> Estimate:
     """Return a mean, with all possible values as its interval if that was infinite."""
     if found.high < inf:

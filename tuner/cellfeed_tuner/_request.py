@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # they load PyTorch, SciPy and Optuna
     import optuna
 
     from cellfeed_tuner._measuring._timing import Step
-    from cellfeed_tuner._mixing import Mixing
+    from cellfeed_tuner._mixing import AsDelivered, Mixing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +110,14 @@ class Request:
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
-    def requirements(self, mixing: "Mixing") -> Requirements:
+    def mixing(self) -> "Mixing | AsDelivered":
+        """Return how well labels are mixed, as planned or as measured."""
+        from cellfeed_tuner._mixing import Mixing  # noqa: PLC0415 - it takes long
+
+        floor = self.constraints.entropy_floor
+        return Mixing(self.labels, self.within, self.plans, entropy_floor=floor)
+
+    def requirements(self, mixing: "Mixing | AsDelivered") -> Requirements:
         """Return the requirements of the search."""
         return Requirements(
             n_cells=self.n_cells,

@@ -262,12 +262,15 @@ class AutotuneResult:
         elif self.recommended is not None:
             said = self.recommended.settings
             if (speed := self.recommended.cells_per_second) is not None:
-                said = f"{said}; {interval(speed)} cells/s{self.ranks.together}"
+                unit = self.dataset.unit
+                said = f"{said}; {interval(speed)} {unit}/s{self.ranks.together}"
             said += f", {self.recommended.basis}"
         return f"<AutotuneResult: {said}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
         """Return the entropy of each label in the minibatches of a configuration."""
+        if not self.dataset.labels:
+            return {}
         further = {name: each.entropy_bits for name, each in result.further_labels.items()}
         return {self.dataset.label: result.entropy_bits} | further
 

@@ -146,7 +146,8 @@ class EntropyBits(_MinibatchEntropyBits):
     lower_bound, upper_bound
         The paper's bounds, which are first-order expansions; 0 where the theory does not apply.
     random
-        Exact expectation of true random sampling from these labels, weighted as the strategy
+        Exact expectation of true random sampling from these labels, 0 if it is unknown, as of a
+        DataLoader; weighted as the strategy
         draws them. For a strategy that draws sets: of minibatches of random sets, by replay.
     random_of_known
         Where labels are missing: expectation of random samples with as many labelled cells as the
@@ -311,7 +312,8 @@ class Dataset:
     rows_per_chunk
         Mean number of rows in a chunk.
     label, n_labels, n_missing
-        Obs column of the first label, its number of distinct values, and of cells without one.
+        Obs column of the first label, its number of distinct values, and of cells without one. Of
+        a DataLoader, the label that was asked for, or empty, and what was delivered of it.
     label_entropy_bits
         Entropy of the label over all cells.
     batch_size
@@ -338,6 +340,9 @@ class Dataset:
         What was read, such as "X" or "layers/counts"; empty if unknown.
     dense
         Whether minibatches were made dense.
+    unit
+        What throughput counts: "cells"; of a DataLoader, "rows" or, if its minibatches have unknown
+        sizes, "minibatches".
     """
 
     paths: tuple[str, ...]
@@ -363,6 +368,7 @@ class Dataset:
     uncached: bool = False
     elements: tuple[str, ...] = ()
     dense: bool = False
+    unit: str = "cells"
 
     @property
     def n_visited(self) -> int:
@@ -376,8 +382,8 @@ class Dataset:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All labels, the first one first."""
-        return self.label, *self.further_labels
+        """All labels, the first one first; of a DataLoader, there may be none."""
+        return (self.label, *self.further_labels) if self.label else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ from cellfeed_tuner._machine import Busy, Machine, describe_machine
 from cellfeed_tuner._measuring._delivery import compare_with_files
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import CacheState
-from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess
+from cellfeed_tuner._measuring._process import Measures, MeasuringError
 from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest
-from cellfeed_tuner._mixing import Mixing
+from cellfeed_tuner._mixing import AsDelivered, Mixing
 from cellfeed_tuner._ranks import Ranks, Scaling
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges
@@ -80,7 +80,7 @@ class Run:
     """
 
     request: Request
-    process: MeasuringProcess
+    process: Measures
     budget: TimeBudget
     on_progress: Progress
     make_dataset: MakeDataset
@@ -88,7 +88,7 @@ class Run:
     interrupted: bool = field(default=False, init=False)
     _date: datetime = field(init=False)
     _machine: Machine = field(init=False)
-    _mixing: Mixing = field(init=False)
+    _mixing: Mixing | AsDelivered = field(init=False)
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: "Key | None" = field(default=None, init=False)
@@ -115,12 +115,7 @@ class Run:
         request, self._date = self.request, datetime.now(UTC).astimezone()
         self.on_progress("machine", 0, 1)
         self._machine = describe_machine(request.files)
-        self._mixing = Mixing(
-            request.labels,
-            request.within,
-            request.plans,
-            entropy_floor=request.constraints.entropy_floor,
-        )
+        self._mixing = request.mixing()
         self._mixing.replay(
             request.grid, self.on_progress, is_late=lambda: self.budget.left_until(REPLAY_SHARE) < 0
         )

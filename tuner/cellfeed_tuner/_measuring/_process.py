@@ -48,7 +48,7 @@ ANSWER_SECONDS = 4.0
 HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
 
 # PyTorch's message in the process whose worker was killed, or ended without a word.
-_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
+WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
 _OF_REQUESTS = "cellfeed_tuner._measuring._timing"  # which imports this module
 _PROGRESS = struct.Struct("q")
 _ENDING_SECONDS = 0.01
@@ -72,6 +72,18 @@ class Runs(Protocol):
 
     def run(self, request: Any, *, limit_seconds: float) -> "Outcome":
         """Run a request for at most ``limit_seconds``."""
+        ...
+
+
+class Measures(Runs, Protocol):
+    """What a run measures with: a `MeasuringProcess`, or this process."""
+
+    def start(self, *, limit_seconds: float) -> None:
+        """Wait until it is ready; see `MeasuringProcess.start`."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Return the memory that is taken before anything is measured."""
         ...
 
 
@@ -420,14 +432,20 @@ def _child(subject: Any, request: Request, report: _Report) -> None:
     except CellfeedError as error:
         report(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
-        failure = str(error) or repr(error)
-        if "Original Traceback (most recent call last):" in failure:  # a DataLoader quotes it
-            failure = f"in a worker: {failure.rstrip().rpartition(chr(10))[2]}"
-        report(_Ended(failure, was_killed=bool(_WORKER_ENDED.match(failure))))
+        failure = failure_of(error)
+        report(_Ended(failure, was_killed=bool(WORKER_ENDED.match(failure))))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:
         os._exit(status)
+
+
+def failure_of(error: Exception) -> str:
+    """Return what failed; of an error in a worker, what it said there."""
+    failure = str(error) or repr(error)
+    if "Original Traceback (most recent call last):" in failure:  # a DataLoader quotes it
+        failure = f"in a worker: {failure.rstrip().rpartition(chr(10))[2]}"
+    return failure
 
 
 def _offer_to_oom_killer(score: int) -> None:

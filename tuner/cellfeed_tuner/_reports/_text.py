@@ -68,7 +68,8 @@ def _key_figures(result: AutotuneResult) -> dict[str, str]:
         return {}
     (how,) = in_words("how_known", result)
     speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
-    figures = {f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} cells/s"}
+    unit = f"{result.dataset.unit}/s"
+    figures = {f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} {unit}"}
     for label, bits in result.entropies(known).items():
         (figures[f"entropy of {label}"],) = in_words("share", bits)
     within = known.conditional_entropy_bits
@@ -216,6 +217,9 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
     What a result does not contain, such as weights or storage options, is left to be filled in.
     """
     dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
+    if dataset.loader and dataset.unit != "cells":
+        chosen_ones = map(_argument, chosen.configuration.items()) if chosen else ()
+        return f"loader = {dataset.loader}({', '.join(['...', *chosen_ones])})"
     if dataset.loader:
         settings = repr(chosen.configuration) if chosen else "..."
         return (
@@ -252,6 +256,10 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]
     )
+
+
+def _argument(setting: tuple[str, object]) -> str:
+    return "{}={!r}".format(*setting)
 
 
 def _in_python(locations: Sequence[str]) -> str:

@@ -184,11 +184,10 @@ class Search:
         while (each := self._next_pair()) is not None:
             self._time([each], PROFILE_SECONDS, in_turn=False)
         best = self._model.leader
-        alike = [
-            e for e in self._model.candidates if best and e.plan_settings == best.plan_settings
-        ]
+        alike = [each for each in self._model.candidates if best and each.is_like(best)]
         for each in alike:
-            if each not in self.measurements and self._affords(each, PROFILE_SECONDS):
+            n_workers = [e.num_workers for e in alike if e in self.measurements]
+            if each.num_workers not in n_workers and self._affords(each, PROFILE_SECONDS):
                 self._time([each], PROFILE_SECONDS, in_turn=False)
 
     def _next_pair(self) -> Configuration | None:

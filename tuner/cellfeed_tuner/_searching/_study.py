@@ -77,7 +77,7 @@ class Study:
         with quiet():
             if configuration not in self._trials:
                 self._study.enqueue_trial(dict(configuration))
-                self._trials[configuration] = self._study.ask(self._space)
+                self._trials[configuration] = self._study.ask(self._space_of(configuration))
             if seconds_per_cell is not None:
                 self._seconds.setdefault(configuration, {})[turn] = seconds_per_cell
                 self._trials[configuration].report(seconds_per_cell, turn)
@@ -137,10 +137,14 @@ class Study:
     def _as_ended(self, configuration: Configuration) -> FrozenTrial:
         return create_trial(
             params=dict(configuration),
-            distributions=self._space,
+            distributions=self._space_of(configuration),
             value=self._mean(configuration),
             intermediate_values=self._seconds[configuration],
         )
+
+    def _space_of(self, configuration: Configuration) -> dict[str, BaseDistribution]:
+        """Return what its settings may be; some exist only with workers."""
+        return {name: self._space[name] for name in configuration}
 
     def _mean(self, configuration: Configuration) -> float:
         return float(np.mean(list(self._seconds[configuration].values())))
@@ -151,8 +155,8 @@ def _distributions(
 ) -> dict[str, BaseDistribution]:
     """Return what each setting may be: one of its values or, of ranges, a size between them."""
     found = dict[str, BaseDistribution]()
-    for name in known[0]:
-        values = list(dict.fromkeys(each[name] for each in known))
+    for name in dict.fromkeys(name for each in known for name in each):
+        values = list(dict.fromkeys(each[name] for each in known if name in each))
         if has_ranges and are_sizes(values):
             sizes = cast("Sequence[int]", values)
             found[name] = IntDistribution(min(sizes), max(sizes), log=min(sizes) > 0)
