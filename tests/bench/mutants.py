@@ -101,7 +101,8 @@ def mutants_of(file: str) -> Iterator[Mutant]:
 
     def text_of(node: Any) -> str:
         """Return the source of a node that is within one line."""
-        return lines[node.lineno - 1][node.col_offset : node.end_col_offset]
+        text: str = lines[node.lineno - 1][node.col_offset : node.end_col_offset]
+        return text
 
     def visit(node: Any, *, is_inside: bool) -> Iterator[Mutant]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -70,6 +70,16 @@ def test_its_code_trains(tmp_path):
     assert re.fullmatch(r"loss of the last minibatch: [0-9.]+\n50\n", printed)
 
 
+@pytest.mark.process
+@pytest.mark.docs
+def test_its_code_tunes_a_dataloader():
+    _, code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    brief = code.replace("budget=10", "budget=1, workers=[0]")
+    assert brief != code
+    printed = warm.output_of("-c", f"import torch\n{brief}")
+    assert "Recommended: 0 workers" in printed
+
+
 @pytest.fixture
 def script(monkeypatch):
     """Import a script of docs/ or bench/peers/."""

@@ -53,6 +53,15 @@ shorten()
 SMALL = dict(block_sizes=[4], fetch_factors=[2], workers=[0], entropy_floor=0.0)
 cellfeed_tuner.autotune = functools.partial(cellfeed_tuner.autotune, **SMALL)
 """
+BRIEFLY = (
+    TUNED
+    + """
+tune_dataloader = cellfeed_tuner.tune_dataloader
+cellfeed_tuner.tune_dataloader = lambda *given, budget, **options: tune_dataloader(
+    *given, budget=2, workers=[0], **options
+)
+"""
+)
 DATASET = """
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
@@ -116,6 +125,7 @@ from cellfeed import preshuffle
 
 preshuffle("plates/", "store.zarr", codec="annbatch")
 """,
+    "how-to/num_workers.md": BRIEFLY,
     "how-to/one_gpu.md": TRAINING + DATASET,
     "how-to/several_gpus.md": TRAINING + DATASET,
     "how-to/parquet.md": PUBLISHED,

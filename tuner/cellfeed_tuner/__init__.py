@@ -12,6 +12,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._autotune import autotune
     from cellfeed_tuner._bottleneck import Bottleneck, Stage, StageModel
     from cellfeed_tuner._configuration import Configuration
+    from cellfeed_tuner._dataloaders._trainers import tune_trainer
     from cellfeed_tuner._dataloaders._tune import TunedDataLoader, tune_dataloader
     from cellfeed_tuner._entropy import (
         Conditional,
@@ -54,6 +55,7 @@ _MODULE_OF = {
         "_bottleneck": "Bottleneck Stage StageModel",
         "_configuration": "Configuration",
         "_dataloaders._tune": "TunedDataLoader tune_dataloader",
+        "_dataloaders._trainers": "tune_trainer",
         "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
         "_headroom": "Headroom headroom",
@@ -81,7 +83,7 @@ __all__ = [
     "Rival", "Scaling", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
     "Tunable", "TunedDataLoader", "Verdict", "autotune", "describe_machine",
     "epochs_until_paid", "headroom", "label_entropy", "measure", "minibatch_entropies", "plots",
-    "profile", "strategy_entropy", "theory", "tune_dataloader",
+    "profile", "strategy_entropy", "theory", "tune_dataloader", "tune_trainer",
 ]  # fmt: skip
 
 if not typing.TYPE_CHECKING:

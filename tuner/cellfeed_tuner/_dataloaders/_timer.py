@@ -15,7 +15,7 @@ import resource
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
@@ -28,16 +28,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from cellfeed import CellfeedError, ParameterError
+from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration, workers_in_words
 from cellfeed_tuner._dataloaders._remade import Epoch, remade
 from cellfeed_tuner._interval import Estimate, mean_with_interval
-from cellfeed_tuner._machine import (
-    ProcessorClock,
-    ProcessorTime,
-    processor_time_between,
-    thread_times,
-)
+from cellfeed_tuner._machine import ProcessorClock
 from cellfeed_tuner._measuring._process import WORKER_ENDED, Outcome, failure_of
 from cellfeed_tuner._measuring._timing import Findings, Round, Started, Step, TimingRequest
 from cellfeed_tuner._results import Waiting
@@ -53,8 +49,8 @@ ENDING_SECONDS = 6.0
 # Least seconds without a minibatch after which workers count as hung. Chosen: workers that are not
 # forked import PyTorch first.
 TIMEOUT_SECONDS = 20.0
-# Rows between the first ones of two replicates, where rows are read in order. Chosen: a prime
-# number, so that all rows are some replicate's first.
+# Minibatches between the first ones of two replicates, where rows are read in order. Chosen: a
+# prime number, so that any may be the first.
 START_APART = 1_000_003
 
 Labels = Callable[[Any], Any]
@@ -80,7 +76,8 @@ class LoaderTimer:
     seconds are scaled to the rows of a round of the request. Where an epoch ends before a replicate
     does, whole epochs are timed, with the start of their workers. Otherwise the start, during which
     queues fill, is measured and distributed over the epoch, if its length is known and workers are
-    started in each.
+    started in each. Times are by the clock: how long workers waited for a processor does not say
+    how long the minibatches were delayed.
 
     Parameters
     ----------
@@ -202,7 +199,6 @@ class _Slice:
     n: int
     seconds: float
     waiting: float
-    processor: ProcessorTime | None = None
 
 
 class _Replicate:
@@ -264,12 +260,14 @@ class _Replicate:
             if not self._time_slices(loader, before):
                 self._time_epochs(loader)
         except BaseException as error:
-            # Frames hold the iterator, and with it the workers.
-            traceback.clear_frames(error.__traceback__)
+            with interrupts_held():
+                # Frames hold the iterator, and with it the workers.
+                traceback.clear_frames(error.__traceback__)
             raise
         finally:
-            del loader
-            _end({*multiprocessing.active_children()} - before)
+            with interrupts_held():
+                del loader
+                _end({*multiprocessing.active_children()} - before)
             ended = _cpu_seconds_of_ended() - spent
             self.worker_cpu_seconds = max(self.worker_cpu_seconds, ended)
 
@@ -280,16 +278,17 @@ class _Replicate:
             changed["dataset"] = _copied(loader.dataset)
         elif not loader.timeout:
             changed["timeout"] = max(TIMEOUT_SECONDS, self._limit_seconds)
-        if type(loader.sampler) is SequentialSampler and loader.batch_size:
+        if type(loader.sampler) is SequentialSampler and loader.batch_size and len(loader):
             # The first rows would soon be in the page cache.
-            changed["sampler"] = _Onwards(len(loader.sampler), START_APART * self._request.number)
+            start = START_APART * self._request.number % len(loader) * loader.batch_size
+            changed["sampler"] = _Onwards(len(loader.sampler), start)
         return remade(loader, **changed)
 
     def _time_slices(self, loader: DataLoader[Any], before: set[BaseProcess]) -> bool:
         """Time slices of an epoch; return False if it ends before there are enough."""
         request, slices, counted_seconds = self._request, list[_Slice](), 0.0
         begin = at = time.perf_counter()
-        first_seconds, start, times = 0.0, None, None
+        first_seconds, start = 0.0, None
         # Minibatches that may be ready when the first one comes.
         n_ready, n = self._per_round * (loader.prefetch_factor or 1), 0
         with closing(self._minibatches(loader)) as minibatches:
@@ -297,6 +296,8 @@ class _Replicate:
                 n += 1
                 if not first_seconds:
                     first_seconds = came - begin
+                    # However long workers took to start, something is measured.
+                    self._deadline = max(self._deadline, came + 2 * request.seconds)
                     self._workers = {*multiprocessing.active_children()} - before
                     self._look_at_workers()
                 is_late = came > self._deadline
@@ -308,9 +309,7 @@ class _Replicate:
                 if not (is_whole and is_over) and not is_late:
                     continue
                 _synchronize()
-                now, later = time.perf_counter(), thread_times()
-                used = processor_time_between(times, later)
-                found = _Slice(n, now - at, self._waited, used)
+                found = _Slice(n, time.perf_counter() - at, self._waited)
                 if start is None:
                     start = found
                 elif is_whole:
@@ -323,7 +322,7 @@ class _Replicate:
                     starts_again = loader.num_workers > 0 and not loader.persistent_workers
                     self._report(start, slices, starts_again=starts_again)
                     return True
-                at, self._waited, n, times = time.perf_counter(), 0.0, 0, later
+                at, self._waited, n = time.perf_counter(), 0.0, 0
         self._end_epoch(time.perf_counter() - begin, counts=False)
         return False
 
@@ -346,27 +345,33 @@ class _Replicate:
     def _minibatches(self, loader: DataLoader[Any]) -> Generator[float]:
         """Yield the time when each minibatch of an epoch has come and was trained on."""
         self._waited, self._n_in_epoch, wanted = 0.0, 0, time.perf_counter()
-        minibatches = iter(loader)
-        while True:
-            minibatch = next(minibatches, _NOTHING)
-            came = time.perf_counter()
-            self._waited += came - wanted
-            if minibatch is _NOTHING:
-                return
-            self._n_in_epoch += 1
-            self.n_minibatches += 1
-            self._require_division(minibatch)
-            if self._labels_of is not None and len(self.labels) < MOST_LABELLED:
-                self.labels.append(_labels(self._labels_of, minibatch))
-            if self._step is not None:
-                began = time.perf_counter()
-                try:
-                    self._step(minibatch)
-                except Exception as error:
-                    raise ParameterError(f"`step` failed: {_said(error)}") from error
-                self.step_seconds += time.perf_counter() - began
-            wanted = time.perf_counter()
-            yield wanted
+        with interrupts_held():  # which would be lost in a fork
+            minibatches = iter(loader)
+        try:
+            while (minibatch := next(minibatches, _NOTHING)) is not _NOTHING:
+                self._waited += time.perf_counter() - wanted
+                self._n_in_epoch += 1
+                self.n_minibatches += 1
+                self._take(minibatch)
+                wanted = time.perf_counter()
+                yield wanted
+            self._waited += time.perf_counter() - wanted
+        finally:
+            with interrupts_held():  # which would be lost while an object is deleted
+                del minibatches
+
+    def _take(self, minibatch: Any) -> None:
+        """Take the labels of a minibatch, and train on it."""
+        self._require_division(minibatch)
+        if self._labels_of is not None and len(self.labels) < MOST_LABELLED:
+            self.labels.append(_labels(self._labels_of, minibatch))
+        if self._step is not None:
+            began = time.perf_counter()
+            try:
+                self._step(minibatch)
+            except Exception as error:
+                raise StepError(f"`step` failed: {_said(error)}") from error
+            self.step_seconds += time.perf_counter() - began
 
     def _report(self, start: _Slice, slices: Sequence[_Slice], *, starts_again: bool) -> None:
         """Report the rounds of all slices, each with its share of the start of an epoch."""
@@ -399,16 +404,11 @@ class _Replicate:
     ) -> None:
         """Report some time as rounds, one if it does not count; see `_report`."""
         n_rounds = max(1, round(part.n / self._round_size)) if counts else 1
-        used = None
-        if part.processor is not None:
-            by = part.n / self._round_size
-            used = ProcessorTime(part.processor.running / by, part.processor.waiting / by)
         each = Round(
             (part.seconds / part.n + share) * self._round_size + left_out,
             counts,
             (part.waiting / part.n + share) * self._round_size,
             None,
-            processor=used,
         )
         self.events += [each] * n_rounds
 
@@ -422,8 +422,8 @@ class _Replicate:
             return
         if place not in {0, 1, n_workers}:
             return
-        with suppress(Exception):  # it cannot be pickled
-            self._digests.append(hashlib.sha256(pickle.dumps(minibatch)).digest())
+        with suppress(Exception):  # it is of an unknown kind
+            self._digests.append(hashlib.sha256(b"".join(_bytes_of(minibatch))).digest())
         if len(self._digests) == 3 and self._digests[0] == self._digests[1] != self._digests[2]:  # noqa: PLR2004
             raise RepeatedRowsError(f"the first minibatches of {n_workers} workers are the same")
 
@@ -437,6 +437,10 @@ class _Replicate:
                 cpu_seconds += sum(process.cpu_times()[:2])
         self.worker_memory = max(self.worker_memory, memory)
         self.worker_cpu_seconds = max(self.worker_cpu_seconds, cpu_seconds)
+
+
+class StepError(ParameterError):
+    """The training step failed."""
 
 
 class RepeatedRowsError(RuntimeError):
@@ -453,7 +457,7 @@ class _Onwards(Sampler[int]):
     """Rows in order, from another one on."""
 
     def __init__(self, n_rows: int, start: int) -> None:
-        self._n_rows, self._start = n_rows, start % max(1, n_rows)
+        self._n_rows, self._start = n_rows, start
 
     def __len__(self) -> int:
         return self._n_rows
@@ -510,6 +514,19 @@ def _labels(labels_of: Labels, minibatch: Any) -> NDArray[Any]:
         msg = f"`label` must give a number or a word for each row, but gave {found!r:.60}"
         raise ParameterError(msg)
     return found.copy()
+
+
+def _bytes_of(minibatch: Any) -> Iterator[bytes]:
+    """Yield the bytes of all parts of a minibatch."""
+    if isinstance(minibatch, Mapping):
+        minibatch = list(minibatch.values())
+    if isinstance(minibatch, list | tuple):
+        for each in minibatch:
+            yield from _bytes_of(each)
+    elif isinstance(minibatch, torch.Tensor | np.ndarray):
+        yield np.asarray(minibatch).tobytes()
+    else:
+        yield pickle.dumps(minibatch)
 
 
 def _said(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._results import Constraints, Dataset
 from cellfeed_tuner._run import Run
+from cellfeed_tuner._searching._search import VAGUE_INTERVAL
 from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._subject import LoaderPlans, Tunable
 from cellfeed_tuner._time_budget import TimeBudget
@@ -72,6 +73,13 @@ class TunedDataLoader(NamedTuple):
         """The recommended arguments of `torch.utils.data.DataLoader`."""
         chosen = self.result.recommended
         return dict(chosen.configuration) if chosen else {}
+
+    @property
+    def training_arguments(self) -> dict[str, Setting]:
+        """The recommended arguments of ``transformers.TrainingArguments``."""
+        names = {name: f"dataloader_{name}" for name in self.arguments}
+        names["batch_size"] = "per_device_train_batch_size"
+        return {names[name]: each for name, each in self.arguments.items()}
 
 
 def tune_dataloader(
@@ -161,7 +169,7 @@ def tune_dataloader(
     time_budget, name = TimeBudget(budget), _name_of(label)
     with _quiet():
         remade(loader)  # or it is refused, before any time is spent
-    _check(budget=budget, memory=memory, seed=seed)
+    _check(loader, batch_sizes, prefetch_factors, budget=budget, memory=memory, seed=seed)
     n_bytes = usable_memory_bytes() if memory is None else int(memory)
     timer = LoaderTimer(
         loader, step=step, labels_of=_labels_of(label), label=name, memory_bytes=n_bytes
@@ -176,7 +184,13 @@ def tune_dataloader(
             prefetch_factors=prefetch_factors, batch_sizes=batch_sizes, methods=methods,
         )  # fmt: skip
         request = _request(loader, timer, grid, seconds, budget=budget, label=name, seed=seed)
-        run = Run(request=request, process=timer, budget=time_budget, on_progress=progress)
+        run = Run(
+            request=request,
+            process=timer,
+            budget=time_budget,
+            on_progress=progress,
+            make_dataset=CellDataset,
+        )
         run.prepare()
         run.start()
         run.search()
@@ -193,7 +207,24 @@ def tune_dataloader(
         return TunedDataLoader(remade(loader, **result.recommended.configuration), result)
 
 
-def _check(*, budget: float, memory: int | None, seed: int) -> None:
+def _check(
+    loader: DataLoader[Any],
+    batch_sizes: Sequence[int],
+    prefetch_factors: Sequence[int],
+    *,
+    budget: float,
+    memory: int | None,
+    seed: int,
+) -> None:
+    if batch_sizes and not loader.batch_size:
+        msg = "`batch_sizes` need a DataLoader with a `batch_size`; this one has none"
+        raise ParameterError(msg)
+    if not prefetch_factors or min(*prefetch_factors, *batch_sizes, 1) < 1:
+        msg = (
+            "`prefetch_factors` and `batch_sizes` must be at least 1, but got "
+            f"{list(prefetch_factors)} and {list(batch_sizes)}"
+        )
+        raise ParameterError(msg)
     for name, value in {"budget": budget, "memory": memory}.items():
         if value is not None and not 0 < value < math.inf:
             msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
@@ -311,13 +342,6 @@ def _grid(
     methods: Sequence[str | None],
 ) -> list[Configuration]:
     """Return the configurations to choose from, the usual ones first."""
-    if batch_sizes and timer.epoch.unit != "rows":
-        msg = "`batch_sizes` need a DataLoader with a `batch_size`; this one has none"
-        raise ParameterError(msg)
-    for name, values in {"prefetch_factors": prefetch_factors, "batch_sizes": batch_sizes}.items():
-        if any(each < 1 for each in values):
-            msg = f"`{name}` must be at least 1, but got {list(values)}"
-            raise ParameterError(msg)
     n = timer.epoch.n_minibatches
     forks = (methods[0] or multiprocessing.get_start_method()) == "fork"
     start = START_SECONDS if forks else SLOW_START_SECONDS
@@ -437,7 +461,6 @@ def _request(
         seed=seed,
         study=None,
         step=None,
-        make_dataset=CellDataset,
         ranks=Ranks(),
     )
 
@@ -474,10 +497,11 @@ def _gain(result: AutotuneResult, loader: DataLoader[Any]) -> str:
         if each is not result.chosen
         and all(getattr(loader, n) == value for n, value in each.configuration.items())
     ]
-    if not own or own[0].relative is None:
+    ratio = own[0].relative if own else None
+    if ratio is None or ratio.high > VAGUE_INTERVAL * ratio.low:
         return ""
     has = "had" if own[0].cells_per_second else "is predicted to have"
-    return f"As it was ({own[0].configuration}), it {has} {times(own[0].relative)} this throughput."
+    return f"As it was ({own[0].configuration}), it {has} {times(ratio)} this throughput."
 
 
 def _print(result: AutotuneResult) -> None:
@@ -495,6 +519,7 @@ def _quiet() -> Iterator[None]:
             "'pin_memory' argument is set",
             "Length of IterableDataset",
             "This process .* is multi-threaded, use of fork",
+            "You are trying to `self.log",  # of a step of Lightning, on a copy of its model
         ):
             warnings.filterwarnings("ignore", message=message)
         yield

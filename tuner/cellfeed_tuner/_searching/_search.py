@@ -186,8 +186,11 @@ class Search:
         best = self._model.leader
         alike = [each for each in self._model.candidates if best and each.is_like(best)]
         for each in alike:
-            n_workers = [e.num_workers for e in alike if e in self.measurements]
-            if each.num_workers not in n_workers and self._affords(each, PROFILE_SECONDS):
+            timed = [e for e in alike if e in self.measurements]
+            is_new = all(each.num_workers != e.num_workers for e in timed)
+            if (is_new or all(each.others != e.others for e in timed)) and self._affords(
+                each, PROFILE_SECONDS
+            ):
                 self._time([each], PROFILE_SECONDS, in_turn=False)
 
     def _next_pair(self) -> Configuration | None:
