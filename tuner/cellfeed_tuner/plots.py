@@ -86,10 +86,8 @@ def scale_speeds(axes: Axes) -> None:
     """Scale a vertical axis of cells per second logarithmically."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    is_narrow = high < _LINEAR_SPAN * low
-    axes.yaxis.set_major_locator(
-        ticker.MaxNLocator(5) if is_narrow else ticker.LogLocator(subs=(1, 2, 5))
-    )
+    logarithmic, linear = ticker.LogLocator(subs=(1, 2, 5)), ticker.MaxNLocator(5)
+    axes.yaxis.set_major_locator(linear if high < _LINEAR_SPAN * low else logarithmic)
     axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(visible=True, lw=0.3, alpha=0.5)
@@ -163,10 +161,9 @@ def _draw_point(
 def _draw_chosen(axes: Axes, x: float, result: AutotuneResult) -> list[Artist]:
     """Draw a ring at the throughput of the recommended configuration; return its key."""
     found = result.recommended
-    if found is None or found.cells_per_second is None:
+    if found is None or (speed := found.cells_per_second) is None:
         return []
     look: Any = {"ls": "", "marker": "o", "mfc": "none", "color": CHOSEN, "ms": 11, "mew": 2}
-    speed = found.cells_per_second
     axes.errorbar(x, speed.value, yerr=around(speed), elinewidth=0.8, **look)
     predicted = " (predicted)" if found.basis == "predicted" else ""
     return [Line2D([], [], label=f"recommended{predicted}", **look)]
@@ -204,11 +201,9 @@ def _keys(result: AutotuneResult, name: str, colours: Mapping[int, Any]) -> list
 
 
 def _worker_keys(drawn: Iterable[ConfigurationResult], before: str = "") -> list[Artist]:
+    labels = {n: f"{before}{workers_in_words(n)}" for n in _values(drawn, "num_workers")}
     look: Any = {"ls": "", "color": BOUND}
-    return [
-        Line2D([], [], marker=worker_marker(n), label=f"{before}{workers_in_words(n)}", **look)
-        for n in _values(drawn, "num_workers")
-    ]
+    return [Line2D([], [], marker=worker_marker(n), label=labels[n], **look) for n in labels]
 
 
 def _panels(
@@ -223,10 +218,10 @@ def _panels(
     size = np.array([n_columns, n_rows]) * panel + frame
     figure = Figure(figsize=size.tolist(), layout="constrained")
     rows = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
-    for axes in rows.flat:
+    for number, axes in enumerate(rows.flat):
         axes.tick_params(labelbottom=True)
-    for axes in rows.flat[n:]:
-        axes.set_axis_off()
+        if number >= n:
+            axes.set_axis_off()
     return figure, rows
 
 
@@ -259,16 +254,14 @@ def autotune_figure(result: AutotuneResult) -> Figure:
 
 
 def _headline(result: AutotuneResult) -> str:
-    if result.recommended is None or result.chosen is None:
+    found, known = result.recommended, result.chosen
+    if found is None or known is None:
         wrong = "The loader delivers wrong data, so nothing is recommended"
         return wrong if result.loader_fault else "No configuration is feasible"
-    chosen, speed = result.recommended.configuration, result.recommended.cells_per_second
-    if speed is None:
-        return f"Recommended: {chosen} (predicted; its throughput is unknown)"
-    predicted = " (predicted)" if result.recommended.basis == "predicted" else ""
-    how_fast = f"{interval(speed)} cells/s{result.ranks.together}{predicted}"
-    share = result.chosen.least_mixed.share_of_random
-    return f"Recommended: {chosen}; {how_fast}, {share:.1%} of random sampling's entropy"
+    speed, predicted = found.cells_per_second, " (predicted)" if found.basis == "predicted" else ""
+    how_fast = f"{interval(speed)} cells/s{result.ranks.together}" if speed else "unknown speed"
+    mixed = f"{known.least_mixed.share_of_random:.1%} of random sampling's entropy"
+    return f"Recommended: {found.configuration}; {how_fast}{predicted}, {mixed}"
 
 
 def _caption(result: AutotuneResult) -> str:
@@ -280,27 +273,26 @@ def _caption(result: AutotuneResult) -> str:
     labels = [f"label {dataset.label} ({values})"]
     labels += [f"{name} ({each.n_labels})" for name, each in dataset.further_labels.items()]
     disks = sorted({storage.file_system or "unknown" for storage in result.machine.storage})
-    where = f"{', '.join(disks)}, page cache {result.cache}"
-    if result.cache == "remote":
-        where = "files on a server"
+    remote, local = "files on a server", f"{', '.join(disks)}, page cache {result.cache}"
     early = f" Interrupted after {result.seconds:.0f} s." if result.interrupted else ""
     return (
         f"{what}, {', '.join(labels)}, minibatch {dataset.batch_size}; "
-        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, {where}.{early}"
+        f"{cpu.model or 'unknown processor'}, {cpu.usable_cores:g} cores, "
+        f"{remote if result.cache == 'remote' else local}.{early}"
     )
 
 
 # Throughput and entropy over the grid.
 
 Quantity = Literal["throughput", "entropy"]
+_QUANTITIES: tuple[Quantity, ...] = ("throughput", "entropy")
 # Not timed, though they could have been.
 _PREDICTED = {"below entropy floor", "too slow", "mixes less", "out of budget", "interrupted"}
 # The part of the colour map on which black text can be read: more is darker.
 _SHADES, _LIGHTEST, _DARKEST = "Blues", 0.12, 0.55
 _HATCH, _HATCH_COLOUR = "//", "#b8b8b8"
-_SQUARE_INCHES = 0.74, 0.42
-_FRAME_INCHES = 0.75, 0.75  # around the squares of a panel
-_LEAST_INCHES = 3.6, 1.6  # of a panel
+# Of a square, of what is around the squares of a panel, and of a panel at least.
+_SQUARE_INCHES, _FRAME_INCHES, _LEAST_INCHES = (0.74, 0.42), (0.75, 0.75), (3.6, 1.6)
 _ABSENT = "\N{EN DASH}"
 _GRID = "block_size", "fetch_factor"
 
@@ -314,9 +306,7 @@ class _Square(NamedTuple):
     is_hatched: bool = False
 
 
-def heat_map_figure(
-    result: AutotuneResult, quantities: tuple[Quantity, ...] = ("throughput", "entropy")
-) -> Figure:
+def heat_map_figure(result: AutotuneResult, quantities: Sequence[Quantity] = _QUANTITIES) -> Figure:
     """Draw throughput and entropy over block sizes and fetch factors, or only one of them."""
     width, height = _panel_inches(result)
     with mpl.rc_context(STYLE):
@@ -327,20 +317,15 @@ def heat_map_figure(
 
 
 def _draw_grids(
-    panels: Iterable[Axes],
-    result: AutotuneResult,
-    quantities: tuple[Quantity, ...] = ("throughput", "entropy"),
+    panels: Iterable[Axes], result: AutotuneResult, quantities: Sequence[Quantity] = _QUANTITIES
 ) -> str:
     """Draw quantities over block sizes and fetch factors; return what a caption has to say."""
     drawn = list[_Square]()
     for axes, quantity in zip(panels, quantities, strict=True):
         squares = _squares(result, quantity)
         _draw_grid(axes, result, squares, other=NOT_TIMED if quantity == "throughput" else "white")
-        of = {
-            "throughput": f"cells/s{result.ranks.together}",
-            "entropy": "share of random sampling",
-        }
-        axes.set_title(f"{quantity.capitalize()} ({of[quantity]})")
+        of = f"cells/s{result.ranks.together}" if quantity == "throughput" else "share of random"
+        axes.set_title(f"{quantity.capitalize()} ({of})")
         drawn += squares.values()
     floor, several = f"{100 * result.constraints.entropy_floor:.4g}%", result.dataset.further_labels
     notes = {
@@ -565,7 +550,7 @@ UPPER: Any = {"color": BOUND, "ls": "--", "lw": 1}
 LOWER: Any = {"color": BOUND, "ls": ":", "lw": 1.5}
 _BETWEEN_BOUNDS = "#f3f3f3"
 # Measured values are drawn right of their fetch factor, side by side for each number of workers.
-_FIRST_STEP, _LAST_STEP = 0.2, 0.6
+_FIRST_STEP, _STEPS = 0.2, 0.6
 # By the kind of the verdict; None where there is none. From the palette of Okabe and Ito.
 _VERDICT_COLOURS: dict[VerdictKind | None, str] = {
     "inside": "black", "outside": "#e69f00", "assumptions": "#56b4e9", "loader": "#c1121f",
@@ -599,26 +584,39 @@ def title_of_block(block_size: int) -> str:
 
 def bounds_figure(result: AutotuneResult) -> Figure:
     """Draw entropy over the fetch factor for each block size, with the theory."""
-    parts = dict[int, list[ConfigurationResult]]()
-    for each in sorted(result.configurations, key=lambda each: each.configuration):
-        parts.setdefault(each.configuration.block_size, []).append(each)
     factors = _values(result.configurations, "fetch_factor")
+    parts = dict[int, list[ConfigurationResult]]()
+    exact = dict[int, dict[int, float]]()
+    for each in sorted(result.configurations, key=lambda each: each.configuration):
+        size, factor = each.configuration.block_size, each.configuration.fetch_factor
+        parts.setdefault(size, []).append(each)
+        if each.entropy_bits.homogeneous is not None:
+            exact.setdefault(size, {})[factor] = each.entropy_bits.homogeneous
     colours = block_colours(list(parts))
     width = max(1.7, 5.5 / len(parts))
     with mpl.rc_context(STYLE):
         figure, rows = _panels(len(parts), 6, (width, 2.6), (0.9, 1.6))
         for axes, (block_size, part) in zip(rows.flat, parts.items(), strict=False):
-            for other in parts.values():
-                _draw_exact(axes, other, color=CONTEXT, lw=0.8)
+            for line in exact.values():
+                axes.plot(list(line), list(line.values()), color=CONTEXT, lw=0.8)
             bounds = part[0].entropy_bits
             if bounds.upper_bound > 0:
                 draw_bounds(axes, bounds.lower_bound, bounds.upper_bound)
-            _draw_exact(axes, part, color=colours[block_size], lw=2)
-            for each in {one.configuration.plan_settings: one for one in part}.values():
-                bits = each.entropy_bits.expected
-                bars = around(bits)
-                axes.errorbar(each.configuration.fetch_factor, bits.value, yerr=bars, **REPLAYED)
-            _draw_measured(axes, part)
+            line = exact.get(block_size, {})
+            axes.plot(list(line), list(line.values()), color=colours[block_size], lw=2)
+            workers = _values(part, "num_workers")
+            for each in part:
+                factor, number = each.configuration.fetch_factor, each.configuration.num_workers
+                bits, measured = each.entropy_bits.expected, each.entropy_bits.measured
+                axes.errorbar(factor, bits.value, yerr=around(bits), **REPLAYED)
+                if measured is not None:
+                    place = factor * 2 ** (
+                        _FIRST_STEP + _STEPS * workers.index(number) / len(workers)
+                    )
+                    axes.errorbar(
+                        place, measured.value, yerr=around(measured), ls="", ms=5,
+                        marker=worker_marker(number), color=_VERDICT_COLOURS[_kind(each)],
+                    )  # fmt: skip
             axes.set_title(title_of_block(block_size))
             axes.set_xlabel("fetch factor\n(minibatches)")
         for axes in rows[:, 0]:
@@ -629,26 +627,8 @@ def bounds_figure(result: AutotuneResult) -> Figure:
     return figure
 
 
-def _draw_exact(axes: Axes, part: Sequence[ConfigurationResult], **style: Any) -> None:
-    exact = {
-        each.configuration.fetch_factor: each.entropy_bits.homogeneous
-        for each in part
-        if each.entropy_bits.homogeneous is not None
-    }
-    axes.plot(list(exact), list(exact.values()), **style)
-
-
-def _draw_measured(axes: Axes, part: Sequence[ConfigurationResult]) -> None:
-    workers = _values(part, "num_workers")
-    steps = dict(zip(workers, np.linspace(_FIRST_STEP, _LAST_STEP, len(workers)), strict=True))
-    for each in part:
-        bits, number = each.entropy_bits.measured, each.configuration.num_workers
-        if bits is not None:
-            colour = _VERDICT_COLOURS[each.verdict.kind if each.verdict else None]
-            axes.errorbar(
-                each.configuration.fetch_factor * 2 ** steps[number], bits.value, yerr=around(bits),
-                ls="", marker=worker_marker(number), color=colour, ms=5, elinewidth=1,
-            )  # fmt: skip
+def _kind(each: ConfigurationResult) -> VerdictKind | None:
+    return each.verdict.kind if each.verdict else None
 
 
 def _bounds_keys(result: AutotuneResult) -> list[Artist]:
@@ -662,7 +642,7 @@ def _bounds_keys(result: AutotuneResult) -> list[Artist]:
         keys.append(Line2D([], [], **UPPER, label="upper bound"))
         keys.append(Line2D([], [], **LOWER, label="lower bound of this block size"))
     keys += _worker_keys(measured, "measured, ")
-    kinds = {each.verdict.kind if each.verdict else None for each in measured}
+    kinds = set(map(_kind, measured))
     for kind, colour in _VERDICT_COLOURS.items():
         if kind in kinds:
             keys.append(Patch(color=colour, label=f"verdict: {kind}" if kind else "not judged"))
