@@ -53,7 +53,7 @@ $(DOCS): $(TEST)
 
 demo: $(DEMO)
 	$(BIN)/cellfeed synthesize demo/plates --cells $(DEMO_CELLS)
-	$(BIN)/autotune demo/plates --label cell_line --label plate --output demo
+	$(BIN)/autotune demo/plates --label cell_line --label plate --dense --output demo
 
 # Lint, types of what users import, and the tests that find nearly all faults. All parts run, also
 # after one has failed.
