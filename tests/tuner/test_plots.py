@@ -110,7 +110,7 @@ def test_all_that_was_timed_is_in_sight_and_so_is_what_is_needed(kind, draw):
         if each.cells_per_second is None:
             continue
         settings = each.configuration
-        place = each.least_mixed.share_of_random if is_trade_off else settings.block_size
+        place = each.least_mixed.share_of_random if is_trade_off else settings.fetch_factor
         wanted = [each.cells_per_second.value]
         if each is result.chosen:
             wanted.append(result.recommended.cells_per_second.value)

@@ -500,18 +500,16 @@ def _scale_shares(axes: Axes, shares: Sequence[float], inches: float) -> None:
 
 # Throughput over the block size.
 
-_FETCH_COLOURS = "plasma"
 
 
 def throughput_figure(result: AutotuneResult) -> Figure:
-    """Draw throughput over the block size, with a line per fetch factor (the paper's Figure 2).
+    """Draw throughput over the fetch factor, with a line per block size (the paper's Figure 2).
 
     There is a panel for each number of workers that was timed.
     """
     timed = sorted(_timed(result), key=lambda each: each.configuration)
     block_sizes, factors = (_values(timed, name) or [1] for name in _GRID)
-    shades = mpl.colormaps[_FETCH_COLOURS](np.minimum(0.085 * np.log2(factors), 0.95))
-    colours = dict(zip(factors, shades, strict=True))
+    colours = block_colours(block_sizes)
     workers = _values(timed, "num_workers") or [0]
     keys, chosen = list[Artist](), result.chosen
     with mpl.rc_context(STYLE):
@@ -521,23 +519,22 @@ def throughput_figure(result: AutotuneResult) -> Figure:
             for each in timed:
                 settings, speed = each.configuration, each.cells_per_second
                 if settings.num_workers == number and speed is not None:
-                    line = lines.setdefault(settings.plan_settings[1:], {})
-                    line[settings.block_size] = speed.value
-                    colour = colours[settings.fetch_factor]
-                    _draw_point(axes, settings.block_size, result, each, color=colour)
-            for (factor, *_), line in lines.items():
-                axes.plot(*zip(*line.items(), strict=True), color=colours[factor], lw=1.2, zorder=1)
+                    size, factor, *others = settings.plan_settings
+                    lines.setdefault((size, *others), {})[factor] = speed.value
+                    _draw_point(axes, factor, result, each, color=colours[size])
+            for (size, *_), line in lines.items():
+                axes.plot(*zip(*line.items(), strict=True), color=colours[size], lw=1.2, zorder=1)
             if chosen is not None and chosen.configuration.num_workers == number:
-                keys += _draw_chosen(axes, chosen.configuration.block_size, result)
+                keys += _draw_chosen(axes, chosen.configuration.fetch_factor, result)
             needed = _scale_to_timed(axes, result)
             axes.set_title(workers_in_words(number))
-            axes.set_xlabel("block size (cells)")
+            axes.set_xlabel("fetch factor (minibatches)")
         for axes in rows[:, 1:].flat:
             axes.set_ylabel("")
         rows[0, 0].set_xscale("log", base=2)
-        rows[0, 0].set_xlim(0.7 * block_sizes[0], 1.4 * block_sizes[-1])
-        _name_ticks(rows[0, 0], block_sizes, inches=2.8)
-        keys += [*needed, *_keys(result, "fetch factor", colours if timed else {})]
+        rows[0, 0].set_xlim(0.7 * factors[0], 1.4 * factors[-1])
+        _name_ticks(rows[0, 0], factors, inches=2.8)
+        keys += [*needed, *_keys(result, "block size", colours if timed else {})]
         figure.legend(handles=keys, loc="outside right upper")
         draw_caption(figure, _caption(result))
     return figure
