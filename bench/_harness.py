@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,6 @@ RATE, PER_CPU = "cells/s", "cells per second of processor time"
 MEMORY, BYTES = "peak MB", "bytes from disk per cell"
 CALLS, FAULTS = "read calls per cell", "major faults per cell"
 MEASURED = RATE, PER_CPU, MEMORY, BYTES, CALLS, FAULTS
-COLUMNS = RATE, PER_CPU, MEMORY
 Figures = Mapping[str, float]
 
 
@@ -80,14 +79,14 @@ class Case:
     ways: Mapping[str, Way]
     title: str = ""
     against: Sequence[str] = ()
-    files: Iterable[Path] = field(default=())
+    files: Iterable[Path] = ()
 
 
 def main(
     cases: Callable[[Any], Iterator[Case]],
     arguments: Sequence[str] | None = None,
     *,
-    columns: Sequence[str] = COLUMNS,
+    columns: Sequence[str] = MEASURED[:3],
     n_ratios: int = 2,
     **defaults: Any,
 ) -> None:
@@ -148,7 +147,7 @@ def plates_of(options: Any, **sizes: Any) -> list[Path]:
     return sorted(options.data.glob("*.h5ad"))
 
 
-def say(line: object = "") -> None:
+def say(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -160,8 +159,9 @@ def machine() -> str:
     return f"{n_cores} cores, {platform.processor() or platform.machine()}, {system}"
 
 
-def spread(values: Sequence[float], form: str = ",.0f") -> str:
+def spread(values: Sequence[float], form: str = "") -> str:
     """Return the median of values, with the smallest and largest in brackets."""
+    form = form or (",.0f" if median(values) >= 100 else ".3g")
     return f"{median(values):{form}} [{min(values):{form}}, {max(values):{form}}]"
 
 
@@ -219,10 +219,10 @@ def peak_bytes() -> int:
 
 
 def _counters() -> dict[str, int]:
-    told = Path("/proc/self/io")
-    io = dict(line.split(": ") for line in told.read_text().splitlines()) if told.exists() else {}
+    lines = Path("/proc/self/io").read_text().splitlines()
+    io = {name: int(value) for name, value in (line.split(": ") for line in lines)}
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-    return {BYTES: int(io.get("read_bytes", 0)), CALLS: int(io.get("syscr", 0)), FAULTS: faults}
+    return {BYTES: io["read_bytes"], CALLS: io["syscr"], FAULTS: faults}
 
 
 def after(n: int, sizes: Iterable[int]) -> Iterator[int]:
@@ -258,8 +258,7 @@ def _table(
         }
         for row in rows:
             own = values[row[0]]
-            is_large = None in own or median(own) >= 100
-            row.append("" if None in own else spread(own, ",.0f" if is_large else ".3g"))
+            row.append("" if None in own else spread(own, ",.0f" if median(own) >= 100 else ".3g"))
         if place < n_ratios:
             best = [max(found[name][k][unit] for name in against) for k in range(len(own))]
             heads.append(f"times {' or '.join(against)}")

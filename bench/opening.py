@@ -76,15 +76,12 @@ class _WithTables(_Measured):
 
     def use_a_folder(self):
         self.tables = tempfile.mkdtemp()
-        self.before = os.environ.get("CELLFEED_CACHE_DIR")
-        os.environ["CELLFEED_CACHE_DIR"] = self.tables
+        self.environment = mock.patch.dict(os.environ, CELLFEED_CACHE_DIR=self.tables)
+        self.environment.start()
 
     def teardown(self, *_):
         shutil.rmtree(self.tables, ignore_errors=True)
-        if self.before is None:
-            del os.environ["CELLFEED_CACHE_DIR"]
-        else:
-            os.environ["CELLFEED_CACHE_DIR"] = self.before
+        self.environment.stop()
 
     def forget(self, opening):
         """Remove what the last opening cached, to open for the first time."""

@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from bench._profile import _Measured, parameters
 from bench._stores import N_CELLS, Stored
@@ -33,8 +34,9 @@ class Served(Stored, _Measured):
         from tests.servers.web import WebServer  # noqa: PLC0415 - once the path is known
 
         self.pages = tempfile.mkdtemp()
-        self.before = os.environ.get("CELLFEED_CACHE_DIR")
-        os.environ["CELLFEED_CACHE_DIR"] = self.pages  # every server is new, except for its port
+        # Every server is new, except for its port.
+        self.environment = mock.patch.dict(os.environ, CELLFEED_CACHE_DIR=self.pages)
+        self.environment.start()
         folder = stores["CSR gzip"]
         self.server = WebServer(folder)
         self.server.__enter__()
@@ -49,10 +51,7 @@ class Served(Stored, _Measured):
     def teardown(self, *_):
         self.server.close()
         shutil.rmtree(self.pages, ignore_errors=True)
-        if self.before is None:
-            del os.environ["CELLFEED_CACHE_DIR"]
-        else:
-            os.environ["CELLFEED_CACHE_DIR"] = self.before
+        self.environment.stop()
 
     def run(self, *_):
         for _minibatch in self.loader:

@@ -8,21 +8,19 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import pandas as pd
 from bench.backtest.machines import HEADINGS as MACHINE_HEADINGS
 from bench.backtest.machines import machine_rows, machines_command
 from bench.backtest.record import record_command
 from bench.backtest.recorded_grid import read_grid
-from bench.backtest.replay import BASELINES, DEFAULT_SECONDS, Replay, replay
+from bench.backtest.replay import BASELINES, DEFAULT_SECONDS, Replay, markdown_table, replay
 
 from cellfeed.console import OneLineErrorCommand
-from cellfeed_tuner._results import least_share
 
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
 PAGE = ROOT / "docs" / "benchmarks" / "autotune.md"
@@ -30,13 +28,13 @@ PUBLISHED = ROOT / "notebooks" / "figures" / "data"
 # Spread of measurements, relative to their mean: on a quiet machine, and on a busy one.
 NOISES = (0.05, 0.15)
 FLOORS, N_SEEDS = (0.95, 0.99), 70
+SPEED = "{value:,.0f} [{low:,.0f}, {high:,.0f}]"
 CELLS = {"`make demo`": 28_000, "200,000 cells": 200_000}
 
 HEADINGS = (
     *("grid", "floor", "feasible", "best", "cells/s", "noise", "autotune", "undecided"),
     *BASELINES,
 )
-_LEFT_ALIGNED = {"grid", "best", "machine"}
 
 
 @click.group()
@@ -55,9 +53,6 @@ def main() -> None:
               help="How long each search measures.")  # fmt: skip
 @click.option("--seeds", "n_seeds", default=100, show_default=True, type=click.IntRange(min=1),
               help="How many searches to run at each floor.")  # fmt: skip
-@click.option("--spread", type=click.FloatRange(min=0),
-              help="Relative spread of measurements; default: that of the recorded runs, or "
-              "0.05 if there is only one run.")  # fmt: skip
 def replay_command(*, grids: tuple[Path, ...], **settings: Any) -> None:
     """Replay the search on recorded grids, and compare its choices with the best.
 
@@ -66,7 +61,7 @@ def replay_command(*, grids: tuple[Path, ...], **settings: Any) -> None:
     """
     found = {path.stem: replay(read_grid(path), baselines=[*BASELINES], **settings)
              for path in grids}  # fmt: skip
-    click.echo(markdown_table(replay_rows(found)))
+    click.echo(markdown_table(replay_rows(found), HEADINGS))
 
 
 def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
@@ -86,14 +81,6 @@ def replay_rows(replays: Mapping[str, Sequence[Replay]]) -> list[list[str]]:
     for found in (each for of_grid in replays.values() for each in of_grid if each.best):
         by_noise.setdefault(f"{found.spread:.0%}", []).append(found)
     return [*rows, *(_mean_row(noise, found) for noise, found in by_noise.items())]
-
-
-def markdown_table(
-    rows: Iterable[Iterable[str]], headings: Sequence[str] = HEADINGS, numbers: str = "---:"
-) -> str:
-    """Return rows as a Markdown table, whose columns of numbers have a rule of their own."""
-    aligned = ["---" if each in _LEFT_ALIGNED else numbers for each in headings]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (headings, aligned, *rows))
 
 
 def _row(found: Replay) -> list[str]:
@@ -151,7 +138,7 @@ def table_command(*, seeds: int) -> None:
             )
         ]  # fmt: skip
     *by_grid, quiet, busy = replay_rows(found)
-    put("make replay: grids", markdown_table(by_grid))
+    put("make replay: grids", markdown_table(by_grid, HEADINGS))
     shown = [HEADINGS.index(each) for each in ("noise", "autotune", *BASELINES)]
     rows = [[row[column] for column in shown] for row in (quiet, busy)]
     put("make replay", markdown_table(rows, [HEADINGS[column] for column in shown]))
@@ -166,7 +153,7 @@ def times_command(*, folder: Path) -> None:
     Both run as commands, on the collection of `make demo` and on 200,000 cells.
     """
     rows = [_times_row(name, n_cells, folder.resolve()) for name, n_cells in CELLS.items()]
-    put("make autotune-times", markdown_table([each.values() for each in rows], [*rows[0]], "---"))
+    put("make autotune-times", markdown_table([each.values() for each in rows], [*rows[0]]))
 
 
 def _times_row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
@@ -184,28 +171,21 @@ def _times_row(name: str, n_cells: int, folder: Path) -> dict[str, str]:
         "collection": name,
         "`autotune`": f"{seconds:.0f} s",
         "chosen: block x fetch, workers": _settings(chosen["configuration"]),
-        "cells/s [95 %]": "{value:,.0f} [{low:,.0f}, {high:,.0f}]".format(
-            **chosen["cells_per_second"]
-        ),
+        "cells/s [95 %]": SPEED.format(**chosen["cells_per_second"]),
         "the whole grid": f"{whole:,.0f} s",
         "its best, once measured": _best(grid, result["constraints"]["entropy_floor"]),
     }
 
 
-def _best(grid: Path, floor: float) -> str:
+def _best(path: Path, floor: float) -> str:
     """Return the fastest recorded configuration among those that mix well enough."""
-    random = json.loads(grid.with_suffix(".json").read_text())["random_entropy_bits"]
-    measured = pd.read_csv(grid)
-    mixed = measured[measured["entropy_bits"] >= least_share(floor) * random]
-    best = mixed.loc[mixed["cells_per_second"].idxmax()]
-    return f"{_settings(best)}: {best['cells_per_second']:,.0f}"
+    speeds = (grid := read_grid(path)).cells_per_second()
+    best = max(grid.feasible(floor), key=speeds.__getitem__)
+    return f"{_settings(best)}: {speeds[best]:,.0f}"
 
 
-def _settings(row: Any) -> str:
-    block, fetch, workers = (
-        int(row[name]) for name in ("block_size", "fetch_factor", "num_workers")
-    )
-    return f"{block} x {fetch}, {workers}"
+def _settings(configuration: Mapping[str, int]) -> str:
+    return "{block_size} x {fetch_factor}, {num_workers}".format(**configuration)
 
 
 def _seconds_of(*command: object) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 from bench.backtest.recorded_grid import RecordedGrid
-from bench.backtest.replay import GOOD_REGRET, replay
+from bench.backtest.replay import GOOD_REGRET, markdown_table, replay
 from numpy.typing import NDArray
 
 from cellfeed.console import OneLineErrorCommand
@@ -247,6 +247,5 @@ def machine_rows(
               help="Searches on each draw.")  # fmt: skip
 def machines_command(*, names: tuple[str, ...], draws: int, seeds: int) -> None:
     """Search on simulated machines, and print how good the choices are."""
-    click.echo("| " + " | ".join(HEADINGS) + " |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in machine_rows(names or MACHINES, draws=draws, seeds=seeds):
-        click.echo("| " + " | ".join(row) + " |")
+    rows = machine_rows(names or MACHINES, draws=draws, seeds=seeds)
+    click.echo(markdown_table(rows, HEADINGS))

@@ -26,12 +26,11 @@ from cellfeed_tuner._measuring._timing import (
 from cellfeed_tuner._results import least_share
 
 SCHEMA = "cellfeed.recording/1"
-SETTINGS = ("block_size", "fetch_factor", "num_workers")
+SETTINGS = ["block_size", "fetch_factor", "num_workers"]
 # Relative spread of the rounds within one measurement, and seconds of a measurement beside its
 # rounds. Measured: on two cores; processes start, and open the files.
 _ROUND_SPREAD, _OVERHEAD_SECONDS = 0.03, 0.25
 MANY_CELLS = 1 << 60
-_SETTINGS = list(SETTINGS)
 _USUAL_SPREAD = 0.05
 
 
@@ -150,7 +149,7 @@ def read_grid(path: str | os.PathLike[str]) -> RecordedGrid:
     """
     path = Path(path)
     table, facts = _block_shuffling(path), read_facts(path)
-    runs = table.groupby(_SETTINGS, sort=True)
+    runs = table.groupby(SETTINGS, sort=True)
     configurations = [
         Configuration(block_size=int(block), fetch_factor=int(fetch), num_workers=int(workers))
         for block, fetch, workers in runs.size().index.to_list()
@@ -179,7 +178,7 @@ def _block_shuffling(path: Path) -> pd.DataFrame:
         raise FormatError(msg) from error
     if "num_workers" not in table:
         table["num_workers"] = 0
-    columns = [*_SETTINGS, "cells_per_second", "entropy_bits"]
+    columns = [*SETTINGS, "cells_per_second", "entropy_bits"]
     if missing := sorted({*columns} - set(table)):
         msg = f"{path}: has no column {', '.join(missing)}"
         raise FormatError(msg)
@@ -197,8 +196,8 @@ def _block_shuffling(path: Path) -> pd.DataFrame:
     if not np.isfinite(numbers).all(axis=None) or not (numbers["cells_per_second"] > 0).all():
         msg = f"{path}: throughputs must be above 0, and no number may be missing"
         raise FormatError(msg)
-    if not (numbers[_SETTINGS] % 1 == 0).all(axis=None):
-        msg = f"{path}: each of {', '.join(_SETTINGS)} must be a whole number"
+    if not (numbers[SETTINGS] % 1 == 0).all(axis=None):
+        msg = f"{path}: each of {', '.join(SETTINGS)} must be a whole number"
         raise FormatError(msg)
     return numbers
 

@@ -1,13 +1,13 @@
 """Replay the search on a recorded grid many times, and report how good its choices are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 from bench.backtest.recorded_grid import RecordedGrid, RecordedProcess
 
-from cellfeed_tuner._choose import Requirements
+from cellfeed_tuner._choose import Choice, Requirements
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._results import MUCH_CHANCE, Constraints, EntropyBits
@@ -18,14 +18,10 @@ from cellfeed_tuner._time_budget import TimeBudget
 # What `autotune` has for its search by default: 60 seconds, without its start, looking for the
 # bottleneck, and writing.
 DEFAULT_SECONDS = 44.0
-_LABEL = "label"
-
-
 GOOD_REGRET = 0.05
 """A choice that is slower than the best by at most this share is a good one."""
-
+_LABEL = "label"
 _N_BEST = 6
-_N_LARGEST = 6
 # Cells per second of one of which no round ended in time.
 _TOO_SLOW = 1.0
 
@@ -40,7 +36,7 @@ def six_largest(
     alone = [each for each in candidates if each.num_workers == 0]
     racing, rng = alone or list(candidates), np.random.default_rng(seed)
     racing.sort(key=lambda each: (each.fetch_factor * each.block_size, each.fetch_factor))
-    racing = racing[-_N_LARGEST:]
+    racing = racing[-_N_BEST:]
     while measurements.budget.left > 0:
         rng.shuffle(racing)
         _measure(measurements, racing)
@@ -197,16 +193,6 @@ def replay(
     return [_replay_at(grid, floor, seconds, n_seeds, spread, baselines) for floor in floors]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The outcome of one search."""
-
-    chosen: Configuration | None
-    undecided_between: tuple[Configuration, ...]
-    may_be_surpassed: bool
-    n_measured: int
-
-
 def _replay_at(
     grid: RecordedGrid,
     floor: float,
@@ -219,20 +205,32 @@ def _replay_at(
     best = max(feasible, key=speeds.__getitem__, default=None)
     seeds = range(n_seeds if feasible else 0)
 
+    def regret(chosen: Configuration | None) -> float:
+        return 1.0 if chosen is None or best is None else 1 - speeds[chosen] / speeds[best]
+
     def measured(seed: int) -> Measurements:
         # Seeded apart from the planner's generator, so that the two are independent.
         rng = np.random.default_rng((seed, 1))
         process = RecordedProcess(grid=grid, spread=spread, rng=rng)
-        return _measurements(process, seconds, seed)
+        return Measurements(
+            process=process,
+            labels=[_LABEL],
+            batch_size=grid.batch_size,
+            cache="cold",
+            seed=seed,
+            budget=TimeBudget(seconds, process.clock),
+        )
 
-    found = [_search(grid, floor, measured(seed)) for seed in seeds]
+    def is_undecided(choice: Choice | None) -> bool:
+        if choice is None:
+            return False
+        rivals = [each.configuration for each in choice.rivals if each.is_undecided]
+        may_be_surpassed = (choice.chance_of_faster or 0.0) >= MUCH_CHANCE
+        return may_be_surpassed or any(regret(other) <= GOOD_REGRET for other in rivals)
 
-    def regret(chosen: Configuration | None) -> float:
-        return 1.0 if chosen is None or best is None else 1 - speeds[chosen] / speeds[best]
-
-    def baseline(name: str, seed: int) -> float:
-        return regret(BASELINES[name](measured(seed), feasible, seed))
-
+    looks = [measured(seed) for seed in seeds]
+    choices = [_search(grid, floor, each) for each in looks]
+    chosen = tuple(None if each is None else each.result.configuration for each in choices)
     return Replay(
         floor=floor,
         spread=spread,
@@ -240,54 +238,31 @@ def _replay_at(
         n_feasible=len(feasible),
         best=best,
         best_cells_per_second=None if best is None else speeds[best],
-        chosen=tuple(each.chosen for each in found),
-        regrets=tuple(regret(each.chosen) for each in found),
-        undecided=tuple(
-            each.may_be_surpassed
-            or any(regret(other) <= GOOD_REGRET for other in each.undecided_between)
-            for each in found
-        ),
-        shares_measured=tuple(each.n_measured / len(grid) for each in found),
+        chosen=chosen,
+        regrets=tuple(map(regret, chosen)),
+        undecided=tuple(map(is_undecided, choices)),
+        shares_measured=tuple(len(each) / len(grid) for each in looks),
         baseline_regrets={
-            name: tuple(baseline(name, seed) for seed in seeds) for name in baselines
+            name: tuple(regret(BASELINES[name](measured(seed), feasible, seed)) for seed in seeds)
+            for name in baselines
         },
     )
 
 
-def _measurements(process: RecordedProcess, seconds: float, seed: int) -> Measurements:
-    return Measurements(
-        process=process,
-        labels=[_LABEL],
-        batch_size=process.grid.batch_size,
-        cache="cold",
-        seed=seed,
-        budget=TimeBudget(seconds, process.clock),
-    )
-
-
-def _search(grid: RecordedGrid, floor: float, measurements: Measurements) -> _Found:
+def _search(grid: RecordedGrid, floor: float, measurements: Measurements) -> Choice | None:
     constraints = Constraints(
         entropy_floor=floor, memory_bytes=grid.memory_limit, need_cells_per_second=None
     )
-    search = Search(
-        measurements=measurements,
-        requirements=Requirements(
-            n_cells=grid.n_cells,
-            row_bytes=1.0,
-            batch_size=grid.batch_size,
-            constraints=constraints,
-            entropies=_entropies(grid),
-        ),
+    requirements = Requirements(
+        n_cells=grid.n_cells,
+        row_bytes=1.0,
+        batch_size=grid.batch_size,
+        constraints=constraints,
+        entropies=_entropies(grid),
     )
+    search = Search(measurements=measurements, requirements=requirements)
     search.run(grid.configurations)
-    choice = search.choose(search.results(grid.configurations))
-    rivals = () if choice is None else choice.rivals
-    return _Found(
-        chosen=None if choice is None else choice.result.configuration,
-        undecided_between=tuple(each.configuration for each in rivals if each.is_undecided),
-        may_be_surpassed=choice is not None and (choice.chance_of_faster or 0.0) >= MUCH_CHANCE,
-        n_measured=len(measurements),
-    )
+    return search.choose(search.results(grid.configurations))
 
 
 def _entropies(grid: RecordedGrid) -> dict[tuple[int, int], dict[str, EntropyBits]]:
@@ -307,3 +282,10 @@ def entropy_of(bits: float, random: float) -> EntropyBits:
         upper_bound=random,
         random=random,
     )
+
+
+def markdown_table(rows: Iterable[Iterable[str]], headings: Sequence[str]) -> str:
+    """Return rows as a Markdown table; only these columns have text."""
+    texts = {"grid", "best", "machine", "collection", "chosen: block x fetch, workers"}
+    aligned = ["---" if each in texts else "---:" for each in headings]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (headings, aligned, *rows))

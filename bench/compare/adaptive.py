@@ -74,8 +74,7 @@ def cases(options):
     for title, begins_late in (("late from the begin", True), ("late from the middle on", False)):
         given = {"collection": collection, "late": late, "fetches": options.fetches,
                  "begins_late": begins_late}  # fmt: skip
-        settings = (fixed | ADAPTIVE).items()
-        ways = {name: here(turn, **given, **setting) for name, setting in settings}
+        ways = {name: here(turn, **given, **each) for name, each in (fixed | ADAPTIVE).items()}
         yield Case(ways, title, list(fixed))
 
 

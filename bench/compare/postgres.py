@@ -47,10 +47,6 @@ class Cells(torch.utils.data.Dataset):
         return torch.sparse_csr_tensor(indptr, indices.astype(np.int64), data, shape)
 
 
-def same(rows):
-    return rows
-
-
 def select(seed, url, workers):
     where, _, schema = url.partition("?collection=")
     with psycopg.connect(where, autocommit=True) as connection:
@@ -65,7 +61,7 @@ def select(seed, url, workers):
             order = (random.permutation(n // 16)[:, None] * 16 + np.arange(16)).ravel()
             batches = [order[k : k + 64].tolist() for k in range(0, order.size, 64)]
             for minibatch in torch.utils.data.DataLoader(
-                dataset, batch_sampler=batches, num_workers=workers, collate_fn=same
+                dataset, batch_sampler=batches, num_workers=workers, collate_fn=lambda rows: rows
             ):
                 yield minibatch.shape[0]
 

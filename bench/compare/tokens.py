@@ -8,11 +8,10 @@ read call, but causes page faults that wait for the disk. In the table, a cell i
 
 import itertools
 import os
-import subprocess
 
 import numpy as np
 import torch
-from bench._harness import CALLS, FAULTS, PER_CPU, RATE, Case, way
+from bench._harness import CALLS, FAULTS, PER_CPU, RATE, Case, turn, way
 
 WINDOW, BATCH = 4096, 64
 
@@ -48,19 +47,18 @@ def litdata(seed, folder, windows):
     return map(len, itertools.islice(loader, windows // BATCH))
 
 
-WRITE_LITDATA = """
-import sys
-import numpy as np, torch
-from litdata.streaming.item_loader import TokensLoader
-from litdata.streaming.writer import BinaryWriter
-folder, step = sys.argv[1], 4096 * 256
-tokens = np.memmap(folder + "/tokens.bin", np.uint16, "r")
-writer = BinaryWriter(folder + "/litdata", chunk_size=step * 32, item_loader=TokensLoader(4096))
-for k in range(tokens.size // step):
-    writer[k] = torch.from_numpy(tokens[k * step:(k + 1) * step].copy())
-writer.done()
-writer.merge()
-"""
+def write_litdata(seed, folder):
+    from litdata.streaming.item_loader import TokensLoader
+    from litdata.streaming.writer import BinaryWriter
+
+    tokens, step = np.memmap(f"{folder}/tokens.bin", np.uint16, "r"), WINDOW * 256
+    loader = TokensLoader(WINDOW)
+    writer = BinaryWriter(f"{folder}/litdata", chunk_size=step * 32, item_loader=loader)
+    for k in range(tokens.size // step):
+        writer[k] = torch.from_numpy(tokens[k * step : (k + 1) * step].copy())
+    writer.done()
+    writer.merge()
+    return {}
 
 
 def cases(options):
@@ -75,7 +73,7 @@ def cases(options):
     }
     if options.litdata:
         if not options.data.joinpath("litdata").exists():
-            subprocess.run([options.litdata, "-c", WRITE_LITDATA, options.data], check=True)
+            turn(way(write_litdata, python=options.litdata, folder=options.data))
         ways["litdata"] = way(litdata, python=options.litdata, **given)
     yield Case(ways, "windows", files=[options.data])
 

@@ -58,12 +58,7 @@ class OfPlates(Tunable):
     needs_store: ClassVar[bool] = False
 
     def __init__(
-        self,
-        plates: Sequence[Path],
-        label: str,
-        *,
-        batch_size: int = 64,
-        store: Path | None = None,
+        self, plates: Sequence[Path], label: str, *, batch_size: int = 64, store: Path | None = None
     ) -> None:
         self.plates, self.label, self.batch_size = tuple(plates), label, batch_size
         self.store = store
@@ -287,13 +282,6 @@ LOADERS: dict[str, type[OfPlates] | None] = {
 }
 
 
-def why_not(kind: type[OfPlates] | None, store: str) -> str:
-    """Return why a loader is left out, or nothing."""
-    if kind is not None and kind.missing():
-        return f"not installed: pip install {' '.join(kind.missing()).replace('_', '-')}"
-    return "it needs its own copy of the cells" if kind and kind.needs_store and not store else ""
-
-
 def tuned(seed: int, name: str, paths: Sequence[Path], store: str, options: Any) -> dict[str, Any]:
     """Tune a loader, print its best settings, and return their figures, None if there are none."""
     kind, given = LOADERS[name], {"budget": options.budget, "entropy_floor": options.entropy_floor}
@@ -327,9 +315,12 @@ def cases(options: Any) -> Iterator[Case]:
     stores = {"annbatch": options.annbatch, "TileDB-SOMA-ML": options.soma}
     paths, ways = plates_of(options), {}
     for name in options.loaders.split(",") if options.loaders else LOADERS:
-        store = stores.get(name, "")
-        if reason := why_not(LOADERS[name], store):
-            say(f"{name} is left out; {reason}")
+        store, kind = stores.get(name, ""), LOADERS[name]
+        if kind is not None and kind.missing():
+            packages = " ".join(kind.missing()).replace("_", "-")
+            say(f"{name} is left out, not installed: pip install {packages}")
+        elif kind is not None and kind.needs_store and not store:
+            say(f"{name} is left out, it needs its own copy of the cells")
         else:
             ways[name] = here(tuned, name=name, paths=paths, store=store, options=options)
     if ways:

@@ -101,8 +101,7 @@ def mutants_of(file: str) -> Iterator[Mutant]:
 
     def text_of(node: Any) -> str:
         """Return the source of a node that is within one line."""
-        text: str = lines[node.lineno - 1][node.col_offset : node.end_col_offset]
-        return text
+        return str(lines[node.lineno - 1][node.col_offset : node.end_col_offset])
 
     def visit(node: Any, *, is_inside: bool) -> Iterator[Mutant]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -107,7 +107,7 @@ def test_the_command_has_a_row_for_each_loader_and_says_what_is_left_out(plates,
     ]
     harness.main(tunables.cases, arguments, **tunables.OPTIONS)
     told = capsys.readouterr().out
-    assert "annbatch is left out; " in told
+    assert "annbatch is left out, " in told
     (table,) = json.loads(out.read_text())["tables"]
     assert sorted(table["ways"]) == ["DataLoader", "cellfeed"]
     for (figures,) in table["ways"].values():

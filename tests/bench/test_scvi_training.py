@@ -27,7 +27,7 @@ def test_an_epoch(plates, tmp_path, entry):
     if entry == "annbatch":
         if importlib.util.find_spec("annbatch") is None:
             pytest.skip("annbatch is not installed")
-        assert training.build(0, plates, store)["MB of .zarr"] > 0
+        assert training.build(0, plates, store)["MB on disk"] > 0
     found = training.train(0, entry, plates, store)
     assert found["cells/s"] > 0
     assert 0 < found["% between steps"] < 100
