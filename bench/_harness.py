@@ -125,6 +125,8 @@ def main(
             kind = str if value is None else type(value)
             parser.add_argument(option, type=kind, default=value, help="default: %(default)s")
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"`--rounds >= 1` must hold, but got {options.rounds}")
     options.data = options.data.resolve()
     tables = []
     for case in cases(options):
@@ -134,7 +136,8 @@ def main(
             say(_table(title, found, case, columns, n_ratios))
             tables.append({"title": title, "ways": found})
             if options.out is not None:
-                facts = {"machine": machine(), "options": vars(options), "tables": tables}
+                machine = f"{len(os.sched_getaffinity(0))} cores, {platform.platform()}"
+                facts = {"machine": machine, "options": vars(options), "tables": tables}
                 options.out.write_text(json.dumps(facts, indent=1, default=str) + "\n")
 
 
@@ -143,6 +146,7 @@ def plates_of(options: Any, **sizes: Any) -> list[Path]:
     from cellfeed.synthetic import write_tahoe_like  # noqa: PLC0415 - not for other interpreters
 
     if not list(options.data.glob("*.h5ad")):
+        say(f"{options.data} has no .h5ad file: {options.cells:,} synthetic cells are written")
         write_tahoe_like(options.data, n_cells=options.cells, **sizes)
     return sorted(options.data.glob("*.h5ad"))
 
@@ -151,12 +155,6 @@ def say(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def machine() -> str:
-    """Describe the processor that this process may use."""
-    n_cores, system = len(os.sched_getaffinity(0)), platform.platform()
-    return f"{n_cores} cores, {platform.processor() or platform.machine()}, {system}"
 
 
 def spread(values: Sequence[float], form: str = "") -> str:

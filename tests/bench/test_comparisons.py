@@ -84,6 +84,21 @@ def test_a_way_runs_in_its_own_process(tmp_path):
         assert found["peak MB"] > 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds=0"], "`--rounds >= 1` must hold, but got 0"),
+        (["--cache=hot"], "invalid choice: 'hot'"),
+        (["--seconds=long"], "invalid float value: 'long'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, arguments=arguments, cache=["warm"], seconds=1.0)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.process
 def test_a_way_that_fails_ends_the_comparison(tmp_path):
     with pytest.raises(SystemExit, match=r"`read` of .* ended with 1"):
