@@ -56,8 +56,8 @@ cellfeed_tuner.autotune = functools.partial(cellfeed_tuner.autotune, **SMALL)
 BRIEFLY = (
     TUNED
     + """
-tune_dataloader = cellfeed_tuner.tune_dataloader
-cellfeed_tuner.tune_dataloader = lambda *given, budget, **options: tune_dataloader(
+whole = cellfeed_tuner.tune_dataloader
+cellfeed_tuner.tune_dataloader = lambda *given, budget, **options: whole(
     *given, budget=2, workers=[0], **options
 )
 """

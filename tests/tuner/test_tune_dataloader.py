@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import short_replicates
+from tests import commands, short_replicates
 from tests.tuner.reports import html_summary
 from torch.utils.data import (
     BatchSampler,
@@ -268,6 +268,11 @@ class TestHere:
         for each in (said, repr(tuned.result), html_summary(tuned.result)):
             assert not re.search(r"block|fetch|cells|entropy|mix|bits", each), each
 
+    def test_an_endless_epoch_is_none(self, capsys):
+        result = tune(DataLoader(Counting(0), batch_size=8), **TUNED | {"verbose": True}).result
+        assert result.dataset.n_cells == 0
+        assert "epoch" not in capsys.readouterr().out
+
     def test_labels_are_reported_as_delivered(self):
         """Minibatches in order of storage, whose entropies are known: 0, or one bit."""
         rows = TensorDataset(torch.arange(N_ROWS), torch.arange(N_ROWS) // 5 * 5 // 6)
@@ -327,6 +332,13 @@ class TestHere:
         assert result.dataset.unit == "minibatches"
         assert result.chosen.cells_per_second.value <= 250
 
+    def test_explain_knows_its_unit(self, tuned, tmp_path):
+        tuned.result.save(tmp_path / "result.json")
+        said = commands.autotune("explain", tmp_path / "result.json", "--workers", 0)
+        assert said.exit_code == 0, said.output
+        assert "rows/s" in said.output
+        assert not re.search(r"block|fetch|cells|entropy|bits", said.output)
+
     def test_several_batch_sizes_are_compared_by_rows(self):
         """A minibatch costs, its rows do not."""
 
@@ -342,7 +354,7 @@ class TestHere:
             each.configuration["batch_size"]: each.cells_per_second
             for each in tuned.result.configurations
         }
-        assert speeds[100].value > 3 * speeds[10].value
+        assert speeds[100].value > 1.5 * speeds[10].value  # ten times, if no prior knew better
 
     @pytest.mark.parametrize(
         ("loader", "options", "said"),
@@ -457,6 +469,15 @@ class TestWorkers:
         (failed,) = [e for e in tuned.result.configurations if e.configuration.num_workers]
         assert failed.status == "failed"
         assert "killed" in failed.note
+
+    def test_what_takes_too_much_memory_is_a_setting_that_failed(self):
+        loader = DataLoader(Slow(0.002, n_rows=200), batch_size=4)
+        tuned = tune(loader, workers=[0, 1, 2], memory=2_000_000, **BUDGET)
+        assert tuned.loader.num_workers == 0
+        notes = {e.configuration.num_workers: e.note for e in tuned.result.configurations}
+        assert re.fullmatch(r"it takes [\d,]+ MB, more than the 2 MB that it may take", notes[1])
+        assert notes[2] in {"", "1 worker took more memory than is given"}
+        assert tuned.result.constraints.memory_bytes == 2_000_000
 
     def test_what_cannot_be_pickled_is_forked_or_refused_in_one_line(self, monkeypatch):
         loader = DataLoader(Slow(0.005), batch_size=4, collate_fn=lambda rows: rows)

@@ -98,19 +98,22 @@ def _stages(found: Bottleneck) -> Table:
 
 def _facts(result: AutotuneResult, answer: _Why) -> Table:
     about, asked = answer.about, result.constraints
-    speed = "not measured"
+    speed, unit = "not timed", f"{result.dataset.unit}/s"
     if about.cells_per_second is not None:
-        speed = f"{interval(about.cells_per_second)} cells/s"
+        speed = f"{interval(about.cells_per_second)} {unit}"
     peak, limit = about.peak_memory_bytes, f"limit {megabytes(asked.memory_bytes)}"
     (mixed,) = in_words("share", about.entropy_bits)
     facts = [
         ("status", STATUS_WORDS[about.status].listed + (about.note and f" ({about.note})")),
         ("throughput", speed),
-        ("entropy", f"{mixed} (floor {asked.entropy_floor:.0%})"),
+        *(
+            [("entropy", f"{mixed} (floor {asked.entropy_floor:.0%})")]
+            * bool(result.dataset.labels)
+        ),
         ("memory", f"{megabytes(peak)} ({limit})" if peak else f"not measured ({limit})"),
     ]
     if answer.predicted is not None:
-        facts.insert(2, ("predicted", f"{interval(answer.predicted)} cells/s"))
+        facts.insert(2, ("predicted", f"{interval(answer.predicted)} {unit}"))
     ratio = about.relative
     if ratio is not None and not answer.is_chosen:
         facts.insert(2, ("", f"{times(ratio)} the recommended throughput"))

@@ -8,6 +8,7 @@ not inherited by workers later.
 
 import copy
 import hashlib
+import math
 import multiprocessing
 import pickle
 import random
@@ -57,14 +58,14 @@ Labels = Callable[[Any], Any]
 """Returns the labels of a minibatch's rows."""
 
 _NOTHING = object()
+_ANY_NUMBER = 1 << 60
 
 
 @dataclass(slots=True)
 class _Tally:
     """What was measured of a configuration in all its replicates."""
 
-    waiting: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    counted: list["_Slice"] = field(default_factory=list)
     step_seconds: float = 0.0
     n_steps: int = 0
 
@@ -111,8 +112,7 @@ class LoaderTimer:
         self.epoch = Epoch.of(loader)
         self.n_by_label: Counter[Any] = Counter()
         self._loader, self._step, self._labels_of, self._label = loader, step, labels_of, label
-        self._memory_limit, self._memory_before = memory_bytes, _own_memory()
-        self._over_memory: int | None = None
+        self._memory_limit, self._over_memory = memory_bytes, _ANY_NUMBER
         self._tallies: dict[Configuration, _Tally] = {}
 
     def __enter__(self) -> Self:
@@ -125,16 +125,16 @@ class LoaderTimer:
         """Do nothing: this process has started."""
 
     def memory_bytes(self) -> int:
-        """Return the memory that this process has taken since."""
-        return max(0, _own_memory() - self._memory_before)
+        """Return 0: memory that this process has anyway does not count."""
+        return 0
 
     def waiting(self, configuration: Configuration) -> Waiting | None:
         """Return for what share of its time training waited; None without a step."""
         found = self._tallies.get(configuration)
-        if self._step is None or found is None or not found.seconds:
+        if self._step is None or found is None or not found.counted:
             return None
-        seconds = np.array(found.seconds)
-        share = mean_with_interval(np.array(found.waiting) / seconds, weights=seconds)
+        seconds, waiting = np.array([(e.seconds, e.waiting) for e in found.counted]).T
+        share = mean_with_interval(waiting / seconds, weights=seconds)
         within = Estimate(share.value, max(0.0, share.low), min(1.0, share.high))
         return Waiting(share=within, n_rounds=seconds.size, expected_share=share.value)
 
@@ -148,9 +148,9 @@ class LoaderTimer:
 
         A minibatch that is being loaded without workers is not cut short.
         """
-        settings, over = request.configuration, self._over_memory
-        if over is not None and settings.num_workers >= over:
-            failure = f"{workers_in_words(over)} took more memory than there is"
+        settings, memory_before = request.configuration, _own_memory()
+        if settings.num_workers >= self._over_memory:
+            failure = f"{workers_in_words(self._over_memory)} took more memory than is given"
             return Outcome(events=(), peak_memory_bytes=0, failure=failure)
         replicate = _Replicate(
             self._loader, request, self.epoch,
@@ -164,13 +164,14 @@ class LoaderTimer:
         except Exception as error:  # noqa: BLE001 - any error belongs in the report
             failure = failure_of(error)
             n_killed = int(bool(WORKER_ENDED.match(failure)))
-        n, memory = replicate.n_of_epoch, self.memory_bytes() + replicate.worker_memory
+        memory = max(0, _own_memory() - memory_before) + replicate.worker_memory
+        n = replicate.n_of_epoch
         if n and self.epoch.n_minibatches is None and not settings.num_workers:
             self.epoch = replace(self.epoch, n_minibatches=n, n_rows=n * self.epoch.batch_size)
         if not failure and memory > self._memory_limit:
             most = f"{self._memory_limit / 1e6:,.0f} MB"
             failure = f"it takes {memory / 1e6:,.0f} MB, more than the {most} that it may take"
-            self._over_memory = max(1, settings.num_workers)
+            self._over_memory = settings.num_workers
         self._count(settings, replicate)
         findings = Findings(entropies={self._label: replicate.entropies} if self._label else {})
         return Outcome(
@@ -183,9 +184,7 @@ class LoaderTimer:
 
     def _count(self, configuration: Configuration, replicate: "_Replicate") -> None:
         tally = self._tallies.setdefault(configuration, _Tally())
-        counted = [e for e in replicate.events if isinstance(e, Round) and e.counts]
-        tally.seconds += [each.seconds for each in counted]
-        tally.waiting += [each.waiting_seconds for each in counted]
+        tally.counted += replicate.counted
         tally.step_seconds += replicate.step_seconds
         tally.n_steps += replicate.n_minibatches if self._step else 0
         for each in replicate.labels:
@@ -210,6 +209,8 @@ class _Replicate:
         `Started`, and each `Round`.
     labels
         Labels of the first minibatches, each of shape (n_rows,).
+    counted
+        The parts of the time whose rounds count.
     n_minibatches, step_seconds
         How many minibatches came, and how long all training steps took.
     n_of_epoch
@@ -237,7 +238,10 @@ class _Replicate:
         # Rounds have as many rows for any batch size.
         rows = cast("int", settings.get("batch_size", epoch.batch_size))
         self._round_size = request.cells_per_round / rows
+        n = epoch.n_minibatches
+        self._n_expected = n and math.ceil(n * epoch.batch_size / rows)
         self.events: list[Started | Round] = [Started(0.0, 0.0, 0)]
+        self.counted: list[_Slice] = []
         self.labels: list[NDArray[Any]] = []
         self.n_minibatches, self.step_seconds = 0, 0.0
         self.n_of_epoch: int | None = None
@@ -259,6 +263,8 @@ class _Replicate:
         try:
             if not self._time_slices(loader, before):
                 self._time_epochs(loader)
+            if self.counted:  # what does not count is part of no epoch, or of others
+                self.events = [e for e in self.events if not isinstance(e, Round) or e.counts]
         except BaseException as error:
             with interrupts_held():
                 # Frames hold the iterator, and with it the workers.
@@ -289,6 +295,7 @@ class _Replicate:
         request, slices, counted_seconds = self._request, list[_Slice](), 0.0
         begin = at = time.perf_counter()
         first_seconds, start = 0.0, None
+        starts_again = loader.num_workers > 0 and not loader.persistent_workers
         # Minibatches that may be ready when the first one comes.
         n_ready, n = self._per_round * (loader.prefetch_factor or 1), 0
         with closing(self._minibatches(loader)) as minibatches:
@@ -299,7 +306,9 @@ class _Replicate:
                     # However long workers took to start, something is measured.
                     self._deadline = max(self._deadline, came + 2 * request.seconds)
                     self._workers = {*multiprocessing.active_children()} - before
+                    looked = time.perf_counter()
                     self._look_at_workers()
+                    begin += time.perf_counter() - looked
                 is_late = came > self._deadline
                 is_whole = n % self._per_round == 0
                 if start is None:
@@ -319,28 +328,28 @@ class _Replicate:
                 is_enough = counted_seconds >= request.seconds and n_rounds >= request.least_rounds
                 if is_enough or is_late:
                     self._look_at_workers()
-                    starts_again = loader.num_workers > 0 and not loader.persistent_workers
                     self._report(start, slices, starts_again=starts_again)
                     return True
                 at, self._waited, n = time.perf_counter(), 0.0, 0
-        self._end_epoch(time.perf_counter() - begin, counts=False)
+        # Where workers start again, this epoch is like all others.
+        self._end_epoch(time.perf_counter() - begin, counts=starts_again)
         return False
 
     def _time_epochs(self, loader: DataLoader[Any]) -> None:
         """Time whole epochs, until there are enough of them."""
-        request, counted_seconds = self._request, 0.0
+        request = self._request
         while time.perf_counter() < self._deadline:
+            n_rounds = sum(isinstance(each, Round) and each.counts for each in self.events)
+            counted_seconds = sum(each.seconds for each in self.counted)
+            if counted_seconds >= request.seconds and n_rounds >= request.least_rounds:
+                return
             begin = time.perf_counter()
             with closing(self._minibatches(loader)) as minibatches:
                 for now in minibatches:
                     if now > self._deadline:
                         return
             _synchronize()
-            counted_seconds += time.perf_counter() - begin
             self._end_epoch(time.perf_counter() - begin, counts=True)
-            n_rounds = sum(isinstance(each, Round) and each.counts for each in self.events)
-            if counted_seconds >= request.seconds and n_rounds >= request.least_rounds:
-                return
 
     def _minibatches(self, loader: DataLoader[Any]) -> Generator[float]:
         """Yield the time when each minibatch of an epoch has come and was trained on."""
@@ -375,42 +384,38 @@ class _Replicate:
 
     def _report(self, start: _Slice, slices: Sequence[_Slice], *, starts_again: bool) -> None:
         """Report the rounds of all slices, each with its share of the start of an epoch."""
-        n, n_of_epoch = sum(each.n for each in slices), self._epoch.n_minibatches
+        n, n_of_epoch = sum(each.n for each in slices), self._n_expected
         usual = sum(each.seconds for each in slices) / n if n else start.seconds / start.n
         extra = max(0.0, start.seconds - start.n * usual)
         share = extra / n_of_epoch if n_of_epoch and starts_again else 0.0
-        left_out = 0.0 if share else extra
-        self._add_rounds(_Slice(1, usual, 0.0), left_out=left_out)
+        self._add_rounds(_Slice(1, usual, 0.0))
         for each in slices:
             self._add_rounds(each, share=share, counts=True)
 
     def _end_epoch(self, seconds: float, *, counts: bool) -> None:
         """Report the rounds of a whole epoch."""
-        n, known = self._n_in_epoch, self._epoch.n_minibatches
+        n, known = self._n_in_epoch, self._n_expected
+        n_workers = self._request.configuration.num_workers
+        if not n and n_workers:
+            raise RuntimeError("an epoch has no minibatch: each worker has too few rows")
         if not n:
             msg = f"{type(self._loader).__name__} delivers no minibatch"
             if self.n_of_epoch:
                 msg += " in its second epoch; what can be read only once cannot be tuned"
             raise ParameterError(msg)
-        n_workers = self._request.configuration.num_workers
         if self._epoch.is_iterable and known and n > known + max(0, n_workers - 1):
             fact = f"{n_workers} workers deliver {n} minibatches in place of {known}"
             raise RepeatedRowsError(fact)
         self.n_of_epoch = n
         self._add_rounds(_Slice(n, seconds, self._waited), counts=counts)
 
-    def _add_rounds(
-        self, part: _Slice, *, share: float = 0.0, left_out: float = 0.0, counts: bool = False
-    ) -> None:
-        """Report some time as rounds, one if it does not count; see `_report`."""
+    def _add_rounds(self, part: _Slice, *, share: float = 0.0, counts: bool = False) -> None:
+        """Report some time as rounds, one if it does not count; add a share to each minibatch."""
         n_rounds = max(1, round(part.n / self._round_size)) if counts else 1
-        each = Round(
-            (part.seconds / part.n + share) * self._round_size + left_out,
-            counts,
-            (part.waiting / part.n + share) * self._round_size,
-            None,
-        )
+        seconds, waiting = part.seconds / part.n + share, part.waiting / part.n + share
+        each = Round(seconds * self._round_size, counts, waiting * self._round_size, None)
         self.events += [each] * n_rounds
+        self.counted += [part] * counts
 
     def _require_division(self, minibatch: Any) -> None:
         """Refuse workers of which the first two deliver the same first minibatch.
