@@ -356,6 +356,12 @@ class TestHere:
         }
         assert speeds[100].value > 1.5 * speeds[10].value  # ten times, if no prior knew better
 
+    def test_several_batch_sizes_of_an_iterable_are_no_repeated_rows(self):
+        loader = DataLoader(Counting(200), batch_size=10)
+        result = tune(loader, batch_sizes=[5], **TUNED).result
+        assert {each.configuration["batch_size"] for each in result.configurations} == {5, 10}
+        assert not any(each.note for each in result.configurations)
+
     @pytest.mark.parametrize(
         ("loader", "options", "said"),
         [

@@ -482,8 +482,8 @@ def _completed(
     if chosen is not None:
         waiting = timer.waiting(chosen.configuration)
         if waiting is not None:
-            step_seconds = timer.step_seconds(chosen.configuration)
-            constraints = replace(constraints, step_seconds=step_seconds)
+            step_seconds = timer.step_seconds(chosen.configuration) or 0.0
+            constraints = replace(constraints, step_seconds=float(f"{step_seconds:.3g}"))
         reason = " ".join(filter(None, [chosen.reason, _gain(result, loader)]))
         chosen = replace(chosen, waiting=waiting, reason=reason)
     return replace(result, dataset=dataset, constraints=constraints, recommended=chosen)
