@@ -184,7 +184,7 @@ def _best(path: Path, floor: float) -> str:
     return f"{_settings(best)}: {speeds[best]:,.0f}"
 
 
-def _settings(configuration: Mapping[str, int]) -> str:
+def _settings(configuration: Mapping[str, Any]) -> str:
     return "{block_size} x {fetch_factor}, {num_workers}".format(**configuration)
 
 

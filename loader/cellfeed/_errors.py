@@ -72,6 +72,20 @@ def require_integer(name: str, value: Any) -> int:
     return int(value)
 
 
+def require_seed(value: Any) -> int:
+    """Return a seed as a Python integer; as NumPy's and torch's, it is not negative.
+
+    Raises
+    ------
+    ParameterError
+        It is negative or not an integer.
+    """
+    if require_integer("seed", value) < 0:
+        msg = f"`seed >= 0` must hold, but got seed={value!r}"
+        raise ParameterError(msg)
+    return int(value)
+
+
 def require_positive(name: str, value: Any) -> int:
     """Return ``value`` as a Python integer above zero.
 

@@ -1,6 +1,7 @@
 """Helpers of cellfeed's commands: one-line errors, and readable sizes."""
 
 import errno
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -56,7 +57,7 @@ class _OneLineErrors(click.Command):
         except BrokenPipeError:
             raise  # the reader closed the pipe; click exits quietly
         except (CellfeedError, OSError) as error:
-            raise _OneLineError(_one_line(error)) from error
+            raise _OneLineError(self._with_options(_one_line(error))) from error
         except MemoryError as error:
             raise _OneLineError(_out_of_memory(error)) from error
         except ModuleNotFoundError as error:
@@ -74,6 +75,17 @@ class _OneLineErrors(click.Command):
         except KeyboardInterrupt:
             interrupted("Interrupted.")
 
+    def _with_options(self, text: str) -> str:
+        """Return a message with options of this command in place of parameters in Python."""
+        for each in self.params:
+            if isinstance(each, click.Option):
+                option = max(each.opts, key=len)
+                text = text.replace(f"`{each.name}`", f"`{option}`")
+                # Not in paths, nor where a value is more than a word.
+                value = rf"(?<![\w/.-]){each.name}='?([\w.+-]+)'?(?![\w/(])"
+                text = re.sub(value, rf"{option} \1", text)
+        return text
+
     def get_short_help_str(self, limit: int = 1_000) -> str:
         """Return the first sentence of the help, which lists of commands wrap rather than cut."""
         return super().get_short_help_str(max(limit, 1_000))
@@ -81,6 +93,9 @@ class _OneLineErrors(click.Command):
 
 class OneLineErrorCommand(_OneLineErrors):
     """A click command that reports `CellfeedError` and `OSError` as one line, with exit code 2.
+
+    Messages name options: for an option ``join_vars``, "give join_vars='inner'" becomes "give
+    --join-vars inner".
 
     Examples
     --------

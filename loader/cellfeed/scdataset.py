@@ -21,7 +21,7 @@ from cellfeed._collection._indexables import (
     hf_tahoe_to_tensor,
 )
 from cellfeed._dataset import CellDataset, estimate_sample_size, suggest_parameters
-from cellfeed._errors import ParameterError
+from cellfeed._errors import ParameterError, require_seed
 from cellfeed._torch import require_torch
 from cellfeed.sampling._base import sorted_indices
 
@@ -103,7 +103,7 @@ class scDataset(CellDataset):  # noqa: N801 - its name there
 def _key(seed: int | None, rng: np.random.Generator | None) -> int:
     if rng is not None:
         seed = int(rng.integers(2**63))
-    return sampling.derive_key(secrets.randbits(63) if seed is None else seed, 0)
+    return sampling.derive_key(secrets.randbits(63) if seed is None else require_seed(seed), 0)
 
 
 class SamplingStrategy(sampling.SamplingStrategy, ABC):

@@ -116,6 +116,26 @@ def test_an_interruption_while_arguments_are_parsed():
     assert (result.exit_code, result.stderr) == (130, "\nInterrupted.\n")
 
 
+def test_messages_name_options_of_the_command():
+    """Not in paths, nor what is no option."""
+
+    @click.command(cls=OneLineErrorCommand)
+    @click.option("--join-vars")
+    @click.option("--step-ms", "step_seconds")
+    def command(**_):
+        raise ParameterError(
+            "/data/join_vars=inner/a.h5ad: give join_vars='inner' or join_vars='outer', "
+            "`step_seconds`, join_vars={} or genes='a'"
+        )
+
+    ran = commands.run(command)
+    assert ran.exit_code == 2
+    assert ran.stderr == (
+        "Error: /data/join_vars=inner/a.h5ad: give --join-vars inner or --join-vars outer, "
+        "`--step-ms`, join_vars={} or genes='a'\n"
+    )
+
+
 def test_errors_of_the_program_keep_their_traceback():
     @click.command(cls=OneLineErrorCommand)
     def command():

@@ -276,7 +276,7 @@ def test_what_cannot_be_asked(ranks, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--ranks", "1:8"], "give `step_seconds`, or --step-ms on the command line"),
+        (["--ranks", "1:8"], "give `--step-ms`, or one number of ranks"),
         (["--ranks", "1:8", "--need", "100"], "--step-ms"),
         (["--ranks", "0:8", "--step-ms", "4"], "0 is below 1, the minimum"),
         (["--ranks", "8:1", "--step-ms", "4"], "is an empty range"),

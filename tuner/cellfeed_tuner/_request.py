@@ -246,7 +246,7 @@ def _request(
         msg = f"`seed >= 0` must hold, but got seed={facts['seed']}"
         raise ParameterError(msg)
     if need is not None and step_seconds is not None:
-        msg = f"give need={need} or step_seconds={step_seconds}, not both"
+        msg = "give `need` or `step_seconds`, not both"
         raise ParameterError(msg)
     if facts["step"] is not None and (need is not None or step_seconds is not None):
         msg = "give one of `step`, `step_seconds` and `need`"
@@ -254,7 +254,7 @@ def _request(
     if rank_counts and step_seconds is None and facts["step"] is None:
         msg = (
             "how many of several ranks are fed depends on the time of a training step; give "
-            "`step_seconds`, or --step-ms on the command line, or one number of ranks"
+            "`step_seconds`, or one number of ranks"
         )
         raise ParameterError(msg)
     positive = {"memory": memory, "need": need, "step_seconds": step_seconds}

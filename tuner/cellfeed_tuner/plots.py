@@ -501,7 +501,6 @@ def _scale_shares(axes: Axes, shares: Sequence[float], inches: float) -> None:
 # Throughput over the block size.
 
 
-
 def throughput_figure(result: AutotuneResult) -> Figure:
     """Draw throughput over the fetch factor, with a line per block size (the paper's Figure 2).
 

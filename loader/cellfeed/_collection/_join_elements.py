@@ -237,7 +237,7 @@ def _joint(  # noqa: C901 - a branch for each kind of join
             if not len(own) == len(joint) == n_shared:
                 msg = (
                     f"{where}: has other genes than {parts[0][0]} ({n_shared:,} of {len(joint):,} "
-                    "are shared); give join_vars='inner' or 'outer', or `genes`"
+                    "are shared); give join_vars='inner' or join_vars='outer'"
                 )
                 raise MismatchError(msg)
     return joint

@@ -24,7 +24,7 @@ from cellfeed._collection._collection import Collection
 from cellfeed._collection._open_collection import located
 from cellfeed._collection._rounding import as_weights, sizes_of_parts
 from cellfeed._collection._splits import Labels, Rows, count_divided, labels_of
-from cellfeed._errors import FormatError, ParameterError, PathError, require_integer
+from cellfeed._errors import FormatError, ParameterError, PathError, require_seed
 from cellfeed._lazy import pd
 from cellfeed.sampling import derive_key, random_words
 from cellfeed.sampling._labels import factorized
@@ -534,7 +534,7 @@ class _Division:
         sizes = sizes_of_parts(there.size, weights, None)
         written = ".".join(map(str, conditions.context_labels[context]))
         digest = hashlib.blake2b(written.encode(), digest_size=8).digest()
-        key = derive_key(require_integer("seed", seed), int.from_bytes(digest, "little"))
+        key = derive_key(require_seed(seed), int.from_bytes(digest, "little"))
         drawn = there[np.argsort(random_words(key, np.arange(there.size)))]
         for part, stop, size in zip(shares, np.cumsum(sizes), sizes, strict=False):
             if not size:

@@ -14,7 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed._collection._collection import Collection
 from cellfeed._collection._indexables import count_rows
 from cellfeed._collection._rounding import as_weights, controlled_rounding, sizes_of_parts
-from cellfeed._errors import ColumnError, ParameterError, require_integer, require_positive
+from cellfeed._errors import (
+    ColumnError,
+    ParameterError,
+    require_integer,
+    require_positive,
+    require_seed,
+)
 from cellfeed._lazy import pd
 from cellfeed.sampling import derive_key, random_words
 from cellfeed.sampling._base import has_masked, require_row_numbers
@@ -639,7 +645,7 @@ def _divided(
     if seed is None:
         msg = "`seed` is missing; give one, such as seed=0, so that every run has the same parts"
         raise ParameterError(msg)
-    seed = require_integer("seed", seed)
+    seed = require_seed(seed)
     n_rows = count_divided(collection)
     rows = None if indices is None else _distinct(indices, n_rows)
     n = n_rows if rows is None else rows.size

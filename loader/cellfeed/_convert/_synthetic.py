@@ -26,7 +26,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from cellfeed._errors import ParameterError, require_positive
+from cellfeed._errors import ParameterError, require_positive, require_seed
 
 # Purposes of independent random streams, so that plates can be written in any order and by any
 # process. The numbers determine the output.
@@ -91,9 +91,7 @@ class Experiment:
         """Check the sizes and the seed."""
         for name in ("n_cells", "n_genes", "n_plates", "n_cell_lines", "n_drugs"):
             require_positive(name, getattr(self, name))
-        if self.seed < 0:
-            msg = f"`seed >= 0` must hold, but got seed={self.seed}"
-            raise ParameterError(msg)
+        require_seed(self.seed)
         if self.n_cells > _MAX_CELLS:
             msg = f"`n_cells <= {_MAX_CELLS}` must hold, but got n_cells={self.n_cells}"
             raise ParameterError(msg)

@@ -101,10 +101,10 @@ class CellDataset(ResumableDataset):
     strategy
         Which rows an epoch visits, and in which order.
     batch_size
-        Number of rows in a minibatch.
+        Number of rows in a minibatch. If an epoch has fewer, all of them are one minibatch.
     fetch_factor
         Number of minibatches in a fetch. A larger factor takes more memory, reads faster and mixes
-        better.
+        better, up to the size of an epoch. Two fetches must fit in the memory of this machine.
     drop_last
         What to do if the rows do not divide evenly; see `EpochPlan`.
     fetch_callback
@@ -137,8 +137,8 @@ class CellDataset(ResumableDataset):
         processes of torch.distributed must make the dataset; if only some do, give ``rank`` and
         ``world_size`` instead.
     seed
-        Determines the order of all epochs. If None, a seed is drawn; with several ranks, all use
-        the seed of the rank that asks first once they have met.
+        Determines the order of all epochs; at least 0. If None, a seed is drawn; with several
+        ranks, all use the seed of the rank that asks first once they have met.
     dense
         Whether to make the sparse elements of a `Collection` dense in minibatches.
     dtype
@@ -189,7 +189,8 @@ class CellDataset(ResumableDataset):
     Raises
     ------
     ParameterError
-        A size is below one; the strategy asks for rows that do not exist; ``rank`` and
+        A size is below one; ``seed`` is negative; fetches of a `Collection` would take more memory
+        than this machine has; the strategy asks for rows that do not exist; ``rank`` and
         ``world_size`` are invalid; ``dense``, ``dtype``, ``num_threads``, ``transform``,
         ``prefetch``, ``adaptive`` or ``verify`` is given but does not apply to this
         collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None with
@@ -307,7 +308,7 @@ class CellDataset(ResumableDataset):
             collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
-                _parameters.warn_if_too_large(self._least_bytes)
+                _parameters.check_memory(self._least_bytes)
 
     def __repr__(self) -> str:
         of = self.collection
@@ -507,9 +508,10 @@ class CellDataset(ResumableDataset):
     @property
     def _least_bytes(self) -> float:
         """Estimated memory for fetches of a `Collection`, and a minibatch, in a reading process."""
-        n_rows = min(self.fetch_size, self._n_rows)
-        n_fetches = 2 if n_rows < self._n_rows else 1
-        minibatch_bytes = self._minibatch_bytes * min(1.0, self._n_rows / self.batch_size)
+        n_of_epoch = self.strategy.n_positions(self._n_rows)
+        n_rows = min(self.fetch_size, n_of_epoch)
+        n_fetches = 2 if n_rows < n_of_epoch else 1
+        minibatch_bytes = self._minibatch_bytes * min(1.0, n_of_epoch / self.batch_size)
         n_bytes = float(self.collection.mean_row_bytes(self.dtype))
         return n_fetches * n_rows * (1 + self.strategy.n_others) * n_bytes + minibatch_bytes
 

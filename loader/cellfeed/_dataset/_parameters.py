@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import psutil
 from numpy.typing import DTypeLike
 
 from cellfeed._collection import Collection
@@ -107,14 +108,22 @@ def require_callables(**functions: object) -> None:
             raise ParameterError(msg)
 
 
-def warn_if_too_large(n_bytes: float) -> None:
-    """Warn if fetches take more memory than is available, of which the system gives no notice."""
-    available = usable_memory_bytes()
+def check_memory(n_bytes: float) -> None:
+    """Warn if fetches take more memory than is available, of which the system gives no notice.
+
+    Raises
+    ------
+    ParameterError
+        They take more than this machine has.
+    """
+    available, there_is = usable_memory_bytes(), psutil.virtual_memory().total
+    remedy = "choose a smaller `batch_size` or `fetch_factor`"
+    taken = f"fetches take about {n_bytes / 1e6:,.0f} MB of memory"
+    if n_bytes > there_is:
+        msg = f"{taken}, but this machine has {there_is / 1e6:,.0f} MB; {remedy}"
+        raise ParameterError(msg)
     if n_bytes > available:
-        msg = (
-            f"fetches take about {n_bytes / 1e6:,.0f} MB of memory, but {available / 1e6:,.0f} MB "
-            "are available; choose a smaller `batch_size` or `fetch_factor`"
-        )
+        msg = f"{taken}, but {available / 1e6:,.0f} MB are available; {remedy}"
         warnings.warn(msg, UserWarning, stacklevel=3)
 
 

@@ -27,6 +27,7 @@ from cellfeed._errors import (
     one_line,
     require_integer,
     require_positive,
+    require_seed,
 )
 from cellfeed._torch import HAS_TORCH, dist, get_worker_info
 
@@ -185,7 +186,7 @@ class CommonSeed:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self._seed = secrets.randbits(63) if seed is None else require_integer("seed", seed)
+        self._seed = secrets.randbits(63) if seed is None else require_seed(seed)
         self._is_common = self._is_given = seed is not None
         self._is_used = False
 

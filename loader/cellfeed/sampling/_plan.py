@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError, require_integer, require_positive
+from cellfeed._errors import ParameterError, require_integer, require_positive, require_seed
 from cellfeed.sampling._base import (
     EpochOrder,
     MatchedOrder,
@@ -296,7 +296,8 @@ class EpochPlan:
         """Check the sizes and the rank."""
         for name in ("n_rows", "batch_size", "fetch_factor", "world_size"):
             object.__setattr__(self, name, require_positive(name, getattr(self, name)))
-        for name in ("seed", "epoch", "rank"):
+        object.__setattr__(self, "seed", require_seed(self.seed))
+        for name in ("epoch", "rank"):
             object.__setattr__(self, name, require_integer(name, getattr(self, name)))
         if not 0 <= self.rank < self.world_size:
             msg = f"`0 <= rank < world_size` must hold, but got {self.rank=}, {self.world_size=}"

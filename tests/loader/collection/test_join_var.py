@@ -83,7 +83,7 @@ class TestTwoFiles:
         assert len(rows_of([each for _ in range(4) for each in dataset], expected)) == 4 * 6
 
 
-TOLD = "give join_vars='inner' or 'outer', or `genes`"
+TOLD = "give join_vars='inner' or join_vars='outer'"
 
 
 NOT_JOINED: list[tuple[tuple[str, str], dict[str, Any], str]] = [

@@ -213,7 +213,7 @@ def test_a_part_that_is_missing_is_named(store, paths):
 @pytest.mark.parametrize(
     ("cells", "options", "message"),
     [
-        ({"genes": GENES[1:]}, {}, "has other genes than .*dataset_.*give join_vars='inner' or 'o"),
+        ({"genes": GENES[1:]}, {}, "has other genes than .*dataset_.*give join_vars='inner' or j"),
         ({"genes": [*GENES, "more"]}, {}, "has other genes than .*dataset_"),
         (
             {"genes": GENES[1:]},

@@ -21,6 +21,7 @@ from tests.loader.matrices import dense
 
 from cellfeed import (
     BlockShuffling,
+    BlockWeightedSampling,
     CellDataset,
     Cells,
     Minibatch,
@@ -279,6 +280,7 @@ BAD_PARAMETERS = [
         for value in (0, -1, 2.0, float("nan"), True, np.True_, "2", None, np.array([2]))
     ),
     *(({"seed": value}, "`seed` must be an integer") for value in (0.5, float("nan"), True, "1")),
+    ({"seed": -1}, "`seed >= 0` must hold, but got seed=-1"),
     ({"fetch_factor": 10**30}, r"`batch_size \* fetch_factor \* world_size <= 2\*\*62` must hold"),
     ({"batch_size": 2**59}, r"`batch_size \* fetch_factor \* world_size <= 2\*\*62` must hold"),
     *(
@@ -407,6 +409,20 @@ def test_fetches_that_do_not_fit(tmp_path, monkeypatch, batch_size, fetch_factor
     expected = r"fetches take about \d+ MB of memory, but 0 MB are available; choose a smaller .*"
     assert len(texts) == is_dense
     assert all(re.fullmatch(expected, text) for text in texts)
+
+
+def test_fetches_that_no_machine_holds_are_refused_before_anything_is_read(plates):
+    """By what an epoch has: larger numbers than that are allowed, and mean the whole epoch."""
+    collection = open_collection(plates)
+    n = len(collection)
+    dataset = CellDataset(collection, Streaming(), 10**9, 10**6)
+    assert [len(each) for each in dataset] == [n]
+    drawn = BlockWeightedSampling(block_size=1, weights=np.ones(n), total_size=10**11)
+    expected = r"fetches take about [\d,]+ MB of memory, but this machine has [\d,]+ MB; choose a"
+    for batch_size, fetch_factor in ((10**11, 1), (64, 10**9)):
+        with pytest.raises(ParameterError, match=expected):
+            CellDataset(collection, drawn, batch_size, fetch_factor)
+    assert CellDataset(collection, drawn, 64, 2).fetch_size == 128
 
 
 def test_cells_from_a_batch_callback_are_made_a_minibatch(plates):

@@ -20,6 +20,8 @@ from cellfeed import (
     ParameterError,
     SamplingStrategy,
     Streaming,
+    k_folds,
+    random_split,
 )
 
 
@@ -279,3 +281,18 @@ class TestBadParameters:
         sizes = {"batch_size": 100, "fetch_factor": 50, "n_rows": 200, "seed": 3}
         as_numpy = {name: dtype(value) for name, value in sizes.items()}
         assert delivered(shuffling_plan(**as_numpy)) == delivered(shuffling_plan(**sizes))
+
+
+@pytest.mark.parametrize(
+    "seeded",
+    [
+        lambda: shuffling_plan(seed=-1),
+        lambda: CellDataset(np.arange(9), BlockShuffling(1), 3, seed=-1),
+        lambda: random_split(np.arange(9), [0.5, 0.5], seed=-1),
+        lambda: k_folds(np.arange(9), 3, seed=-1),
+    ],
+)
+def test_a_seed_is_not_negative(seeded):
+    """As NumPy's and torch's."""
+    with pytest.raises(ParameterError, match="`seed >= 0` must hold, but got seed=-1"):
+        seeded()

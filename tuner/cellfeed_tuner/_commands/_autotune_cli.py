@@ -119,7 +119,7 @@ _OF_SUBJECT = _with(
     click.option("--given", metavar="COLUMN",
                   help="Also report how well the first label is mixed within each value of this "
                   "obs column."),
-    click.option("--where", metavar="QUERY",
+    click.option("--where", "indices", metavar="QUERY",
                   help="Tune on cells whose obs match this: \"plate != 'plate14'\"."),
     click.option("--balance", metavar="COLUMN",
                   help="Draw the classes of this obs column equally often."),
@@ -142,7 +142,8 @@ _OF_SUBJECT = _with(
                   help="Numbers of worker processes to try; 0 for files on servers."),
     click.option("--num-threads", default=(), type=Sizes(1), show_default="chosen by the loader",
                   help="Numbers of reading threads per process to try."),
-    click.option("--align", "with_aligned", is_flag=True,
+    click.option("--align", is_flag=True,
+                  callback=lambda *given: (None, "chunks") if given[-1] else (),
                   help="Also try blocks aligned with chunks."),
     click.option(
         "--uncached",
@@ -171,7 +172,8 @@ _OF_SEARCH = _with(
                   help="Total time to spend."),
     click.option("--need", type=click.FloatRange(min=0, min_open=True), metavar="CELLS_PER_S",
                   help="Throughput that suffices; the best mixed is then recommended."),
-    click.option("--step-ms", type=click.FloatRange(min=0, min_open=True), metavar="MS",
+    click.option("--step-ms", "step_seconds", type=click.FloatRange(min=0, min_open=True),
+                  metavar="MS", callback=lambda *given: given[-1] and given[-1] / 1000,
                   help="Time of your training step: keeping up with it suffices, and the "
                   "recommendation is measured with such a loop."),
     click.option("--ranks", type=Sizes(1), show_default="torchrun's, or 1", metavar="N|LOW:HIGH",
@@ -201,8 +203,6 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     early, reports what was measured, and exits with 130.
     """
     seconds, output, as_json = (settings.pop(name) for name in ("budget", "output", "as_json"))
-    step_ms = settings.pop("step_ms")
-    settings["step_seconds"] = step_ms and step_ms / 1000
     collection, settings = _opened(paths, settings, output)
     from cellfeed_tuner._request import collection_request  # noqa: PLC0415
 
@@ -247,11 +247,8 @@ def _opened(
         raise click.UsageError(f"Missing option '--label': {msg}")
     _require_writable(output)
     balance = settings.pop("balance")
-    return collection, settings | {
-        "indices": settings.pop("where"),
-        "strategy": ClassBalancedSampling(balance) if balance else None,
-        "align": (None, "chunks") if settings.pop("with_aligned") else (),
-    }
+    settings["strategy"] = ClassBalancedSampling(balance) if balance else None
+    return collection, settings
 
 
 def _age() -> float:

@@ -29,8 +29,8 @@ from cellfeed._errors import (
     MismatchError,
     ParameterError,
     PathError,
-    require_integer,
     require_positive,
+    require_seed,
 )
 from cellfeed._runs import merge_consecutive
 from cellfeed._storages._anndata._zarr import DATASETS
@@ -455,7 +455,7 @@ def describe_job(
         linked=tuple(InputFile.of(Location.of(file)) for file in sorted(linked)),
         **settings
         | {
-            "seed": require_integer("seed", settings["seed"]),
+            "seed": require_seed(settings["seed"]),
             "memory": require_positive("memory", settings["memory"]),
             "cells_per_chunk": require_positive("cells_per_chunk", settings["cells_per_chunk"]),
         },
