@@ -129,6 +129,7 @@ def panel_of(panels, num_workers):
     return panels[titles.index("1 worker" if num_workers == 1 else f"{num_workers} workers")]
 
 
+@pytest.mark.slow
 def test_a_marker_has_one_meaning(result_of):
     """In all situations and pictures, a number of workers has a marker of its own."""
     meanings = set()
@@ -167,6 +168,7 @@ def test_a_faster_square_is_darker(result_of, kind):
         assert darker < ground or (darker == ground and faster < 1.1 * speed)
 
 
+@pytest.mark.slow
 def test_what_mixes_too_little_is_hollow(result_of):
     result = result_of("whole grid")
     for figure in (plots.trade_off_figure(result), plots.throughput_figure(result)):
@@ -184,6 +186,15 @@ def test_what_mixes_too_little_is_hollow(result_of):
         )
 
 
+def test_a_caption_explains_only_what_is_drawn(result_of):
+    grey, absent = {"recommended"}, {"two configurations"}
+    for kind in ("recommended", "whole grid", "two configurations"):
+        caption = plots.heat_map_figure(result_of(kind)).get_supxlabel()
+        assert ("Grey: not timed." in caption) == (kind in grey)
+        assert ("not in the grid" in caption) == (kind in absent)
+
+
+@pytest.mark.slow
 def test_a_legend_names_what_is_drawn(result_of):
     for kind in SITUATIONS:
         result = result_of(kind)

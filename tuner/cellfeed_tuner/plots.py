@@ -9,9 +9,8 @@ Texts are broken to the width that they have.
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from math import ceil, isfinite, log
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -64,9 +63,11 @@ def block_colours(block_sizes: Sequence[int]) -> dict[int, Any]:
     return dict(zip(block_sizes, mpl.colormaps[COLOURS](shades), strict=True))
 
 
-def worker_marker(number: int) -> str:
-    """Return the marker of a number of workers in every picture."""
-    return _WORKER_MARKERS[number] if number < len(_WORKER_MARKERS) else f"${number}$"
+def worker_marker(number: int) -> dict[str, Any]:
+    """Return the marker of a number of workers in every picture, and its size in points."""
+    if number < len(_WORKER_MARKERS):
+        return {"marker": _WORKER_MARKERS[number], "ms": 5}
+    return {"marker": f"${number}$", "ms": 8}
 
 
 def hover(text: str) -> str:
@@ -152,8 +153,8 @@ def _draw_point(
         if not _mixes(result, each):
             look["mfc"] = "white"
         point = axes.errorbar(
-            x, speed.value, yerr=around(speed), ls="", ms=5, elinewidth=0.8,
-            marker=worker_marker(each.configuration.num_workers), **look,
+            x, speed.value, yerr=around(speed), ls="", elinewidth=0.8,
+            **worker_marker(each.configuration.num_workers), **look,
         )  # fmt: skip
         point.lines[0].set_gid(hover(describe(each)))
 
@@ -192,7 +193,7 @@ def _keys(result: AutotuneResult, name: str, colours: Mapping[int, Any]) -> list
     """Return the keys of sizes, of numbers of workers, and of what mixes too little."""
     step = ceil(len(colours) / _MOST_NAMED) or 1
     sizes = list(colours)[::step]
-    keys: list[Artist] = [Patch(color=colours[n], label=f"{name} {n:,}") for n in sizes]
+    keys: list[Artist] = [Patch(color=colours[n], label=f"{name} {n}") for n in sizes]
     keys += _worker_keys(timed := _timed(result))
     if not all(_mixes(result, each) for each in timed):
         look: Any = {"ls": "", "color": BOUND, "marker": "o", "mfc": "white"}
@@ -203,16 +204,13 @@ def _keys(result: AutotuneResult, name: str, colours: Mapping[int, Any]) -> list
 def _worker_keys(drawn: Iterable[ConfigurationResult], before: str = "") -> list[Artist]:
     labels = {n: f"{before}{workers_in_words(n)}" for n in _values(drawn, "num_workers")}
     look: Any = {"ls": "", "color": BOUND}
-    return [Line2D([], [], marker=worker_marker(n), label=labels[n], **look) for n in labels]
+    return [Line2D([], [], label=labels[n], **worker_marker(n), **look) for n in labels]
 
 
 def _panels(
     n: int, most: int, panel: tuple[float, float], frame: tuple[float, float]
 ) -> tuple[Figure, Any]:
-    """Return a figure, and the rows of its ``n`` axes, of which a row has at most this many.
-
-    Sizes are the width and height of a panel and of what is around all, in inches.
-    """
+    """Return a figure, and its ``n`` axes in rows of at most so many; sizes are in inches."""
     n_rows = ceil(n / most)
     n_columns = ceil(n / n_rows)
     size = np.array([n_columns, n_rows]) * panel + frame
@@ -259,9 +257,12 @@ def _headline(result: AutotuneResult) -> str:
         wrong = "The loader delivers wrong data, so nothing is recommended"
         return wrong if result.loader_fault else "No configuration is feasible"
     speed, predicted = found.cells_per_second, " (predicted)" if found.basis == "predicted" else ""
-    how_fast = f"{interval(speed)} cells/s{result.ranks.together}" if speed else "unknown speed"
+    # An interval is not broken.
+    how_fast = f"{interval(speed)} cells/s".replace(" ", "\xa0") if speed else "unknown throughput"
     mixed = f"{known.least_mixed.share_of_random:.1%} of random sampling's entropy"
-    return f"Recommended: {found.configuration}; {how_fast}{predicted}, {mixed}"
+    return (
+        f"Recommended: {found.configuration}; {how_fast}{result.ranks.together}{predicted}, {mixed}"
+    )
 
 
 def _caption(result: AutotuneResult) -> str:
@@ -293,17 +294,7 @@ _SHADES, _LIGHTEST, _DARKEST = "Blues", 0.12, 0.55
 _HATCH, _HATCH_COLOUR = "//", "#b8b8b8"
 # Of a square, of what is around the squares of a panel, and of a panel at least.
 _SQUARE_INCHES, _FRAME_INCHES, _LEAST_INCHES = (0.74, 0.42), (0.75, 0.75), (3.6, 1.6)
-_ABSENT = "\N{EN DASH}"
 _GRID = "block_size", "fetch_factor"
-
-
-class _Square(NamedTuple):
-    """A square of the grid, with the logarithm of its throughput or its share of entropy."""
-
-    value: float | None
-    text: str
-    hover: str = ""
-    is_hatched: bool = False
 
 
 def heat_map_figure(result: AutotuneResult, quantities: Sequence[Quantity] = _QUANTITIES) -> Figure:
@@ -320,105 +311,101 @@ def _draw_grids(
     panels: Iterable[Axes], result: AutotuneResult, quantities: Sequence[Quantity] = _QUANTITIES
 ) -> str:
     """Draw quantities over block sizes and fetch factors; return what a caption has to say."""
-    drawn = list[_Square]()
+    notes = list[str]()
     for axes, quantity in zip(panels, quantities, strict=True):
-        squares = _squares(result, quantity)
-        _draw_grid(axes, result, squares, other=NOT_TIMED if quantity == "throughput" else "white")
+        notes += _draw_grid(axes, result, quantity)
         of = f"cells/s{result.ranks.together}" if quantity == "throughput" else "share of random"
         axes.set_title(f"{quantity.capitalize()} ({of})")
-        drawn += squares.values()
-    floor, several = f"{100 * result.constraints.entropy_floor:.4g}%", result.dataset.further_labels
-    notes = {
-        "Grey: not timed.": "throughput" in quantities and any(one.value is None for one in drawn),
-        "~: predicted.": any(one.text[0] == "~" for one in drawn),
-        "Entropy: of the label mixed least.": "entropy" in quantities and several,
-        f"Hatched: entropy below {floor}.": any(one.is_hatched for one in drawn),
-        f"{_ABSENT}: not in the grid.": any(one.text == _ABSENT for one in drawn),
-        "Framed: recommended.": result.chosen is not None,
-    }
-    return "".join(f"{note} " for note, is_there in notes.items() if is_there)
+    if "entropy" in quantities and result.dataset.further_labels:
+        notes.append("Entropy: of the label mixed least")
+    return "".join(f"{note}. " for note in dict.fromkeys(notes))
 
 
-def _squares(result: AutotuneResult, quantity: Quantity) -> dict[tuple[int, int], _Square]:
-    """Return what is at each block size and fetch factor: the recommended one, else the best."""
+def _draw_grid(axes: Axes, result: AutotuneResult, quantity: Quantity) -> list[str]:
+    """Draw squares from light (the lowest value) to dark; return what a caption has to say.
 
-    def rank(each: ConfigurationResult) -> tuple[bool, float, bool]:
-        speed, share = each.cells_per_second, each.least_mixed.share_of_random
-        value = share if quantity == "entropy" else speed.value if speed else 0.0
-        return each is result.chosen, value, each.status in _PREDICTED
+    A square is of the recommended configuration, else of the fastest or the best mixed.
+    """
 
-    places = product(*(_values(result.configurations, name) for name in _GRID))
-    squares = dict.fromkeys(places, _Square(None, _ABSENT))
-    for each in sorted(result.configurations, key=rank):
-        place = each.configuration.block_size, each.configuration.fetch_factor
-        speed, predicted = each.cells_per_second, result.predicted(each)
-        mixes, words = _mixes(result, each), describe(each)
+    def value(each: ConfigurationResult) -> float | None:
         if quantity == "entropy":
-            share = each.least_mixed.share_of_random
-            squares[place] = _Square(share if mixes else None, f"{share:.1%}", words, not mixes)
-        elif speed is not None:
-            text = f"{_short(speed.value)}\n{workers_in_words(each.configuration.num_workers)}"
-            squares[place] = _Square(log(speed.value), text, words, not mixes)
-        elif each.status in _PREDICTED and predicted:
-            words += f"; predicted {interval(predicted)} cells/s"
-            text = f"~{_short(predicted.value, digits=0)}"
-            squares[place] = _Square(None, text, words, not mixes)
-        else:
-            text = "\n".join(STATUS_WORDS[each.status].short.rsplit(" ", 1))
-            squares[place] = _Square(None, text, words)
-    return squares
+            return each.least_mixed.share_of_random
+        return log(each.cells_per_second.value) if each.cells_per_second else None
 
+    def is_coloured(each: ConfigurationResult) -> bool:
+        return _mixes(result, each) if quantity == "entropy" else each.cells_per_second is not None
 
-def describe(each: ConfigurationResult) -> str:
-    """Return one line about a configuration, to be shown on hover."""
-    bits = each.entropy_bits
-    speed = STATUS_WORDS[each.status].listed
-    if each.cells_per_second is not None:
-        speed = f"{interval(each.cells_per_second)} cells/s"
-    return (
-        f"{each.configuration}: {speed}; {bits.expected.value:.3f} bits, "
-        f"{bits.share_of_random:.1%} of random sampling"
+    ranked = sorted(
+        result.configurations,
+        key=lambda one: (one is result.chosen, value(one) or 0.0, one.status in _PREDICTED),
     )
+    shown = {tuple(each.configuration[name] for name in _GRID): each for each in ranked}
+    values = [value(each) or 0.0 for each in shown.values() if is_coloured(each)]
+    low, span = min(values, default=0.0), max(np.ptp(values or [0.0]), 1e-9)
+    block_sizes, fetch_factors = (_values(result.configurations, name) for name in _GRID)
+    notes, write = list[str](), partial(axes.text, ha="center", va="center", fontsize=7)
+    for row, column in np.ndindex(len(block_sizes), len(fetch_factors)):
+        each = shown.get((block_sizes[row], fetch_factors[column]))
+        if each is None:
+            write(column, row, "\N{EN DASH}", color=BOUND)
+            notes.append("\N{EN DASH}: not in the grid")
+            continue
+        ground: Any = "white" if quantity == "entropy" else NOT_TIMED
+        if is_coloured(each):
+            shade = ((value(each) or 0.0) - low) / span
+            ground = mpl.colormaps[_SHADES](_LIGHTEST + shade * (_DARKEST - _LIGHTEST))
+        elif quantity == "throughput":
+            notes.append("Grey: not timed")
+        square = partial(Rectangle, (column - 0.5, row - 0.5), 1, 1)
+        words = hover(describe(each, result.predicted(each)))
+        axes.add_patch(square(fc=ground, ec="white", lw=1, gid=words))
+        if not _mixes(result, each):
+            axes.add_patch(square(fill=False, ec=_HATCH_COLOUR, lw=0, hatch=_HATCH))
+            notes.append(f"Hatched: entropy below {100 * result.constraints.entropy_floor:.4g}%")
+        text = _in_square(result, each, quantity)
+        notes += ["~: predicted"] if text.startswith("~") else []
+        weight = "bold" if each is result.chosen else "normal"
+        write(column, row, text, color="black" if is_coloured(each) else BOUND, fontweight=weight)
+        if each is result.chosen:
+            frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, zorder=2)
+            frame.set(edgecolor=CHOSEN, linewidth=2.5)
+            axes.add_patch(frame)
+            notes.append("Framed: recommended")
+    axes.set_xlim(-0.5, len(fetch_factors) - 0.5)
+    axes.set_ylim(-0.5, len(block_sizes) - 0.5)
+    axes.set_xticks(range(len(fetch_factors)), list(map(str, fetch_factors)))
+    axes.set_yticks(range(len(block_sizes)), list(map(str, block_sizes)))
+    axes.set(xlabel="fetch factor (minibatches)", ylabel="block size (cells)")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return notes
+
+
+def _in_square(result: AutotuneResult, each: ConfigurationResult, quantity: Quantity) -> str:
+    """Return the entropy, or the throughput, timed or predicted, else why it was not timed."""
+    if quantity == "entropy":
+        return f"{each.least_mixed.share_of_random:.1%}"
+    speed, predicted = each.cells_per_second, result.predicted(each)
+    if speed is not None:
+        return f"{_short(speed.value)}\n{workers_in_words(each.configuration.num_workers)}"
+    if each.status in _PREDICTED and predicted:
+        return f"~{_short(predicted.value, digits=0)}"
+    return "\n".join(STATUS_WORDS[each.status].short.rsplit(" ", 1))
 
 
 def _short(speed: float, digits: int = 1) -> str:
     return f"{speed / 1000:,.{digits}f}k" if speed >= 1000 else f"{speed:.0f}"  # noqa: PLR2004 - a kilo
 
 
-def _draw_grid(
-    axes: Axes, result: AutotuneResult, squares: Mapping[tuple[int, int], _Square], *, other: str
-) -> None:
-    """Draw squares from light (the lowest) to dark; those without a value in another colour."""
-    block_sizes, fetch_factors = (_values(result.configurations, name) for name in _GRID)
-    chosen = result.chosen and tuple(result.chosen.configuration[name] for name in _GRID)
-    values = [each.value for each in squares.values() if each.value is not None]
-    low, span = min(values, default=0.0), max(np.ptp(values or [0.0]), 1e-9)
-    for (block_size, fetch_factor), square in squares.items():
-        row, column = block_sizes.index(block_size), fetch_factors.index(fetch_factor)
-        ground: Any = other
-        if square.value is not None:
-            shade = _LIGHTEST + (square.value - low) / span * (_DARKEST - _LIGHTEST)
-            ground = mpl.colormaps[_SHADES](shade)
-        whole = partial(Rectangle, (column - 0.5, row - 0.5), 1, 1)
-        axes.add_patch(whole(fc=ground, ec="white", lw=1, gid=hover(square.hover)))
-        if square.is_hatched:
-            axes.add_patch(whole(fill=False, ec=_HATCH_COLOUR, lw=0, hatch=_HATCH))
-        is_chosen = (block_size, fetch_factor) == chosen
-        axes.text(
-            column, row, square.text, ha="center", va="center", fontsize=7,
-            color=BOUND if square.value is None else "black",
-            fontweight="bold" if is_chosen else None,
-        )  # fmt: skip
-        if is_chosen:
-            corner = column - 0.48, row - 0.48
-            axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec=CHOSEN, lw=2.5, zorder=2))
-    axes.set_xlim(-0.5, len(fetch_factors) - 0.5)
-    axes.set_ylim(-0.5, len(block_sizes) - 0.5)
-    axes.set_xticks(range(len(fetch_factors)), [str(factor) for factor in fetch_factors])
-    axes.set_yticks(range(len(block_sizes)), [str(size) for size in block_sizes])
-    axes.set(xlabel="fetch factor (minibatches)", ylabel="block size (cells)")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
+def describe(each: ConfigurationResult, predicted: Estimate | None = None) -> str:
+    """Return one line about a configuration, to be shown on hover."""
+    bits, speed = each.entropy_bits, STATUS_WORDS[each.status].listed
+    if each.cells_per_second is not None:
+        speed = f"{interval(each.cells_per_second)} cells/s"
+    elif predicted is not None:
+        speed += f", predicted {interval(predicted)} cells/s"
+    shares = f"{bits.expected.value:.3f} bits, {bits.share_of_random:.1%} of random sampling"
+    return f"{each.configuration}: {speed}; {shares}"
 
 
 def _panel_inches(result: AutotuneResult) -> tuple[float, float]:
@@ -459,8 +446,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult, *, inches: float) -> lis
         bars = around(bits.expected, unit=unit)
         look: Any = {"color": colours[each.configuration.block_size], "xerr": bars}
         _draw_point(axes, bits.share_of_random, result, each, **look)
-        shares += [bits.share_of_random + bars[1][0]] if bars else []
-        shares.append(bits.share_of_random)
+        shares += [bits.share_of_random, bits.share_of_random + (bars[1][0] if bars else 0.0)]
     keys = list[Artist]()
     if chosen is not None:
         shares.append(chosen.least_mixed.share_of_random)
@@ -485,16 +471,17 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult, *, inches: float) -> lis
 
 def _scale_shares(axes: Axes, shares: Sequence[float], inches: float) -> None:
     """Scale a horizontal axis of shares so that those near 1 can be told apart."""
-
-    def place(share: Any) -> Any:
-        return -np.arcsinh((1 - share) / _LINEAR_DISTANCE)
-
-    def share_at(place: Any) -> Any:
-        return 1 + _LINEAR_DISTANCE * np.sinh(place)
-
-    axes.set_xscale("function", functions=(place, share_at))
-    ends = place(np.array([min(_LEAST_SHOWN, *shares), max(1.0, *shares)]))
-    axes.set_xlim(share_at(ends + np.array([-0.05, 0.05]) * np.ptp(ends)))
+    axes.set_xscale(
+        "function",
+        functions=(
+            lambda share: -np.arcsinh((1 - share) / _LINEAR_DISTANCE),
+            lambda place: 1 + _LINEAR_DISTANCE * np.sinh(place),
+        ),
+    )
+    scale = axes.xaxis.get_transform()
+    ends = scale.transform([min(_LEAST_SHOWN, *shares), max(1.0, *shares)])
+    wider = ends + np.array([-0.05, 0.05]) * np.ptp(ends)
+    axes.set_xlim(*scale.inverted().transform(wider).tolist())
     _name_ticks(axes, [each / 100 for each in _PERCENT], inches, unit=100)
 
 
@@ -610,8 +597,8 @@ def bounds_figure(result: AutotuneResult) -> Figure:
                         _FIRST_STEP + _STEPS * workers.index(number) / len(workers)
                     )
                     axes.errorbar(
-                        place, measured.value, yerr=around(measured), ls="", ms=5,
-                        marker=worker_marker(number), color=_VERDICT_COLOURS[_kind(each)],
+                        place, measured.value, yerr=around(measured), ls="",
+                        color=_VERDICT_COLOURS[_kind(each)], **worker_marker(number),
                     )  # fmt: skip
             axes.set_title(title_of_block(block_size))
             axes.set_xlabel("fetch factor\n(minibatches)")
