@@ -275,6 +275,17 @@ def test_what_sets_a_kind_apart_is_said(kind, places, fact):
         assert kind == "recommended" or fact not in texts_of("recommended").get(place, "")
 
 
+def test_a_caption_says_what_a_bound_of_0_means():
+    first, *others = RECOMMENDED.configurations
+    wide = replace(first, entropy_bits=replace(first.entropy_bits, lower_bound=0.0))
+    one = replace(RECOMMENDED, configurations=(wide, *others))
+    said = "A lower bound of 0 says nothing"
+    for result, is_said in ((one, True), (RECOMMENDED, False), (RESULTS["zero entropy"], False)):
+        section = Page(page_without_pictures(result, code=CODE)).texts["bounds"]
+        assert (said in section) == is_said
+        assert ("no bounds for this strategy" in section) == (result is RESULTS["zero entropy"])
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "why"),
     [

@@ -55,7 +55,6 @@ def html_report(result: AutotuneResult, *, code: str) -> str:
             if _speed(each)
         ],
         rows=rows,
-        has_bounds=any(each.entropy_bits.upper_bound > 0 for each in result.configurations),
     )
 
 
