@@ -102,7 +102,8 @@ def tune_dataloader(
     short ``persistent_workers``, and with a GPU ``pin_memory``. Its dataset, sampler, generator,
     ``collate_fn`` and all else stay. It is measured in this process, so that a notebook's objects
     and a GPU can be used; without workers, a shallow copy of the dataset is read, so that files
-    which it opens on first use are not inherited by workers. Random states are restored. Workers of
+    which it opens on first use are not inherited by workers. The states of Python's, NumPy's and
+    PyTorch's generators, and of the DataLoader's own, are restored (not those of GPUs). Workers of
     one measurement have ended before the next.
 
     Throughput includes the start of workers in each epoch, if the epoch has a known length. The
@@ -156,15 +157,6 @@ def tune_dataloader(
     AutotuneInterrupted
         Ctrl-C, after something was measured. ``result`` of this `KeyboardInterrupt` is what was
         found by then.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch.utils.data import DataLoader, TensorDataset
-    >>> loader = DataLoader(TensorDataset(torch.zeros(256, 4)), batch_size=32, shuffle=True)
-    >>> tuned = tune_dataloader(loader, budget=1, workers=[0], verbose=False)
-    >>> tuned.loader.num_workers, tuned.result.dataset.unit
-    (0, 'rows')
     """
     time_budget, name = TimeBudget(budget), _name_of(label)
     with _quiet():
@@ -277,7 +269,7 @@ def _look(timer: LoaderTimer, limit_seconds: float, numbers: Sequence[int], seed
         limit_seconds=limit_seconds,
     )
     if found.failure and not any(numbers):
-        raise ParameterError(found.failure)
+        raise ParameterError(f"the DataLoader fails: {' '.join(found.failure.split())}")
     seconds = [each.seconds for each in found.events if isinstance(each, Round)]
     return seconds[-1] if seconds else 0.0
 
