@@ -630,7 +630,7 @@ def test_mistakes_are_refused_before_anything_is_measured(small_collection, sett
     ("options", "said"),
     [
         (["--where", "plate.values"], "'plate.values' is not allowed"),
-        (["--given", "plate"], "`given` must be an obs column beside the labels"),
+        (["--given", "plate"], "`--given` must be an obs column beside the labels"),
     ],
 )
 def test_on_the_command_line_that_is_one_line(small_collection, tmp_path, options, said):

@@ -69,6 +69,7 @@ def test_the_fastest_that_mixes_is_recommended(collection):
     assert {each.n_turns for each in chosen.rivals} == {5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 11])
 def test_after_an_interruption_only_the_rest_is_timed(collection, tmp_path, n):
     journal, whole = tmp_path / "profile.jsonl", machine_of()

@@ -504,15 +504,16 @@ class TestWorkers:
         assert any(each.cells_per_second for each in timed)
 
     def test_ctrl_c_ends_the_workers(self):
-        loader = DataLoader(Slow(0.005), batch_size=4)
-        before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-        signal.setitimer(signal.ITIMER_REAL, 3.0)
-        try:
-            with pytest.raises(AutotuneInterrupted) as interruption:
-                tune(loader, workers=[0, 2, 4], budget=600.0, verbose=False)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
+        n_steps = 0
+
+        def step(_):
+            nonlocal n_steps
+            n_steps += 1
+            if n_steps > 100 and multiprocessing.active_children():  # workers have begun
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(AutotuneInterrupted) as interruption:
+            tune(DataLoader(Slow(0.005), batch_size=4), step, workers=[0, 2, 4], budget=600.0)
         result = interruption.value.result
         assert result.interrupted
         assert result.recommended is not None

@@ -9,8 +9,9 @@ from typing import Protocol
 # A run ends within this many seconds after its budget, or within this share of it, whichever is
 # more. Chosen: what comes in between is stopped late by less.
 LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 2.0, 0.05
-# Seconds from the last measurement to the end, if nothing but the answer is written. Measured.
-ANSWER_SECONDS = 1.0
+# Seconds from the last measurement to the end, if nothing but the answer is written (measured), and
+# the most of a short budget that is kept for it (chosen).
+ANSWER_SECONDS, ANSWER_SHARE = 1.0, 0.1
 # A replicate is stopped after this share of the budget, but not before this many seconds. Chosen.
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 
@@ -65,7 +66,7 @@ class TimeBudget:
     @property
     def left_to_measure(self) -> float:
         """Seconds left for measuring, if nothing but the answer is written afterwards."""
-        return self.left - ANSWER_SECONDS
+        return self.left - min(ANSWER_SECONDS, ANSWER_SHARE * self.seconds)
 
     @property
     def affords_writing(self) -> bool:

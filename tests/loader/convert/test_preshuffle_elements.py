@@ -402,7 +402,7 @@ def test_command_refuses_in_one_line(plates, out, tmp_path):
     for options, message in (
         (["--rows", broken], "is not an array of NumPy"),
         (["--where", "plate =="], "`where`|condition|query"),
-        (["--elements", "pca"], "`elements` must be"),
+        (["--elements", "pca"], "`--elements` must be"),
         (["--genes", tmp_path / "none.txt"], "none.txt"),
         (["--genes", latin], "latin.txt: is not text in UTF-8"),
     ):
