@@ -347,7 +347,7 @@ class TestHere:
             return torch.tensor(rows)
 
         loader = DataLoader(Slow(0.0, n_rows=1000), batch_size=10, collate_fn=collate)
-        tuned = tune(loader, batch_sizes=[100], **TUNED)
+        tuned = tune(loader, batch_sizes=[100], **TUNED | {"budget": 20.0})
         assert tuned.loader.batch_size == 100
         assert tuned.training_arguments["per_device_train_batch_size"] == 100
         speeds = {
@@ -403,7 +403,7 @@ class TestHere:
 
         monkeypatch.setattr(_tune._ProgressLine, "__call__", interrupt)
         with pytest.raises(AutotuneInterrupted) as interruption:
-            tune(DataLoader(ROWS, batch_size=8), **TUNED)
+            tune(DataLoader(ROWS, batch_size=8), **TUNED | {"budget": 60.0})
         result: Any = interruption.value.result
         assert result.interrupted
         assert result.recommended.configuration == Configuration()
@@ -493,7 +493,9 @@ class TestWorkers:
         assert "\n" not in str(error.value)
         monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "spawn")
         tuned = tune(loader, workers=[0, 4], **BUDGET)
-        assert tuned.arguments["multiprocessing_context"] == "fork"
+        with_workers = [e.configuration for e in tuned.result.configurations]
+        with_workers = [each for each in with_workers if each.num_workers]
+        assert {each["multiprocessing_context"] for each in with_workers} == {"fork"}
         assert next(iter(tuned.loader)) == [0, 1, 2, 3]
 
     def test_spawned_workers_are_measured(self):
