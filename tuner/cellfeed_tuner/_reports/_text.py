@@ -250,7 +250,7 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
             *([f"# torchrun --nproc-per-node {n_ranks} ..."] if n_ranks > 1 else []),
             f"from cellfeed import {imported}",
             "",
-            f"collection = open_collection({arguments})  # add the columns that you train on",
+            f"collection = open_collection({arguments})  # and other columns that you train on",
             f"dataset = CellDataset.from_autotune(collection, {str(saved_as)!r}{how}, seed=0)",
             "for minibatch in dataset.loader():",
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
