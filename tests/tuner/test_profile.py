@@ -14,6 +14,8 @@ from tests.tuner.simulated import Machine, profile_on
 from cellfeed import FormatError, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration
 
+pytestmark = pytest.mark.slow
+
 GRID: dict[str, Any] = {
     "label": "plate", "batch_size": 64, "block_sizes": [4, 32], "fetch_factors": [2, 4],
     "workers": [0, 1], "entropy_floor": 0.5,
@@ -60,6 +62,7 @@ def test_everything_that_can_run_is_timed_in_every_round(collection):
     assert table["cells_per_second"].tolist() == pytest.approx(truth, rel=0.05)
 
 
+@pytest.mark.smoke
 def test_the_fastest_that_mixes_is_recommended(collection):
     result = profile_on(machine_of(noise=0.1), collection, rounds=5, **GRID)
     chosen = result.recommended
@@ -69,7 +72,6 @@ def test_the_fastest_that_mixes_is_recommended(collection):
     assert {each.n_turns for each in chosen.rivals} == {5}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 11])
 def test_after_an_interruption_only_the_rest_is_timed(collection, tmp_path, n):
     journal, whole = tmp_path / "profile.jsonl", machine_of()
@@ -157,7 +159,6 @@ def test_what_a_profile_has_no_use_for_is_refused(collection, changes, said):
         profile_on(machine_of(), collection, block_size=4, **GRID)
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_table_a_picture_a_page_and_what_trains(
     small_collection, tmp_path, monkeypatch
 ):
