@@ -95,7 +95,8 @@ def test_commands_have_the_options_that_are_shown():
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
     "cellfeed.spatial",
-    *("cellfeed.frameworks.lightning", "cellfeed.frameworks.scvi"),
+    pytest.param("cellfeed.frameworks.lightning", marks=pytest.mark.slow),  # Lightning takes 2 s
+    "cellfeed.frameworks.scvi",
     "cellfeed.frameworks.transformers",
     "cellfeed.frameworks.state",
     *("cellfeed.scdataset", "cellfeed.synthetic", "cellfeed.testing", "cellfeed.tokenizers"),

@@ -240,7 +240,10 @@ def train(loader, model, optimizer):
             np.random.random()  # noqa: NPY002
 
 
-@pytest.mark.parametrize("workers", [None, 0, pytest.param(2, marks=pytest.mark.process)])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(None, marks=pytest.mark.slow), 0, pytest.param(2, marks=pytest.mark.process)],
+)
 def test_nothing_is_kept_or_lost(workers):
     """Of weights, optimizers, random numbers, epochs and places in the data."""
 
