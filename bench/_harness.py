@@ -256,7 +256,7 @@ def _table(
         }
         for row in rows:
             own = values[row[0]]
-            row.append("" if None in own else spread(own, ",.0f" if median(own) >= 100 else ".3g"))
+            row.append("" if None in own else spread(own))
         if place < n_ratios:
             best = [max(found[name][k][unit] for name in against) for k in range(len(own))]
             heads.append(f"times {' or '.join(against)}")

@@ -130,7 +130,7 @@ def test_a_line_that_was_being_written_is_timed_again(collection, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no JSON\n", "{}\n", '{"schema": "cellfeed.profile/1"}\n{}\n']
+    "text", ["", "no JSON", "no JSON\n", "{}\n", '{"schema": "cellfeed.profile/1"}\n{}\n']
 )
 def test_a_foreign_file_is_one_line(collection, tmp_path, text):
     journal = tmp_path / "profile.jsonl"
@@ -140,8 +140,10 @@ def test_a_foreign_file_is_one_line(collection, tmp_path, text):
     if not text:
         profile_on(machine_of(), collection, rounds=2, journal=journal, **GRID)
         return
+    before = journal.read_bytes()
     with pytest.raises(FormatError, match=r"profile.jsonl: (no journal|line 2 is damaged)"):
         profile_on(machine_of(), collection, rounds=2, journal=journal, **GRID)
+    assert journal.read_bytes() == before
 
 
 @pytest.mark.parametrize(

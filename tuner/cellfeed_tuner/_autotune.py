@@ -202,7 +202,7 @@ def tuned(
     """
     settings = {name: each.default for name, each in _PARAMETERS.items()} | given
     if request is None:
-        request = request_of(subject, settings | {"budget": budget.seconds})
+        request = request_of(subject, given | {"budget": budget.seconds})
     with MeasuringProcess() if process is None else nullcontext(process) as measuring:
         measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(

@@ -35,8 +35,7 @@ MOST_ROUNDS_OF_REPLICATE = 64
 # Fewest rounds after the first for a throughput. Chosen: an interval from fewer says hardly
 # anything.
 FEWEST_ROUNDS = 4
-# Fewest rounds after the first for a throughput that is not reported as "too long".
-# Chosen: twice the fewest.
+# Fewest rounds after the first of a measurement by itself. Chosen: twice the fewest.
 LEAST_ROUNDS = 8
 # Largest share of the time for checking which pages are cached, and for checking memory. Chosen:
 # within the noise of a replicate.

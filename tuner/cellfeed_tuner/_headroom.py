@@ -246,10 +246,10 @@ class Headroom:
         self, source: Iterator[Any], n: int, kept: list[Any] | None = None
     ) -> Generator[Any, None, float]:
         """Return the mean time from one minibatch to the next, each with its training step."""
-        _synchronize()
+        synchronize()
         begun = time.perf_counter()
         yield from self._trained(source, n, kept)
-        _synchronize()
+        synchronize()
         return (time.perf_counter() - begun) / n
 
     def _print_progress(self) -> None:
@@ -415,7 +415,7 @@ class _Source:
 
 def _saved(loader: Any, others: Sequence[Any]) -> Callable[[], None]:
     """Return a function that puts everything back."""
-    undo = [_saved_random_numbers(), *map(_saved_state, others)]
+    undo = [saved_random_numbers(), *map(_saved_state, others)]
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         with contextlib.suppress(StateError):  # without one, its next epoch begins anew
             undo.append(_saved_state(loader))
@@ -453,7 +453,8 @@ def _in_main_memory(state: Any) -> Any:
     return copy.deepcopy(state)
 
 
-def _saved_random_numbers() -> Callable[[], None]:
+def saved_random_numbers() -> Callable[[], None]:
+    """Return what restores the random states of Python, NumPy and PyTorch, on its devices too."""
     torch = sys.modules.get("torch")
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's
     of_torch = None if torch is None else torch.get_rng_state()
@@ -471,7 +472,7 @@ def _saved_random_numbers() -> Callable[[], None]:
     return put_back
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     """Wait for what a device still computes."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():

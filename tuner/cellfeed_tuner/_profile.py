@@ -23,7 +23,7 @@ from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 SCHEMA = "cellfeed.profile/1"
 # Arguments of `autotune` that a profile has no use for.
-_OF_SEARCHES = ("budget", "need", "step_seconds", "step", "study", "ranks", "on_progress")
+_OF_SEARCHES = ("budget", "need", "step_seconds", "step", "study", "ranks")
 
 
 def profile(
@@ -79,9 +79,9 @@ def profile(
         request,
         rounds=rounds,
         journal=None if journal is None else Path(journal),
-        make_dataset=settings.get("make_dataset", CellDataset),
         strategy=settings.get("strategy"),
         on_progress=on_progress,
+        make_dataset=settings.get("make_dataset", CellDataset),
     )
 
 
@@ -138,13 +138,14 @@ class Journal:
     def __init__(self, path: Path, belongs_to: Mapping[str, Any]) -> None:
         self._path = path
         head = {"schema": SCHEMA, **belongs_to}
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        content = path.read_bytes() if path.exists() else b""
         # A line that was being written when the process was killed is written again.
-        self._lines = [line for line in lines if line.endswith(b"\n")]
-        if not self._lines:
+        written = content[: content.rfind(b"\n") + 1]
+        self._lines = written.splitlines(keepends=True)
+        if _line(head).startswith(content):
             path.write_bytes(_line(head))
             return
-        found = _parsed(self._lines[0])
+        found = _parsed(self._lines[0]) if self._lines else None
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             msg = f"{path}: no journal of a profile; choose another file or folder"
             raise FormatError(msg)
@@ -156,7 +157,8 @@ class Journal:
                 "choose another file or folder"
             )
             raise ParameterError(msg)
-        path.write_bytes(b"".join(self._lines))
+        if written != content:
+            os.truncate(path, len(written))
 
     def __iter__(self) -> Iterator[tuple[int, Measurement]]:
         """Iterate over the timings, each with the number of its round."""

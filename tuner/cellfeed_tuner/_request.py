@@ -223,6 +223,17 @@ def loader_request(tunable: Tunable, *, cache: CacheState | None, **common: Any)
     )
 
 
+def check_numbers(seed: int, **positive: float | None) -> None:
+    """Raise `ParameterError` if a seed is negative, or another number not positive and finite."""
+    if seed < 0:
+        msg = f"`seed >= 0` must hold, but got seed={seed}"
+        raise ParameterError(msg)
+    for name, value in positive.items():
+        if value is not None and not 0 < value < math.inf:
+            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
+            raise ParameterError(msg)
+
+
 def _request(
     what: str,
     n_drawn: int,
@@ -242,9 +253,9 @@ def _request(
     if not 0 <= entropy_floor <= 1:
         msg = f"`0 <= entropy_floor <= 1` must hold, but got entropy_floor={entropy_floor}"
         raise ParameterError(msg)
-    if facts["seed"] < 0:
-        msg = f"`seed >= 0` must hold, but got seed={facts['seed']}"
-        raise ParameterError(msg)
+    check_numbers(
+        facts["seed"], budget=facts["budget"], memory=memory, need=need, step_seconds=step_seconds
+    )
     if need is not None and step_seconds is not None:
         msg = "give `need` or `step_seconds`, not both"
         raise ParameterError(msg)
@@ -257,11 +268,6 @@ def _request(
             "`step_seconds`, or one number of ranks"
         )
         raise ParameterError(msg)
-    positive = {"memory": memory, "need": need, "step_seconds": step_seconds}
-    for name, value in [*positive.items(), ("budget", facts["budget"])]:
-        if value is not None and not 0 < value < math.inf:
-            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
-            raise ParameterError(msg)
     constraints = Constraints(
         entropy_floor=entropy_floor,
         memory_bytes=usable_memory_bytes() if memory is None else int(memory),

@@ -624,6 +624,13 @@ class Recommended:
     longest_seconds: float = 0.0
 
     @property
+    def compared(self) -> tuple[Configuration, ...]:
+        """The configurations that were timed in turns, with this one; empty if it was not."""
+        if self.basis != "compared":
+            return ()
+        return self.configuration, *(each.configuration for each in self.rivals)
+
+    @property
     def may_be_surpassed(self) -> bool:
         """Whether one that was not measured may well be more than 5 % faster."""
         return (self.chance_of_faster or 0.0) >= MUCH_CHANCE

@@ -28,7 +28,7 @@ from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest
 from cellfeed_tuner._mixing import AsDelivered, Mixing
 from cellfeed_tuner._ranks import Ranks, Scaling
 from cellfeed_tuner._request import Request
-from cellfeed_tuner._result import AutotuneResult, Ranges
+from cellfeed_tuner._result import AutotuneResult, Ranges, to_plain
 from cellfeed_tuner._results import (
     ConfigurationResult,
     Nearest,
@@ -40,14 +40,13 @@ from cellfeed_tuner._results import (
 from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
 from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._search import Journal, Search
 from cellfeed_tuner._storage_advice import StorageAdvice, StorageLayout
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they load Optuna
     from cellfeed_tuner._history import Asked, Key
-    from cellfeed_tuner._searching._search import Journal
 
 # Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
@@ -83,7 +82,7 @@ class Run:
     process: Measures
     budget: TimeBudget
     on_progress: Progress
-    make_dataset: MakeDataset
+    make_dataset: MakeDataset = CellDataset
     is_kept: bool = field(init=False)
     interrupted: bool = field(default=False, init=False)
     _date: datetime = field(init=False)
@@ -253,30 +252,26 @@ class Run:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what timings of the request, which is of a collection, belong to."""
-        from cellfeed_tuner import _fingerprints  # noqa: PLC0415 - Optuna
-
         request = self.request
-        selected = cast("Selected", request.selected)
-        key = _fingerprints.key_of(selected, request.labels[0].name, self._machine)
+        if self._key is None:
+            self._know(cast("Selected", request.selected))
+        key = cast("Key", self._key)
         return {
             "data": key.data.digest,
             "machine": key.machine.digest,
             "versions": key.versions.digest,
-            "labels": [each.name for each in request.labels],
+            **to_plain(self._asked),
             "given": None if request.within is None else request.within.name,
-            "batch_size": request.batch_size,
-            "dense": request.dataset.dense,
-            "cache": self._found_cache,
             "seed": request.seed,
             "grid": [dict(each) for each in self._grid],
         }
 
-    def profile(self, n_rounds: int, journal: "Journal | None") -> None:
+    def profile(self, n_rounds: int, journal: Journal | None) -> None:
         """Time the whole grid in rounds, choose, and explain.
 
         Timings that the journal has are not made again.
         """
-        self._search.profile(n_rounds, journal)
+        self._search.profile(n_rounds, journal, self.on_progress)
         self._compare_with_plans()
         self._choose()
         self._compare_with_files()
@@ -399,10 +394,7 @@ class Run:
         chosen = self._recommended
         if chosen is None or chosen.cells_per_second is None or self._search.measurements.faults:
             return each
-        compared = {rival.configuration for rival in chosen.rivals}
-        if chosen.basis == "compared":
-            compared.add(chosen.configuration)
-        if each.configuration in compared:
+        if each.configuration in chosen.compared:
             each = replace(each, status="compared")
         if each.configuration == chosen.configuration:
             return replace(

@@ -11,7 +11,6 @@ import hashlib
 import math
 import multiprocessing
 import pickle
-import random
 import resource
 import time
 import traceback
@@ -33,14 +32,15 @@ from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration, workers_in_words
 from cellfeed_tuner._dataloaders._remade import Epoch, remade
+from cellfeed_tuner._headroom import saved_random_numbers, synchronize
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 from cellfeed_tuner._machine import ProcessorClock
 from cellfeed_tuner._measuring._process import WORKER_ENDED, Outcome, failure_of
 from cellfeed_tuner._measuring._timing import Findings, Round, Started, Step, TimingRequest
 from cellfeed_tuner._results import Waiting
 
-# Rounds into which the time of a replicate is divided. Chosen: more than the fewest that count as
-# enough samples.
+# Rounds into which the time of a replicate is divided. Chosen: more than the fewest of which there
+# is a throughput.
 ROUNDS_OF_REPLICATE = 10
 # Labels are kept of so many minibatches of a replicate. Chosen: their mean entropy is then exact
 # enough.
@@ -317,7 +317,7 @@ class _Replicate:
                     is_over = came - at >= request.seconds / ROUNDS_OF_REPLICATE
                 if not (is_whole and is_over) and not is_late:
                     continue
-                _synchronize()
+                synchronize()
                 found = _Slice(n, time.perf_counter() - at, self._waited)
                 if start is None:
                     start = found
@@ -348,7 +348,7 @@ class _Replicate:
                 for now in minibatches:
                     if now > self._deadline:
                         return
-            _synchronize()
+            synchronize()
             self._end_epoch(time.perf_counter() - begin, counts=True)
 
     def _minibatches(self, loader: DataLoader[Any]) -> Generator[float]:
@@ -479,14 +479,11 @@ def random_states_kept(loader: DataLoader[Any]) -> Iterator[None]:
     samplers.append(getattr(loader.batch_sampler, "sampler", None))
     own = {id(g): g for g in (getattr(s, "generator", None) for s in samplers)}
     generators = [each for each in own.values() if isinstance(each, torch.Generator)]
-    states = [each.get_state() for each in generators]
-    python, numpy, pytorch = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    states, restore = [each.get_state() for each in generators], saved_random_numbers()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.set_rng_state(pytorch)
+        restore()
         for each, state in zip(generators, states, strict=True):
             each.set_state(state)
 
@@ -536,12 +533,6 @@ def _bytes_of(minibatch: Any) -> Iterator[bytes]:
 
 def _said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _synchronize() -> None:
-    """Wait until the GPU has done what training asked it for, if it is in use."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
 
 
 def _own_memory() -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.utils.data import DataLoader
 
-from cellfeed import CellDataset, ParameterError
+from cellfeed import ParameterError
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
 from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration, Setting
@@ -26,7 +26,7 @@ from cellfeed_tuner._interval import times
 from cellfeed_tuner._measuring._timing import Round, Step, TimingRequest
 from cellfeed_tuner._mixing import AsDelivered
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._request import Request
+from cellfeed_tuner._request import Request, check_numbers
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._results import Constraints, Dataset
 from cellfeed_tuner._run import Run
@@ -161,7 +161,8 @@ def tune_dataloader(
     time_budget, name = TimeBudget(budget), _name_of(label)
     with _quiet():
         remade(loader)  # or it is refused, before any time is spent
-    _check(loader, batch_sizes, prefetch_factors, budget=budget, memory=memory, seed=seed)
+    check_numbers(seed, budget=budget, memory=memory)
+    _check(loader, batch_sizes, prefetch_factors)
     n_bytes = usable_memory_bytes() if memory is None else int(memory)
     timer = LoaderTimer(
         loader, step=step, labels_of=_labels_of(label), label=name, memory_bytes=n_bytes
@@ -176,13 +177,7 @@ def tune_dataloader(
             prefetch_factors=prefetch_factors, batch_sizes=batch_sizes, methods=methods,
         )  # fmt: skip
         request = _request(loader, timer, grid, seconds, budget=budget, label=name, seed=seed)
-        run = Run(
-            request=request,
-            process=timer,
-            budget=time_budget,
-            on_progress=progress,
-            make_dataset=CellDataset,
-        )
+        run = Run(request=request, process=timer, budget=time_budget, on_progress=progress)
         run.prepare()
         run.start()
         run.search()
@@ -200,13 +195,7 @@ def tune_dataloader(
 
 
 def _check(
-    loader: DataLoader[Any],
-    batch_sizes: Sequence[int],
-    prefetch_factors: Sequence[int],
-    *,
-    budget: float,
-    memory: int | None,
-    seed: int,
+    loader: DataLoader[Any], batch_sizes: Sequence[int], prefetch_factors: Sequence[int]
 ) -> None:
     if batch_sizes and not loader.batch_size:
         msg = "`batch_sizes` need a DataLoader with a `batch_size`; this one has none"
@@ -216,13 +205,6 @@ def _check(
             "`prefetch_factors` and `batch_sizes` must be at least 1, but got "
             f"{list(prefetch_factors)} and {list(batch_sizes)}"
         )
-        raise ParameterError(msg)
-    for name, value in {"budget": budget, "memory": memory}.items():
-        if value is not None and not 0 < value < math.inf:
-            msg = f"`0 < {name} < infinity` must hold, but got {name}={value}"
-            raise ParameterError(msg)
-    if seed < 0:
-        msg = f"`seed >= 0` must hold, but got seed={seed}"
         raise ParameterError(msg)
 
 

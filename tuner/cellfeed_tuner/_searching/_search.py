@@ -22,7 +22,7 @@ from cellfeed_tuner._results import ConfigurationResult, Status
 from cellfeed_tuner._searching._model import CLEARLY_FASTER, Model
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._space import Space
-from cellfeed_tuner._time_budget import silent
+from cellfeed_tuner._time_budget import Progress, silent
 
 if TYPE_CHECKING:  # they load Optuna
     import optuna
@@ -59,6 +59,9 @@ SLACK_SECONDS = 1.0
 # A loader has slowed down if the second half of a long measurement has less than this share of the
 # throughput that was expected. Chosen: beyond the noise of a busy machine.
 SLOWED_SHARE = 0.7
+# Expected duration of a timing of a profile before there is any. Chosen: a process starts, and a
+# fetch or two.
+EXPECTED_SECONDS = 2.0
 # A predicted throughput is called unknown if the upper end of its interval is this many times the
 # lower end. Chosen: it says nothing then.
 VAGUE_INTERVAL = 100
@@ -135,12 +138,13 @@ class Search:
                 break
         self._sort_out()
 
-    def profile(self, n_rounds: int, journal: "Journal | None" = None) -> None:
+    def profile(self, n_rounds: int, journal: "Journal | None", on_progress: Progress) -> None:
         """Time everything that can run, also what mixes too little, in rounds of random order.
 
         What the journal has is not timed again; what is new is appended to it.
         """
         measurements, done = self.measurements, set[tuple[int, Configuration]]()
+        measurements.on_progress = silent  # theirs tells of a budget
         for turn, found in journal or ():
             measurements.restore(found, turn)
             done.add((turn, found.configuration))
@@ -154,11 +158,10 @@ class Search:
             for k in rng.permutation(len(runnable)).tolist()
             if (turn, runnable[k]) not in done
         ]
-        on_progress, measurements.on_progress = measurements.on_progress, silent
         began, took = measurements.budget.spent, dict[Configuration, float]()
         for number, (turn, each) in enumerate(open_turns):
             spent = measurements.budget.spent - began
-            usual = sum(took.values()) / len(took) if took else 2.0
+            usual = sum(took.values()) / len(took) if took else EXPECTED_SECONDS
             left = sum(took.get(one, usual) for _, one in open_turns[number:])
             doing = f"round {turn} of {n_rounds}: {each}"
             on_progress("profile", spent, spent + left, doing)
@@ -169,7 +172,6 @@ class Search:
             took[each] = measurements.budget.spent - began - spent
             if journal is not None:
                 journal.append(turn, found)
-        measurements.on_progress = on_progress
         for each in measurements:
             self._not_timed.pop(each, None)
             self._model.tell(each, measurements.replicates(each))
