@@ -129,6 +129,14 @@ def test_a_prediction_that_says_nothing_is_not_printed(result_on, monkeypatch):
     assert (chosen.basis, chosen.cells_per_second) == ("predicted", None)
 
 
+@pytest.mark.parametrize("step", [None, print])
+def test_what_was_timed_is_chosen_however_much_it_varies(result_on, monkeypatch, step):
+    monkeypatch.setattr("cellfeed_tuner._searching._search.VAGUE_INTERVAL", 1.0)
+    chosen = result_on(machine_of(), budget=60.0, step=step).recommended
+    assert chosen.basis != "predicted"
+    assert chosen.cells_per_second is not None
+
+
 @pytest.mark.parametrize("budget", [10.0, 20.0, 35.0])
 def test_a_small_budget_is_spent_on_measuring_and_not_exceeded(result_on, budget):
     machine = machine_of(start_seconds=4.0, overhead=0.3)

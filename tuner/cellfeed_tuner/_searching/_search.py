@@ -491,7 +491,7 @@ class Search:
             for each in grid
         ]
         return [
-            replace(each, cells_per_second=self._speed(each.configuration))
+            replace(each, cells_per_second=self._by_the_clock(each.configuration))
             if each.n_rounds
             else each
             for each in found
@@ -568,12 +568,14 @@ class Search:
         )
 
     def _speed(self, configuration: Configuration) -> Estimate | None:
-        """Return cells per second by the clock, as predicted from all that was measured.
+        """Return cells per second, as predicted from all that was timed; None if that is vague."""
+        speed = self._by_the_clock(configuration)
+        return None if speed is None or speed.high > VAGUE_INTERVAL * speed.low else speed
 
-        None if that says nothing of it.
-        """
+    def _by_the_clock(self, configuration: Configuration) -> Estimate | None:
+        """Return cells per second by the clock, by all that was timed; None before any timing."""
         speed, slowdown = self._model.speed(configuration), self.measurements.slowdown
-        if speed is None or speed.high > VAGUE_INTERVAL * speed.low:
+        if speed is None:
             return None
         return Estimate(*(each / slowdown for each in (speed.value, speed.low, speed.high)))
 
