@@ -3,9 +3,10 @@
     python examples/ray_train.py 'plates/*.h5ad' run --stop-after 10
     python examples/ray_train.py 'plates/*.h5ad' run
 
-`prepare_data_loader` takes the loader as it is: it already divides the epoch among workers. Its
-state is that of the training loop, and is saved beside the model's. The second run finds the latest
-checkpoint of the first, and may have another number of workers.
+`prepare_data_loader` takes the loader as it is: it already divides the epoch among workers. With
+`move_to_device=True`, Ray would take one minibatch ahead of the training loop, and the state would
+be one minibatch further than the training. The state is saved beside the model's. The second run
+finds the latest checkpoint of the first, and may have another number of workers.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def train(config: dict[str, Any]) -> None:
     collection = open_collection(config["plates"], obs=[LABEL])
     dataset = CellDataset(collection, BlockShuffling(16), batch_size=32, fetch_factor=8, seed=0)
     loader = dataset.loader(pin_memory=torch.cuda.is_available())
-    minibatches = ray.train.torch.prepare_data_loader(loader)
+    minibatches = ray.train.torch.prepare_data_loader(loader, move_to_device=False)
     linear = torch.nn.Linear(collection.n_vars, len(collection.obs[LABEL].categories))
     seen, step = torch.zeros(len(collection), dtype=torch.int64), 0  # how often each cell came
     checkpoint = ray.train.get_checkpoint()

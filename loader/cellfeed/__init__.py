@@ -183,9 +183,15 @@ _MODULE_OF = {
 }
 _MODULES = (
     "console",
+    "frameworks",
     "machine",
     "sampling",
+    "scdataset",
     "sources",
+    "spatial",
+    "stages",
+    "synthetic",
+    "testing",
     "tokenizers",
     "transforms",
 )  # there without an import of their own

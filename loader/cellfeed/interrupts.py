@@ -65,11 +65,12 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+    if frame is None:
+        return False
+    from traceback import walk_stack  # noqa: PLC0415 - not loaded yet
+
+    files = (each.f_code.co_filename for each, _ in walk_stack(frame))
+    return any(each.startswith("<frozen importlib") for each in files)
 
 
 def _has_processes() -> bool:

@@ -85,14 +85,14 @@ class scDataset(CellDataset):  # noqa: N801 - its name there
             strategy,
             batch_size,
             fetch_factor,
-            drop_last,
-            fetch_callback,
-            fetch_transform,
-            batch_callback,
-            batch_transform,
-            rank,
-            world_size,
-            seed,
+            drop_last=drop_last,
+            fetch_callback=fetch_callback,
+            fetch_transform=fetch_transform,
+            batch_callback=batch_callback,
+            batch_transform=batch_transform,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
             **options,
         )
 
@@ -130,6 +130,10 @@ class SamplingStrategy(sampling.SamplingStrategy, ABC):
     _shuffle_before_yield: bool | None = None
     _indices: NDArray[np.int64] | None = None
     _bound: "_Bound | None" = None
+
+    def identity(self) -> Any:
+        """Return its attributes, but for the collection that it is bound to."""
+        return {name: value for name, value in vars(self).items() if name != "_bound"}
 
     def __init__(self, indices: ArrayLike | None = None) -> None:
         self._indices = sorted_indices(indices)

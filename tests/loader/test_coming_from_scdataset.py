@@ -70,7 +70,7 @@ def test_parameters_have_their_names_order_and_defaults(name):
 
 def test_datasets_have_its_attributes(data):
     strategy = BlockShuffling(block_size=8)
-    dataset = CellDataset(data, strategy, 32, 4, True)
+    dataset = scdataset.scDataset(data, strategy, 32, 4, True)
     assert isinstance(dataset, IterableDataset)
     assert dataset.collection is data
     assert dataset.strategy is strategy

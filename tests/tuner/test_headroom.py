@@ -300,7 +300,7 @@ def test_ranks_take_the_same_number_of_steps(tmp_path):
         from cellfeed_tuner import _headroom, headroom
         dist.init_process_group("gloo")
         _headroom._TURN_SECONDS = 0.05
-        loader = make().loader(0)
+        loader = make(seed=0).loader(0)
         with headroom(loader, seconds=4.0) as measured:
             for _ in range(100_000):
                 for minibatch in loader:

@@ -158,8 +158,8 @@ class TestPageCache:
 
     @pytest.mark.parametrize(
         ("num_workers", "fetch_factor", "expected"),
-        # Workers of their own accord hold up to eight minibatches each: one fetch or two.
-        [(0, 16, 2), (2, 16, 3), (2, 4, 4), (0, 1, 8)],
+        # Workers send two messages ahead, each of a fetch if that is small.
+        [(0, 16, 2), (2, 16, 4), (2, 4, 4), (0, 1, 8)],
     )
     def test_how_far_loaders_read_ahead(
         self, small_collection, num_workers, fetch_factor, expected

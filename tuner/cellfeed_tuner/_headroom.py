@@ -378,7 +378,8 @@ class _Source:
         # The rest of its fetch is left out as well.
         ahead = (int(getattr(dataset, "prefetch", None) or 1) - 1) * self.n_of_fetch
         if n_workers:
-            ahead = n_workers * (getattr(loader, "prefetch_factor", None) or 1)
+            queued = n_workers * (getattr(loader, "prefetch_factor", None) or 1)
+            ahead = int(getattr(loader, "n_sent_ahead", queued))
         self._n_ahead, self._n_taken = ahead, 0
         self._begin, self._minibatches = begin, begin()
 

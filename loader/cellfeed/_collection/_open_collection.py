@@ -1,9 +1,7 @@
 """`open_collection`, which makes one collection of paths, URLs and objects."""
 
-import difflib
 import errno
 import glob
-import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -298,7 +296,6 @@ def open_collection(
     storage_options: Mapping[str, Any] | None = None,
     cache: int | str | None = None,
     uncached: bool = False,
-    **unknown: Any,
 ) -> Collection:
     """Open files, stores and databases of cells as one collection.
 
@@ -370,8 +367,6 @@ def open_collection(
         once a fetch has been read from them. The rows are the same, but every epoch reads from the
         disk what the page cache could have held. obs, var, and elements that are read by h5py or
         zarr (see `Collection.describe`) stay in the page cache.
-    **unknown
-        Refused, with what to write instead.
 
     Raises
     ------
@@ -409,15 +404,6 @@ def open_collection(
     >>> collection.obs["plate"].codes
     array([0, 0, 0, 1, 1, 1], dtype=int8)
     """
-    if unknown:
-        name, value = next(iter(unknown.items()))
-        msg = f"`open_collection` has no parameter `{name}`"
-        if name in ("layer", "layers"):
-            layer = value if isinstance(value, str) else "NAME"
-            raise ParameterError(f"{msg}; write elements=['layers/{layer}']")
-        known = [*inspect.signature(open_collection).parameters][1:-1]
-        near = difflib.get_close_matches(name, known, n=1)
-        raise ParameterError(f"{msg}; it has {', '.join(near or known)}")
     require_list("obs", "column names", obs)
     if obs_names not in (True, False):
         msg = f"`obs_names` must be True or False, but got {obs_names!r}; name columns in `obs`"

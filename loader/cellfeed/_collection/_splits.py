@@ -496,7 +496,7 @@ def random_split(
     collection: Any,
     fractions: Sequence[float],
     *,
-    seed: int | None = None,
+    seed: int,
     method: Method = "stochastic_rounding",
     stratify: LabelsLike | None = None,
     group: LabelsLike | None = None,
@@ -511,7 +511,7 @@ def random_split(
     fractions
         Share of the rows for each part; they must sum to 1.
     seed
-        Required: the same seed gives the same parts, with any version of NumPy.
+        The same seed gives the same parts, with any version of NumPy.
     method
         How many rows a part gets, as in TileDB-SOMA-ML. "deterministic": always its share, rounded
         to the nearest integer. "stochastic_rounding": one of the two integers next to its share, at
@@ -642,9 +642,6 @@ def _divided(
     if method == "multinomial" and stratify is not None:
         msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
         raise ParameterError(msg + "`stratify`, or choose another method")
-    if seed is None:
-        msg = "`seed` is missing; give one, such as seed=0, so that every run has the same parts"
-        raise ParameterError(msg)
     seed = require_seed(seed)
     n_rows = count_divided(collection)
     rows = None if indices is None else _distinct(indices, n_rows)

@@ -1,7 +1,7 @@
 """`CellDataset`, which a training loop iterates over."""
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -17,17 +17,13 @@ from cellfeed._collection._indexables import count_rows, in_memory
 from cellfeed._dataset import _parameters
 from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed._dataset._parameters import AnyDtype, AnyTransform
-from cellfeed._dataset._ranks import CommonSeed, Ranks, RanksCompared
+from cellfeed._dataset._ranks import CommonSeed, Ranks
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
-from cellfeed._dataset._state import (
-    ResumableDataset,
-    as_json,
-    data_identity,
-    read_identity,
-    strategy_identity,
-)
+from cellfeed._dataset._resumable import ResumableDataset
+from cellfeed._dataset._run import Beginning
+from cellfeed._dataset._state import as_json, data_identity, read_identity, strategy_identity
 from cellfeed._dataset._statistics import StatisticsHistory
-from cellfeed._dataset._workers import pool_of_minibatches
+from cellfeed._dataset._workers import n_workers_of_loader, pool_of_minibatches
 from cellfeed._decode import Counter, Verify, check_verify
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._fetch import (
@@ -48,7 +44,6 @@ from cellfeed.machine import threads_per_process
 from cellfeed.sampling import (
     EpochPlan,
     Fetch,
-    Progress,
     SamplingStrategy,
     Share,
     derive_key,
@@ -59,8 +54,6 @@ if TYPE_CHECKING:
 
 Minibatches: TypeAlias = Generator[Any, None, None]
 
-# What waits in a worker that reads ahead by itself: enough to even out a slow step.
-_QUEUED_MINIBATCHES = 8
 # Over a network: what arrives while one is decoded is less than what a round trip takes.
 _REMOTE_PREFETCH = 8
 # What is drawn in an epoch, after the purposes of its plan.
@@ -73,9 +66,7 @@ class CellDataset(ResumableDataset):
     Each fetch reads ``batch_size * fetch_factor`` rows in storage order, shuffles them in memory
     and delivers them as minibatches. Each iteration is a new epoch, whose order follows from
     the epoch number, ``seed`` and these parameters. A dataset works in a plain loop, and `loader`
-    makes a DataLoader of it with any number of workers; a `torch.utils.data.DataLoader` with
-    ``batch_size=None`` works, too. Each worker takes every n-th fetch, so the number of workers
-    changes the order of minibatches but not the rows in each.
+    makes a DataLoader of it with any number of workers, which do not change the order.
 
     What an iteration yields depends on the collection:
 
@@ -123,22 +114,23 @@ class CellDataset(ResumableDataset):
     rank, world_size
         The rank of this process, and the number of processes that train together. If None, both
         are taken from torch.distributed when an epoch begins; if that is not initialised, this
-        process reads everything. ``rank=0, world_size=1`` always reads everything, whatever the
-        number of ranks: give these to a dataset that one rank makes by itself, as all others must
-        be made on all ranks, in the same order. One of the ranks may take extra minibatches, for
-        example to inspect them: an iteration that it breaks off by itself does not count. If ranks
-        have trained in different epochs, all of them raise an error; then call `set_epoch` before
-        each epoch on all ranks. Given values other than those of torch.distributed are not
-        compared with other ranks: each iteration counts, and `set_epoch` keeps ranks together.
+        process reads everything. Beginning an epoch is then collective, as a barrier is: all ranks
+        iterate, and what differs between them is an error on all. Look at minibatches of one rank
+        with `peek`. Given values are not compared: ``rank=0, world_size=1`` reads everything, for a
+        dataset that one rank uses by itself.
     device_mesh
         The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
         ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other
-        dimensions, such as those of one tensor-parallel group, get identical minibatches. All
-        processes of torch.distributed must make the dataset; if only some do, give ``rank`` and
-        ``world_size`` instead.
+        dimensions, such as those of one tensor-parallel group, get identical minibatches. Ranks of
+        this dimension begin together.
+    streams
+        Divide an epoch into so many streams, a multiple of the number of ranks; if None, one for
+        each rank. A rank joins the minibatches of its streams, so all ranks together deliver the
+        same cells in each step, however many they are; and a run that was stopped goes on with
+        another number of ranks. ``batch_size`` is that of a stream.
     seed
-        Determines the order of all epochs; at least 0. If None, a seed is drawn; with several
-        ranks, all use the seed of the rank that asks first once they have met.
+        Determines the order of all epochs; at least 0. If None, a seed is drawn; ranks of
+        torch.distributed take that of the first when they begin.
     dense
         Whether to make the sparse elements of a `Collection` dense in minibatches.
     dtype
@@ -193,10 +185,12 @@ class CellDataset(ResumableDataset):
         than this machine has; the strategy asks for rows that do not exist; ``rank`` and
         ``world_size`` are invalid; ``dense``, ``dtype``, ``num_threads``, ``transform``,
         ``prefetch``, ``adaptive`` or ``verify`` is given but does not apply to this
-        collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None with
-        several ranks and torch.distributed is not initialised.
-        Also when an epoch begins: the ranks have met, but this process has already used a seed
-        that it drew for itself; or ranks have trained in different epochs.
+        collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None where
+        ``world_size`` or ``device_mesh`` is given. Also when an epoch begins: ranks begin different
+        epochs, or ``streams`` is no multiple of their number. And where an attribute is set, since
+        all are fixed.
+    DeliveryError
+        When an epoch begins: a rank does not come.
 
     Warns
     -----
@@ -215,13 +209,16 @@ class CellDataset(ResumableDataset):
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
+    _latest_plan: tuple[Beginning, EpochPlan] | None = None
+
     def __init__(
         self,
         collection: Any,
         strategy: SamplingStrategy,
         batch_size: int,
         fetch_factor: int = 16,
-        drop_last: bool = False,  # noqa: FBT001, FBT002 - by place, as scDataset has it
+        *,
+        drop_last: bool = False,
         fetch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
         fetch_transform: Callable[[Any], Any] | None = None,
         batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
@@ -229,7 +226,7 @@ class CellDataset(ResumableDataset):
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = None,
-        *,
+        streams: int | None = None,
         dense: bool = False,
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         num_threads: int | None = None,
@@ -243,8 +240,7 @@ class CellDataset(ResumableDataset):
         verify: Verify = "first",
     ) -> None:
         n_rows = count_rows(collection, is_indexed=fetch_callback is None)
-        self._ranks = Ranks(rank, world_size, device_mesh)
-        super().__init__(RanksCompared(self._ranks))
+        super().__init__(Ranks(rank, world_size, device_mesh), streams)
         if not isinstance(strategy, SamplingStrategy):
             msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
@@ -254,12 +250,10 @@ class CellDataset(ResumableDataset):
         self.fetch_factor = require_positive("fetch_factor", fetch_factor)
         self.drop_last = drop_last
         self._n_rows = n_rows
-        self._seed = CommonSeed(seed)
-        self._seed.agree(self._ranks.n_with_one_seed, self._compared)
+        self._seed = CommonSeed(seed, self._ranks)
         # Arrays are hashed, and files looked at, once.
-        self._strategy_identity: tuple[SamplingStrategy, dict[str, Any]] | None = None
-        self._data_identity: dict[str, Any] | None = None
-        self._plan(*self._ranks.look())  # which refuses what cannot be
+        self._known_identity: dict[str, Any] | None = None
+        self.plan_on(*self._ranks.look())  # which refuses what cannot be
         _parameters.require_callables(
             fetch_callback=fetch_callback,
             fetch_transform=fetch_transform,
@@ -301,7 +295,7 @@ class CellDataset(ResumableDataset):
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
-        self.num_workers = 0
+        self._num_workers = 0
         # For all epochs, so that memory is new to the system only once.
         self._pools = Pools()
         if self._is_read_ahead:
@@ -309,6 +303,7 @@ class CellDataset(ResumableDataset):
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
                 _parameters.check_memory(self._least_bytes)
+        self._is_made = True
 
     def __repr__(self) -> str:
         of = self.collection
@@ -381,13 +376,22 @@ class CellDataset(ResumableDataset):
             sizes["num_threads"] = recommended.num_threads
         dataset = cls(collection, strategy, **(sizes | parameters))
         recommended.warn_of_differences(collection, dataset.batch_size, strategy)
-        dataset.num_workers = recommended.num_workers
+        dataset._num_workers = recommended.num_workers
         return dataset
 
     @property
+    def num_workers(self) -> int:
+        """Number of worker processes of `loader` that ``autotune`` recommended; else 0."""
+        return self._num_workers
+
+    @property
     def fetch_size(self) -> int:
-        """Number of rows in a fetch, ``batch_size * fetch_factor``."""
-        return self.batch_size * self.fetch_factor
+        """Number of rows in a fetch, ``batch_size * fetch_factor`` for each stream of this rank."""
+        return self.batch_size * self.fetch_factor * self._streams_per_rank
+
+    @property
+    def _streams_per_rank(self) -> int:
+        return 1 if self.streams is None else max(1, self.streams // self.world_size)
 
     @property
     def buffer_bytes(self) -> int:
@@ -404,21 +408,11 @@ class CellDataset(ResumableDataset):
     @property
     def n_minibatches(self) -> int:
         """Number of minibatches in a whole epoch on this rank."""
-        return self._plan(*self._ranks.now()).n_minibatches
+        return self.plan_on(*self._ranks.now()).n_minibatches
 
     @property
     def _length(self) -> int:
         return self.n_minibatches
-
-    @property
-    def rank(self) -> int:
-        """The current rank of this process."""
-        return self._ranks.look()[0]
-
-    @property
-    def world_size(self) -> int:
-        """The current number of processes that train together."""
-        return self._ranks.look()[1]
 
     @property
     def seed(self) -> int:
@@ -434,14 +428,25 @@ class CellDataset(ResumableDataset):
             ``epoch`` is not an integer, or ``seed`` was not given and ranks have not agreed on
             one yet.
         """
-        return self._plan_of(epoch=epoch, after=())
-
-    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> EpochPlan:
         rank, world_size = self._ranks.now()
-        seed = self._seed.use(world_size)
-        return self._plan(rank, world_size, seed=seed, epoch=epoch, after=after)
+        return self.plan_on(rank, world_size, seed=self._seed.use(world_size), epoch=epoch)
 
-    def _plan(self, rank: int, world_size: int, **of_epoch: Any) -> EpochPlan:
+    def _plan_of(self, beginning: Beginning) -> EpochPlan:
+        known = self._latest_plan
+        if known is None or known[0] != beginning:
+            position, seed = beginning.position, beginning.seeds[0]
+            plan = self.plan_on(
+                beginning.rank,
+                beginning.world_size,
+                seed=seed,
+                epoch=position.epoch,
+                after=position.after,
+            )
+            self._latest_plan = known = beginning, plan
+        return known[1]
+
+    def plan_on(self, rank: int, world_size: int, **of_epoch: Any) -> EpochPlan:
+        """Return the plan of an epoch on a rank, with other parameters of `EpochPlan`."""
         plan = EpochPlan(
             strategy=self.strategy,
             n_rows=self._n_rows,
@@ -450,6 +455,7 @@ class CellDataset(ResumableDataset):
             drop_last=self.drop_last,
             rank=rank,
             world_size=world_size,
+            streams=self.streams,
             **of_epoch,
         )
         if plan.n_minibatches == 0 and not plan.after:
@@ -464,15 +470,15 @@ class CellDataset(ResumableDataset):
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches, whose position can be saved and restored.
 
-        Workers read ahead; see ``prefetch``. If one of your functions reads or changes
-        whole fetches, as many minibatches are queued as a fetch has, so that the training
-        loop continues meanwhile. Workers read rows into memory that they share with this process,
-        unless one of your functions changes the rows, and reuse that memory when nothing refers to
-        its minibatches any longer. Each worker takes `buffer_bytes`, plus the minibatches that are
-        queued or in use. This memory needs no space in ``/dev/shm``. If a `Collection` is on a
+        Minibatches arrive in the order of the plan, with any number of workers. Each worker reads
+        every n-th fetch, which takes its `buffer_bytes`, and sends minibatches ahead in memory that
+        it shares with this process (and that needs no space in ``/dev/shm``): ``prefetch_factor``
+        messages of up to 32 MiB, or of one minibatch if that is larger. If a `Collection` is on a
         server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
         threads of this process may be reading it: the start method is "forkserver" unless you pass
-        another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``.
+        another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``. A
+        ``worker_init_fn`` gets the number of the worker; for torch's `get_worker_info`, each is the
+        only one of its DataLoader.
 
         Parameters
         ----------
@@ -480,27 +486,23 @@ class CellDataset(ResumableDataset):
             Number of worker processes. If None, the number that ``autotune`` recommended, or 0
             without a recommendation.
         **options
-            Other parameters of `torch.utils.data.DataLoader`.
+            Other parameters of `torch.utils.data.DataLoader`. ``prefetch_factor`` counts messages,
+            2 by default.
 
         Raises
         ------
         DeliveryError
-            During iteration: the workers delivered fewer minibatches than the epoch has.
+            During iteration: workers persist, and another iteration has begun.
         ParameterError
             ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
         ImportError
             torch is not installed.
         """
         workers = self.num_workers if num_workers is None else num_workers
-        n_queued = self.fetch_factor + 1
-        if self._is_placed:
-            n_queued = min(n_queued, _QUEUED_MINIBATCHES)
         return loader_over(
             self,
             workers,
             options,
-            n_queued=n_queued,
-            minibatch_bytes=self._minibatch_bytes,
             as_torch=self.as_torch,
             can_be_forked=self._can_be_forked,
         )
@@ -511,12 +513,12 @@ class CellDataset(ResumableDataset):
         n_of_epoch = self.strategy.n_positions(self._n_rows)
         n_rows = min(self.fetch_size, n_of_epoch)
         n_fetches = 2 if n_rows < n_of_epoch else 1
-        minibatch_bytes = self._minibatch_bytes * min(1.0, n_of_epoch / self.batch_size)
+        delivered = self.minibatch_bytes * min(1.0, n_of_epoch / self.batch_size)
         n_bytes = float(self.collection.mean_row_bytes(self.dtype))
-        return n_fetches * n_rows * (1 + self.strategy.n_others) * n_bytes + minibatch_bytes
+        return n_fetches * n_rows * (1 + self.strategy.n_others) * n_bytes + delivered
 
     @property
-    def _minibatch_bytes(self) -> int:
+    def minibatch_bytes(self) -> int:
         """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
         if not isinstance(self.collection, Collection):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
@@ -524,7 +526,9 @@ class CellDataset(ResumableDataset):
         for each in self.transform.values():
             tokenizer = split_steps(each)[1]
             n_bytes += 0 if tokenizer is None else row_bytes(tokenizer)
-        return int(self.batch_size * (1 + self.strategy.n_others) * n_bytes)
+        return int(
+            self.batch_size * self._streams_per_rank * (1 + self.strategy.n_others) * n_bytes
+        )
 
     @property
     def _is_read_ahead(self) -> bool:
@@ -541,45 +545,39 @@ class CellDataset(ResumableDataset):
         is_transformed = self.fetch_transform is not None or self.batch_callback is not None
         return self._is_read_ahead and not is_transformed
 
-    def _meet(self) -> None:
-        """Agree with other ranks, all of which call this when an epoch begins."""
-        _, world_size = self._ranks.now()
-        self._seed.agree(world_size, self._compared)
-        self._seed.use(world_size)
-        if self._compared.is_due:
-            run = {"world_size": world_size} | read_identity(self.collection, self.dtype)
-            self._compared.compare(self._identity() | {"run": run})
+    @property
+    def _seeds(self) -> tuple[CommonSeed, ...]:
+        return (self._seed,)
 
-    def _seed_values(self) -> int:
-        return self.seed
+    def _n_left(self, beginning: Beginning) -> int:
+        n_delivered = beginning.position.progress.n_minibatches
+        return self._plan_of(beginning).n_minibatches - n_delivered
 
-    def _take_seeds(self, seeds: int) -> None:
-        self._seed.take(seeds)
-
-    def _n_of(
-        self, *, seed: Any, epoch: int, after: tuple[Progress, ...], world_size: int
-    ) -> int | None:
-        return self._plan(0, world_size, seed=seed, epoch=epoch, after=after).n_minibatches
+    def _read_identity(self) -> Any:
+        return read_identity(self.collection, self.dtype)
 
     def _identity(self) -> dict[str, Any]:
-        if self._strategy_identity is None or self._strategy_identity[0] is not self.strategy:
-            self._strategy_identity = self.strategy, strategy_identity(self.strategy)
-        if self._data_identity is None:
-            self._data_identity = data_identity(self.collection, self._n_rows)
-        own = {
-            "batch_size": self.batch_size,
-            "fetch_factor": self.fetch_factor,
-            "drop_last": bool(self.drop_last),
-            "transform": as_json(self.transform),
-        }
-        of_strategy = self._strategy_identity[1]
-        # A strategy may have parameters of these names, too.
-        others = {
-            f"strategy.{name}": of_strategy[name]
-            for name in own
-            if name in of_strategy and of_strategy[name] != own[name]
-        }
-        return {"data": self._data_identity, "configuration": of_strategy | own | others}
+        if self._known_identity is None:
+            own = {
+                "batch_size": self.batch_size,
+                "fetch_factor": self.fetch_factor,
+                "drop_last": bool(self.drop_last),
+                "transform": as_json(self.transform),
+            }
+            if self.streams is not None:
+                own["streams"] = self.streams
+            of_strategy = strategy_identity(self.strategy)
+            # A strategy may have parameters of these names, too.
+            others = {
+                f"strategy.{name}": of_strategy[name]
+                for name in own
+                if name in of_strategy and of_strategy[name] != own[name]
+            }
+            self._known_identity = {
+                "data": data_identity(self.collection, self._n_rows),
+                "configuration": of_strategy | own | others,
+            }
+        return self._known_identity
 
     def _transforms(self, transform: AnyTransform | None) -> Transforms:
         are_made_dense = self.dense and self._is_placed
@@ -600,14 +598,29 @@ class CellDataset(ResumableDataset):
         )
         return not self.dense and any(are_others)
 
-    # How minibatches are made. These methods run on a copy, whose attributes nobody changes.
+    # How minibatches are made.
 
-    def _minibatches(self, share: Share) -> Minibatches:
-        as_it_is_now = object.__new__(type(self))
-        vars(as_it_is_now).update(vars(self))
-        return as_it_is_now._delivered(share)
+    def _share(self, beginning: Beginning, first: int = 0, step: int = 1) -> Share:
+        n_delivered = beginning.position.progress.n_minibatches
+        plan = self._plan_of(beginning)
+        return plan.share(worker=first, num_workers=step, n_delivered=n_delivered)
 
-    def _delivered(self, share: Share) -> Minibatches:
+    def _minibatches(self, beginning: Beginning) -> Minibatches:
+        return self.delivered(self._share(beginning))
+
+    def _sizes(self, beginning: Beginning) -> Iterable[int]:
+        share = self._share(beginning)
+        return map(share.n_minibatches_of, share.numbers)
+
+    def _sources(self, beginning: Beginning) -> Iterable[int]:
+        sizes = self._sizes(beginning)
+        return (number for number, n in enumerate(sizes) for _ in range(n))
+
+    def _of_worker(self, beginning: Beginning, first: int, step: int) -> Minibatches:
+        return self.delivered(self._share(beginning, first, step))
+
+    def delivered(self, share: Share) -> Minibatches:
+        """Deliver a share of an epoch: the minibatches of its fetches."""
         made = self._read_ahead(share) if self._is_read_ahead else self._indexed(share)
         with closing(made) as minibatches:
             if self.batch_transform is None:
@@ -638,7 +651,7 @@ class CellDataset(ResumableDataset):
         with closing(fetches):
             for fetch, groups in fetches:
                 if not self._is_placed:
-                    yield from self._taken(next(groups).to_scipy(), fetch)
+                    yield from self._taken(next(groups).to_scipy(), fetch, share.plan)
                     continue
                 read = reader.finished(groups, dense=self.dense, key=key)
                 for cells in self._with_others(read):
@@ -679,7 +692,7 @@ class CellDataset(ResumableDataset):
     def _reader(self) -> Reader:
         """Return a reader with its own threads."""
         worker = get_worker_info()
-        n_processes = 1 if worker is None else worker.num_workers
+        n_processes = n_workers_of_loader() or (1 if worker is None else worker.num_workers)
         given, counters = self._given(n_processes), self._counters
         # A function of the user might keep the minibatches that it gets.
         is_seen = (
@@ -712,15 +725,15 @@ class CellDataset(ResumableDataset):
                 else:
                     fetched = in_memory(self.collection[fetch.rows])
             self._counters.add(Counter.FETCHES, 1)
-            yield from self._taken(fetched, fetch)
+            yield from self._taken(fetched, fetch, share.plan)
 
-    def _taken(self, fetched: Any, fetch: Fetch) -> Iterator[Any]:
+    def _taken(self, fetched: Any, fetch: Fetch, plan: EpochPlan) -> Iterator[Any]:
         """Take minibatches from a fetch, in the order of delivery."""
         if self.fetch_transform is not None:
             with self._counters.wall_time(Counter.FUNCTIONS):
                 fetched = self.fetch_transform(fetched)
-        for start in range(0, fetch.order.size, self.batch_size):
-            here = slice(start, start + self.batch_size)
+        for start in range(0, fetch.order.size, plan.minibatch_size):
+            here = slice(start, start + plan.minibatch_size)
             others = None if fetch.others is None else fetch.others[here].ravel()
             # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
             # frame, in a thread of its own, while Python shuts down.

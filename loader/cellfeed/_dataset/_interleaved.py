@@ -1,31 +1,30 @@
 """Interleaved minibatches of several datasets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
-from itertools import islice
+from functools import partial
+from itertools import groupby, islice, repeat
 from math import ceil, floor
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._dataset._cell_dataset import CellDataset, Minibatches
 from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
-from cellfeed._dataset._ranks import RanksCompared
-from cellfeed._dataset._state import ResumableDataset
+from cellfeed._dataset._ranks import CommonSeed
+from cellfeed._dataset._resumable import ResumableDataset
+from cellfeed._dataset._run import Beginning, Position
 from cellfeed._decode import Counters
 from cellfeed._errors import ParameterError, StateError, require_positive
-from cellfeed.sampling import Permutation, Progress, derive_key
-from cellfeed.sampling._base import delivered_by_worker, next_worker
-from cellfeed.sampling._plan import minibatches_by_worker
+from cellfeed.sampling import Permutation, Share, derive_key
 
 Stop = Literal["first_exhausted", "all_exhausted"]
 
 # Proportions are taken for fractions, so that 0.1 is a tenth.
 _LARGEST_DENOMINATOR = 10**9
-_QUEUED_MINIBATCHES = 8
 # Apart, so that no epoch of a dataset comes again in a later epoch of all, also on other ranks.
 _LATER_ROUNDS = 1 << 40
 _ORDER = 0x1E  # apart from the keys of the datasets, which derive theirs from the same seed
@@ -37,8 +36,8 @@ class InterleavedDatasets(ResumableDataset):
     Each minibatch comes from one dataset, which has its own collection, strategy, sizes and
     transforms and delivers its minibatches in its own order. Each dataset delivers the same number
     of minibatches in every epoch. The order of turns depends on the seed of the first dataset, the
-    epoch and the number of the minibatch, and is the same on all ranks. Worker processes divide
-    the fetches of each dataset, and each worker interleaves its own share.
+    epoch and the number of the minibatch, and is the same on all ranks and with any number
+    of worker processes.
 
     Parameters
     ----------
@@ -58,9 +57,8 @@ class InterleavedDatasets(ResumableDataset):
     Raises
     ------
     ParameterError
-        There is no dataset, one is ``adaptive``, or ``proportions`` are not positive numbers, one
-        for each dataset.
-        Also when an epoch begins: the datasets have different ranks.
+        There is no dataset, one is ``adaptive`` or has another ``rank``, ``world_size`` or
+        ``streams``, or ``proportions`` are not positive numbers, one for each dataset.
 
     Examples
     --------
@@ -70,6 +68,8 @@ class InterleavedDatasets(ResumableDataset):
     >>> len(mixed), np.bincount(mixed.turns(epoch=0))
     (40, array([10, 30]))
     """
+
+    _latest_order: "tuple[Beginning, list[_Fetch]] | None" = None
 
     def __init__(
         self,
@@ -89,7 +89,14 @@ class InterleavedDatasets(ResumableDataset):
                 "waits for; leave `adaptive` out, and give `num_threads` and `prefetch`"
             )
             raise ParameterError(msg)
-        super().__init__(RanksCompared(self.datasets[0]._ranks))  # noqa: SLF001
+        divisions = [(each.rank, each.world_size, each.streams) for each in self.datasets]
+        if len({*divisions}) > 1:
+            msg = (
+                "`datasets` must all have the same rank, world_size and streams, but got "
+                f"{divisions}"
+            )
+            raise ParameterError(msg)
+        super().__init__(self.datasets[0]._ranks, self.datasets[0].streams)  # noqa: SLF001
         self._counters.parts = [each.counters for each in self.datasets]
         if stop not in get_args(Stop):
             msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
@@ -99,6 +106,12 @@ class InterleavedDatasets(ResumableDataset):
         self.n_minibatches = (
             None if n_minibatches is None else require_positive("n_minibatches", n_minibatches)
         )
+        self._is_made = True
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied.counters.parts = [each.counters for each in self.datasets]
+        return copied
 
     def __repr__(self) -> str:
         shares = None if self.proportions is None else [float(each) for each in self.proportions]
@@ -112,7 +125,10 @@ class InterleavedDatasets(ResumableDataset):
     @property
     def minibatches_of_each(self) -> tuple[int, ...]:
         """Number of minibatches that each dataset delivers to this rank in an epoch."""
-        lengths = [each.n_minibatches for each in self.datasets]
+        return self._counts(self.world_size)
+
+    def _counts(self, world_size: int) -> tuple[int, ...]:
+        lengths = [each.plan_on(0, world_size).n_minibatches for each in self.datasets]
         shares = self.proportions or tuple(map(Fraction, lengths))
         if self.n_minibatches is not None:
             return _apportioned(self.n_minibatches, shares)
@@ -121,22 +137,7 @@ class InterleavedDatasets(ResumableDataset):
             return tuple(floor(min(turns) * share) for share in shares)
         return tuple(ceil(max(turns) * share) for share in shares)
 
-    @property
-    def rank(self) -> int:
-        """The current rank of this process."""
-        return self.datasets[0].rank
-
-    @property
-    def world_size(self) -> int:
-        """The current number of processes that train together."""
-        return self.datasets[0].world_size
-
-    @property
-    def settings(self) -> list[Any]:
-        """See `ResumableDataset`; those of all datasets."""
-        return [*super().settings, *(value for each in self.datasets for value in each.settings)]
-
-    def turns(self, *, epoch: int, worker: int = 0, n_workers: int = 1) -> NDArray[np.int64]:
+    def turns(self, *, epoch: int) -> NDArray[np.int64]:
         """Return which dataset delivers each minibatch of an epoch, by its index in ``datasets``.
 
         After ``n`` minibatches, each dataset has delivered ``np.bincount(turns[:n])``.
@@ -145,11 +146,12 @@ class InterleavedDatasets(ResumableDataset):
         ----------
         epoch
             Number of the epoch.
-        worker, n_workers
-            The worker process, which has a share of each dataset, and the number of workers.
         """
-        counts = self._counts(worker, n_workers)
-        key = derive_key(self.datasets[0].seed, _ORDER, epoch, worker, n_workers)
+        return self._turns(self.datasets[0].seed, epoch, self.world_size)
+
+    def _turns(self, seed: int, epoch: int, world_size: int) -> NDArray[np.int64]:
+        counts = self._counts(world_size)
+        key = derive_key(seed, _ORDER, epoch, 0, 1)
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
@@ -168,8 +170,6 @@ class InterleavedDatasets(ResumableDataset):
             self,
             num_workers,
             options,
-            n_queued=_QUEUED_MINIBATCHES,
-            minibatch_bytes=self._minibatch_bytes,
             as_torch=any(each.as_torch for each in self.datasets),
             can_be_forked=all(each._can_be_forked for each in self.datasets),  # noqa: SLF001
         )
@@ -178,45 +178,32 @@ class InterleavedDatasets(ResumableDataset):
         return [self._counters, *self._counters.parts]
 
     @property
-    def _minibatch_bytes(self) -> int:
-        return max(each._minibatch_bytes for each in self.datasets)  # noqa: SLF001
+    def minibatch_bytes(self) -> int:
+        """Mean size of the largest minibatch as it is read, in bytes; 0 if unknown."""
+        return max(each.minibatch_bytes for each in self.datasets)
 
-    def _meet(self) -> None:
-        """Agree on the seeds with other ranks."""
-        ranks = {(each.rank, each.world_size) for each in self.datasets}
-        if len(ranks) > 1:
-            msg = f"`datasets` must all have the same rank and world_size, but got {sorted(ranks)}"
-            raise ParameterError(msg)
-        for each in self.datasets:
-            each._meet()  # noqa: SLF001
+    @property
+    def _seeds(self) -> tuple[CommonSeed, ...]:
+        return tuple(each._seed for each in self.datasets)  # noqa: SLF001
 
-    def _plan_of(self, *, epoch: int, after: tuple[Progress, ...]) -> "_MixedEpoch":
-        if after:
-            stopped = after[-1]
+    def _seed_values(self, seeds: list[int]) -> list[int]:
+        return seeds
+
+    def _seeds_of(self, value: list[int]) -> list[int]:
+        return value
+
+    def _n_left(self, beginning: Beginning) -> int:
+        position = beginning.position
+        if position.after:
             msg = (
-                f"the state is of {stopped.world_size} ranks with {stopped.num_workers} workers "
-                f"each, but there are {self.world_size} ranks now, or another number of workers; "
-                "resume interleaved datasets with the same numbers"
+                f"the state is of {position.after[-1].world_size} ranks, but there are "
+                f"{position.progress.world_size} ranks now; resume interleaved datasets on as many"
             )
             raise StateError(msg)
-        return _MixedEpoch(
-            epoch=epoch,
-            seed=self._seed_values(),
-            world_size=self.world_size,
-            n_minibatches=sum(self.minibatches_of_each),
-            n_of_workers=lambda n: np.array([sum(self._counts(k, n)) for k in range(n)]),
-        )
+        return sum(self._counts(beginning.world_size)) - position.progress.n_minibatches
 
-    def _n_of(
-        self,
-        *,
-        seed: Any,  # noqa: ARG002 - all epochs have as many
-        epoch: int,  # noqa: ARG002
-        after: tuple[Progress, ...],
-        world_size: int,
-    ) -> int | None:
-        is_resumed = not after and world_size == self.world_size
-        return sum(self.minibatches_of_each) if is_resumed else None
+    def _read_identity(self) -> Any:
+        return [each._read_identity() for each in self.datasets]  # noqa: SLF001
 
     def _identity(self) -> dict[str, Any]:
         parts = [each._identity() for each in self.datasets]  # noqa: SLF001
@@ -232,56 +219,79 @@ class InterleavedDatasets(ResumableDataset):
             "configuration": configuration,
         }
 
-    def _seed_values(self) -> list[int]:
-        return [each.seed for each in self.datasets]
+    def _require_in_range(self, position: Position, seeds: tuple[int, ...]) -> None:
+        if position.progress.world_size == (self.streams or self.world_size):
+            super()._require_in_range(position, seeds)
 
-    def _take_seeds(self, seeds: list[int]) -> None:
-        for each, seed in zip(self.datasets, seeds, strict=True):
-            each._seed.require_no_other(seed)  # noqa: SLF001 - before any is taken
-        for each, seed in zip(self.datasets, seeds, strict=True):
-            each._take_seeds(seed)  # noqa: SLF001
-
-    def _minibatches(self, share: "_MixedShare") -> Minibatches:
-        turns = self.turns(epoch=share.epoch, worker=share.worker, n_workers=share.num_workers)
-        begun = np.bincount(turns[: share.n_delivered], minlength=len(self.datasets)).tolist()
+    def _minibatches(self, beginning: Beginning) -> Minibatches:
         with ExitStack() as stack:
-            parts = [
-                stack.enter_context(closing(self._part(number, share, begun[number])))
-                for number in range(len(self.datasets))
-            ]
-            for turn in turns[share.n_delivered :].tolist():
-                yield next(parts[turn])
+            delivered = self._opened(self._order(beginning), stack)
+            for turn in self._rest(beginning).tolist():
+                yield next(delivered[turn])
 
-    def _part(self, number: int, share: "_MixedShare", n_begun: int) -> Minibatches:
-        """Deliver this process's share of the minibatches of one dataset, after the first."""
-        dataset = self.datasets[number]
-        counts = self._shares(number, share.worker, share.num_workers)
-        for times, count in enumerate(counts):
-            skipped = min(n_begun, count)
-            n_begun -= skipped
-            if skipped == count:
-                continue
-            plan = dataset.plan(epoch=share.epoch + times * _LATER_ROUNDS)
-            own = plan.share_of_worker(
-                worker=share.worker, num_workers=share.num_workers, n_delivered=skipped
-            )
-            with closing(dataset._minibatches(own)) as minibatches:  # noqa: SLF001
-                n_left = count - skipped
-                is_all = n_left == own.n_minibatches
-                yield from minibatches if is_all else islice(minibatches, n_left)
+    def _sizes(self, beginning: Beginning) -> Iterable[int]:
+        return (each.n_minibatches for each in self._order(beginning))
 
-    def _counts(self, worker: int, n_workers: int) -> list[int]:
-        """Return how many minibatches a worker delivers of each dataset in an epoch."""
-        return [sum(self._shares(k, worker, n_workers)) for k in range(len(self.datasets))]
+    def _sources(self, beginning: Beginning) -> Iterator[int]:
+        left: list[Iterator[int]] = [iter(())] * len(self.datasets)
+        fetches = enumerate(self._sizes(beginning))
+        for turn in self._rest(beginning).tolist():
+            number = next(left[turn], None)
+            if number is None:
+                number, n = next(fetches)
+                left[turn] = repeat(number, n - 1)
+            yield number
 
-    def _shares(self, number: int, worker: int, n_workers: int) -> list[int]:
-        """Return how many minibatches a worker delivers of each epoch of a dataset."""
-        dataset, n = self.datasets[number], self.minibatches_of_each[number]
-        length, factor = dataset.n_minibatches, dataset.fetch_factor
+    def _of_worker(self, beginning: Beginning, first: int, step: int) -> Minibatches:
+        chosen = self._order(beginning)[first::step]
+        with ExitStack() as stack:
+            delivered = self._opened(chosen, stack)
+            for each in chosen:
+                yield from islice(delivered[each.dataset], each.n_minibatches)
+
+    def _opened(self, fetches: "Sequence[_Fetch]", stack: ExitStack) -> list[Minibatches]:
+        """Return the minibatches of given fetches, those of each dataset by themselves."""
         return [
-            int(minibatches_by_worker(min(length, n - start), factor, n_workers)[worker])
-            for start in range(0, n, length)
+            stack.enter_context(
+                closing(_of_dataset(dataset, [e for e in fetches if e.dataset == k]))
+            )
+            for k, dataset in enumerate(self.datasets)
         ]
+
+    def _rest(self, beginning: Beginning) -> NDArray[np.int64]:
+        """Return which dataset delivers each minibatch that is left of an epoch."""
+        return self._turns_of(beginning)[beginning.position.progress.n_minibatches :]
+
+    def _turns_of(self, beginning: Beginning) -> NDArray[np.int64]:
+        epoch = beginning.position.epoch
+        return self._turns(beginning.seeds[0], epoch, beginning.world_size)
+
+    def _order(self, beginning: Beginning) -> "list[_Fetch]":
+        """Return the fetches that are left of an epoch, in the order in which they are needed."""
+        known = self._latest_order
+        if known is None or known[0] != beginning:
+            found = [each for k in range(len(self.datasets)) for each in self._left(k, beginning)]
+            known = beginning, sorted(found, key=lambda each: each.needed)
+            self._latest_order = known
+        return known[1]
+
+    def _left(self, number: int, beginning: Beginning) -> "Iterator[_Fetch]":
+        """Yield the fetches that are left of a dataset, of each of its own epochs."""
+        position, dataset = beginning.position, self.datasets[number]
+        places = np.flatnonzero(self._turns_of(beginning) == number)
+        n_begun = int(np.searchsorted(places, position.progress.n_minibatches))
+        of_rank = partial(dataset.plan_on, beginning.rank, beginning.world_size)
+        n, length = places.size, of_rank().n_minibatches
+        for times in range(n_begun // length, ceil(n / length)):
+            epoch = position.epoch + times * _LATER_ROUNDS
+            plan = of_rank(seed=beginning.seeds[number], epoch=epoch)
+            share = plan.share(n_delivered=max(0, n_begun - times * length))
+            for fetch in share.numbers:
+                first = times * length + max(share.n_delivered, fetch * plan.fetch_factor)
+                n_left = min(share.n_minibatches_of(fetch), n - first)
+                if n_left <= 0:
+                    return
+                yield _Fetch(int(places[first]), number, share, fetch, n_left)
 
     def _checked(self, proportions: Sequence[float]) -> tuple[Fraction, ...]:
         shares = [float(each) for each in proportions]
@@ -295,44 +305,35 @@ class InterleavedDatasets(ResumableDataset):
         return tuple(each or Fraction(share) for each, share in zip(fractions, shares, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _MixedShare:
-    """The minibatches of an epoch that a worker still has to deliver."""
+class _Fetch(NamedTuple):
+    """A fetch of one of several datasets.
 
-    epoch: int
-    worker: int
-    num_workers: int
-    n_delivered: int
-    n_minibatches: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MixedEpoch:
-    """An epoch of several datasets on this rank, divided among workers; see `EpochPlan`.
-
-    ``n_of_workers`` returns the numbers of minibatches of each of ``num_workers`` workers.
+    Parameters
+    ----------
+    needed
+        Number of the first minibatch of the epoch that comes from it.
+    dataset
+        Index of its dataset.
+    share, number
+        What is left of the epoch of its dataset, and its number there.
+    n_minibatches
+        How many of its minibatches are delivered.
     """
 
-    epoch: int
-    seed: list[int]
-    world_size: int
+    needed: int
+    dataset: int
+    share: Share
+    number: int
     n_minibatches: int
-    n_of_workers: Callable[[int], NDArray[np.int64]]
-    after: tuple[Progress, ...] = ()
 
-    def share(self, *, worker: int, num_workers: int, n_delivered: int) -> _MixedShare:
-        """See `EpochPlan.share`."""
-        totals = self.n_of_workers(num_workers)
-        done = delivered_by_worker(totals, n_delivered)
-        number = (worker + next_worker(totals, done)) % num_workers
-        return self.share_of_worker(
-            worker=number, num_workers=num_workers, n_delivered=int(done[number])
-        )
 
-    def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int) -> _MixedShare:
-        """See `EpochPlan.share_of_worker`."""
-        n_left = int(self.n_of_workers(num_workers)[worker]) - n_delivered
-        return _MixedShare(self.epoch, worker, num_workers, n_delivered, n_left)
+def _of_dataset(dataset: CellDataset, fetches: Sequence[_Fetch]) -> Minibatches:
+    """Deliver some fetches of a dataset, of one of its epochs after another."""
+    for _, group in groupby(fetches, key=lambda each: id(each.share)):
+        of_epoch = [*group]
+        share = replace(of_epoch[0].share, chosen=tuple(each.number for each in of_epoch))
+        with closing(dataset.delivered(share)) as minibatches:
+            yield from islice(minibatches, sum(each.n_minibatches for each in of_epoch))
 
 
 def _apportioned(n: int, shares: Sequence[Fraction]) -> tuple[int, ...]:

@@ -1,69 +1,44 @@
-"""The DataLoader of a dataset, which notices if a minibatch is lost between processes."""
+"""The DataLoader of a dataset: workers read every n-th fetch, and it takes them in order."""
 
-import errno
 import functools
 import itertools
 import multiprocessing
-import os
-import pickle
-import re
-import shutil
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from operator import is_
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from cellfeed._dataset import _workers
-from cellfeed._dataset._epochs import Iteration, Ticket, wait_for_dropped
-from cellfeed._dataset._run import Counted
-from cellfeed._dataset._trainers import accumulating
+from cellfeed._dataset._iteration import Iteration, wait_for_dropped
+from cellfeed._dataset._run import Beginning
 from cellfeed._decode import Counter
-from cellfeed._errors import (
-    CellfeedError,
-    DeliveryError,
-    ParameterError,
-    StateError,
-    require_integer,
-)
-from cellfeed._torch import DataLoader, default_convert, get_worker_info, require_torch
+from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_integer
+from cellfeed._torch import DataLoader, default_convert, require_torch, torch
 from cellfeed.interrupts import interrupts_held
-from cellfeed.machine import local_world_size, usable_memory_bytes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Where torch keeps what processes share, if workers cannot lend memory.
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file
-_SHARE = 0.75  # of what is free: minibatches differ in size, and others want some of it
-_OF_THE_CONSUMER = 2  # minibatches: one in use, and one handed over
-# Each minibatch takes a file descriptor while it is queued, of which a process often has 1024.
-_DESCRIPTORS = 512
-_N_OF_OTHER_LOADERS = 2  # minibatches that each worker of torch's DataLoader keeps by default
-
+# Bytes of minibatches that a worker sends at once. Chosen: they cost little beside a fetch.
+_MESSAGE_BYTES = 32 * 2**20
 
 # Options of a DataLoader, and why the loader does not take them.
-_NOT_TAKEN = dict.fromkeys(
-    ("batch_size", "drop_last"), "is a parameter of the dataset; give it there"
-) | dict.fromkeys(
-    ("shuffle", "sampler", "batch_sampler"),
-    "does not apply; the strategy of the dataset determines the order",
+_NOT_TAKEN = (
+    dict.fromkeys(("batch_size", "drop_last"), "is a parameter of the dataset; give it there")
+    | dict.fromkeys(
+        ("shuffle", "sampler", "batch_sampler"),
+        "does not apply; the strategy of the dataset determines the order",
+    )
+    | {"in_order": "does not apply; minibatches arrive in the order of the plan, always"}
 )
 
 
-class _EpochSampler:
-    """Sampler of a DataLoader, on which trainers call ``set_epoch``.
-
-    Parameters
-    ----------
-    dataset
-        The dataset whose epoch is set.
-    """
+class _Sampler:
+    """Sampler of the loader, on which trainers call ``set_epoch``."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -77,11 +52,7 @@ class _EpochSampler:
 
 
 class MinibatchLoader(DataLoader[Any]):
-    """A DataLoader that begins each epoch in this process, and counts what its workers deliver.
-
-    Epochs are therefore numbered in the order in which iterations began, however late a worker
-    starts, and ranks that have just met can agree on a seed. If workers deliver fewer minibatches
-    than an epoch has, iteration raises `DeliveryError`.
+    """A DataLoader that begins each epoch in this process and delivers it in its plan's order.
 
     ``accelerator.prepare`` returns it unchanged; ``accelerator.save_state`` and ``load_state`` save
     and restore it.
@@ -92,41 +63,68 @@ class MinibatchLoader(DataLoader[Any]):
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
     remainder = -1  # it must not cut the last minibatches: those that are repeated lie anywhere
-    _ticket: Ticket | None = None  # of the latest iteration by the workers that are there
-    _n_resumed = 0  # when they were started
-    _settings: Sequence[Any] = ()
-    _ranks_of_workers: tuple[int, int] | None = None
-    n_begun = 0  # iterations, where workers persist
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)
         # A DataLoader takes none for such a dataset.
-        object.__setattr__(self, "sampler", _EpochSampler(dataset))
+        object.__setattr__(self, "sampler", _Sampler(dataset))
+        self._options = options
+        self._kept: _Workers | None = None  # those that persist
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r}, num_workers={self.num_workers})"
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        if not self.num_workers:
-            return Iteration(functools.partial(self._announced, super().__iter__()))
         # Begun with the first minibatch, so that trainers may set the epoch until then.
-        return Iteration(self._begin)
+        begin: Callable[[], Any] = self._begin if self.num_workers else super().__iter__
+        return Iteration(functools.partial(self._announced, begin))
+
+    def _announced(self, begin: Callable[[], Iterator[Any]]) -> Generator[Any, None, None]:
+        """Yield minibatches, for Accelerate as those of its active loader if it prepared this."""
+        if "_is_accelerate_prepared" not in vars(self):
+            yield from begin()
+            return
+        active = _active_in_accelerate(self)
+        active.begin()
+        try:
+            yield from begin()
+        finally:
+            active.end()
 
     def _begin(self) -> Generator[Any, None, None]:
-        """Begin an epoch of the workers, and return what they deliver."""
+        """Begin an epoch, and return what workers deliver."""
         wait_for_dropped()  # their workers take memory and processors
-        with interrupts_held():
-            counted = self._begin_for_workers()
-            with counted.starting():
-                minibatches: Any = super().__iter__()
-        if self.persistent_workers:
-            minibatches = _InTurn(self, minibatches)
-        return self._announced(_complete(counted, minibatches, is_kept=self.persistent_workers))
+        with self.dataset.begun(self.num_workers) as (beginning, epoch), interrupts_held():
+            workers = self._kept
+            if workers is not None and workers.have_died:
+                workers.end()
+                self._kept = workers = None
+            if workers is None:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of the number of workers, as torch has said
+                    workers = _Workers(self.dataset, self._options, self.num_workers)
+            if self.persistent_workers:
+                self._kept = workers
+            minibatches = epoch.counting(workers.delivered(beginning))
+        counted: Generator[Any, None, None] = minibatches
+        return counted
+
+    @property
+    def n_sent_ahead(self) -> int:
+        """How many minibatches workers send at most before the training loop asks for them."""
+        of_fetch = getattr(self.dataset, "fetch_factor", 1)
+        of_message = min(of_fetch, _n_of_message(self.dataset))
+        return self.num_workers * (self.prefetch_factor or 0) * of_message
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the last minibatch of an epoch was delivered; Accelerate reads this."""
         return bool(self.dataset.is_at_end)
+
+    def peek(self, n: int = 1) -> list[Any]:
+        """Return the first minibatches of the coming epoch; see `CellDataset.peek`."""
+        minibatches: list[Any] = self.dataset.peek(n)
+        return [self.collate_fn(each) for each in minibatches]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch; see `CellDataset.set_epoch`."""
@@ -140,84 +138,256 @@ class MinibatchLoader(DataLoader[Any]):
         raise ParameterError(msg)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the training loop; see `CellDataset.state_dict`.
-
-        Raises
-        ------
-        StateError
-            Workers deliver minibatches in any order (``in_order=False``).
-        """
-        if self.num_workers > 1 and not getattr(self, "in_order", True):
-            msg = (
-                "workers deliver minibatches in any order, so their number does not identify "
-                "them; leave `in_order=False` out"
-            )
-            raise StateError(msg)
+        """Return the position of the training loop; see `CellDataset.state_dict`."""
         state: dict[str, Any] = self.dataset.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state; see `CellDataset.load_state_dict`.
-
-        The number of workers may differ from that of the saved run.
-        """
+        """Resume from a state, with any number of workers; see `CellDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
 
-    def _get_iterator(self) -> Any:
-        if not (
-            self.num_workers and _workers.can_lend() and isinstance(self.collate_fn, _SentWhole)
-        ):
-            return super()._get_iterator()
-        receiving, sending = _workers.connected()
-        arrivals = _workers.Arrivals(receiving)
-        own = self.worker_init_fn
-        self.worker_init_fn = _workers.Departures(
-            sending,
-            arrivals.key,
-            are_rows_placed=self.collate_fn.is_own,
-            then=own,
-        )
-        try:
-            iterator = super()._get_iterator()
-        finally:
-            self.worker_init_fn = own
-        vars(iterator)["arrivals"] = arrivals  # they go with it
-        # Garbage collection of a cycle would close the queues first, so that nothing could tell the
-        # workers to end, and then wait 5 s for each to notice. What is reachable stays open.
-        weakref.finalize(iterator, len, vars(iterator)["_index_queues"]).atexit = False
-        return iterator
 
-    def _announced(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-        """Yield minibatches, and notify Accelerate of each if it prepared this loader."""
-        if "_is_accelerate_prepared" in vars(self):
-            return accumulating(self, minibatches)
-        return _passed_on(minibatches)
+def _active_in_accelerate(loader: MinibatchLoader) -> Any:
+    """Return what Accelerate takes for its active DataLoader while one iterates over a loader.
 
-    def _begin_for_workers(self) -> Counted:
-        ranks = self.dataset.rank, self.dataset.world_size
-        n_resumed, settings = self.dataset.n_resumed, self.dataset.settings
-        are_same = len(settings) == len(self._settings) and all(map(is_, settings, self._settings))
-        # Workers that persist may have an old copy, or may have died in the epoch before.
-        kept: Any = self._iterator
-        have_died = kept is not None and any(each.exitcode is not None for each in kept._workers)  # noqa: SLF001
-        if n_resumed != self._n_resumed or not are_same or have_died:
-            self._n_resumed, self._settings = n_resumed, settings
-            if kept is not None:
-                with suppress(AssertionError):  # a fork of the process that started them
-                    kept._shutdown_workers()  # noqa: SLF001 - an error may refer to it for long
-            self._iterator = None
-        if self._iterator is None:
-            self._ticket, self._ranks_of_workers = None, ranks
-        elif ranks != self._ranks_of_workers:
-            rank, world_size = self._ranks_of_workers or ranks
-            msg = (
-                f"persistent worker processes were started by rank {rank} of {world_size}, which "
-                f"is now rank {ranks[0]} of {ranks[1]}; make a new loader"
+    It is another for each iteration, as Accelerate would remove all of one loader with the first.
+    At the end of it, Accelerate synchronises accumulated gradients.
+    """
+    from accelerate.data_loader import DataLoaderStateMixin  # noqa: PLC0415 - only where it is used
+    from accelerate.state import GradientState  # noqa: PLC0415
+
+    class Active(DataLoaderStateMixin):  # type: ignore[misc]
+        gradient_state = GradientState()
+
+        def reset(self) -> None:
+            """Keep what the loader says."""
+
+    Active.end_of_dataloader = property(lambda _: loader.end_of_dataloader, lambda *_: None)
+    return Active()
+
+
+class _Workers:
+    """Worker processes, each of which reads every n-th fetch and sends its minibatches in order.
+
+    Each is the only one of a DataLoader, so that minibatches are taken from the worker that has the
+    next fetch, and memory is that of few messages, however large a fetch is.
+    """
+
+    def __init__(self, dataset: Any, options: Mapping[str, Any], num_workers: int) -> None:
+        self._dataset, self._processes = dataset, list[BaseProcess]()
+        method = options.get("multiprocessing_context")
+        if not isinstance(method, BaseContext):
+            method = multiprocessing.get_context(method or multiprocessing.get_start_method())
+        collate = options["collate_fn"]
+        self._arrivals: _workers.Arrivals | None = None
+        lending: dict[str, Any] = {}
+        if _workers.can_lend():
+            receiving, sending = _workers.connected()
+            self._arrivals = _workers.Arrivals(receiving)
+            lending = {"connection": sending, "key": self._arrivals.key}
+        n = _n_of_message(dataset)
+        self._requests = [_Requests(dataset, k, num_workers, n) for k in range(num_workers)]
+        own = {
+            "batch_size": None,
+            "num_workers": 1,
+            "collate_fn": _as_it_is,
+            "multiprocessing_context": _noting(method, self._processes),
+        }
+        self._generator = options.get("generator")
+        self._generators = [torch.Generator() for _ in range(num_workers)]
+        self._loaders = list[DataLoader[Any]]()
+        for k, requests in enumerate(self._requests):
+            start = _workers.WorkerStart(
+                **lending,
+                are_rows_placed=collate in (default_convert, _as_it_is),
+                then=options.get("worker_init_fn"),
+                worker=k,
+                num_workers=num_workers,
             )
-            raise ParameterError(msg)
-        counted: Counted
-        self._ticket, counted = self.dataset.begin_for_workers(self._ticket, self.num_workers)
-        return counted
+            of_worker = {"sampler": requests, "worker_init_fn": start}
+            of_worker["generator"] = self._generators[k]
+            sent: Any = _Sent(dataset, collate, num_workers)
+            self._loaders.append(DataLoader(sent, **{**options, **own, **of_worker}))
+        self._n_begun = 0
+        self._is_kept = bool(options.get("persistent_workers"))
+        if self._is_kept:
+            # Garbage collection of a cycle closes the queues first: torch could not tell workers to
+            # end, and would wait 5 s for each.
+            weakref.finalize(self, _end, self._processes).atexit = False
+
+    @property
+    def have_died(self) -> bool:
+        """Whether a worker that should persist has ended."""
+        return any(not each.is_alive() for each in self._processes)
+
+    def end(self) -> None:
+        """End all workers at once."""
+        _end(self._processes)
+
+    def delivered(self, beginning: Beginning) -> Generator[Any, None, None]:
+        """Deliver what is left of an epoch, in order.
+
+        Raises
+        ------
+        DeliveryError
+            Workers persist, and have begun another iteration since.
+        """
+        self._n_begun += 1
+        # One number is drawn for all workers, as by torch, and none for those that persist.
+        if self._n_begun == 1 or not self._is_kept:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator))
+            for k, generator in enumerate(self._generators):
+                generator.manual_seed(seed + k)
+        number, arriving = self._n_begun, list[Iterator[Any]]()
+        for requests, loader in zip(self._requests, self._loaders, strict=True):
+            requests.beginning = beginning
+            arriving.append(iter(loader))
+        return self._in_order(number, beginning, arriving)
+
+    def _in_order(
+        self, number: int, beginning: Beginning, arriving: list[Iterator[Any]]
+    ) -> Generator[Any, None, None]:
+        waiting = dict[int, list[Any]]()  # minibatches of each fetch, the next one last
+        try:
+            for fetch in self._dataset._sources(beginning):  # noqa: SLF001 - ours
+                self._require_latest(number)
+                while not waiting.get(fetch):
+                    message = next(arriving[fetch % len(arriving)], None)
+                    if message is None:
+                        return  # which is too early, as the consumer says
+                    found, minibatches = message
+                    waiting[found] = [*minibatches[::-1], *waiting.pop(found, ())]
+                    minibatches.clear()
+                delivered = [waiting[fetch].pop()]
+                if not waiting[fetch]:
+                    del waiting[fetch]
+                yield delivered.pop()
+        except CellfeedError as error:
+            # Its original one-line message; torch has put the traceback before it.
+            last = str(error).rstrip().rpartition("\n")[2]
+            told = type(error)(last.partition(f"{type(error).__name__}: ")[2] or last)
+            # Frames of torch would keep its workers for as long as somebody keeps the error.
+            raise told from error.with_traceback(None)
+        except KeyboardInterrupt:
+            if not self._is_kept:
+                _end(self._processes)  # instead of waiting until each has read its fetch
+            raise
+        except Exception as error:  # noqa: BLE001 - of torch, or of a worker
+            raise error.with_traceback(None) from None
+        finally:
+            waiting.clear()
+            with interrupts_held():  # Ctrl-C is lost in destructors
+                arriving.clear()
+                if not self._is_kept:
+                    self._loaders.clear()
+                    self._arrivals = None
+
+    def _require_latest(self, number: int) -> None:
+        if number != self._n_begun:
+            msg = (
+                "another iteration over this loader has begun, and its workers, which persist, "
+                "deliver only that; leave `persistent_workers` out, or use another loader for it"
+            )
+            raise DeliveryError(msg)
+
+
+class _Requests:
+    """A sampler whose items say what a worker sends: the next minibatches of its fetches, in order.
+
+    Parameters
+    ----------
+    dataset
+        The dataset.
+    worker, num_workers
+        Number of the worker, and the number of workers; each reads every n-th fetch.
+    of_message
+        Number of minibatches that are sent at once.
+    """
+
+    def __init__(self, dataset: Any, worker: int, num_workers: int, of_message: int) -> None:
+        self._dataset, self._worker, self._num_workers = dataset, worker, num_workers
+        self._of_message = of_message
+        self.beginning: Beginning | None = None
+
+    def __iter__(self) -> "Iterator[_Request]":
+        beginning = cast(Beginning, self.beginning)
+        sizes = self._dataset._sizes(beginning)  # noqa: SLF001 - ours
+        mine = itertools.islice(enumerate(sizes), self._worker, None, self._num_workers)
+        for fetch, n in mine:
+            for start in range(0, n, self._of_message):
+                yield _Request(beginning, fetch, start, min(self._of_message, n - start))
+
+
+class _Request(NamedTuple):
+    """What a worker is asked for: some minibatches of a fetch of what is left of an epoch."""
+
+    beginning: Beginning
+    fetch: int
+    start: int
+    n: int
+
+
+class _Sent:
+    """What a worker sends: it knows what it is asked for, no more.
+
+    What it will be asked for next is read ahead; anything else can be asked for at any time.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], num_workers: int) -> None:
+        self._dataset, self._collate, self._num_workers = dataset, collate, num_workers
+        self._next: tuple[Beginning, int] | None = None
+        self._reading: Iterator[Any] = iter(())
+
+    def __getitem__(self, request: _Request) -> Any:
+        beginning, fetch, start, n = request
+        with _only_errors_that_travel():
+            # A fetch is asked for from its start on, to its end.
+            if start == 0 and self._next != (beginning, fetch):
+                if isinstance(self._reading, Generator):
+                    self._reading.close()
+                flat = self._dataset._of_worker(beginning, fetch, self._num_workers)  # noqa: SLF001
+                self._reading = flat
+            self._next = beginning, fetch + self._num_workers
+            minibatches = [*map(self._collate, itertools.islice(self._reading, n))]
+            with self._dataset.counters.wall_time(Counter.SENDING):
+                return _workers.sent((fetch, minibatches))
+
+
+@contextmanager
+def _only_errors_that_travel() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        try:
+            ForkingPickler.dumps(type(error))
+        except Exception:  # noqa: BLE001 - whatever keeps it from being pickled
+            msg = f"{type(error).__name__} in a worker, of a class that cannot be pickled: {error}"
+            raise DeliveryError(msg) from error
+        raise
+
+
+def _n_of_message(dataset: Any) -> int:
+    """Return how many minibatches a message has at most."""
+    return max(1, _MESSAGE_BYTES // max(1, int(dataset.minibatch_bytes)))
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    for each in processes:
+        if each.is_alive():
+            each.terminate()
+
+
+def _noting(context: BaseContext, processes: list[BaseProcess]) -> BaseContext:
+    """Return a context that notes the processes that it starts."""
+
+    class Noting(type(context)):  # type: ignore[misc]
+        def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - its name
+            process = context.Process(*arguments, **options)  # type: ignore[attr-defined]
+            processes.append(process)
+            return process
+
+    noting: BaseContext = Noting()
+    return noting
 
 
 class _ToBeCalled:
@@ -243,66 +413,11 @@ def to_be_called(method: _F) -> _F:
     return cast(_F, _ToBeCalled(method))
 
 
-def _passed_on(minibatches: Iterator[Any]) -> Generator[Any, None, None]:
-    """Yield minibatches without keeping a reference to the last."""
-    yield from minibatches
-
-
-class _InTurn:
-    """Iterates over what workers deliver that persist, for the latest iteration over their loader.
-
-    They begin the next epoch with it, so that an earlier one would get minibatches of that.
-    """
-
-    def __init__(self, loader: MinibatchLoader, minibatches: Iterator[Any]) -> None:
-        loader.n_begun += 1
-        self._loader, self._minibatches, self._number = loader, minibatches, loader.n_begun
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._number != self._loader.n_begun:
-            msg = (
-                "another iteration over this loader has begun, and its workers, which persist, "
-                "deliver only that; leave `persistent_workers` out, or use another loader for it"
-            )
-            raise DeliveryError(msg)
-        return next(self._minibatches)
-
-
-def _complete(counted: Counted, minibatches: Any, *, is_kept: bool) -> Generator[Any, None, None]:
-    """Yield minibatches without keeping a reference to the last; check that none is missing.
-
-    Workers that are not kept for the next epoch end with it, also after an error: torch would end
-    them when the traceback, which refers to its iterator, is gone, and try so in forked processes.
-    """
-    remedy = "a worker lost some, and reported the reason on stderr; fix it, or use num_workers=0"
-    try:
-        yield from counted.counting(minibatches, remedy=remedy)
-    except CellfeedError as error:
-        # Its original one-line message; torch has put the traceback before it.
-        last = str(error).rstrip().rpartition("\n")[2]
-        raise type(error)(last.partition(f"{type(error).__name__}: ")[2] or last) from error
-    except KeyboardInterrupt:
-        if not is_kept:
-            for each in minibatches._workers:  # noqa: SLF001 - no public way
-                each.terminate()  # instead of waiting until each has read its fetch
-        raise
-    finally:
-        with interrupts_held():  # Ctrl-C is lost in `__del__`, which ends the workers
-            if not is_kept:
-                minibatches._shutdown_workers()  # noqa: SLF001 - no public way
-            del minibatches
-
-
 def loader_over(
     dataset: Any,
     num_workers: int,
     options: dict[str, Any],
     *,
-    n_queued: int,
-    minibatch_bytes: int,
     as_torch: bool,
     can_be_forked: bool,
 ) -> MinibatchLoader:
@@ -314,10 +429,6 @@ def loader_over(
         The dataset.
     num_workers, options
         Number of worker processes, and other parameters of `torch.utils.data.DataLoader`.
-    n_queued
-        How many minibatches each worker queues, if there is memory for them.
-    minibatch_bytes
-        Mean size of a minibatch; 0 if unknown.
     as_torch
         Whether NumPy arrays are made tensors.
     can_be_forked
@@ -336,37 +447,11 @@ def loader_over(
         if name in _NOT_TAKEN:
             msg = f"`{name}` of `loader` {_NOT_TAKEN[name]}"
             raise ParameterError(msg)
-    if not as_torch:
-        options.setdefault("collate_fn", _as_it_is)
-    if num_workers:
-        limit = min(max(2, _DESCRIPTORS // num_workers), n_that_fit(minibatch_bytes, num_workers))
-        options.setdefault("prefetch_factor", min(n_queued, limit))
-        options["collate_fn"] = _SentWhole(options.get("collate_fn") or default_convert)
-        if not can_be_forked:
-            options.setdefault("multiprocessing_context", context_without_threads())
+    options = {name: value for name, value in options.items() if value is not None}
+    options.setdefault("collate_fn", default_convert if as_torch else _as_it_is)
+    if num_workers and not can_be_forked:
+        options.setdefault("multiprocessing_context", context_without_threads())
     return MinibatchLoader(dataset, batch_size=None, num_workers=num_workers, **options)
-
-
-def n_that_fit(minibatch_bytes: int, n_workers: int) -> int:
-    """Return how many minibatches each worker may queue in shared memory.
-
-    Parameters
-    ----------
-    minibatch_bytes
-        Size of a minibatch.
-    n_workers
-        Worker processes of this process; other ranks on this machine need as much.
-    """
-    free = usable_memory_bytes() if _workers.can_lend() else _free_shared_memory()
-    fit = _SHARE * free / local_world_size() / max(1, minibatch_bytes) - _OF_THE_CONSUMER
-    return max(1, int(fit / n_workers))
-
-
-def _free_shared_memory() -> int:
-    try:
-        return shutil.disk_usage(_SHARED_MEMORY).free
-    except OSError:  # not on this system
-        return sys.maxsize
 
 
 def context_without_threads() -> BaseContext:
@@ -384,115 +469,3 @@ def context_without_threads() -> BaseContext:
 def _as_it_is(minibatch: Any) -> Any:
     """Return a minibatch unchanged: a ``collate_fn`` that keeps NumPy arrays."""
     return minibatch
-
-
-def check_other_loader(dataset: Any, minibatch_bytes: int) -> None:
-    """Warn, in the first worker of a DataLoader that is not ours, of what it cannot do.
-
-    Parameters
-    ----------
-    dataset
-        The dataset, which begins an epoch.
-    minibatch_bytes
-        Mean size of a minibatch; 0 if unknown.
-
-    Warns
-    -----
-    UserWarning
-        ``/dev/shm`` is too small for the minibatches that wait in it, ranks are not compared, or
-        settings do not follow the run.
-    """
-    worker = get_worker_info()
-    if worker is None or worker.id or _workers.departures() is not None or not _workers.can_lend():
-        return
-    remedy, free = "iterate over `dataset.loader(num_workers=...)`", _free_shared_memory()
-    needed = _N_OF_OTHER_LOADERS * worker.num_workers * minibatch_bytes
-    if needed > free:
-        warnings.warn(
-            f"{_SHARED_MEMORY} has {free / 1e6:,.0f} MB left, but the workers of this DataLoader "
-            f"keep about {needed / 1e6:,.0f} MB of minibatches in it and hang where it is full; "
-            f"{remedy}, which needs none of it",
-            UserWarning,
-            stacklevel=2,
-        )
-    if dataset.world_size > 1:
-        warnings.warn(
-            "ranks are not compared where another DataLoader than cellfeed's starts the workers: "
-            f"if one rank takes more minibatches than others, cells are missing; {remedy}",
-            UserWarning,
-            stacklevel=2,
-        )
-    if getattr(dataset, "adaptive", False):
-        warnings.warn(
-            "`adaptive` has no effect where another DataLoader than cellfeed's starts the workers; "
-            f"{remedy}",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def errors_that_travel(minibatches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Yield minibatches in a worker, and make its errors picklable."""
-    with _only_errors_that_travel():
-        yield from minibatches
-
-
-@contextmanager
-def _only_errors_that_travel() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        try:
-            ForkingPickler.dumps(type(error))
-        except Exception:  # noqa: BLE001 - whatever keeps it from being pickled
-            msg = f"{type(error).__name__} in a worker, of a class that cannot be pickled: {error}"
-            raise DeliveryError(msg) from error
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class _SentWhole:
-    """A ``collate_fn`` that pickles its result, so that errors of pickling are raised.
-
-    The queue of a worker pickles in a background thread, which only prints an error and continues
-    with the next minibatch. The result of ``collate`` is therefore pickled earlier; unpickling
-    restores it.
-    """
-
-    collate: Callable[[Any], Any]
-
-    @property
-    def is_own(self) -> bool:
-        """Whether no function of the user gets a minibatch, which it might keep."""
-        return self.collate in (default_convert, _as_it_is)
-
-    def __call__(self, minibatch: Any) -> Any:
-        worker = get_worker_info()
-        if worker is None:
-            return self.collate(minibatch)
-        lending = _workers.departures()
-        with _only_errors_that_travel():
-            collated = self.collate(minibatch)
-            with cast(Any, worker.dataset).counters.wall_time(Counter.SENDING):
-                return _sent(collated, lending)
-
-
-def _sent(minibatch: Any, lending: _workers.Departures | None) -> Any:
-    """Return what a worker sends: a message, or a pickle if no memory can be lent."""
-    try:
-        message = None if lending is None else _workers.message_of(minibatch, lending)
-        return message or _workers.Message(pickle.loads, bytes(ForkingPickler.dumps(minibatch)))
-    except RuntimeError as error:
-        if os.strerror(errno.ENOSPC) not in str(error):
-            raise
-        if named := re.search(r"</([^/>]+)>", str(error)):  # torch leaves the file there
-            (_SHARED_MEMORY / named[1]).unlink(missing_ok=True)
-    size = shutil.disk_usage(_SHARED_MEMORY).total
-    warnings.warn(
-        f"{_SHARED_MEMORY}, of {size / 1e6:,.0f} MB, is full, so workers send minibatches "
-        "through a pipe, which is slower; enlarge it (docker run --shm-size=2g), keep "
-        "fewer minibatches, or use fewer workers, a smaller `prefetch_factor` or "
-        "num_workers=0",
-        stacklevel=2,
-    )
-    return _workers.Message(pickle.loads, pickle.dumps(minibatch))

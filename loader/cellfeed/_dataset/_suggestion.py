@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from cellfeed._collection import Collection
 from cellfeed._collection._indexables import MultiIndexable, count_rows
 from cellfeed._dataset._cell_dataset import CellDataset
-from cellfeed._dataset._loader import n_that_fit
 from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed._lazy import sp
 from cellfeed._rows import Cells
@@ -175,8 +174,8 @@ def suggest_parameters(
     - ``block_size_conservative``, ``..._balanced``, ``..._aggressive``: a quarter, a half and all
       of the fetch factor. If each block has a single label, minibatches fall short of the labels'
       entropy by at most 1.25, 1.5 and 2 times as much as random minibatches do.
-    - ``prefetch_factor``: for the DataLoader, so that one fetch is queued while the next is read;
-      None without workers. `CellDataset.loader` sets its own.
+    - ``prefetch_factor``: minibatches for a DataLoader of torch, so that one fetch is queued while
+      the next is read; None without workers. `CellDataset.loader` needs none.
     - ``estimated_memory_per_fetch_mb``, ``estimated_total_memory_mb``: in MiB.
     - ``system_info``: ``available_ram_gb`` and ``cpu_count`` for this process, without the shares
       of other ranks on this machine, and ``estimated_sample_size_bytes``, the size of a cell.
@@ -216,7 +215,6 @@ def suggest_parameters(
     n_fit = int(target_ram_fraction * memory_bytes / n_fetches / minibatch_bytes)
     n_of_each = -(-count_rows(collection, is_indexed=False) // (batch_size * n_processes))
     fetch_factor = max(1, min(n_fit, n_of_each, _MOST_MINIBATCHES))
-    n_queued = min(fetch_factor + 1, n_that_fit(minibatch_bytes, n_processes))
     fetch_mb = fetch_factor * minibatch_bytes / _MIB
     suggested = SuggestedParameters(
         num_workers=num_workers,
@@ -224,7 +222,7 @@ def suggest_parameters(
         block_size_conservative=max(1, fetch_factor // 4),
         block_size_balanced=max(1, fetch_factor // 2),
         block_size_aggressive=fetch_factor,
-        prefetch_factor=n_queued if num_workers else None,
+        prefetch_factor=fetch_factor + 1 if num_workers else None,
         estimated_memory_per_fetch_mb=fetch_mb,
         estimated_total_memory_mb=fetch_mb * n_fetches,
         system_info={

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import multiprocessing
 import os
 import pickle
 import select
@@ -63,39 +64,47 @@ def as_socket(connection: Connection) -> socket.socket:
 # Lending memory to the training process: the pool of shared memory of a loader's worker.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Departures:
-    """How a worker lends memory to the process that uses its minibatches.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WorkerStart:
+    """What a worker does first, and how it lends memory to the process that uses its minibatches.
 
-    It is the ``worker_init_fn`` of its loader, which a worker calls with its number.
+    It is the ``worker_init_fn`` of its DataLoader.
 
     Parameters
     ----------
-    connection, key
-        Where segments are announced, and for which `Arrivals`.
     are_rows_placed
-        Whether rows may be read into it directly, since only the consumer sees them.
+        Whether rows may be read into lent memory directly, since only the consumer sees them.
+    connection, key
+        Where segments of memory are announced, and for which `Arrivals`; None if none can be lent.
     then
         The user's ``worker_init_fn``, if any.
-    worker
-        Number of the worker.
+    worker, num_workers
+        Number of the worker, and the number of workers.
     pool
         Memory shared by both processes.
     """
 
-    connection: Connection
-    key: int
     are_rows_placed: bool
+    connection: Connection | None = None
+    key: int = 0
     then: Callable[[int], None] | None = None
     worker: int = 0
+    num_workers: int = 1
     pool: SharedPool = field(default_factory=SharedPool)
 
-    def __call__(self, worker: int) -> None:
-        _OF_THIS_PROCESS[os.getpid()] = replace(self, worker=worker, pool=SharedPool())
+    def __call__(self, _: int) -> None:
+        parent = multiprocessing.parent_process()
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         # The terminal sends Ctrl-C to all processes; only the training process decides what ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _OF_THIS_PROCESS[os.getpid()] = replace(self, pool=SharedPool())
         if self.then is not None:
-            self.then(worker)
+            self.then(self.worker)
+
+    @property
+    def can_lend(self) -> bool:
+        """Whether memory can be lent to the consumer."""
+        return self.connection is not None
 
     def lend(self, pieces: Iterable[Piece]) -> list[Lent] | None:
         """Lend pieces, announcing their segments if they are new.
@@ -115,6 +124,7 @@ class Departures:
     def _announce(self, segment: Segment) -> bool:
         descriptor = self.pool.unsent[segment.number]
         content = ANNOUNCED.pack(self.worker, segment.number, segment.piece_bytes, segment.n_pieces)
+        assert self.connection is not None  # noqa: S101 - as memory is lent
         try:
             with as_socket(self.connection) as line:
                 socket.send_fds(line, [content], [descriptor])
@@ -125,18 +135,25 @@ class Departures:
         return True
 
 
-_OF_THIS_PROCESS = dict[int, Departures]()  # by process, since it may be forked
+_OF_THIS_PROCESS = dict[int, WorkerStart]()  # by process, since it may be forked
 
 
-def departures() -> Departures | None:
-    """Return the departures of this process, None unless it is a worker that lends memory."""
-    return _OF_THIS_PROCESS.get(os.getpid())
+def _end_with(parent: Any) -> None:
+    """End this process when the one that started it has ended, however it did."""
+    parent.join()
+    os._exit(1)
 
 
 def pool_of_minibatches() -> SharedPool | None:
     """Return the pool into which rows of minibatches are read, if they are lent from there."""
-    found = departures()
-    return found.pool if found is not None and found.are_rows_placed else None
+    found = _OF_THIS_PROCESS.get(os.getpid())
+    return found.pool if found is not None and found.can_lend and found.are_rows_placed else None
+
+
+def n_workers_of_loader() -> int | None:
+    """Return how many workers the loader of this process has; None if it is no worker of one."""
+    found = _OF_THIS_PROCESS.get(os.getpid())
+    return None if found is None else found.num_workers
 
 
 # Shared memory that workers lend to this process, until nothing here refers to it.
@@ -376,22 +393,36 @@ class Message:
         return self._reduced
 
 
-def message_of(minibatch: Any, departures: Departures) -> Message | None:
-    """Return a minibatch as a message, and lend the memory that it uses.
+def sent(minibatches: Any) -> Message:
+    """Return minibatches as a worker sends them: a message, or a pickle if no memory can be lent.
+
+    They are pickled here, where errors are raised: the queue of a worker pickles in a background
+    thread, which only prints an error and goes on.
+    """
+    lending = _OF_THIS_PROCESS.get(os.getpid())
+    if lending is not None and lending.can_lend:
+        message = message_of(minibatches, lending)
+        if message is not None:
+            return message
+    return Message(pickle.loads, pickle.dumps(minibatches, pickle.HIGHEST_PROTOCOL))
+
+
+def message_of(minibatches: Any, lending: WorkerStart) -> Message | None:
+    """Return minibatches as a message, and lend the memory that they use.
 
     Arrays and tensors in memory of the pool are not copied, unless that memory is lent already;
     others are copied into the pool if they are large.
 
     Returns
     -------
-    None if memory cannot be lent, so the minibatch has to be sent another way.
+    None if memory cannot be lent, so they have to be sent another way.
     """
-    file, placed = io.BytesIO(), _Placed(departures.pool)
-    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, placed.is_pickled).dump(minibatch)  # noqa: FBT003
-    lent = departures.lend(placed.numbers)
+    file, placed = io.BytesIO(), _Placed(lending.pool)
+    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, placed.is_pickled).dump(minibatches)  # noqa: FBT003
+    lent = lending.lend(placed.numbers)
     if lent is None:
         return None
-    return Message(_opened, departures.key, lent, placed.ranges, file.getvalue())
+    return Message(_opened, lending.key, lent, placed.ranges, file.getvalue())
 
 
 class _Placed:
@@ -431,15 +462,31 @@ class _Pickler(ForkingPickler):
         if type(obj) is Minibatch:
             own = obj.elements, obj.obs, obj.rows, obj.obs_names
             return Minibatch, (*own, obj.controls, obj.neighbors)
-        if not HAS_TORCH or type(obj) is not torch.Tensor:
+        if not HAS_TORCH or not isinstance(obj, torch.Tensor | torch.UntypedStorage):
             return NotImplemented
+        if type(obj) is not torch.Tensor:
+            return _by_itself(obj)
         if obj.layout == torch.sparse_csr and not obj.requires_grad:
             parts = obj.crow_indices(), obj.col_indices(), obj.values()
             return csr_tensor, (*parts, tuple(obj.shape))
         if _is_plain(obj):  # unlike torch, which takes separate shared memory for each tensor
             content = obj.contiguous().reshape(-1).view(torch.uint8).numpy()
             return _tensor, (pickle.PickleBuffer(content.data), obj.dtype, tuple(obj.shape))
+        return _by_itself(obj)
+
+
+def _by_itself(obj: Any) -> Any:
+    """Return how to pickle a tensor with its values; torch would put them into ``/dev/shm``."""
+    if obj.device.type != "cpu":
         return NotImplemented
+    if isinstance(obj, torch.UntypedStorage):
+        content = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
+        return _storage, (pickle.PickleBuffer(content.data),)
+    return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def _storage(content: Any) -> "torch.UntypedStorage":
+    return _tensor(content, torch.uint8, (len(content),)).untyped_storage()
 
 
 def _tensor(content: Any, dtype: "torch.dtype", shape: tuple[int, ...]) -> "torch.Tensor":

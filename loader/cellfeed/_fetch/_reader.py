@@ -642,7 +642,7 @@ def fetches_of(
                 read = reader.plan(fetch.rows, np.arange(fetch.rows.size), fetch.rows.size)
             else:
                 fetch = share.fetch(number)
-                read = reader.plan(fetch.rows, *fetch.in_groups(share.plan.batch_size))
+                read = reader.plan(fetch.rows, *fetch.in_groups(share.plan.minibatch_size))
             read = read.advised()
         undelivered.append(fetch)
         counters.add(Counter.FETCHES, 1)

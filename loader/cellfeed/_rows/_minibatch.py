@@ -362,16 +362,21 @@ def _silence_first_warning() -> None:
         )
 
 
-def _refuse_collating(batch: Sequence[Minibatch], **_: Any) -> Any:
+def _refuse_collating(batch: Sequence[Any], **_: Any) -> Any:
     """Raise an error where torch would make one batch of several minibatches."""
     msg = (
-        f"a DataLoader batches minibatches again, {len(batch)} at a time; write "
+        f"this DataLoader would batch minibatches again, {len(batch)} at a time; write "
         "`dataset.loader()` of cellfeed, or DataLoader(dataset, batch_size=None)"
     )
     raise ParameterError(msg)
 
 
-if HAS_TORCH:
-    from torch.utils.data._utils.collate import default_collate_fn_map
+def refuse_collating(*types: type) -> None:
+    """Let torch refuse to make one batch of several minibatches of some types."""
+    if HAS_TORCH:
+        from torch.utils.data._utils.collate import default_collate_fn_map  # noqa: PLC0415
 
-    default_collate_fn_map[Minibatch] = _refuse_collating
+        default_collate_fn_map.update(dict.fromkeys(types, _refuse_collating))
+
+
+refuse_collating(Minibatch)

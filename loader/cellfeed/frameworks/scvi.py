@@ -202,7 +202,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         self._options: dict[str, Any] = {"pin_memory": True} if pin_memory else {}
         self._autotune, self._batch_size, self._num_workers = autotune, batch_size, num_workers
         self._train_rows, self._val_rows = _two_parts(split)
-        self.dataset = self._dataset_to_train(strategy, self._train_rows)
+        self._strategy = strategy
+        self._make_training()
+
+    def _make_training(self) -> None:
+        """Make the datasets of the training, and their loader."""
+        self.dataset = self._dataset_to_train(self._strategy, self._train_rows)
         self._labelled_train: CellDataset | None = None
         self._loader: Any = self._loader_of(self.dataset, is_persistent=True)
         rows = self._labelled(getattr(self.dataset.strategy, "indices", None))
@@ -210,6 +215,13 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             self._labelled_train = self._dataset_to_train(None, rows)
             labelled = self._loader_of(self._labelled_train, is_persistent=True)
             self._loader = _WithLabelled(self._loader, labelled)
+
+    def _training(self) -> Any:
+        """Return the loader of the training on the ranks that there are now."""
+        for each in (self.dataset, self._labelled_train):
+            if each is not None and not each.drop_last and _ends_with_one(each):
+                self._make_training()
+        return self._loader
 
     # What scvi-tools asks of a data module.
 
@@ -259,7 +271,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     def train_dataloader(self) -> Any:
         """Return the loader of the training, the same each time."""
-        return self._loader
+        return self._training()
 
     def val_dataloader(self) -> Any:
         """Return a loader of the cells to validate on; an empty list if there are none."""
@@ -313,7 +325,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training; see `CellDataset.state_dict`."""
-        return {"train": self._loader.state_dict()}
+        return {"train": self._training().state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: training goes on with the minibatch that would have followed.
@@ -323,7 +335,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         StateError
             The state is damaged, or of other cells, parameters or another seed.
         """
-        self._loader.load_state_dict(_part_of(state_dict, "train"))
+        self._training().load_state_dict(_part_of(state_dict, "train"))
 
     def statistics(self) -> Statistics:
         """Return counts and times of the training; see `CellDataset.statistics`.
@@ -583,7 +595,13 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         n_batches = len(self._mapping("batch"))
         n, total, squares = np.zeros((3, n_batches))
         cells = CellDataset(
-            self.collection, Streaming(), _N_INFERRED, _INFERRED_TOGETHER, as_torch=False
+            self.collection,
+            Streaming(),
+            _N_INFERRED,
+            _INFERRED_TOGETHER,
+            rank=0,
+            world_size=1,
+            as_torch=False,
         )
         for each in cells:
             size = np.asarray(each[self._element].sum(axis=1, dtype=np.float64)).ravel()
@@ -613,21 +631,27 @@ class ScviDataModule(_Base):  # type: ignore[misc]
                 raise ParameterError(msg)
             strategy = replace(strategy, indices=rows)  # type: ignore[type-var]
             rows = None
-        if self._autotune is not None:
-            if self._batch_size is not None:
-                parameters["batch_size"] = self._batch_size
-            dataset = CellDataset.from_autotune(
-                self.collection, self._autotune, strategy=strategy, indices=rows, **parameters
-            )
-        else:
-            strategy = strategy or BlockShuffling(_BLOCK_SIZE, rows)
-            batch_size = _BATCH_SIZE if self._batch_size is None else self._batch_size
-            dataset = CellDataset(self.collection, strategy, batch_size, **parameters)
-        n = dataset.strategy.n_positions(len(self.collection))
-        if n > dataset.batch_size and n % dataset.batch_size == 1:
-            dataset.drop_last = True
+        dataset = self._made(strategy, rows, parameters)
+        if _ends_with_one(dataset):
+            dataset = self._made(strategy, rows, parameters | {"drop_last": True})
         self._require_values(getattr(dataset.strategy, "indices", None))
         return dataset
+
+    def _made(
+        self,
+        strategy: sampling.SamplingStrategy | None,
+        rows: Any,
+        parameters: dict[str, Any],
+    ) -> CellDataset:
+        if self._autotune is not None:
+            if self._batch_size is not None:
+                parameters = parameters | {"batch_size": self._batch_size}
+            return CellDataset.from_autotune(
+                self.collection, self._autotune, strategy=strategy, indices=rows, **parameters
+            )
+        strategy = strategy or BlockShuffling(_BLOCK_SIZE, rows)
+        batch_size = _BATCH_SIZE if self._batch_size is None else self._batch_size
+        return CellDataset(self.collection, strategy, batch_size, **parameters)
 
     def _dataset(
         self, strategy: Streaming, batch_size: int, fetch_factor: int, **ranks: int
@@ -636,7 +660,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         parameters: dict[str, Any] = ranks | {
             name: value for name, value in self._parameters.items() if name in _OF_READING
         }
-        dataset = CellDataset(
+        return CellDataset(
             self.collection,
             strategy,
             batch_size,
@@ -646,11 +670,9 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             batch_transform=self._tensors,
             **parameters,
         )
-        dataset.num_workers = self.dataset.num_workers
-        return dataset
 
     def _loader_of(self, dataset: CellDataset, *, is_persistent: bool = False) -> MinibatchLoader:
-        n = dataset.num_workers if self._num_workers is None else self._num_workers
+        n = self.dataset.num_workers if self._num_workers is None else self._num_workers
         options = self._options | ({"persistent_workers": True} if n and is_persistent else {})
         return dataset.loader(n, **options)
 
@@ -1024,3 +1046,9 @@ def _class_named(name: str) -> Any:
         msg = f"the class {name} of the reference is not of scvi-tools; give it as `model=`"
         raise ParameterError(msg)
     return found
+
+
+def _ends_with_one(dataset: CellDataset) -> bool:
+    """Return whether the last minibatch of a rank has one cell, too few for normalisation."""
+    n = -(-dataset.strategy.n_positions(len(dataset.collection)) // dataset.world_size)
+    return n > dataset.batch_size and n % dataset.batch_size == 1

@@ -9,9 +9,13 @@ the fetch of F rows at positions ``[(i R + r) F, (i R + r + 1) F)``; in the last
 take equally fewer rows. Every rank therefore delivers the same number of minibatches, of the same
 sizes.
 
+Where an epoch has more streams than ranks, each stream is divided off as a rank would be, and a
+rank joins the minibatches of its streams: the i-th of each are one minibatch.
+
 An epoch that was stopped is resumed as a plan of its remaining rows, on any number of ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, cast
@@ -20,21 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, require_integer, require_positive, require_seed
-from cellfeed.sampling._base import (
-    EpochOrder,
-    MatchedOrder,
-    Progress,
-    SamplingStrategy,
-    delivered_by_worker,
-    next_worker,
-)
+from cellfeed.sampling._base import EpochOrder, MatchedOrder, Progress, SamplingStrategy
 from cellfeed.sampling._permutation import compiled, derive_key, random_words
 
 # The remaining rows of an epoch that was stopped, as positions of an epoch of their own.
 #
-# Fetches that were not begun keep their positions, so that blocks stay whole. Fetches that were
-# begun (one for each worker of each rank) leave their undelivered minibatches. Both are intervals,
-# and their number depends only on the numbers of ranks and workers.
+# Fetches that were not begun keep their positions, so that blocks stay whole. The fetch that each
+# rank had begun leaves its undelivered minibatches. Both are intervals, as many as ranks, and one.
 
 # An interval: its start, which is a position, or an index into a fetch that was begun; its size;
 # and the fetch that was begun, and its rank, -1 for intervals of positions.
@@ -80,35 +76,14 @@ class RemainingRows:
         return places.reshape(positions.shape)
 
 
-def minibatches_by_worker(
-    n_minibatches: int, fetch_factor: int, num_workers: int
-) -> NDArray[np.int64]:
-    """Return the number of minibatches of each worker of a rank, int64, shape (num_workers,)."""
-    n_fetches = -(-n_minibatches // fetch_factor)
-    workers = np.arange(num_workers, dtype=np.int64)
-    totals = (n_fetches - workers + num_workers - 1) // num_workers * fetch_factor
-    if n_fetches:
-        totals[(n_fetches - 1) % num_workers] -= n_fetches * fetch_factor - n_minibatches
-    return np.maximum(totals, 0)
-
-
 def _remaining_intervals(plan: "EpochPlan", progress: Progress) -> list[_Interval]:
     """Return the intervals of the remaining rows, in the order of their new positions."""
-    n_workers, factor = progress.num_workers, plan.fetch_factor
-    totals = minibatches_by_worker(plan.n_minibatches, factor, n_workers)
-    delivered = delivered_by_worker(totals, progress.n_minibatches)
-    workers = np.arange(n_workers)
-    # Fetches before the first are done, and those from `stop` on are untouched.
-    first = int((workers + n_workers * (delivered // factor)).min())
-    stop = int((workers + n_workers * -(-delivered // factor)).max(where=delivered > 0, initial=0))
-    stop = min(max(first, stop), plan.n_fetches)
+    number, n_begun = divmod(progress.n_minibatches, plan.fetch_factor)
     intervals = list[_Interval]()
-    for number in range(min(first, plan.n_fetches), stop):
-        n_of_fetch = int(delivered[number % n_workers]) - number // n_workers * factor
-        intervals += _intervals_of_round(plan, number, n_of_fetch)
-    begin = stop * plan.fetch_size * plan.world_size
-    if stop == plan.n_fetches:
-        begin = plan.n_delivered * plan.world_size
+    if n_begun:
+        intervals = _intervals_of_round(plan, number, n_begun)
+        number += 1
+    begin = min(number * plan.fetch_size, plan.n_delivered) * plan.world_size
     if begin < plan.n_positions:
         intervals.append((begin, plan.n_positions - begin, -1, -1))
     return intervals
@@ -118,10 +93,8 @@ def _intervals_of_round(plan: "EpochPlan", number: int, n_delivered: int) -> lis
     """Return the remaining intervals of the fetches with one number, one fetch per rank."""
     size = min(plan.fetch_size, plan.n_delivered - number * plan.fetch_size)
     begin = number * plan.fetch_size * plan.world_size
-    done = min(max(0, n_delivered) * plan.batch_size, size)
+    done = min(n_delivered * plan.batch_size, size)
     n_left = plan.n_positions - begin  # beyond these, rows are repeated
-    if done == 0:
-        return [(begin, min(n_left, size * plan.world_size), -1, -1)] if n_left > 0 else []
     if done == size:
         return []
     intervals = list[_Interval]()
@@ -255,6 +228,11 @@ class EpochPlan:
         Seed and number of the epoch, which alone determine the random order.
     rank, world_size
         This rank and the number of ranks.
+    streams
+        Number of streams into which the epoch is divided, a multiple of ``world_size``; if None,
+        one for each rank. ``batch_size`` is the size of the minibatches of a stream. A rank joins
+        those of its ``streams / world_size`` streams, so that all ranks together deliver the same
+        rows in each step, however many they are.
     after
         How far the epoch had come, and how it was divided, each time that it was stopped and
         divided again. The plan covers the remaining rows, as an epoch of its own.
@@ -263,8 +241,8 @@ class EpochPlan:
     ------
     ParameterError
         A size or ``n_rows`` is below one, the fetches of all ranks have more than 2**62 rows,
-        ``rank`` is outside [0, world_size), or ``batch_size`` is not a multiple of the number of
-        rows that the strategy keeps together.
+        ``rank`` is outside [0, world_size), ``streams`` is no multiple of ``world_size``, or
+        ``batch_size`` is not a multiple of the number of rows that the strategy keeps together.
 
     Examples
     --------
@@ -288,6 +266,7 @@ class EpochPlan:
     epoch: int = 0
     rank: int = 0
     world_size: int = 1
+    streams: int | None = None
     after: tuple[Progress, ...] = ()
     _order: EpochOrder | None = field(default=None, init=False, repr=False, compare=False)
     _n_left: int | None = field(default=None, init=False, repr=False, compare=False)
@@ -302,10 +281,18 @@ class EpochPlan:
         if not 0 <= self.rank < self.world_size:
             msg = f"`0 <= rank < world_size` must hold, but got {self.rank=}, {self.world_size=}"
             raise ParameterError(msg.replace("self.", ""))
-        if self.fetch_size * self.world_size > _MOST_ROWS:
+        if self.streams is not None:
+            object.__setattr__(self, "streams", require_positive("streams", self.streams))
+        if self.n_streams % self.world_size:
             msg = (
-                "`batch_size * fetch_factor * world_size <= 2**62` must hold, but got "
-                f"{self.batch_size=}, {self.fetch_factor=}, {self.world_size=}"
+                f"`streams` must be a multiple of the number of ranks, but got {self.streams=} and "
+                f"{self.world_size} ranks"
+            )
+            raise ParameterError(msg.replace("self.", ""))
+        if self.fetch_size * self.n_streams > _MOST_ROWS:
+            msg = (
+                "`batch_size * fetch_factor` of all streams must be at most 2**62, but got "
+                f"{self.batch_size=}, {self.fetch_factor=}, {self.n_streams} of them"
             )
             raise ParameterError(msg.replace("self.", ""))
         if self.batch_size % self.strategy.n_together:
@@ -316,8 +303,23 @@ class EpochPlan:
             raise ParameterError(msg)
 
     @property
+    def n_streams(self) -> int:
+        """Number of streams into which the epoch is divided."""
+        return self.streams or self.world_size
+
+    @property
+    def streams_per_rank(self) -> int:
+        """Number of streams whose minibatches this rank joins."""
+        return self.n_streams // self.world_size
+
+    @property
+    def minibatch_size(self) -> int:
+        """Number of rows in a whole minibatch of this rank."""
+        return self.batch_size * self.streams_per_rank
+
+    @property
     def fetch_size(self) -> int:
-        """Number of rows in a whole fetch."""
+        """Number of rows of one stream in a whole fetch."""
         return self.batch_size * self.fetch_factor
 
     @property
@@ -331,12 +333,12 @@ class EpochPlan:
 
     @property
     def n_delivered(self) -> int:
-        """Number of rows that this rank delivers in the epoch."""
+        """Number of rows that each stream delivers in the epoch."""
         if self.drop_last:
-            per_rank = self.n_positions // self.world_size
-            return per_rank - per_rank % self.batch_size
+            per_stream = self.n_positions // self.n_streams
+            return per_stream - per_stream % self.batch_size
         together = self.strategy.n_together
-        return -(-self.n_positions // (together * self.world_size)) * together
+        return -(-self.n_positions // (together * self.n_streams)) * together
 
     @property
     def n_minibatches(self) -> int:
@@ -368,7 +370,7 @@ class EpochPlan:
         IndexError
             ``number`` is outside [0, n_fetches).
         """
-        first = first_minibatch * self.batch_size
+        first = first_minibatch * self.minibatch_size
         delivered = self.delivered_rows(number)[0, first:]
         if not self.strategy.n_others:
             return Fetch(*distinct(delivered))
@@ -378,24 +380,16 @@ class EpochPlan:
         return Fetch(rows, order, of_others.reshape(others.shape))
 
     def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
-        """Return the share of one worker of this rank.
+        """Return the fetches that one worker of this rank reads.
 
         Parameters
         ----------
         worker, num_workers
-            Number of the worker, and the number of workers. Each takes every n-th fetch, and they
-            deliver minibatches in turn, starting with worker 0.
+            Number of the worker, and the number of workers; each takes every n-th fetch of those
+            that are left.
         n_delivered
-            Number of minibatches that all workers together have already delivered. The worker
-            whose turn was next then comes first.
+            Number of minibatches that the rank has already delivered.
         """
-        totals = minibatches_by_worker(self.n_minibatches, self.fetch_factor, num_workers)
-        done = delivered_by_worker(totals, n_delivered)
-        number = (worker + next_worker(totals, done)) % num_workers
-        return Share(self, number, num_workers, int(done[number]))
-
-    def share_of_worker(self, *, worker: int, num_workers: int, n_delivered: int = 0) -> "Share":
-        """Return the share of one worker after ``n_delivered`` minibatches of its own."""
         return Share(self, worker, num_workers, n_delivered)
 
     def delivered_rows(self, first: int, n: int = 1) -> NDArray[np.int64]:
@@ -425,8 +419,8 @@ class EpochPlan:
             )
             raise IndexError(msg)
         # Beyond the last position, rows are repeated so that ranks are equal.
-        places = self._places(first, n, self.rank, size)
-        return self._delivered(places, self.rows_at(places % self.n_positions))
+        places = self._places(first, n, self.rank * self.streams_per_rank, size)
+        return self._delivered(places, self.rows_at(places % self.n_positions), n)
 
     def delivered_others(self, number: int) -> NDArray[np.int64]:
         """Return what comes with the rows of a fetch in the order of delivery.
@@ -443,8 +437,8 @@ class EpochPlan:
         Positions from ``n_positions`` on stand for repeated rows.
         """
         size = min(self.fetch_size, self.n_delivered - number * self.fetch_size)
-        places = self._places(number, 1, rank, size)
-        return self._delivered(places, places).reshape(-1)
+        places = self._places(number, 1, rank * self.streams_per_rank, size)
+        return self._delivered(places, places, 1).reshape(-1)
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows at positions in [0, n_positions), in the shape of ``positions``."""
@@ -455,24 +449,33 @@ class EpochPlan:
         order = cast(MatchedOrder, self._epoch_order())
         return order.others(positions, together=self.fetch_size)
 
-    def _places(self, first: int, n: int, rank: int, size: int) -> NDArray[np.int64]:
-        """Return the positions of fetches of ``size`` rows, shape (n, size)."""
-        rounds = np.arange(first, first + n, dtype=np.int64)
-        starts = rounds * (self.fetch_size * self.world_size) + rank * size
-        return starts[:, None] + np.arange(size, dtype=np.int64)
+    def _places(self, first: int, n: int, stream: int, size: int) -> NDArray[np.int64]:
+        """Return the positions of fetches of ``size`` rows, shape (n * streams_per_rank, size)."""
+        rounds = np.arange(first, first + n, dtype=np.int64) * (self.fetch_size * self.n_streams)
+        streams = np.arange(stream, stream + self.streams_per_rank, dtype=np.int64) * size
+        starts = (rounds[:, None] + streams).reshape(-1, 1)
+        return starts + np.arange(size, dtype=np.int64)
 
-    def _delivered(self, places: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return rows of fetches, shape (n, size), in the order of delivery."""
-        if not self.strategy.shuffles_fetch:
+    def _delivered(
+        self, places: NDArray[np.int64], rows: NDArray[np.int64], n: int
+    ) -> NDArray[np.int64]:
+        """Return the rows of ``n`` fetches of all streams in the order of delivery."""
+        if self.strategy.shuffles_fetch:
+            rows = np.take_along_axis(rows, self._shuffle(places), axis=1)
+        if self.streams_per_rank == 1:
             return rows
-        return np.take_along_axis(rows, self._shuffle(places), axis=1)
+        of_streams = rows.reshape(n, self.streams_per_rank, -1)
+        starts = range(0, of_streams.shape[2], self.batch_size)
+        joined = [of_streams[:, :, k : k + self.batch_size].reshape(n, -1) for k in starts]
+        return np.concatenate(joined, axis=1)
 
     def _epoch_order(self) -> EpochOrder:
         order = self._order
         if order is None:  # in several threads at once, each prepares the same
             if self.after:
                 *before, last = self.after
-                stopped = replace(self, after=tuple(before), rank=0, world_size=last.world_size)
+                n = last.world_size
+                stopped = replace(self, after=tuple(before), rank=0, world_size=n, streams=None)
                 order = RemainingRows(stopped, last)
                 object.__setattr__(self, "_n_left", order.n)
             else:
@@ -498,7 +501,7 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The remaining fetches of one worker of a rank.
+    """What one worker of a rank reads of the rest of an epoch.
 
     Parameters
     ----------
@@ -507,28 +510,33 @@ class Share:
     worker, num_workers
         Number of the worker, and the number of workers.
     n_delivered
-        Number of minibatches that this worker has already delivered.
+        Number of minibatches that the rank has already delivered.
+    chosen
+        Numbers of the fetches that the worker reads, in place of every n-th.
     """
 
     plan: EpochPlan
     worker: int = 0
     num_workers: int = 1
     n_delivered: int = 0
+    chosen: tuple[int, ...] | None = None
 
     @property
-    def n_minibatches(self) -> int:
-        """Number of remaining minibatches."""
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the fetches in the plan; part of the rank's first may have been delivered."""
         plan = self.plan
-        totals = minibatches_by_worker(plan.n_minibatches, plan.fetch_factor, self.num_workers)
-        return max(0, int(totals[self.worker]) - self.n_delivered)
-
-    @property
-    def numbers(self) -> range:
-        """Numbers of the fetches in the plan; part of the first may have been delivered."""
-        if not self.n_minibatches:  # also where the last fetch, a short one, has been delivered
+        if self.chosen is not None:
+            return self.chosen
+        if self.n_delivered >= plan.n_minibatches:  # also where the last fetch, a short one, ended
             return range(0)
-        first = self.worker + self.num_workers * (self.n_delivered // self.plan.fetch_factor)
-        return range(first, self.plan.n_fetches, self.num_workers)
+        first = self.n_delivered // plan.fetch_factor + self.worker
+        return range(first, plan.n_fetches, self.num_workers)
+
+    def n_minibatches_of(self, number: int) -> int:
+        """Return the number of minibatches that are left of a fetch."""
+        plan = self.plan
+        end = min((number + 1) * plan.fetch_factor, plan.n_minibatches)
+        return end - max(number * plan.fetch_factor, self.n_delivered)
 
     def fetch(self, number: int) -> Fetch:
         """Return the remaining rows of a fetch."""
@@ -536,8 +544,9 @@ class Share:
 
     def whole_fetch(self, number: int) -> Fetch:
         """Return all rows of a fetch, and the order of the remaining ones."""
-        return self.plan.fetch(number).without_first(self._n_begun(number) * self.plan.batch_size)
+        fetch = self.plan.fetch(number)
+        return fetch.without_first(self._n_begun(number) * self.plan.minibatch_size)
 
     def _n_begun(self, number: int) -> int:
         """Return how many minibatches of a fetch have already been delivered."""
-        return self.n_delivered % self.plan.fetch_factor if number == self.numbers.start else 0
+        return max(0, self.n_delivered - number * self.plan.fetch_factor)

@@ -192,18 +192,19 @@ class SourceConformance:
             cases = self._some_cases(data)
             dense, drop_last = data.draw(st.booleans()), data.draw(st.booleans())
             dtype, has_names = _drawn_dtype(data, cases), data.draw(st.booleans())
+            collection = _collection(write, cases, obs_names=has_names)
+            batch_size = data.draw(st.integers(1, 7))
             dataset = _dataset(
-                _collection(write, cases, obs_names=has_names),
+                collection,
                 BlockShuffling(block_size=data.draw(st.integers(1, 9))),
-                batch_size=data.draw(st.integers(1, 7)),
+                batch_size=batch_size,
                 fetch_factor=data.draw(st.integers(1, 4)),
                 seed=data.draw(st.integers(0, 99)),
-                drop_last=False,
+                drop_last=drop_last and len(collection) > batch_size,
                 dense=dense,
                 dtype=dtype,
                 num_threads=data.draw(st.integers(1, 4)),
             )
-            dataset.drop_last = drop_last and len(dataset) > 1
             is_kept = np.array(data.draw(st.lists(st.booleans(), min_size=1)))
             oracle = Oracle(cases, dtype, obs=dataset.collection.obs)
             names = dataset.collection.obs_names(slice(None)) if has_names else None

@@ -246,15 +246,9 @@ class StrategyConformance:
             for rank in range(plan.world_size):
                 assert set(_with_others(replace(plan, rank=rank))) <= set(pairs)
             n_done = data.draw(st.integers(0, alone.n_minibatches - 1))
-            for workers in (1, 3):
-                done = Progress(num_workers=workers, n_minibatches=n_done)
-                left = Counter(_with_others(replace(alone, after=(done,))))
-                share = alone.share_of_worker(worker=0, num_workers=1, n_delivered=n_done)
-                assert left <= pairs
-                if workers == 1:
-                    assert left == Counter(
-                        pair for k in share.numbers for pair in _pairs(share.fetch(k))
-                    )
+            left = Counter(_with_others(replace(alone, after=(Progress(n_minibatches=n_done),))))
+            share = alone.share(n_delivered=n_done)
+            assert left == Counter(pair for k in share.numbers for pair in _pairs(share.fetch(k)))
 
         self._try(check, case=_small(cases), parameters=_PARAMETERS, data=st.data())
 

@@ -281,8 +281,11 @@ BAD_PARAMETERS = [
     ),
     *(({"seed": value}, "`seed` must be an integer") for value in (0.5, float("nan"), True, "1")),
     ({"seed": -1}, "`seed >= 0` must hold, but got seed=-1"),
-    ({"fetch_factor": 10**30}, r"`batch_size \* fetch_factor \* world_size <= 2\*\*62` must hold"),
-    ({"batch_size": 2**59}, r"`batch_size \* fetch_factor \* world_size <= 2\*\*62` must hold"),
+    (
+        {"fetch_factor": 10**30},
+        r"`batch_size \* fetch_factor` of all streams must be at most",
+    ),
+    ({"batch_size": 2**59}, r"`batch_size \* fetch_factor` of all streams must be at most"),
     *(
         ({name: "mean"}, f"`{name}` must be a function, but got 'mean'")
         for name in ("fetch_callback", "fetch_transform", "batch_callback", "batch_transform")
@@ -292,7 +295,7 @@ BAD_PARAMETERS = [
         for given in ({"rank": 0}, {"world_size": 2})
     ),
     ({"batch_transform": len, "transform_threads": -1}, "`transform_threads >= 1` must hold"),
-    ({"rank": 0, "world_size": 2}, "`seed` must be given with world_size=2, .*; or"),
+    ({"rank": 0, "world_size": 2}, "`seed` must be given with world_size=2, "),
     ({"rank": 0, "world_size": 0, "seed": 0}, "`world_size >= 1` must hold"),
     ({"rank": 2, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),
     ({"rank": -1, "world_size": 2, "seed": 0}, "`0 <= rank < world_size` must hold"),

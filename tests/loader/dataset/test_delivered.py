@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.dataset.in_turns import in_parts
+from tests.loader.dataset.stopped import in_parts
 from tests.loader.matrices import dense
 from torch.utils.data import DataLoader
 
@@ -33,8 +33,6 @@ from cellfeed.transforms import Log1p
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    # `LoaderInTurns` starts workers in its own way.
-    pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning"),
 ]
 N, N_GENES, K = 240, 900, 2
 
@@ -207,6 +205,7 @@ def test_from_workers(collection, adata, way, strategy, context):
 def test_from_another_data_loader(collection, adata):
     dataset = dataset_of(collection)
     for epoch in range(2):
+        dataset.set_epoch(epoch)
         loader = DataLoader(dataset, batch_size=None, num_workers=2)
         found = [check(each, adata, {}) for each in loader]
         assert sorted(found) == sorted(planned(dataset, epoch))

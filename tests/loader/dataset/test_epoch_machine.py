@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.loader.dataset.in_turns import LoaderInTurns
 from tests.loader.matrices import dense
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Streaming, open_collection
 from cellfeed.sampling import EpochPlan
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
@@ -54,7 +53,7 @@ def same(minibatch: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a state belongs to: data, strategy and sizes."""
+    """What a state belongs to: data, strategy, sizes, and streams if there are any."""
 
     in_files: bool
     n_rows: int
@@ -62,6 +61,7 @@ class Sizes:
     batch_size: int
     fetch_factor: int
     drop_last: bool
+    streams: int | None
 
     @property
     def of_plan(self) -> dict[str, Any]:
@@ -71,14 +71,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Divided:
-    """How the rows of an epoch are divided: by so many ranks and workers of each."""
+    """How the rows of an epoch are divided: into so many streams, by so many ranks and workers."""
 
-    ranks: int = 1
-    workers: int = 0
-
-    @property
-    def turns(self) -> int:
-        return max(1, self.workers)
+    ranks: int
+    workers: int
+    streams: int
 
 
 @dataclass(frozen=True)
@@ -87,10 +84,10 @@ class Place:
 
     Attributes
     ----------
-    expected
-        The minibatches of each rank, since the epoch was last divided.
+    n_streams, expected
+        The minibatches of each stream, since the epoch was last divided.
     n
-        How many of these each rank has got.
+        How many of these have been delivered of each.
     seen
         The rows that were delivered before it was last divided.
     n_repeated
@@ -100,7 +97,7 @@ class Place:
     """
 
     epoch: int
-    divided: Divided
+    n_streams: int
     expected: tuple[Minibatches, ...] = field(repr=False)
     n: int = 0
     seen: tuple[int, ...] = ()
@@ -110,6 +107,12 @@ class Place:
     @property
     def is_at_end(self) -> bool:
         return self.n == len(self.expected[0])
+
+    def of_rank(self, divided: Divided, rank: int) -> Minibatches:
+        """What a rank gets: the minibatches of its streams, joined."""
+        n = divided.streams // divided.ranks
+        own = self.expected[rank * n : (rank + 1) * n]
+        return [list(chain(*each)) for each in zip(*own, strict=True)]
 
     @property
     def delivered(self) -> list[int]:
@@ -122,17 +125,14 @@ class Going:
 
     iterators: list[Iterator[Any]]
     place: Place | None = None  # None until it has begun
-    counts: bool = True  # not where a state was loaded since
-
-
-DIVIDED = st.builds(Divided, st.integers(1, 4), st.integers(0, 3))
 
 
 class Epochs(RuleBasedStateMachine):
-    """Ranks in this process, in step with each other; their workers take turns in it too."""
+    """Ranks in this process, in step with each other."""
 
     collection: Collection
     are_persistent = False
+    most_workers = 0
 
     @initialize(
         sizes=st.builds(
@@ -143,13 +143,14 @@ class Epochs(RuleBasedStateMachine):
             batch_size=st.integers(1, 3) | st.integers(1, 7),
             fetch_factor=st.integers(1, 5),
             drop_last=st.booleans(),
+            streams=st.sampled_from([None, None, 4]),
         ),
-        divided=DIVIDED,
         data=st.data(),
     )
-    def begin(self, sizes, divided, data):
+    def begin(self, sizes, data):
         self.sizes = replace(sizes, n_rows=N_FILE) if sizes.in_files else sizes
-        self.starts = dict[tuple[Divided, int], Place]()
+        self.starts = dict[tuple[int, int], Place]()
+        divided = self.draw_division(data)
         try:
             self.make(divided, data)
         except ValueError:  # no row is left
@@ -158,6 +159,12 @@ class Epochs(RuleBasedStateMachine):
         self.upcoming = self.start(0)
         self.latest: Place | None = None
         self.saved = list[tuple[dict[str, Any], Place]]()
+
+    def draw_division(self, data) -> Divided:
+        streams = self.sizes.streams
+        ranks = data.draw(st.integers(1, 4) if streams is None else st.sampled_from([1, 2, 4]))
+        workers = data.draw(st.integers(0, self.most_workers))
+        return Divided(ranks, workers, streams or ranks)
 
     def options(self, data) -> dict[str, Any]:
         """What changes no minibatch, and may be another after a stop."""
@@ -178,7 +185,8 @@ class Epochs(RuleBasedStateMachine):
 
     def datasets(self, divided: Divided, *, seed=5, **options) -> list[CellDataset]:
         cells: Any = self.collection if self.sizes.in_files else np.arange(self.sizes.n_rows)
-        options |= {"seed": seed, "world_size": divided.ranks} | self.sizes.of_plan
+        options |= {"seed": seed, "world_size": divided.ranks, "streams": self.sizes.streams}
+        options |= self.sizes.of_plan
         return [CellDataset(cells, rank=rank, **options) for rank in range(divided.ranks)]
 
     def make(self, divided: Divided, data, *, seed=5) -> None:
@@ -187,7 +195,7 @@ class Epochs(RuleBasedStateMachine):
         self.loaders = [self.loader(each) for each in own]
 
     def loader(self, dataset: CellDataset) -> Any:
-        return LoaderInTurns(dataset, self.divided.workers)
+        return dataset.loader()
 
     def rows(self, minibatch: Any) -> list[int]:
         """The rows of a minibatch, whose values are those of the file."""
@@ -200,53 +208,50 @@ class Epochs(RuleBasedStateMachine):
     # The oracle.
 
     def planned(self, epoch: int) -> tuple[Minibatches, ...]:
-        """The minibatches of each rank in a whole epoch, whose workers take turns."""
-        found = []
-        for rank in range(self.divided.ranks):
-            options = {"rank": rank, "world_size": self.divided.ranks} | self.sizes.of_plan
+        """The minibatches of each stream in a whole epoch."""
+        found, size = [], self.sizes.batch_size
+        for stream in range(self.divided.streams):
+            options = {"rank": stream, "world_size": self.divided.streams} | self.sizes.of_plan
             plan = EpochPlan(n_rows=self.sizes.n_rows, seed=5, epoch=epoch, **options)
-            queues: list[Minibatches] = [[] for _ in range(self.divided.turns)]
-            for number in range(plan.n_fetches):
-                rows, size = plan.delivered_rows(number)[0].tolist(), plan.batch_size
-                queues[number % len(queues)] += [
-                    rows[k : k + size] for k in range(0, len(rows), size)
-                ]
-            longest = max(map(len, queues))
-            found.append([own[k] for k in range(longest) for own in queues if k < len(own)])
+            fetches = [plan.delivered_rows(number)[0].tolist() for number in range(plan.n_fetches)]
+            found.append(
+                [rows[k : k + size] for rows in fetches for k in range(0, len(rows), size)]
+            )
         return tuple(found)
 
     def start(self, epoch: int) -> Place:
-        key = self.divided, epoch
+        key = self.divided.streams, epoch
         if key not in self.starts:
-            self.starts[key] = Place(epoch, self.divided, self.planned(epoch))
+            self.starts[key] = Place(epoch, self.divided.streams, self.planned(epoch))
             self.check_cells(self.starts[key])
         return self.starts[key]
 
     def resumed(self, state: dict[str, Any], place: Place) -> Place:
-        """Where a state leads, by these ranks and workers, if nothing stops them any more."""
-        if place.divided == self.divided and place.n:
+        """Where a state leads, on these ranks, if nothing stops them any more."""
+        if place.n_streams == self.divided.streams and place.n:
             return place
         if place.is_whole and not place.n:
             return self.start(place.epoch)
-        loaders = [
-            LoaderInTurns(each, self.divided.workers) for each in self.datasets(self.divided)
-        ]
-        for each in loaders:
+        if self.sizes.streams is None:
+            datasets = self.datasets(self.divided)
+        else:
+            datasets = self.datasets(Divided(4, 0, 4))
+        for each in datasets:
             each.load_state_dict(state)
-        expected = tuple([self.rows(minibatch) for minibatch in each] for each in loaders)
+        expected = tuple([self.rows(minibatch) for minibatch in each] for each in datasets)
         anew = Place(
             place.epoch,
-            self.divided,
+            self.divided.streams,
             expected,
             seen=(*place.seen, *place.delivered),
-            n_repeated=place.n_repeated + (place.divided.ranks - 1 if place.n else 0),
+            n_repeated=place.n_repeated + (place.n_streams - 1 if place.n else 0),
             is_whole=False,
         )
         self.check_cells(anew)
         return anew
 
     def check_cells(self, place: Place) -> None:
-        """Each cell comes once in an epoch, and ranks get equally many of the same sizes."""
+        """Each cell comes once in an epoch, and streams have equally many of the same sizes."""
         lengths = [[len(each) for each in own] for own in place.expected]
         assert all(each == lengths[0] for each in lengths)
         rest = [row for own in place.expected for each in own for row in each]
@@ -255,11 +260,11 @@ class Epochs(RuleBasedStateMachine):
         assert set(found) <= set(range(self.sizes.n_rows))
         if self.sizes.drop_last:
             assert max(found.values(), default=1) == 1
-            most = place.divided.ranks * self.sizes.batch_size
+            most = place.n_streams * self.sizes.batch_size
             assert n_positions - found.total() < most
         else:
             assert len(found) == n_positions
-            assert found.total() - n_positions <= place.n_repeated + place.divided.ranks - 1
+            assert found.total() - n_positions <= place.n_repeated + place.n_streams - 1
 
     # What is done.
 
@@ -272,7 +277,8 @@ class Epochs(RuleBasedStateMachine):
         is_begun = going.place is None
         place = self.upcoming if going.place is None else going.place
         n = min(n, len(place.expected[0]) - place.n)
-        for iterator, expected in zip(going.iterators, place.expected, strict=True):
+        for rank, iterator in enumerate(going.iterators):
+            expected = place.of_rank(self.divided, rank)
             for k in range(place.n, place.n + n):
                 assert self.rows(next(iterator)) == expected[k]
             if not n:
@@ -280,9 +286,9 @@ class Epochs(RuleBasedStateMachine):
         going.place = replace(place, n=place.n + n)
         if is_begun:
             self.upcoming = self.start(place.epoch + 1)
-        if going.counts:
+        if n:
             self.latest = going.place
-        if not n:
+        else:
             self.going.remove(going)
 
     @precondition(lambda self: len(self.going) < 2)
@@ -309,27 +315,28 @@ class Epochs(RuleBasedStateMachine):
     def set_epoch(self, epoch):
         """To any, or to the one that comes next, as trainers do before each epoch."""
         epoch = self.upcoming.epoch if epoch is None else epoch
-        is_resumed = self.upcoming.n or not self.upcoming.is_whole
-        discards = is_resumed and self.upcoming.epoch != epoch
+        is_another = self.upcoming.epoch != epoch
+        discards = is_another and (self.upcoming.n or not self.upcoming.is_whole)
         with pytest.warns(UserWarning, match="the rest") if discards else nullcontext():
             for each in self.loaders:
                 each.set_epoch(epoch)
-        if discards or not is_resumed:
-            self.upcoming, self.latest = self.start(epoch), None
+        self.latest = None
+        if is_another:
+            self.upcoming = self.start(epoch)
 
-    @rule(epoch=st.integers(0, 9))
-    def look(self, epoch):
+    @rule(epoch=st.integers(0, 9), n=st.integers(1, 5))
+    def look(self, epoch, n):
         """Which changes nothing."""
-        planned = self.planned(epoch) if not self.divided.workers else None
         for rank, each in enumerate(self.loaders):
             iter(each)
             assert each.state_dict() == each.state_dict()
             assert each.dataset.n_minibatches == len(self.start(0).expected[0])
             plan = each.dataset.plan(epoch=epoch)
-            if planned is not None:
-                rows = [plan.delivered_rows(k)[0] for k in range(plan.n_fetches)]
-                expected = [row for own in planned[rank] for row in own]
-                assert np.concatenate(rows).tolist() == expected
+            rows = [plan.delivered_rows(k)[0] for k in range(plan.n_fetches)]
+            expected = self.start(epoch).of_rank(self.divided, rank)
+            assert np.concatenate(rows).tolist() == list(chain(*expected))
+            coming = self.upcoming.of_rank(self.divided, rank)[self.upcoming.n :]
+            assert [self.rows(minibatch) for minibatch in each.peek(n)] == coming[:n]
 
     @rule()
     def copy(self):
@@ -360,16 +367,15 @@ class Epochs(RuleBasedStateMachine):
         for each in self.loaders:
             each.load_state_dict(state)
             assert each.state_dict() == state
-        for going in self.going:
-            going.counts = going.place is None
         self.upcoming, self.latest = self.resumed(state, place), None
 
-    @rule(n=st.integers(0, 5), divided=DIVIDED, seed=st.sampled_from([5, None]), data=st.data())
-    def stop_and_go_on(self, n, divided, seed, data):
+    @rule(n=st.integers(0, 5), seed=st.sampled_from([5, None]), data=st.data())
+    def stop_and_go_on(self, n, seed, data):
         """With any number of ranks, workers and threads; the seed comes with the state."""
         if n:
             self.take(n)
         self.save()
+        divided = self.draw_division(data)
         try:
             self.make(divided, data, seed=seed if divided.ranks == 1 else 5)
         except ValueError:  # no row is left for so many ranks
@@ -384,6 +390,8 @@ class Epochs(RuleBasedStateMachine):
 
 class EpochsOfProcesses(Epochs):
     """The same with worker processes, which may persist."""
+
+    most_workers = 3
 
     def make(self, divided, data, **options):
         self.are_persistent = divided.workers > 0 and data.draw(st.booleans(), label="persistent")
@@ -407,7 +415,7 @@ def run(machine, collection, **options):
 
 
 @pytest.mark.slow
-def test_with_workers_that_take_turns(collection):
+def test_many_steps(collection):
     run(Epochs, collection, stateful_step_count=25)
 
 

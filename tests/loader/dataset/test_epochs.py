@@ -1,23 +1,19 @@
 """Epochs that are begun in odd ways; test_epoch_machine.py has the usual ones, in any order."""
 
 import copy
-import itertools
 import multiprocessing
-import os
 import pickle
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError, Streaming, open_collection
+from cellfeed import BlockShuffling, CellDataset, ParameterError
 
 N_ROWS = 100
 
@@ -60,71 +56,55 @@ def test_an_epoch_that_nobody_reaches_is_refused(dataset, epoch):
         dataset.set_epoch(epoch)
 
 
-def fork(_: Any = None) -> None:
-    """Start a process without multiprocessing, as `subprocess` does with a ``preexec_fn``."""
-    number = os.fork()
-    if not number:
-        os._exit(0)
-    os.waitpid(number, 0)
-
-
-def negative(minibatch: Any) -> Any:
-    return -minibatch
-
-
-class InThread(IterableDataset[Any]):
-    """Iterates over a dataset in a thread, as those do that read ahead in a worker."""
-
-    def __init__(self, dataset: CellDataset) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Any:
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.extend(self.dataset))
-        thread.start()
-        thread.join()
-        return iter(found)
+def in_order(dataset: CellDataset, epoch: int) -> list[list[int]]:
+    """What an epoch delivers, by its plan."""
+    plan = dataset.plan(epoch=epoch)
+    fetches = [plan.delivered_rows(number)[0].tolist() for number in range(plan.n_fetches)]
+    return [rows[i : i + 8] for rows in fetches for i in range(0, len(rows), 8)]
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("persistent", [False, True])
-class TestWorkersThatDoMore:
-    """All workers of an iteration are in one epoch, whatever else they do."""
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("num_workers", [1, 2, 7])
+def test_the_order_is_that_of_the_plan(dataset, num_workers, method, persistent):
+    loader = dataset.loader(
+        num_workers, multiprocessing_context=method, persistent_workers=persistent
+    )
+    for epoch in range(2 if method == "fork" else 1):
+        assert batches(loader) == in_order(dataset, epoch)
 
-    def assert_are_epochs(self, dataset: CellDataset, loader: Iterable[Any]) -> None:
-        for epoch in range(3):
+
+class TestWorkersOfAnotherLoader:
+    """They are told nothing: the epoch is what was set, else torch's seed says it."""
+
+    def loader(self, dataset: CellDataset, **options: Any) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_size=None, num_workers=2, **options)
+
+    @pytest.mark.process
+    def test_deliver_the_epoch_that_was_set(self, dataset):
+        for epoch in (0, 3):
+            dataset.set_epoch(epoch)
+            for _ in range(2):  # which their process does not know of
+                assert_is_epoch(dataset, batches(self.loader(dataset)), epoch)
+
+    @pytest.mark.process
+    def test_that_persist_go_on_with_the_next(self, dataset):
+        dataset.set_epoch(4)
+        loader = self.loader(dataset, persistent_workers=True)
+        for epoch in range(4, 7):
             assert_is_epoch(dataset, batches(loader), epoch)
 
-    def test_have_what_was_set_between_epochs(self, dataset, persistent):
-        loader = dataset.loader(2, persistent_workers=persistent)
-        batches(loader)
-        dataset.batch_transform = negative
-        assert sorted(np.concatenate(batches(loader)).tolist()) == list(range(1 - N_ROWS, 1))
-        dataset.batch_transform, dataset.strategy = None, BlockShuffling(4, indices=range(50))
-        assert sorted(np.concatenate(batches(loader)).tolist()) == list(range(50))
-
-    def test_start_other_processes_first(self, dataset, persistent):
-        options: dict[str, Any] = {"persistent_workers": persistent, "worker_init_fn": fork}
-        self.assert_are_epochs(dataset, dataset.loader(2, **options))
-        plain = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0)
-        other = DataLoader(plain, batch_size=None, num_workers=2, **options)
-        self.assert_are_epochs(plain, other)
-
-    def test_start_other_processes_meanwhile(self, dataset, persistent):
-        def with_fork(minibatch: Any) -> Any:
-            worker = get_worker_info()
-            if worker is not None and worker.id:
-                fork()
-            return minibatch
-
-        dataset.batch_transform = with_fork
-        self.assert_are_epochs(dataset, dataset.loader(2, persistent_workers=persistent))
-
-    def test_iterate_in_a_thread(self, dataset, persistent):
-        loader = DataLoader(
-            InThread(dataset), batch_size=None, num_workers=2, persistent_workers=persistent
-        )
-        self.assert_are_epochs(dataset, loader)
+    @pytest.mark.process
+    def test_follow_the_seed_of_torch_otherwise(self, dataset):
+        torch.manual_seed(0)
+        epochs = [batches(self.loader(dataset)) for _ in range(3)]
+        torch.manual_seed(0)
+        again = [batches(self.loader(dataset)) for _ in range(3)]
+        assert again == epochs
+        assert epochs[0] != epochs[1] != epochs[2]
+        for each in epochs:
+            assert sorted(row for batch in each for row in batch) == list(range(N_ROWS))
 
 
 @pytest.mark.process
@@ -141,107 +121,7 @@ def test_workers_and_this_process_share_one_count(dataset, method, persistent):
     assert_is_epoch(dataset, batches(dataset), 6)
 
 
-class Late:
-    """Workers that begin when they are told to, or never."""
-
-    def __init__(self, folder: Path, *workers: int) -> None:
-        self.folder, self.workers = folder, workers
-
-    def __call__(self, worker: int) -> None:
-        while worker in self.workers and not (self.folder / "go").exists():
-            time.sleep(0.01)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["own", "plain"])
-class TestWorkersThatComeLate:
-    @pytest.fixture
-    def make_loader(self, dataset, kind, tmp_path):
-        def make(*late: int) -> DataLoader[Any]:
-            options: dict[str, Any] = {
-                "num_workers": 2,
-                "prefetch_factor": 2,
-                "multiprocessing_context": "fork",
-                "worker_init_fn": Late(tmp_path, *late),
-                "generator": torch.Generator().manual_seed(0),
-            }
-            if kind == "own":
-                return dataset.loader(**options)  # type: ignore[no-any-return]
-            return DataLoader(dataset, batch_size=None, **options)
-
-        return make
-
-    @pytest.mark.parametrize("late", [(0, 1), (1,)], ids=["none begins", "one begins"])
-    def test_or_never_leave_the_next_epochs_whole(self, dataset, make_loader, kind, late):
-        """Though every iteration has the same base seed."""
-        others = multiprocessing.active_children()
-        begun = iter(make_loader(*late))
-        if late == (1,):
-            next(begun)  # by the first worker
-        elif kind == "own":
-            pytest.skip("workers start with the first minibatch")
-        workers = [each for each in multiprocessing.active_children() if each not in others]
-        assert len(workers) == 2
-        for process in workers:
-            process.kill()
-            process.join()
-        del begun
-        # Of other DataLoaders' iterations, those count that a worker began.
-        first = 0 if late == (0, 1) else 1
-        for epoch in range(first, first + 3):
-            assert_is_epoch(dataset, batches(make_loader()), epoch)
-
-    def test_while_another_loader_runs_leave_both_epochs_whole(
-        self, dataset, make_loader, kind, tmp_path
-    ):
-        """Two loaders at once, of one base seed; the workers of the second come first."""
-        first = iter(make_loader(1))
-        earlier = [next(first).tolist()]
-        later = batches(make_loader())
-        (tmp_path / "go").touch()
-        earlier += batches(first)
-        assert_is_epoch(dataset, earlier, 0)
-        assert_is_epoch(dataset, later, 1)
-        assert_is_epoch(dataset, batches(make_loader()), 2)
-
-    def test_workers_that_two_threads_start_in_turns(self, dataset, make_loader):
-        """Of one base seed: a worker of one loader, one of the other, and so on."""
-        is_started = [threading.Event() for _ in range(4)]
-
-        class InTurns(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
-            def __init__(self, place: int) -> None:
-                super().__init__()
-                self.place = place
-
-            def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
-                if self.place > 1:
-                    is_started[self.place - 2].set()
-                if self.place > 0:
-                    is_started[self.place - 1].wait(timeout=600)
-                self.place += 2
-                return super().Process(*arguments, **options)
-
-        begun = []
-
-        def start(place: int) -> None:
-            loader = make_loader()
-            loader.multiprocessing_context = InTurns(place)
-            iterator = iter(loader)
-            begun.append(itertools.chain([next(iterator)], iterator))
-            is_started[place + 2].set()
-
-        threads = [threading.Thread(target=start, args=(place,)) for place in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        found = list(map(batches, begun))
-        epochs = {epoch for each in found for epoch in range(3) if is_epoch(dataset, each, epoch)}
-        assert epochs == {0, 1}
-
-
 def test_copies_count_their_own_epochs(dataset):
-    """As one for validation, with another strategy."""
     assert_is_epoch(dataset, batches(dataset), 0)
     pickled = pickle.loads(pickle.dumps(dataset))
     iterator = iter(dataset)
@@ -249,8 +129,7 @@ def test_copies_count_their_own_epochs(dataset):
         next(iterator)
     state = dataset.state_dict()
     copied = copy.copy(dataset)
-    copied.strategy = Streaming()
-    assert batches(copied) == [list(range(k, min(k + 8, N_ROWS))) for k in range(0, N_ROWS, 8)]
+    assert_is_epoch(copied, batches(copied), 2)
     assert dataset.state_dict() == state
     assert sum(map(len, batches(iterator))) == N_ROWS - 5 * 8
     assert_is_epoch(pickled, batches(pickled), 1)
@@ -330,8 +209,7 @@ def iterate_later(dataset: CellDataset, may_begin: Any, found: Any) -> None:
 @pytest.mark.process
 def test_loaders_with_different_numbers_of_workers_count_together(dataset):
     for epoch, num_workers in enumerate([0, 2, 1, 2]):
-        loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
-        assert_is_epoch(dataset, batches(loader), epoch)
+        assert batches(dataset.loader(num_workers)) == in_order(dataset, epoch)
 
 
 @pytest.mark.process
@@ -345,18 +223,37 @@ def test_iterations_that_alternate_keep_their_epochs(dataset):
     assert epochs == {0, 1}
 
 
-def test_how_far_a_loader_runs_ahead(write_h5ad):
-    """By a fetch, within bounds; over files, few minibatches wait, unless functions make them."""
-    for fetch_factor, ahead in ((1, 2), (20, 21), (10_000, 256)):
-        dataset = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, fetch_factor, seed=0)
-        assert dataset.loader(2).prefetch_factor == ahead
-    assert dataset.loader(2, prefetch_factor=3).prefetch_factor == 3
-    collection = open_collection(write_h5ad(np.eye(80, dtype=np.float32)))
-    for transform, ahead in ((None, 8), (lambda fetched: fetched, 21)):
-        dataset = CellDataset(
-            collection, BlockShuffling(4), 2, 20, seed=0, fetch_transform=transform
-        )
-        assert dataset.loader(2).prefetch_factor == ahead
+@pytest.mark.process
+@pytest.mark.parametrize("n_bytes", [1, 100, 10**9])
+def test_messages_of_any_size(dataset, monkeypatch, n_bytes):
+    monkeypatch.setattr("cellfeed._dataset._loader._MESSAGE_BYTES", n_bytes)
+    assert batches(dataset.loader(2)) == in_order(dataset, 0)
+
+
+def test_peeking_counts_as_nothing(dataset):
+    for epoch in range(2):
+        for n in (1, 3, 1000):
+            assert batches(dataset.peek(n)) == batches(dataset.loader().peek(n))
+            assert batches(dataset.peek(n)) == in_order(dataset, epoch)[:n]
+        assert batches(dataset) == in_order(dataset, epoch)
+    with pytest.raises(ParameterError, match="`n >= 1`"):
+        dataset.peek(0)
+
+
+def test_the_state_is_that_of_the_latest_minibatch(dataset):
+    """Of two iterations, one inside the other."""
+    outer = iter(dataset)
+    for _ in range(3):
+        next(outer)
+    inner = iter(dataset)
+    next(inner)
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["progress"]) == (1, [1, 1])
+    next(outer)
+    state = dataset.state_dict()
+    assert (state["epoch"], state["progress"]) == (0, [1, 4])
+    resumed = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0)
+    resumed.load_state_dict(state)
+    assert batches(resumed) == in_order(dataset, 0)[4:]
 
 
 @pytest.mark.process
@@ -365,3 +262,47 @@ def test_more_workers_than_fetches():
     found = batches(dataset.loader(2))
     assert sorted(row for batch in found for row in batch) == list(range(10))
     assert len(found) == len(dataset) == 2
+
+
+class TestAnIterationThatFailsToBegin:
+    """It has not begun, and changes nothing."""
+
+    def test_leaves_another_that_is_under_way(self, dataset, monkeypatch):
+        iterator = iter(dataset)
+        for _ in range(5):
+            next(iterator)
+        state = dataset.state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(CellDataset, "_n_left", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                next(iter(dataset))
+        assert dataset.state_dict() == state
+        assert batches(dataset) == in_order(dataset, 1)
+
+    @pytest.mark.process
+    @pytest.mark.filterwarnings("ignore:Got pickle error")  # of torch
+    def test_for_want_of_workers(self, dataset):
+        loader = dataset.loader(1, multiprocessing_context="spawn", worker_init_fn=lambda _: None)
+        for _ in range(2):
+            with pytest.raises((AttributeError, pickle.PicklingError)):
+                next(iter(loader))
+        assert batches(dataset) == in_order(dataset, 0)
+
+
+@pytest.mark.process
+def test_what_torch_draws_does_not_depend_on_the_number_of_workers(dataset):
+    drawn = list[list[float]]()
+    for num_workers in range(3):
+        torch.manual_seed(0)
+        loader = dataset.loader(num_workers)
+        batches(loader)
+        drawn.append([*torch.rand(2).tolist()])
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+@pytest.mark.process
+def test_options_that_are_none_are_those_of_a_dataloader(dataset):
+    options: dict[str, Any] = {"collate_fn": None, "worker_init_fn": None, "generator": None}
+    assert batches(dataset.loader(2, multiprocessing_context=None, **options)) == in_order(
+        dataset, 0
+    )

@@ -1,5 +1,6 @@
 """Several datasets in turn: how many of each, in which turns, with workers and ranks."""
 
+import copy
 import itertools
 import json
 
@@ -122,13 +123,7 @@ class TestWorkers:
         for _ in range(2):
             minibatches = delivered(mixed.loader(num_workers=num_workers))
             assert len(minibatches) == len(mixed)
-            assert sorted(minibatches) == sorted(delivered(alone))
-
-    def test_shares_are_what_workers_deliver(self):
-        mixed = InterleavedDatasets([numbered(0, 90), numbered(1, 40)], [2, 1])
-        turns = [mixed.turns(epoch=0, worker=k, n_workers=3) for k in range(3)]
-        together = np.bincount(np.concatenate(turns), minlength=2)
-        assert tuple(together.tolist()) == mixed.minibatches_of_each
+            assert minibatches == delivered(alone)
 
 
 class TestStopped:
@@ -184,21 +179,31 @@ class TestStopped:
         assert len({*before, *later}) == len(before) + len(later)
 
     @pytest.mark.process
-    def test_other_workers_or_datasets_are_refused(self):
+    def test_with_any_number_of_workers(self):
+        first, others = self.mixed(), self.mixed().loader(num_workers=2)
+        whole = delivered(first)
+        first.set_epoch(0)
+        assert delivered(itertools.islice(first, 3)) == whole[:3]
+        others.load_state_dict(first.state_dict())
+        assert delivered(others) == whole[3:]
+
+    def test_other_ranks_or_datasets_are_refused(self):
         first = self.mixed()
         next(iter(first))
-        others = self.mixed().loader(num_workers=2)
-        others.load_state_dict(first.state_dict())
-        with pytest.raises(StateError, match=r"1 ranks with 1 workers .* with the same numbers"):
-            next(iter(others))
-        fitting = self.mixed().loader(num_workers=2)
-        whole = delivered(fitting)
-        iterator = iter(fitting)
+        parts = [
+            numbered(0, 24, factor=2, rank=0, world_size=2),
+            numbered(1, 42, seed=0, rank=0, world_size=2),
+        ]
+        state = InterleavedDatasets(parts, [2, 1], stop="all_exhausted")
+        iterator = iter(state)
         next(iterator)
-        iterator.close()
-        others.load_state_dict(fitting.state_dict())  # is not harmed by the one that was refused
-        assert others.state_dict()["epoch"] == 1
-        assert len(delivered(others)) == len(whole) - 1
+        told = "the state is of 2 ranks, but there are 1 ranks now"
+        alone = InterleavedDatasets(
+            [numbered(0, 24, factor=2), numbered(1, 42, seed=0)], [2, 1], stop="all_exhausted"
+        )
+        alone.load_state_dict(state.state_dict())
+        with pytest.raises(StateError, match=told):
+            next(iter(alone))
         with pytest.raises(StateError, match="n_minibatches=None there, n_minibatches=5 here"):
             self.mixed(n_minibatches=5).load_state_dict(first.state_dict())
 
@@ -229,8 +234,15 @@ class TestRanks:
 
     def test_have_to_be_the_same(self):
         datasets = [numbered(0, 50, rank=k, world_size=2) for k in range(2)]
-        with pytest.raises(ParameterError, match=r"same rank and world_size, .*\[\(0, 2\), \(1, 2"):
-            list(InterleavedDatasets(datasets))
+        with pytest.raises(ParameterError, match=r"same rank, .*\[\(0, 2, None\), \(1, 2"):
+            InterleavedDatasets(datasets)
+
+
+def test_a_copy_counts_what_its_parts_deliver():
+    mixed = InterleavedDatasets([numbered(0, 40), numbered(1, 40)])
+    copied = copy.copy(mixed)
+    n = sum(len(each) for each in copied)
+    assert copied.statistics().n_cells == n
 
 
 class TestBadParameters:

@@ -25,7 +25,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed._bytes._buffers import Segment, SharedPool
-from cellfeed._dataset._workers import Arrivals, Departures, as_socket, connected, message_of
+from cellfeed._dataset._workers import Arrivals, WorkerStart, as_socket, connected, message_of
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory"),
@@ -43,8 +43,8 @@ class Both:
         receiving, sending = connected()
         self.arrivals = Arrivals(receiving)
         self.pool = SharedPool()
-        self.departures = Departures(
-            sending, self.arrivals.key, are_rows_placed=True, pool=self.pool
+        self.departures = WorkerStart(
+            connection=sending, key=self.arrivals.key, are_rows_placed=True, pool=self.pool
         )
         self._files = {}
 

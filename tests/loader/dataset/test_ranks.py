@@ -44,7 +44,6 @@ def test_two_ranks_of_torchrun(tmp_path):
         dist.init_process_group("gloo")
         found["epochs"] = [epoch(before.loader()) for _ in range(2)]
         for k, minibatch in enumerate(before.loader(), 1):
-            dist.all_reduce(torch.ones(1))
             if k == 3:
                 break
         states = [before.state_dict()]
@@ -91,6 +90,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         with warned() as found["made"]:
             made = {case: make(seed=0) for case in cases if case.startswith("before")}
             drawn = {way: make() for way in ("0", "2", "plain", "looked at", "used")}
+            drawn_here = [drawn["looked at"].seed, drawn["used"].seed]
             given = {
                 "swapped": make(rank=1 - rank, world_size=2, seed=0),
                 "more": make(rank=0, world_size=4, seed=0),
@@ -100,8 +100,8 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
             too_few = make(9, drop_last=True, seed=0)
         with warned():
             list(persistent)
+            persistent.set_epoch(0)
             next(iter(drawn["used"]))
-            drawn["looked at"].seed
         with warned() as found["joined"]:
             dist.init_process_group("gloo")
             list(make(seed=0))
@@ -111,7 +111,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         found["swapped late"] = refusal(make, rank=1 - rank, world_size=2, seed=0)
         found["alone"] = epoch(alone)
         found["too few"] = refusal(list, too_few)
-        found["persistent"] = refusal(list, persistent)
+        found["persistent"] = [epoch(persistent)]
 
         found["lengths"], found["ranks"] = {}, []
         for case in cases:
@@ -126,34 +126,57 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
                 loader = dataset.loader(**options)
             else:
                 loader = DataLoader(dataset, batch_size=None, **options)
-            found[case], found["lengths"][case] = [epoch(loader), epoch(loader)], len(loader)
+                found["not told"] = refusal(list, loader) if options else None
+                loader = DataLoader(dataset, batch_size=None, **options)
+            found[case], found["lengths"][case] = [], len(loader)
+            for number in range(2):
+                if kind == "own" or number == 0 or not options.get("persistent_workers"):
+                    dataset.set_epoch(number)
+                found[case].append(epoch(loader))
             plan = dataset.plan(epoch=0)
             found["ranks"] += [[dataset.rank, dataset.world_size], [plan.rank, plan.world_size]]
 
-        found["drawn 0"] = [epoch(drawn["0"]) for _ in range(2)]
-        loader = drawn["2"].loader(2)
-        found["drawn 2"] = [epoch(loader) for _ in range(2)]
-        len(drawn["plain"])
         found["drawn plan"] = refusal(drawn["plain"].plan, epoch=0)
-        plain = DataLoader(drawn["plain"], batch_size=None, num_workers=1)
-        found["drawn plain"] = refusal(list, plain)
+        found["drawn peek"] = refusal(drawn["plain"].peek)
+        for way in ("0", "2"):
+            loader = drawn[way].loader(int(way))
+            found[f"drawn {way}"] = [epoch(loader) for _ in range(2)]
         for way in ("used", "looked at"):
             found[way] = refusal(list, drawn[way])
-        late = make()
-        found["seeds"] = [drawn["0"].seed, late.seed]
-        plain = DataLoader(late, batch_size=None, num_workers=2)
-        found["drawn late"] = [epoch(plain) for _ in range(2)]
+        found["seeds"] = [drawn["0"].seed, drawn["2"].seed]
+
+        dataset = make(seed=0)
+        found["peeked"] = [np.asarray(each).tolist() for each in dataset.peek(2)]
+        if rank == 0:
+            dataset.loader(2).peek(1)
+        found["after"] = epoch(dataset)[:2]
+        found["streams"] = epoch(make(seed=0, streams=4))
+        found["no multiple"] = refusal(list, make(seed=0, streams=4).loader()) or refusal(
+            lambda: list(make(seed=0, streams=3))
+        )
 
         # Datasets that differ between ranks.
-        warnings.filterwarnings("ignore", message="only rank")  # as the other is refused
         names = [f"g{k}" for k in range(6)]
         adata = anndata.AnnData(np.ones((9, 6)), var=pd.DataFrame(index=names))
         adata.layers["counts"] = adata.X
         datasets = {
             "n_rows": make(101 - rank, seed=0),
             "block_size": CellDataset(np.arange(101), BlockShuffling(4 + rank), 8, 2, seed=0),
+            "seed": make(seed=rank),
+            "epoch": make(seed=0),
+            "streams": make(seed=0, streams=2 + 2 * rank),
+            "after minibatches": make(seed=0),
+            "proportions": InterleavedDatasets(
+                [make(seed=0), make(50, seed=0)], [1 + rank, 2 - rank], n_minibatches=5
+            ),
             "same": make(seed=0),
         }
+        datasets["epoch"].set_epoch(rank)
+        stopped = make(seed=0, rank=rank, world_size=2)
+        for _ in zip(range(1 + rank), stopped):
+            pass
+        datasets["after minibatches"].load_state_dict(stopped.state_dict())
+
         for name, options in {
             "genes": {"genes": names[:2][:: 1 - 2 * rank]},
             "elements": {"elements": [["X"], ["layers/counts"]][rank]},
@@ -165,16 +188,12 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         datasets["dtype"] = CellDataset(collection, BlockShuffling(2), 2, seed=0, dtype=dtype)
         found["differing"] = {}
         for name, dataset in datasets.items():
-            if rank == 1:
-                dist.barrier()
             found["differing"][name] = refusal(list, dataset)
-            if rank == 0:
-                dist.barrier()
         """,
     )
 
 
-@pytest.mark.parametrize("case", [*CASES, "drawn 0", "drawn 2", "drawn late"])
+@pytest.mark.parametrize("case", [*CASES, "drawn 0", "drawn 2"])
 def test_ranks_share_the_rows_of_every_epoch(ranks, case):
     """Whenever the dataset is made; a seed that nobody gave becomes that of all ranks."""
     epochs = [rank[case] for rank in ranks]
@@ -191,21 +210,36 @@ def test_a_dataset_says_which_rank_it_is_now(ranks):
 
 
 class TestASeedThatNobodyGave:
-    def test_is_said(self, ranks):
+    def test_is_that_of_the_first_rank(self, ranks):
         assert ranks[0]["seeds"] == ranks[1]["seeds"]
 
-    @pytest.mark.parametrize("way", ["drawn plan", "drawn plain"])
-    def test_is_refused_where_ranks_cannot_agree(self, ranks, way):
+    @pytest.mark.parametrize("way", ["drawn plan", "drawn peek"])
+    def test_is_unknown_until_ranks_begin(self, ranks, way):
         for rank in ranks:
-            assert "this process drew `seed` for itself" in rank[way]
-            assert "give `seed`, or iterate over `dataset.loader()`" in rank[way]
+            assert rank[way].startswith("this process drew `seed` for itself")
+            assert rank[way].endswith("give `seed`")
 
     @pytest.mark.parametrize("way", ["used", "looked at"])
     def test_is_refused_where_it_was_in_use(self, ranks, way):
-        for rank in ranks:
-            assert "\n" not in rank[way]
-            assert "has already used a seed that it drew for itself" in rank[way]
-            assert rank[way].endswith("give `seed`")
+        assert ranks[0][way] == ranks[1][way]
+        assert ranks[0][way].startswith("ranks begin different epochs: seed=")
+
+
+def test_peeking_counts_as_nothing_and_needs_no_other_rank(ranks):
+    for rank in ranks:
+        assert rank["peeked"] == rank["after"]
+
+
+def test_streams_are_delivered_together_as_by_one_rank(ranks):
+    alone = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0, streams=4)
+    joined = [a + b for a, b in zip(*(rank["streams"] for rank in ranks), strict=True)]
+    assert joined == [np.asarray(each).tolist() for each in alone]
+    assert "`streams` must be a multiple of the number of ranks" in ranks[0]["no multiple"]
+
+
+def test_workers_of_another_loader_have_to_be_told_the_epoch(ranks):
+    for rank in ranks:
+        assert "call `set_epoch(epoch)` before each epoch" in rank["not told"]
 
 
 class TestByItself:
@@ -234,44 +268,95 @@ def test_ranks_that_are_given_are_refused_where_torch_distributed_has_others(ran
             assert said.startswith("rank=0 and world_size=4 were given, but torch.distributed")
 
 
-def test_what_ranks_that_met_late_refuse(ranks):
-    for number, rank in enumerate(ranks):
+def test_ranks_that_met_late(ranks):
+    """Also where workers persist, which are told the rank in each request."""
+    for rank in ranks:
         assert rank["too few"].startswith("none of 9 rows is left")
-        assert rank["persistent"] == (
-            "persistent worker processes were started by rank 0 of 1, "
-            f"which is now rank {number} of 2; make a new loader"
-        )
+    assert_divided([rank["persistent"][0] for rank in ranks], N_ROWS)
 
 
-def test_a_rank_that_reads_something_else_is_reported(ranks):
-    """By the one that begins last; nobody waits for it."""
+DIFFERENCES = {
+    "n_rows": "n_rows=101 on rank 0, n_rows=100 on rank 1",
+    "block_size": "block_size=4 on rank 0, block_size=5 on rank 1",
+    "seed": "seed=0 on rank 0, seed=1 on rank 1",
+    "epoch": "epoch=0 on rank 0, epoch=1 on rank 1",
+    "streams": "streams=2 on rank 0, streams=4 on rank 1",
+    "after minibatches": "after minibatches=1 on rank 0, after minibatches=2 on rank 1",
+    "proportions": "proportions=['1', '2'] on rank 0, proportions=['2', '1'] on rank 1",
+    "genes": "read.genes=",
+    "elements": "read.elements=['X'] on rank 0, read.elements=['layers/counts'] on rank 1",
+    "dtype": "read.dtype=['float32'] on rank 0, read.dtype=['float64'] on rank 1",
+}
+
+
+def test_a_difference_is_the_same_error_on_all_ranks(ranks):
     first, last = (rank["differing"] for rank in ranks)
-    assert first == dict.fromkeys(first)
-    assert last.pop("same") is last.pop("same genes") is None
-    assert "n_rows=100 on rank 1, n_rows=101 on rank 0" in last["n_rows"]
-    assert "block_size=5 on rank 1, block_size=4 on rank 0" in last["block_size"]
-    for name in ("genes", "elements", "dtype"):
-        assert last[name].startswith(
-            f"ranks read different data, or read them differently: {name}=["
-        )
+    assert first == last
+    assert first.pop("same") is first.pop("same genes") is None
+    assert {*first} == {*DIFFERENCES}
+    for name, difference in DIFFERENCES.items():
+        assert "\n" not in first[name]
+        assert first[name].startswith("ranks begin different epochs: ")
+        assert difference in first[name]
 
 
-def train(dataset, other, rank, meeting_point, answers):
-    """What a process does that is started with datasets."""
+def test_a_second_group_does_not_hear_what_the_first_said(tmp_path):
+    """Whose store may be the same, with all that is in it."""
+    ranks = torchrun(
+        tmp_path,
+        2,
+        """
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, is_master=rank == 0)
+        for name in "ab":
+            within = dist.PrefixStore(name, store)
+            dist.init_process_group("gloo", store=within, rank=rank, world_size=2)
+            dist.barrier()
+            group = dist.group.WORLD
+            kept = dist.PrefixStore("kept", store)
+
+            class Group:
+                size, rank = group.size, group.rank
+                get_group_store = lambda self: kept
+
+            from cellfeed._dataset._ranks import begin_together
+
+            found[name] = begin_together(Group(), {"seed": [name, None][rank]})
+            dist.barrier()
+            dist.destroy_process_group()
+        """,
+    )
+    assert [[rank["a"], rank["b"]] for rank in ranks] == [[{"seed": "a"}, {"seed": "b"}]] * 2
+
+
+def test_who_does_not_come_is_named(tmp_path):
+    """In the error after the timeout of the group, with what to do."""
+    ranks = torchrun(
+        tmp_path,
+        3,
+        """
+        from datetime import timedelta
+
+        dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+        if rank != 2:
+            found["said"] = refusal(list, make(seed=0))
+        time.sleep(0 if rank != 2 else 6)
+        dist.barrier = lambda: None
+        """,
+    )
+    for rank in ranks[:2]:
+        assert rank["said"].startswith("rank 2 of 3 did not begin an epoch with the others within")
+        assert "`peek(n)`" in rank["said"]
+        assert "rank=0, world_size=1" in rank["said"]
+
+
+def train(dataset, rank, meeting_point, answers):
+    """What a process does that is started with a dataset."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     warnings.simplefilter("ignore")
     torch.distributed.init_process_group(
         "gloo", init_method=meeting_point, rank=rank, world_size=N_RANKS
     )
-    plain: dict[str, Any] = {"batch_size": None, "num_workers": 2}
-    loaders = [
-        dataset,
-        torch.utils.data.DataLoader(dataset, **plain),
-        dataset.loader(2, multiprocessing_context="fork"),
-        # Of which only workers count, in memory of the process that starts them.
-        torch.utils.data.DataLoader(other, **plain),
-        torch.utils.data.DataLoader(other, **plain),
-    ]
+    loaders = [dataset, dataset.loader(2, multiprocessing_context="fork")]
     found = [[np.asarray(batch).tolist() for batch in loader] for loader in loaders]
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -282,19 +367,13 @@ def train(dataset, other, rank, meeting_point, answers):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, method):
-    """As ranks that are started with the dataset do, whose epochs must be the same.
-
-    A server that forks gives it pickled, and starts the workers of plain DataLoaders, too.
-    """
-    dataset, other = (
-        CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=seed) for seed in (None, 0)
-    )
+    """As ranks that are started with the dataset do; they may meet in a file."""
+    dataset = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2)
     dataset.set_epoch(5)
-    assert sum(map(len, other)) == N_ROWS  # epoch 0
     context: Any = multiprocessing.get_context(method)
     answers, place = context.Queue(), f"file://{tmp_path}/meet"
     children = [
-        context.Process(target=train, args=(dataset, other, rank, place, answers))
+        context.Process(target=train, args=(dataset, rank, place, answers))
         for rank in range(N_RANKS)
     ]
     for child in children:
@@ -304,13 +383,6 @@ def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, meth
         child.join()
     for epochs in zip(found[0], found[1], strict=True):
         assert_divided(epochs, N_ROWS)
-    for rank in range(N_RANKS):
-        alike = CellDataset(
-            np.arange(N_ROWS), BlockShuffling(4), 8, 2, seed=0, rank=rank, world_size=N_RANKS
-        )
-        for epoch, minibatches in zip((1, 2), found[rank][3:], strict=True):
-            alike.set_epoch(epoch)
-            assert sorted(chain(*minibatches)) == sorted(np.concatenate([*alike]).tolist())
 
 
 _LIGHTNING = """

@@ -4,7 +4,6 @@ import functools
 import pickle
 import sys
 import time
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader import matrices
-from tests.loader.dataset.in_turns import InWorker
 from tests.loader.storages.expecting import expecting, matrix_of
 from tests.loader.threads import wait_for_dropped
 from tests.warm import python as warm
-from torch.utils.data._utils.worker import WorkerInfo
 
 from cellfeed import (
     BlockShuffling,
@@ -365,15 +362,7 @@ class TestAdaptive:
         assert sum(map(len, dataset)) == 600
         assert dataset.history()["prefetch"].max() > 1
 
-    def test_refused_or_without_effect(self):
+    def test_refused_where_datasets_are_interleaved(self):
         adaptive = dataset_over(expecting(MATRIX)[0], adaptive=True)
         with pytest.raises(ParameterError, match="`datasets` must not be `adaptive`, as each"):
             InterleavedDatasets([adaptive])
-        for dataset, said in ((adaptive, True), (dataset_over(expecting(MATRIX)[0]), False)):
-            worker = WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
-            with warnings.catch_warnings(record=True) as caught, InWorker(worker):
-                warnings.simplefilter("always")
-                iterator = iter(dataset)
-                next(iterator)
-                iterator.close()
-            assert said == any("`adaptive` has no effect" in str(each.message) for each in caught)

@@ -1,7 +1,6 @@
 """What a state holds, and where it leads; test_epoch_machine.py stops and resumes in any order."""
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -21,9 +20,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.dataset.in_turns import LoaderInTurns, in_parts
+from tests.loader.dataset.stopped import in_parts
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -34,6 +34,7 @@ from cellfeed import (
     Cells,
     ClassBalancedSampling,
     GroupedSampling,
+    ParameterError,
     StateError,
     Streaming,
     TokenStream,
@@ -48,11 +49,9 @@ def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) ->
     return CellDataset(np.arange(n_rows), **defaults | options)
 
 
-# `LoaderInTurns` starts workers in its own way.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:ranks are not compared:UserWarning"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 
 
 def _taken(iterator: Iterator[Any], n: int) -> list[list[int]]:
@@ -106,24 +105,13 @@ class TestWorkersThatPersist:
             assert [each.tolist() for each in loader] == whole[0][5:]
             assert [each.tolist() for each in loader] == whole[1]
 
-    @pytest.mark.parametrize("n_before", [0, 2])
-    def test_those_of_another_loader_refuse_a_state_that_they_do_not_know(self, capfd, n_before):
-        """They would start the epoch again, or resume at an earlier state that they do know."""
+    def test_those_of_another_loader_refuse_a_state(self):
+        """They have none, and would start the epoch again."""
         dataset = _dataset(90)
-        if n_before:
-            _taken(iter(dataset), n_before)
-            dataset.load_state_dict(dataset.state_dict())
-        loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
-        assert len(list(loader)) == 23 - n_before
-        other = _dataset(90)
-        other.set_epoch(3)
-        _taken(iter(other), 5)
-        dataset.load_state_dict(other.state_dict())
-        with pytest.raises((StateError, RuntimeError)):
-            list(loader)
-        assert (
-            "a state was loaded after these worker processes had started" in capfd.readouterr().err
-        )
+        _taken(iter(dataset), 2)
+        dataset.load_state_dict(dataset.state_dict())
+        with pytest.raises(StateError, match=r"iterate over `dataset\.loader"):
+            list(DataLoader(dataset, batch_size=None, num_workers=2))
 
 
 @pytest.mark.process
@@ -141,70 +129,29 @@ def test_a_run_that_is_stopped_goes_on_with_other_workers_and_ranks():
     assert len(delivered) <= 91
 
 
-def _stateful(num_workers: int, **options: Any) -> StatefulDataLoader[Any]:
-    return StatefulDataLoader(_dataset(90), batch_size=None, num_workers=num_workers, **options)
-
-
-@functools.cache
-def _whole(num_workers: int, **options: Any) -> list[list[int]]:
-    """Four epochs of 23 minibatches."""
-    reference = _stateful(num_workers, **options)
-    return [each.tolist() for _ in range(4) for each in reference]
-
-
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-@pytest.mark.parametrize(
-    ("num_workers", "persistent"),
-    [(0, False), *(pytest.param(2, each, marks=pytest.mark.process) for each in (False, True))],
-)
 @pytest.mark.parametrize("n_before", [1, 8, 22, 23, 30, 46])
-def test_the_loader_of_torchdata(num_workers, persistent, n_before):
-    """Stopped after so many minibatches of epochs of 23."""
-    whole = _whole(num_workers, persistent_workers=persistent)
-    stopped = _stateful(num_workers, persistent_workers=persistent)
+def test_the_loader_of_torchdata(n_before):
+    """Without workers, stopped after so many minibatches of epochs of 23."""
+    whole = [each.tolist() for dataset in [_dataset(90)] for _ in range(4) for each in dataset]
+    stopped, goes_on = (StatefulDataLoader(_dataset(90), batch_size=None) for _ in range(2))
     for _ in range(n_before // 23):
         list(stopped)
     iterator = iter(stopped) if n_before % 23 else iter(())
     for _ in range(n_before % 23):
         next(iterator)
     state = stopped.state_dict()  # after the end of an iteration, or within one
-    del iterator
-    goes_on = _stateful(num_workers, persistent_workers=persistent)
     goes_on.load_state_dict(state)
     rest = [each.tolist() for _ in range(2) for each in goes_on]
     assert rest[:24] == whole[n_before : n_before + 24]
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize(
-    "num_workers", [0, *(pytest.param(n, marks=pytest.mark.process) for n in (1, 2))]
-)
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
-def test_the_loader_of_torchdata_on_other_ranks(num_workers, before, after):
-    """A worker knows only what it has delivered itself."""
-
-    def loader(rank, world_size):
-        ranks = {"rank": rank, "world_size": world_size}
-        dataset = CellDataset(np.arange(240), BlockShuffling(2), 4, 3, seed=5, **ranks)
-        return StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers)
-
-    delivered = Counter[int]()
-    for rank in range(before):
-        stopped = loader(rank, before)
-        for minibatch in itertools.islice(stopped, 13):
-            delivered.update(minibatch.tolist())
-        state = stopped.state_dict()
-    resumed = [loader(rank, after) for rank in range(after)]
-    for each in resumed:
-        each.load_state_dict(state)
-    if num_workers > 1:
-        with pytest.raises(StateError, match=f"on one of {before} ranks, but this is worker"):
-            list(resumed[0])
-        return
-    for minibatch in itertools.chain(*resumed):
-        delivered.update(minibatch.tolist())
-    assert sorted(delivered) == list(range(240))
-    assert delivered.total() - 240 < after
+def test_workers_of_another_loader_have_no_state():
+    loader = StatefulDataLoader(_dataset(90), batch_size=None, num_workers=1)
+    with pytest.raises(StateError, match=r"iterate over `dataset\.loader"):
+        list(loader)
 
 
 def _train(paths: list[Path], saved: Path, num_workers: int, steps: Any) -> None:
@@ -274,13 +221,13 @@ def _less_its_mean(fetched: Any) -> Any:
 class TestTransformsOfWholeFetches:
     """A fetch that was begun is read again as a whole, so that it is transformed as before."""
 
-    @given(n=st.integers(1, 22), workers=st.integers(0, 3))
-    def test_the_same_values_follow(self, n, workers):
-        def loader() -> LoaderInTurns:
-            return LoaderInTurns(_dataset(90, fetch_transform=_less_its_mean), workers)
+    @given(n=st.integers(1, 22))
+    def test_the_same_values_follow(self, n):
+        def dataset() -> CellDataset:
+            return _dataset(90, fetch_transform=_less_its_mean)
 
-        whole = [each.tolist() for each in loader()]
-        stopped, goes_on = loader(), loader()
+        whole = [each.tolist() for each in dataset()]
+        stopped, goes_on = dataset(), dataset()
         assert _taken(iter(stopped), n) == whole[:n]
         goes_on.load_state_dict(stopped.state_dict())
         assert [each.tolist() for each in goes_on] == whole[n:]
@@ -332,13 +279,6 @@ class TestState:
         goes_on.load_state_dict(json.loads(text))
         assert [each.tolist() for each in goes_on] == whole[3:]
 
-    @pytest.mark.process
-    def test_minibatches_that_nobody_counted_are_refused(self):
-        dataset = _dataset(40)
-        list(DataLoader(dataset, batch_size=None, num_workers=2))
-        with pytest.raises(StateError, match=r"dataset\.loader"):
-            dataset.state_dict()
-
     @pytest.mark.parametrize(
         ("other", "message"),
         [
@@ -382,12 +322,11 @@ class TestState:
     @pytest.mark.parametrize(
         "changed",
         [
-            *({"progress": each} for each in ([1, 1, 11], [2, 1, 6], [1, 0, 1], [1, 1, -1])),
-            *({"progress": each} for each in ([1, 1, 1.5], [1, 2**63, 1])),
-            *({"after": each} for each in ([[1, 1, 11]], [[2**63, 1, 1]])),
-            {"after": [[1, 1, 4]], "progress": [1, 1, 7]},
+            *({"progress": each} for each in ([1, 11], [2, 6], [0, 1], [1, -1])),
+            *({"progress": each} for each in ([1, 1.5], [2**63, 1], [1, 1, 1])),
+            *({"after": each} for each in ([[1, 11]], [[2**63, 1]])),
+            {"after": [[1, 4]], "progress": [1, 7]},
             *({"epoch": each} for each in (-1, 2**62, 0.5)),
-            *({"worker": each} for each in (1, "a")),
             *({"version": each} for each in (None, "1")),
         ],
         ids=str,
@@ -399,7 +338,7 @@ class TestState:
         with pytest.raises(StateError, match="the state is damaged: ") as refused:
             dataset.load_state_dict(state)
         assert "\n" not in str(refused.value)
-        assert dataset.state_dict()["progress"] == [1, 1, 0]
+        assert dataset.state_dict()["progress"] == [1, 0]
 
     @pytest.mark.parametrize("state", [None, {}, [], "text", {"format": "other"}])
     def test_something_else_is_refused(self, state):
@@ -417,8 +356,8 @@ _GOLDEN = {
 
 
 @pytest.mark.parametrize("golden", STATES, ids=lambda golden: golden["name"])
-def test_states_that_version_1_wrote_go_on(golden: dict[str, Any]) -> None:
-    """As long as there is one; see golden_states.json."""
+def test_states_that_were_written_go_on(golden: dict[str, Any]) -> None:
+    """The order is pinned; see golden_states.json."""
     for rank, expected in enumerate(golden["rows"]):
         options = {"strategy": _GOLDEN[golden["strategy"]], "batch_size": 16, "fetch_factor": 4}
         resumed = _dataset(1000, rank, len(golden["rows"]), seed=7, **options)
@@ -508,10 +447,57 @@ def test_files_are_what_they_were(tmp_path):
     _over(copy).load_state_dict(state)
 
 
-def test_a_state_from_before_contents_were_compared(folder):
-    state = _over(TokenStream(folder, 4)).state_dict()
-    del state["data"]["contents"]
-    _over(TokenStream(folder, 4)).load_state_dict(_with_checksum(state))
+class Skipping(Streaming):
+    """A strategy of one's own, with an attribute of any kind."""
+
+    def __init__(self, skipped, identity=None):
+        super().__init__()
+        vars(self)["skipped"] = skipped
+        vars(self)["name"] = identity
+
+    def identity(self):
+        return vars(self)["name"]
+
+
+class Opaque:
+    """What JSON cannot say."""
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        ({1, 2}, {1, 3}),
+        (frozenset("ab"), frozenset("ac")),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+        ({"a": [1, {2}]}, {"a": [1, {3}]}),
+        (np.float32(0.1), np.float32(0.2)),
+        (np.mean, np.sum),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_another_strategy_is_refused_whatever_its_attributes_are(mine, other):
+    state = _dataset(40, strategy=Skipping(mine)).state_dict()
+    _dataset(40, strategy=Skipping(mine)).load_state_dict(json.loads(json.dumps(state)))
+    with pytest.raises(StateError, match="the state is of other parameters"):
+        _dataset(40, strategy=Skipping(other)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [Opaque(), lambda: 1, [Opaque()], 1j])
+def test_a_strategy_that_json_cannot_identify_is_asked_to_do_it(value):
+    with pytest.raises(ParameterError, match=r"^Skipping\.skipped.* `identity\(\)`"):
+        _dataset(40, strategy=Skipping(value)).state_dict()
+    state = _dataset(40, strategy=Skipping(value, "first")).state_dict()
+    _dataset(40, strategy=Skipping(value, "first")).load_state_dict(state)
+    with pytest.raises(StateError, match="identity='first' there, identity='second' here"):
+        _dataset(40, strategy=Skipping(value, "second")).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "fetch_factor", "drop_last", "seed", "strategy"])
+def test_parameters_are_fixed(name):
+    """Or cells would be missing after a stop."""
+    dataset = _dataset(40)
+    with pytest.raises((ParameterError, AttributeError)):
+        setattr(dataset, name, 5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The rest of an epoch that was stopped: exactly what would have come, or divided anew."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,27 +33,28 @@ _sizes = st.fixed_dictionaries(
 )
 
 
-def _of_share(share: Share) -> Iterator[list[int]]:
-    for number in share.numbers:
-        fetch = share.fetch(number)
-        delivered = fetch.rows[fetch.order]
-        for start in range(0, delivered.size, share.plan.batch_size):
-            yield delivered[start : start + share.plan.batch_size].tolist()
+def _of_share(share: Share, number: int) -> Iterator[list[int]]:
+    fetch, size = share.fetch(number), share.plan.minibatch_size
+    delivered = fetch.rows[fetch.order]
+    assert -(-delivered.size // size) == share.n_minibatches_of(number)
+    for start in range(0, delivered.size, size):
+        yield delivered[start : start + size].tolist()
 
 
-def _in_turns(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> Iterator[list[int]]:
-    """Yield what a DataLoader does, of workers that go on there."""
-    waiting = (
-        _of_share(plan.share(worker=k, num_workers=num_workers, n_delivered=n_delivered))
+def _in_order(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> list[list[int]]:
+    """Return what a rank gets whose workers read every n-th fetch, and go on there."""
+    fetches = {
+        number: [*_of_share(share, number)]
         for k in range(num_workers)
-    )
-    for turn in itertools.zip_longest(*waiting):
-        yield from (each for each in turn if each is not None)
+        for share in [plan.share(worker=k, num_workers=num_workers, n_delivered=n_delivered)]
+        for number in share.numbers
+    }
+    return [each for number in sorted(fetches) for each in fetches[number]]
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_no_row_comes_twice_and_none_is_missing(times):
-    """Stopped up to three times, on other numbers of ranks and workers each time."""
+    """Stopped up to three times, on other numbers of ranks, streams and workers each time."""
 
     @settings(max_examples=times * settings().max_examples)
     @given(sizes=_sizes, data=st.data())
@@ -89,8 +90,10 @@ def _check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1)
     after, minibatches, n_repeated = tuple[Progress, ...](), list[list[int]](), 0
     while True:
         n_ranks, n_workers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+        n_streams = data.draw(st.integers(1, 3))  # of each rank
+        streams = n_ranks * n_streams
         plans = [
-            EpochPlan(**sizes, rank=rank, world_size=n_ranks, after=after)
+            EpochPlan(**sizes, rank=rank, world_size=n_ranks, streams=streams, after=after)
             for rank in range(n_ranks)
         ]
         n = plans[0].n_minibatches
@@ -99,21 +102,21 @@ def _check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1)
         sizes_of_ranks = list[list[int]]()
         for plan in plans:
             assert plan.n_minibatches == n
-            whole = list(_in_turns(plan, n_workers))
-            assert list(_in_turns(plan, n_workers, n_again)) == whole[n_again:]
+            whole = _in_order(plan, n_workers)
+            assert _in_order(plan, n_workers, n_again) == whole[n_again:]
             assert len(whole) == n
             sizes_of_ranks.append([len(each) for each in whole])
             minibatches += whole[:n_wanted]
         assert all(each == sizes_of_ranks[0] for each in sizes_of_ranks)
-        n_repeated += (n_ranks - 1) * n_together
+        n_repeated += (streams - 1) * n_together
         if n_wanted == n:
             break
-        after += (Progress(world_size=n_ranks, num_workers=n_workers, n_minibatches=n_wanted),)
+        after += (Progress(world_size=streams, n_minibatches=n_wanted),)
     expected = _whole_epoch(sizes)
     seen = Counter(row for each in minibatches for row in each)
     if sizes["drop_last"]:
         assert not seen - expected
-        assert (expected - seen).total() < n_ranks * sizes["batch_size"]
+        assert (expected - seen).total() < streams * sizes["batch_size"]
     else:
         assert not expected - seen
         assert (seen - expected).total() <= n_repeated
@@ -136,7 +139,7 @@ def test_a_thousand_ranks_take_over_from_eight():
         "seed": 1,
     }
     stopped = EpochPlan(**sizes, world_size=8)
-    progress = Progress(world_size=8, num_workers=4, n_minibatches=stopped.n_minibatches - 2_000)
+    progress = Progress(world_size=8, n_minibatches=stopped.n_minibatches - 2_000)
     plans = [
         EpochPlan(**sizes, rank=rank, world_size=1000, after=(progress,))
         for rank in (0, 1, 500, 999)
@@ -150,3 +153,14 @@ def test_a_thousand_ranks_take_over_from_eight():
 def _rows(plan: EpochPlan) -> np.ndarray:
     rows = [plan.delivered_rows(k)[0] for k in range(plan.n_fetches)]
     return np.concatenate([np.empty(0, np.int64), *rows])
+
+
+@given(sizes=_sizes, n_ranks=st.sampled_from([1, 2, 3, 6]))
+def test_streams_are_what_as_many_ranks_would_have(sizes, n_ranks):
+    """A rank joins the minibatches of its own."""
+    of_streams = [_in_order(EpochPlan(**sizes, rank=rank, world_size=6), 1) for rank in range(6)]
+    n = 6 // n_ranks
+    for rank in range(n_ranks):
+        own = of_streams[rank * n : (rank + 1) * n]
+        plan = EpochPlan(**sizes, rank=rank, world_size=n_ranks, streams=6)
+        assert _in_order(plan, 1) == [[*chain(*each)] for each in zip(*own, strict=True)]

@@ -88,13 +88,9 @@ class Delivered:
 
 
 def planned_round(plan: EpochPlan, configuration: Configuration, number: int) -> NDArray[np.int64]:
-    """Return the rows of one round's minibatches in order, shape (n_minibatches, batch_size).
-
-    Each worker reads its own fetch, and workers take turns in delivering a minibatch.
-    """
+    """Return the rows of one round's minibatches in order, shape (n_minibatches, batch_size)."""
     n = configuration.fetches_per_round
-    by_fetch = plan.delivered_rows(number * n, n).reshape(n, plan.fetch_factor, plan.batch_size)
-    return by_fetch.swapaxes(0, 1).reshape(-1, plan.batch_size)
+    return plan.delivered_rows(number * n, n).reshape(-1, plan.batch_size)
 
 
 def delivery_fault(

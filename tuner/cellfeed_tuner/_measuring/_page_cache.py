@@ -242,7 +242,8 @@ LEAST_MINIBATCHES_PREFETCHED = 8
 
 def held_by_workers(loader: object) -> int:
     """Return how many minibatches workers of a `torch.utils.data.DataLoader` hold."""
-    return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+    queued = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+    return int(getattr(loader, "n_sent_ahead", queued))
 
 
 def rounds_prefetched(loader: object, minibatches_per_round: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -41,9 +42,23 @@ from cellfeed.machine import threads_per_process
 _BUFFER_BYTES = 64 << 20  # for each column of a table that tiledbsoma returns; its default is 1 GiB
 _BUDGET_BYTES = 4 << 30  # for the decoded tiles of a query; TileDB's default is 10 GiB
 
-# Objects that a fork inherits are never closed: closing waits for their threads, which this
-# process does not have.
-_of_parents = list[Any]()
+# Objects that a fork inherits are never closed there, not even those that are garbage: closing
+# waits for their threads, which the fork does not have.
+_opened = list["weakref.ref[Any]"]()
+_held, _of_parents = list[Any](), list[Any]()
+
+
+def _hold() -> None:
+    _held[:] = filter(None, (each() for each in _opened))
+
+
+def _keep_held() -> None:
+    _of_parents.extend(_held)
+    _held.clear()
+    _opened.clear()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_held.clear, after_in_child=_keep_held)
 
 
 class SomaStore(OpenedPerProcess):
@@ -117,6 +132,8 @@ class SomaStore(OpenedPerProcess):
             msg = f"{self.location}: is a SOMA {type(opened).__name__}, not an experiment"
             raise FormatError(f"{msg}; give the experiment that it is part of")
         self._timestamp = opened.tiledb_timestamp_ms
+        _opened[:] = [each for each in _opened if each() is not None]
+        _opened.extend(map(weakref.ref, (context, opened)))
         return opened
 
 
