@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import cellfeed
 
 FOLDER = Path(cellfeed.__file__).parent
@@ -75,5 +77,6 @@ def private_uses() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_private_of_other_packages():
     assert private_uses() == KNOWN
