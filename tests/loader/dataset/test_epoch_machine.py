@@ -350,7 +350,7 @@ class Epochs(RuleBasedStateMachine):
         states = [json.loads(json.dumps(each.state_dict())) for each in self.loaders]
         assert all(each == states[0] for each in states)  # one rank saves it for all
         place = self.upcoming if self.latest is None else self.latest
-        if place.is_at_end:
+        if self.latest is not None and place.is_at_end:
             place = self.start(place.epoch + 1)
         assert states[0]["epoch"] == place.epoch
         self.saved.append((states[0], place))
