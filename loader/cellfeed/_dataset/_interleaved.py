@@ -270,15 +270,19 @@ class InterleavedDatasets(ResumableDataset):
         """Return the fetches that are left of an epoch, in the order in which they are needed."""
         known = self._latest_order
         if known is None or known[0] != beginning:
-            found = [each for k in range(len(self.datasets)) for each in self._left(k, beginning)]
+            turns = self._turns_of(beginning)
+            all_left = (self._left(k, beginning, turns) for k in range(len(self.datasets)))
+            found = [each for left in all_left for each in left]
             known = beginning, sorted(found, key=lambda each: each.needed)
             self._latest_order = known
         return known[1]
 
-    def _left(self, number: int, beginning: Beginning) -> "Iterator[_Fetch]":
+    def _left(
+        self, number: int, beginning: Beginning, turns: NDArray[np.int64]
+    ) -> "Iterator[_Fetch]":
         """Yield the fetches that are left of a dataset, of each of its own epochs."""
         position, dataset = beginning.position, self.datasets[number]
-        places = np.flatnonzero(self._turns_of(beginning) == number)
+        places = np.flatnonzero(turns == number)
         n_begun = int(np.searchsorted(places, position.progress.n_minibatches))
         of_rank = partial(dataset.plan_on, beginning.rank, beginning.world_size)
         n, length = places.size, of_rank().n_minibatches
@@ -331,7 +335,7 @@ def _of_dataset(dataset: CellDataset, fetches: Sequence[_Fetch]) -> Minibatches:
     """Deliver some fetches of a dataset, of one of its epochs after another."""
     for _, group in groupby(fetches, key=lambda each: id(each.share)):
         of_epoch = [*group]
-        share = replace(of_epoch[0].share, chosen=tuple(each.number for each in of_epoch))
+        share = replace(of_epoch[0].share, numbers=tuple(each.number for each in of_epoch))
         with closing(dataset.delivered(share)) as minibatches:
             yield from islice(minibatches, sum(each.n_minibatches for each in of_epoch))
 

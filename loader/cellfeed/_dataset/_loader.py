@@ -105,9 +105,9 @@ class MinibatchLoader(DataLoader[Any]):
                     workers = _Workers(self.dataset, self._options, self.num_workers)
             if self.persistent_workers:
                 self._kept = workers
-            minibatches = epoch.counting(workers.delivered(beginning))
-        counted: Generator[Any, None, None] = minibatches
-        return counted
+            delivered = workers.delivered(beginning)
+            minibatches: Generator[Any, None, None] = epoch.counting(delivered)
+        return minibatches
 
     @property
     def n_sent_ahead(self) -> int:

@@ -458,9 +458,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
             The ranks have not agreed on a seed yet, or the strategy has an attribute that a state
             cannot identify.
         """
-        if get_worker_info() is not None:
-            msg = "workers of another DataLoader have no state; iterate over `dataset.loader(...)`"
-            raise StateError(msg)
+        _require_no_worker()
         seeds = [each.look(self.world_size) for each in self._seeds]
         return state_of(self._identity() | {"seed": self._seed_values(seeds)}, self._run.position)
 
@@ -487,9 +485,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         ParameterError
             The strategy has an attribute that a state cannot identify.
         """
-        if get_worker_info() is not None:
-            msg = "workers of another DataLoader have no state; iterate over `dataset.loader(...)`"
-            raise StateError(msg)
+        _require_no_worker()
         position = position_of(state, self._identity())
         seeds = self._seeds_of(state["seed"])
         for each, seed in zip(self._seeds, seeds, strict=True):
@@ -531,6 +527,12 @@ class ResumableDataset(IterableDataset[Any], ABC):
                     f"{each.n_minibatches:,} of {n:,} minibatches; load an earlier one"
                 )
                 raise StateError(msg)
+
+
+def _require_no_worker() -> None:
+    if get_worker_info() is not None:
+        msg = "workers of another DataLoader have no state; iterate over `dataset.loader(...)`"
+        raise StateError(msg)
 
 
 def require_kept_whole(dataset: Any) -> None:

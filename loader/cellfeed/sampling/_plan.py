@@ -390,7 +390,10 @@ class EpochPlan:
         n_delivered
             Number of minibatches that the rank has already delivered.
         """
-        return Share(self, worker, num_workers, n_delivered)
+        if n_delivered >= self.n_minibatches:  # also where the last fetch, a short one, ended
+            return Share(self, range(0), n_delivered)
+        first = n_delivered // self.fetch_factor + worker
+        return Share(self, range(first, self.n_fetches, num_workers), n_delivered)
 
     def delivered_rows(self, first: int, n: int = 1) -> NDArray[np.int64]:
         """Return the rows of ``n`` consecutive fetches in the order of delivery.
@@ -501,36 +504,21 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker of a rank reads of the rest of an epoch.
+    """What one reader of a rank reads of the rest of an epoch.
 
     Parameters
     ----------
     plan
         The plan of the rank's epoch.
-    worker, num_workers
-        Number of the worker, and the number of workers.
+    numbers
+        Numbers of its fetches in the plan; part of the rank's first may have been delivered.
     n_delivered
         Number of minibatches that the rank has already delivered.
-    chosen
-        Numbers of the fetches that the worker reads, in place of every n-th.
     """
 
     plan: EpochPlan
-    worker: int = 0
-    num_workers: int = 1
+    numbers: Sequence[int]
     n_delivered: int = 0
-    chosen: tuple[int, ...] | None = None
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """Numbers of the fetches in the plan; part of the rank's first may have been delivered."""
-        plan = self.plan
-        if self.chosen is not None:
-            return self.chosen
-        if self.n_delivered >= plan.n_minibatches:  # also where the last fetch, a short one, ended
-            return range(0)
-        first = self.n_delivered // plan.fetch_factor + self.worker
-        return range(first, plan.n_fetches, self.num_workers)
 
     def n_minibatches_of(self, number: int) -> int:
         """Return the number of minibatches that are left of a fetch."""
