@@ -2,17 +2,23 @@
 
 import json
 from functools import cache, partial
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.tuner import other_loaders
 from tests.tuner.measured_here import MeasuringProcess, measure_here
+from tests.tuner.mixing import Label, LoaderPlans, Mixing
 from tests.tuner.other_loaders import BATCH_SIZE, N_ROWS, PLATES, Blocks, PlannedPlates, Plates
 from tests.tuner.reports import code_to_paste, html_report, in_words, printed
 
 from cellfeed import CellDataset, FormatError, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, theory
+from cellfeed_tuner._entropy import by_round
+from cellfeed_tuner._interval import Estimate, mean_with_interval
+from cellfeed_tuner._results import ConfigurationResult, EntropyBits
 
 RANDOM = theory.random_entropy_bits(np.full(4, N_ROWS // 4), BATCH_SIZE)
 
@@ -92,6 +98,51 @@ class TestMeasured:
         )
         assert first == again
         assert first != other
+
+
+class TestFaults:
+    """Whether a loader is called wrong, by the entropies of the first minibatches of it."""
+
+    SETTINGS = tuple(
+        Configuration(block_size=b, fetch_factor=f) for b, f in [(1, 1), (8, 8), (256, 1)]
+    )
+
+    def mixing(self, tunable: Plates) -> Mixing:
+        label = Label.of_values("plate", PLATES)
+        return Mixing([label], None, LoaderPlans(tunable), entropy_floor=0.5)
+
+    def fault(self, mixing: Mixing, settings: Configuration, bits: NDArray[np.float64]) -> str:
+        entropy = EntropyBits(
+            measured=mean_with_interval(bits), expected=Estimate(0.0, 0.0, 2.0), random=RANDOM
+        )
+        result = ConfigurationResult(
+            configuration=settings, status="timed", entropy_bits=entropy, n_rounds=len(bits) - 1
+        )
+        return mixing.fault(result)
+
+    def bits_of(self, settings: Configuration, seed: int, n_rounds: int) -> NDArray[np.float64]:
+        rows = islice(Blocks(settings, 0.0, seed), n_rounds * settings.fetch_factor)
+        counts = [np.unique(PLATES[each], return_counts=True)[1] for each in rows]
+        return by_round(
+            np.array([theory.entropy_bits(each) for each in counts]), len(counts) // n_rounds
+        )
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("tunable", [Plates(), PlannedPlates()])
+    @pytest.mark.parametrize("settings", SETTINGS)
+    def test_a_correct_one_is_not_however_few_its_minibatches(self, tunable, settings):
+        """Of two minibatches, one pair in forty has 1.985 bits each, more than expected."""
+        mixing = self.mixing(tunable)
+        for seed, n_rounds in product(range(100), [2, 3, 5, 16]):
+            assert self.fault(mixing, settings, self.bits_of(settings, seed, n_rounds)) == ""
+
+    def test_one_that_does_not_deliver_its_plan_is(self):
+        (fine, coarse, unmixed), planned = self.SETTINGS, self.mixing(PlannedPlates())
+        for promised, delivered in ((fine, unmixed), (unmixed, coarse)):
+            found = self.fault(planned, promised, self.bits_of(delivered, 0, 16))
+            assert "does not deliver its plan" in found
+        other_labels = self.fault(self.mixing(Plates()), fine, np.full(64, 2.0))
+        assert "`labels_of` gives other labels" in other_labels
 
 
 class TestReports:

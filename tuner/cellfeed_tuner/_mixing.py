@@ -46,6 +46,8 @@ MIXING_ROWS_OF_SETS = 1 << 20
 # Share of random sampling's entropy by which another loader may differ from its plan beyond
 # chance. Chosen: it may leave out the end of an epoch, which the plan contains.
 WRONG_SHARE = 0.02
+# Chance of calling a correct loader wrong, in each comparison. Chosen: a run makes hundreds.
+CHANCE_OF_FALSE_ALARM = 1e-6
 # Rows of each plan for computing its entropy if time is short. Chosen: intervals are then wider,
 # but throughput can be measured.
 LATE_MIXING_ROWS = 1 << 15
@@ -150,7 +152,7 @@ def deviations(
 def standard_error_of(
     measured: Estimate,
     n_rounds: int,
-    planned: FetchSpread,
+    planned: FetchSpread | None,
     *,
     fetches_per_round: int = 1,
     fetches_per_epoch: int,
@@ -168,11 +170,21 @@ def standard_error_of(
     n = fetches_per_epoch
     shared = n / (n - 1) if n > 1 else 1.0
     independent = max(1.0, n_rounds * fetches_per_round / fetches_per_block)
-    of_plan = planned.deviation * sqrt(shared / independent)
+    of_plan = planned.deviation * sqrt(shared / independent) if planned else 0.0
     half = measured.high - measured.value
     if n_rounds < 2 or not isfinite(half):  # noqa: PLR2004 - a spread needs two
         return of_plan
     return max(half / float(stdtrit(n_rounds - 1, (1 + CONFIDENCE) / 2)), of_plan)
+
+
+def by_chance(standard_error: float, n: int, reach: float) -> float:
+    """Return how far a mean of n values deviates in one of a million cases at most.
+
+    Bernstein's inequality, for values that exceed their expectation by at most ``reach``; unlike
+    normal quantiles, it holds for few values and skewed ones.
+    """
+    rarity = -log(CHANCE_OF_FALSE_ALARM)
+    return sqrt(2 * rarity) * standard_error + rarity * reach / (3 * n)
 
 
 def verdict(
@@ -405,28 +417,43 @@ class Mixing:
         measured = {self._labels[0].name: result.entropy_bits.measured} | {
             name: each.entropy_bits.measured for name, each in result.further_labels.items()
         }
-        for name, bits in measured.items():
-            if bits is None or bits.high == inf:
-                continue
-            # Student's interval of few rounds is wider than that.
-            error = BEYOND_CHANCE / 2 * (bits.high - bits.value)
-            error += WRONG_SHARE * self._random[name]
-            if bits.value - error > self._random[name]:
-                return (
-                    f"minibatches have {bits.value:.3f} bits of {name}, but random samples of "
-                    f"`labels` have {self._random[name]:.3f}: `labels_of` gives other labels, or "
-                    "rows are not drawn as often as in `labels`"
-                )
-            if replayed is None:
-                continue
-            planned = replayed[name].bits
-            if abs(bits.value - planned.value) > error + BEYOND_CHANCE / 2 * (
-                planned.high - planned.value if planned.high < inf else 0.0
-            ):
-                return (
-                    f"minibatches have {bits.value:.3f} bits of {name}, but `planned_rows` gives "
-                    f"{planned.value:.3f}: the loader does not deliver its plan"
-                )
+        found = (
+            self._contradiction(
+                each, bits, result, None if replayed is None else replayed[each.name]
+            )
+            for each in self._labels
+            if (bits := measured[each.name]) is not None and bits.high < inf
+        )
+        return next(filter(None, found), "")
+
+    def _contradiction(
+        self,
+        label: Label,
+        bits: Estimate,
+        result: ConfigurationResult,
+        replayed: LabelEntropy | None,
+    ) -> str:
+        random, most = self._random[label.name], log2(self._plans.batch_size)
+        most = min(most, log2(max(1, label.target.counts.size)))
+        fetches = None if replayed is None else replayed.whole_fetches
+        n, deviation = result.n_rounds + 1, self._standard_error(bits, label, result, fetches)
+        said = f"minibatches have {bits.value:.3f} bits of {label.name}, but "
+        error = by_chance(deviation, n, most - random) + WRONG_SHARE * random
+        if bits.value - random > error:
+            return said + (
+                f"random samples of `labels` have {random:.3f}: `labels_of` gives other labels, or "
+                "rows are not drawn as often as in `labels`"
+            )
+        if replayed is None or fetches is None:
+            return ""
+        planned = replayed.bits
+        reach = most - planned.value if bits.value > planned.value else planned.value
+        error = by_chance(deviation, n, reach) + WRONG_SHARE * random
+        error += BEYOND_CHANCE / 2 * (planned.high - planned.value)
+        if abs(bits.value - planned.value) > error:
+            return said + (
+                f"`planned_rows` gives {planned.value:.3f}: the loader does not deliver its plan"
+            )
         return ""
 
     def _depends_on_known(self, label: Label) -> bool:
@@ -548,16 +575,27 @@ class Mixing:
         planned = replayed[label.name].whole_fetches
         if planned is None:
             return None
+        error = self._standard_error(bits.measured, label, result, planned)
+        return verdict(bits, standard_error=error, deviations=self._deviations(label, settings))
+
+    def _standard_error(
+        self,
+        bits: Estimate,
+        label: Label,
+        result: ConfigurationResult,
+        planned: FetchSpread | None,
+    ) -> float:
+        """Return the standard error of a measured entropy."""
+        configuration = result.configuration
         fetch_size = self._plans.batch_size * configuration.fetch_factor
-        error = standard_error_of(
-            bits.measured,
+        return standard_error_of(
+            bits,
             result.n_rounds + 1,  # the first round counts here too
             planned,
             fetches_per_round=configuration.fetches_per_round,
             fetches_per_epoch=label.n_per_epoch // fetch_size,
             fetches_per_block=-(-configuration.block_size // fetch_size),
         )
-        return verdict(bits, standard_error=error, deviations=self._deviations(label, settings))
 
     def _deviations_of(self, label: Label, settings: Settings) -> "list[Deviation]":
         block_size, fetch_factor, *others = settings
