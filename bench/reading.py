@@ -8,7 +8,8 @@ import psutil
 
 from bench._profile import _Measured, parameters
 from bench._stores import N_CELLS, STORAGES, Stored
-from cellfeed import BlockShuffling, CellDataset, Streaming, open_collection
+from cellfeed import BlockShuffling, CellDataset, ReadOptions, Streaming, open_collection
+from cellfeed.scdataset import scDataset
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p, NormalizeTotal
 
@@ -36,11 +37,15 @@ NORMALIZATIONS = {
 class _Epoch(Stored, _Measured):
     """Deliver every minibatch of an epoch."""
 
-    def open(self, store, *, strategy=BLOCKS, fetch_factor=FETCH_FACTOR, num_workers=0, **options):
+    def open(
+        self, store, *, strategy=BLOCKS, fetch_factor=FETCH_FACTOR, num_workers=0,
+        num_threads=None, **options,
+    ):  # fmt: skip
         self.collection = open_collection(store, obs=["plate"])
         self.dataset = CellDataset(
-            self.collection, strategy, BATCH_SIZE, fetch_factor, seed=0, **options
-        )
+            self.collection, strategy, BATCH_SIZE, fetch_factor, seed=0,
+            read_options=ReadOptions(num_threads=num_threads), **options,
+        )  # fmt: skip
         self.loader = self.dataset.loader(num_workers)
 
     def run(self, *_):
@@ -132,7 +137,7 @@ class Strategy(_CountedEpoch):
     def track_fetch_calls(self, _stores, strategy):
         """Calls of a function that reads in place of the loader."""
         calls = []
-        dataset = CellDataset(
+        dataset = scDataset(
             np.arange(N_CELLS),
             STRATEGIES[strategy],
             BATCH_SIZE,

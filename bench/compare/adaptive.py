@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from bench._harness import Case, here
 from tests.loader.storages.expecting import expecting
 
-from cellfeed import BlockShuffling, CellDataset
+from cellfeed import BlockShuffling, CellDataset, ReadOptions
 
 BATCH_SIZE, FETCH_FACTOR = 64, 8
 RECOVERY = 20  # fetches
@@ -47,7 +47,12 @@ def turn(seed, collection, late, fetches, *, begins_late, **setting):
     late(LATENCY if begins_late else 0.0)
     middle = 0 if begins_late else fetches // 2
     dataset = CellDataset(
-        collection, BlockShuffling(16), BATCH_SIZE, FETCH_FACTOR, seed=seed, **setting
+        collection,
+        BlockShuffling(16),
+        BATCH_SIZE,
+        FETCH_FACTOR,
+        seed=seed,
+        read_options=ReadOptions(**setting),
     )
     n, ends = 0, []
     while n < fetches * FETCH_FACTOR:

@@ -16,7 +16,7 @@ import numpy as np
 from bench._harness import Case, after, plates_of, say, way, without_end
 from cellstream.cell import concat_cell_archives, write_cell_archive
 
-from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed import BlockShuffling, CellDataset, ReadOptions, open_collection
 
 
 def gather(seed, path, size, threads, first, *, is_sorted):
@@ -34,7 +34,8 @@ def gather(seed, path, size, threads, first, *, is_sorted):
 def minibatches(seed, path, size, threads, first, block, fetch):
     dataset = CellDataset(
         open_collection(path), BlockShuffling(block), batch_size=size,
-        fetch_factor=max(1, fetch // size), num_threads=threads, seed=seed,
+        fetch_factor=max(1, fetch // size), seed=seed,
+        read_options=ReadOptions(num_threads=threads),
     )  # fmt: skip
     return after(first, without_end(dataset))
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from bench._harness import Case, here, plates_of
 
-from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed import BlockShuffling, CellDataset, ReadOptions, open_collection
 
 
-def epoch(seed, dataset, n_threads):
+def epoch(seed, dataset, num_threads):
     """Return cells per second, and the processor time per cell of each stage."""
     planning = dataset.statistics().planning
     n_cells, before, began = 0, ran(), time.perf_counter()
@@ -32,7 +32,7 @@ def epoch(seed, dataset, n_threads):
     total = sum(seconds.values())
     # Dispatching is the part of the thread ahead that does not plan.
     serial = own + ahead
-    ideal = max(serial, total / n_threads)
+    ideal = max(serial, total / num_threads)
     stages = {"planning": planning, "dispatching": ahead - planning, "minibatches": own,
               "decoding": total - serial}  # fmt: skip
     return {
@@ -62,10 +62,10 @@ def cases(options):
     for n in options.threads:
         dataset = CellDataset(
             collection, BlockShuffling(options.block), options.batch, options.fetch,
-            seed=0, dense=options.dense, num_threads=n,
+            seed=0, dense=options.dense, read_options=ReadOptions(num_threads=n),
         )  # fmt: skip
         epoch(0, dataset, n)  # every chunk is verified once, and memory is allocated
-        ways[f"{n} threads"] = here(epoch, dataset=dataset, n_threads=n)
+        ways[f"{n} threads"] = here(epoch, dataset=dataset, num_threads=n)
     yield Case(ways, f"{len(collection):,} cells", files=[options.data])
 
 

@@ -77,14 +77,16 @@ def cpu_of_others():
 
 
 def cellfeed(seed, urls, options, block, prefetch=None):
-    from cellfeed import BlockShuffling, CellDataset, open_collection
+    from cellfeed import BlockShuffling, CellDataset, ReadOptions, open_collection
 
     opened = time.perf_counter()
     stored = {"storage_options": options} if options else {}
     collection = open_collection(urls, obs=["plate"], **stored)
     collection.load_tables()
     strategy, factor = BlockShuffling(block), FETCH_ROWS // 64
-    dataset = CellDataset(collection, strategy, 64, factor, seed=seed, prefetch=prefetch)
+    dataset = CellDataset(
+        collection, strategy, 64, factor, seed=seed, read_options=ReadOptions(prefetch=prefetch)
+    )
 
     def sizes(number):
         dataset.set_epoch(number)

@@ -27,11 +27,6 @@ from cellfeed._version import __version__
 
 if typing.TYPE_CHECKING:
     from cellfeed._collection import Collection, open_collection
-    from cellfeed._collection._indexables import (
-        MultiIndexable,
-        adata_to_mindex,
-        hf_tahoe_to_tensor,
-    )
     from cellfeed._collection._perturbation_split import (
         PerturbationSplit,
         perturbation_datasets,
@@ -40,13 +35,7 @@ if typing.TYPE_CHECKING:
     from cellfeed._collection._splits import Folds, Split, k_folds, random_split
     from cellfeed._convert._load_database import Loaded, load_database
     from cellfeed._convert._preshuffle import Preshuffled, preshuffle
-    from cellfeed._dataset import (
-        CellDataset,
-        InterleavedDatasets,
-        Statistics,
-        estimate_sample_size,
-        suggest_parameters,
-    )
+    from cellfeed._dataset import CellDataset, InterleavedDatasets, ReadOptions, Statistics
     from cellfeed._genes import highly_variable_genes, qc_metrics
     from cellfeed._rows import CategoricalColumn, Cells, NumericColumn
     from cellfeed._rows._minibatch import Minibatch, RaggedTensor
@@ -96,7 +85,6 @@ __all__ = [
     "MemoryMapSource",
     "Minibatch",
     "MismatchError",
-    "MultiIndexable",
     "NumericColumn",
     "ParameterError",
     "ParquetSource",
@@ -105,6 +93,7 @@ __all__ = [
     "PostgresSource",
     "Preshuffled",
     "RaggedTensor",
+    "ReadOptions",
     "RemoteError",
     "SamplingStrategy",
     "SomaSource",
@@ -117,9 +106,6 @@ __all__ = [
     "TokenStream",
     "TokenStreamWriter",
     "__version__",
-    "adata_to_mindex",
-    "estimate_sample_size",
-    "hf_tahoe_to_tensor",
     "highly_variable_genes",
     "k_folds",
     "load_database",
@@ -129,7 +115,6 @@ __all__ = [
     "preshuffle",
     "qc_metrics",
     "random_split",
-    "suggest_parameters",
 ]
 
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
@@ -151,13 +136,13 @@ _MODULE_OF = {
     "MatchedControls": "cellfeed.sampling",
     "MemoryMapSource": "cellfeed._storages",
     "Minibatch": "cellfeed._rows._minibatch",
-    "MultiIndexable": "cellfeed._collection._indexables",
     "NumericColumn": "cellfeed._rows",
     "ParquetSource": "cellfeed._storages",
     "PerturbationSplit": "cellfeed._collection._perturbation_split",
     "PostgresSource": "cellfeed._storages",
     "Preshuffled": "cellfeed._convert._preshuffle",
     "RaggedTensor": "cellfeed._rows._minibatch",
+    "ReadOptions": "cellfeed._dataset",
     "SamplingStrategy": "cellfeed.sampling",
     "SomaSource": "cellfeed._storages",
     "Span": "cellfeed._storages",
@@ -167,9 +152,6 @@ _MODULE_OF = {
     "TenxSource": "cellfeed._storages",
     "TokenStream": "cellfeed._storages",
     "TokenStreamWriter": "cellfeed._storages",
-    "adata_to_mindex": "cellfeed._collection._indexables",
-    "estimate_sample_size": "cellfeed._dataset",
-    "hf_tahoe_to_tensor": "cellfeed._collection._indexables",
     "highly_variable_genes": "cellfeed._genes",
     "k_folds": "cellfeed._collection._splits",
     "load_database": "cellfeed._convert._load_database",
@@ -179,7 +161,6 @@ _MODULE_OF = {
     "preshuffle": "cellfeed._convert._preshuffle",
     "qc_metrics": "cellfeed._genes",
     "random_split": "cellfeed._collection._splits",
-    "suggest_parameters": "cellfeed._dataset",
 }
 _MODULES = (
     "console",

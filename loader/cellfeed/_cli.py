@@ -148,8 +148,8 @@ def preshuffle(
 @click.option("--elements", default="X", show_default=True, metavar="NAMES",
               help="Elements to write, such as X,layers/counts.")  # fmt: skip
 @click.option("--obs", metavar="NAMES", show_default="all", help="obs columns to write.")
-@click.option("--processes", default=1, show_default=True, type=click.IntRange(min=1),
-              help="Number of processes that write.")  # fmt: skip
+@click.option("--workers", default=0, show_default=True, type=click.IntRange(min=0),
+              help="Number of worker processes that write; 0 for none.")  # fmt: skip
 def load_database(
     *,
     paths: tuple[str, ...],
@@ -157,7 +157,7 @@ def load_database(
     name: str,
     elements: str,
     obs: str | None,
-    processes: int,
+    workers: int,
 ) -> None:
     """Write COLLECTION... into the PostgreSQL database at URL, postgresql://user@host/db.
 
@@ -174,7 +174,7 @@ def load_database(
                 name,
                 elements=elements.split(","),
                 obs=None if obs is None else list(filter(None, obs.split(","))),
-                processes=processes,
+                num_workers=workers,
                 on_progress=lambda n, total: line.show_share("Loading cells", n, total),
             )
     except KeyboardInterrupt:

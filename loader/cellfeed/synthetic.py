@@ -37,7 +37,7 @@ def write_tahoe_like(
     n_drugs: int = 380,
     overwrite: bool = False,
     on_progress: Callable[[int], None] | None = None,
-    n_threads: int | None = None,
+    num_threads: int | None = None,
 ) -> list[Path]:
     """Write a collection that resembles Tahoe-100M, one h5ad file per plate.
 
@@ -57,7 +57,7 @@ def write_tahoe_like(
         between 4.7 % and 10.4 %, with an entropy of 3.78 bits; with any other number, the shares
         are equal.
     seed
-        The same seed and parameters give the same content, whatever ``n_threads``, with the same
+        The same seed and parameters give the same content, whatever ``num_threads``, with the same
         version of NumPy.
     n_genes
         Number of genes, the same in all files. A cell has about 2,230 non-zero counts with the
@@ -69,7 +69,7 @@ def write_tahoe_like(
     on_progress
         Called from time to time with the number of cells written so far, and finally with
         ``n_cells``. Not called if nothing needs to be written.
-    n_threads
+    num_threads
         Number of plates that are written concurrently; by default, the number of CPUs available to
         this process.
 
@@ -110,8 +110,8 @@ def write_tahoe_like(
         n_cell_lines=n_cell_lines,
         n_drugs=n_drugs,
     )
-    if n_threads is not None:
-        require_positive("n_threads", n_threads)
+    if num_threads is not None:
+        require_positive("num_threads", num_threads)
     folder = Path(folder)
     paths = [folder / f"{name}.h5ad" for name in experiment.plate_names]
     is_claimed, outdated = _found(folder, experiment, overwrite=overwrite)
@@ -133,7 +133,7 @@ def write_tahoe_like(
             if on_progress is not None:
                 on_progress(n_present + n_written)
 
-        write_plates(model, missing, report, min(n_threads or usable_cpu_count(), len(missing)))
+        write_plates(model, missing, report, min(num_threads or usable_cpu_count(), len(missing)))
     return paths
 
 

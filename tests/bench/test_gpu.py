@@ -15,10 +15,10 @@ bench: Any = importlib.import_module("bench.compare.gpu")
 
 @pytest.fixture
 def one_thread():
-    n_threads = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(n_threads)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

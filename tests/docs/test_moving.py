@@ -26,6 +26,7 @@ from cellfeed import (
     ClassBalancedSampling,
     GroupedSampling,
     ParameterError,
+    ReadOptions,
     SomaSource,
     Streaming,
     open_collection,
@@ -149,23 +150,24 @@ class TestScDataset:
         assert issubclass(ParameterError, ValueError)
 
         missing = {each for each in theirs.__all__ if not hasattr(cellfeed, each)}
-        assert missing == {"scDataset", "bionemo_to_tensor"}
+        strategies = {"BlockShuffling", "BlockWeightedSampling", "ClassBalancedSampling"}
+        assert set(theirs.__all__) - missing == strategies | {"SamplingStrategy", "Streaming"}
         assert set(theirs.__all__) == set(scdataset.__all__)
         renamed = {"data_collection", "rng", "args", "kwargs"}
-        for name in set(theirs.__all__) - missing - {"SamplingStrategy", "suggest_parameters"}:
-            here, there = (parameters(getattr(each, name)) for each in (cellfeed, theirs))
+        for name in set(theirs.__all__) - {"SamplingStrategy", "scDataset", "suggest_parameters"}:
+            here, there = (parameters(getattr(each, name)) for each in (scdataset, theirs))
             assert set(there) - renamed <= set(here)
 
     @in_scdataset("`suggest_parameters`")
     def test_suggestions(self, theirs, data, plates):
-        signature = inspect.signature(cellfeed.suggest_parameters).parameters
+        signature = inspect.signature(scdataset.suggest_parameters).parameters
         options = list(inspect.signature(theirs.suggest_parameters).parameters)[2:]
         assert all(signature[each].kind is inspect.Parameter.KEYWORD_ONLY for each in options)
         assert signature["min_workers"].default == 0
-        found = cellfeed.suggest_parameters(open_collection(plates), 64, verbose=False)
+        found = scdataset.suggest_parameters(open_collection(plates), 64, verbose=False)
         assert found["num_workers"] == 0
         assert set(theirs.suggest_parameters(data, 64, verbose=False)) <= set(
-            cellfeed.suggest_parameters(data, 64, verbose=False)
+            scdataset.suggest_parameters(data, 64, verbose=False)
         )
 
     @in_scdataset("`strategy.get_len(data)`", "`strategy.get_indices(data, seed=...)`")
@@ -274,7 +276,7 @@ class TestScDataset:
         found, expected = (
             list(each(store, strategy(), 64, 2, fetch_callback=read, seed=0))
             for each, strategy, read in (
-                (CellDataset, Streaming, scdataset.bionemo_to_tensor),
+                (scdataset.scDataset, Streaming, scdataset.bionemo_to_tensor),
                 (theirs.scDataset, theirs.Streaming, theirs.bionemo_to_tensor),
             )
         )
@@ -599,7 +601,7 @@ class TestSomaMl:
         there = theirs(
             shuffle_chunk_size=16, io_batch_size=4 * BATCH, seed=0, use_eager_fetch=False
         )
-        ours = self.ours(experiment, BlockShuffling(16), prefetch=2)
+        ours = self.ours(experiment, BlockShuffling(16), read_options=ReadOptions(prefetch=2))
         epochs = [seen(ours), seen(ours)]
         expected = [numbers(X) for X, _ in ml.experiment_dataloader(there, num_workers=0)]
         assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(np.concatenate(expected))

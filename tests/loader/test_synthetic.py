@@ -207,8 +207,8 @@ def _nearest_centroid_accuracy(expression, codes, test):
 
 class TestRepetition:
     def test_bytes_do_not_depend_on_threads(self, tmp_path):
-        one = write_tahoe_like(tmp_path / "one", **TINY, n_threads=1)
-        three = write_tahoe_like(tmp_path / "three", **TINY, n_threads=3)
+        one = write_tahoe_like(tmp_path / "one", **TINY, num_threads=1)
+        three = write_tahoe_like(tmp_path / "three", **TINY, num_threads=3)
         for path, other in zip(one, three, strict=True):
             assert path.read_bytes() == other.read_bytes()
 
@@ -236,23 +236,23 @@ class TestRepetition:
         assert first.stat().st_mtime_ns == before
         assert sorted(tmp_path.iterdir()) == [tmp_path / "collection.json", first, second, third]
 
-    @pytest.mark.parametrize("n_threads", [1, 3])
-    def test_a_run_that_fails_leaves_no_half_files(self, tmp_path, n_threads):
+    @pytest.mark.parametrize("num_threads", [1, 3])
+    def test_a_run_that_fails_leaves_no_half_files(self, tmp_path, num_threads):
         def fail(n_written):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            write_tahoe_like(tmp_path, **TINY, on_progress=fail, n_threads=n_threads)
+            write_tahoe_like(tmp_path, **TINY, on_progress=fail, num_threads=num_threads)
         assert not list(tmp_path.glob("*.part"))
 
-    @pytest.mark.parametrize("n_threads", [1, 3])
-    def test_a_disk_that_runs_full(self, tmp_path, monkeypatch, n_threads):
+    @pytest.mark.parametrize("num_threads", [1, 3])
+    def test_a_disk_that_runs_full(self, tmp_path, monkeypatch, num_threads):
         def fail(writer, rows):
             raise OSError(errno.ENOSPC, "file write failed: what HDF5 says about it at length")
 
         monkeypatch.setattr(_synthetic.CsrWriter, "append", fail)
         with pytest.raises(OSError, match=r"No space left on device.*plate0\d\.h5ad'"):
-            write_tahoe_like(tmp_path, **TINY, n_threads=n_threads)
+            write_tahoe_like(tmp_path, **TINY, num_threads=num_threads)
         assert [path.name for path in tmp_path.iterdir()] == ["collection.json"]
 
     def test_a_disk_that_is_too_small(self, tmp_path, monkeypatch):
@@ -315,7 +315,7 @@ class TestOtherCollection:
         ("n_cell_lines", 0),
         ("n_drugs", 2.5),
         ("seed", -1),
-        ("n_threads", 0),
+        ("num_threads", 0),
     ],
 )
 def test_bad_parameters_name_the_value(tmp_path, parameter, value):

@@ -458,14 +458,14 @@ class Clock:
 def test_in_a_terminal_progress_is_drawn_once_a_second_at_most_and_by_no_thread():
     file, clock = StringIO(), Clock()
     console = Console(file=file, force_terminal=True, width=100, height=20, color_system=None)
-    n_threads, drawn = threading.active_count(), 0
+    num_threads, drawn = threading.active_count(), 0
     with LiveDisplay(console, clock=clock) as display:
         for tick in range(100):
             before = len(file.getvalue())
             clock.now = 0.1 * tick
             display.show("throughput", clock.now, 60, "timing block size 4")
             drawn += len(file.getvalue()) > before
-        assert threading.active_count() == n_threads
+        assert threading.active_count() == num_threads
         *_, line, below = [line.strip() for line in file.getvalue().rstrip().splitlines()]
     assert 8 <= drawn <= 11
     assert "Measuring throughput" in line

@@ -450,7 +450,7 @@ class TestAlignedBlocks:
     def test_they_are_measured_alone(self, collection):
         settings = Configuration(block_size=16, fetch_factor=4, align="chunks", num_threads=1)
         found = measure(collection, settings, batch_size=32, label="plate", seconds=0.01)
-        assert (found.delivery_fault, found.n_threads) == ("", 1)
+        assert (found.delivery_fault, found.num_threads) == ("", 1)
 
 
 class TestSteps:

@@ -205,7 +205,7 @@ def test_processors_that_others_take_are_not_taken_for_memory():
     alone = {2: Estimate(10_000.0, 9_900.0, 10_100.0), 1: Estimate(9_000.0, 8_900.0, 9_100.0)}
     model = scaling.RankModel(
         alone=alone, together=alone[2], processor_seconds=(1e-4, 1e-4), cores=2.0, cache="warm",
-        n_threads=2,
+        num_threads=2,
     )  # fmt: skip
     assert model.shared[1] == "memory"
     assert replace(model, waits_for_processors=2.0).shared == (10_000.0, "processors")

@@ -57,7 +57,7 @@ class StageModel:
         Usable cores.
     n_workers
         Worker processes.
-    n_threads
+    num_threads
         Reading threads per process.
     n_function_threads
         Threads per process for user functions; 0 if they have none of their own.
@@ -65,7 +65,7 @@ class StageModel:
 
     cores: float
     n_workers: int
-    n_threads: int
+    num_threads: int
     n_function_threads: int = 0
 
     def seconds_per_cell(
@@ -80,7 +80,7 @@ class StageModel:
             return sum(max(0.0, stages.get(name, 0.0)) for name in names if name != without)
 
         lanes = max(1, self.n_workers)
-        decoding = of("reading", "decompressing", "placing") / self.n_threads
+        decoding = of("reading", "decompressing", "placing") / self.num_threads
         delivering = of("making_tensors", "sending")
         work = of("planning", "decompressing", "placing", "library", "densifying") + delivering
         functions = of("functions")
@@ -89,7 +89,7 @@ class StageModel:
         return max(
             (decoding + of("library")) / lanes,
             of("planning") / lanes,
-            of("densifying") / self.n_threads / lanes,
+            of("densifying") / self.num_threads / lanes,
             functions / max(1, self.n_function_threads) / lanes,
             delivering / lanes if self.n_workers else delivering + of("training"),
             of("training"),

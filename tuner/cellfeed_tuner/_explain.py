@@ -54,7 +54,7 @@ def explain_throughput(
         model=StageModel(
             cores=usable_cores(),
             n_workers=configuration.num_workers,
-            n_threads=measured.n_threads,
+            num_threads=measured.num_threads,
             n_function_threads=measured.n_function_threads,
         ),
         cells_per_round=measured.cells_per_round,

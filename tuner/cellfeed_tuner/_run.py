@@ -466,7 +466,8 @@ class Run:
             memory_bytes=memory_bytes,
         )
         # A `make_dataset` with a depth of its own has chosen it.
-        if "prefetch" not in getattr(self._search.measurements.make_dataset, "keywords", {}):
+        own = getattr(self._search.measurements.make_dataset, "keywords", {}).get("read_options")
+        if own is None or own.prefetch is None:
             depth_search.run(depths)
         self._prefetch_results, best = depth_search.results(), depth_search.best()
         if best is not None:

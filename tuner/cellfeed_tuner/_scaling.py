@@ -62,7 +62,7 @@ class RankModel:
         For how long threads of two ranks waited for a processor, by how long they ran.
     cache
         State of the page cache.
-    n_threads
+    num_threads
         Threads that all ranks together have, each at least one; None if they are not divided.
     """
 
@@ -72,11 +72,11 @@ class RankModel:
     cores: float = math.inf
     waits_for_processors: float = 0.0
     cache: CacheState = "cold"
-    n_threads: int | None = None
+    num_threads: int | None = None
 
     def threads(self, n: int) -> int:
         """Return the threads of each of ``n`` ranks."""
-        return max(1, self.n_threads // n) if self.n_threads else 1
+        return max(1, self.num_threads // n) if self.num_threads else 1
 
     @property
     def seen(self) -> Estimate:
@@ -269,13 +269,13 @@ class ScalingSearch:
     @property
     def _with_share_of_two(self) -> Configuration:
         """The configuration with as many threads as each of two ranks has."""
-        n_threads = self._n_threads
-        if n_threads is None or max(1, n_threads // 2) == n_threads:
+        num_threads = self._num_threads
+        if num_threads is None or max(1, num_threads // 2) == num_threads:
             return self.configuration
-        return self.configuration.changed(num_threads=n_threads // 2)
+        return self.configuration.changed(num_threads=num_threads // 2)
 
     @property
-    def _n_threads(self) -> int | None:
+    def _num_threads(self) -> int | None:
         """Threads of each process of one rank alone; None if they are not divided."""
         if not self.has_threads or self.configuration.others.get("num_threads"):
             return None
@@ -321,19 +321,19 @@ class ScalingSearch:
     def _conclude(self, measured: Mapping[int, Estimate]) -> Scaling:
         one, two = self._speed("one"), self._speed("two")
         alone = "share" if "share" in self._found else "one"
-        n_threads, both = self._n_threads, pooled(self._found["two"])
+        num_threads, both = self._num_threads, pooled(self._found["two"])
         processor_alone = _processor_seconds(pooled(self._found[alone]))
         processor_beside = _processor_seconds(both)
         others = both.others.cpu_seconds / both.others.seconds if both.others.seconds else 0.0
         model = RankModel(
-            alone={max(1, (n_threads or 1) // 2): self._speed(alone), n_threads or 1: one},
+            alone={max(1, (num_threads or 1) // 2): self._speed(alone), num_threads or 1: one},
             together=two,
             processor_seconds=(processor_alone, processor_beside),
             cores=max(1.0, usable_cores() - others),
             waits_for_processors=sum(each.waiting for each in both.round_processor)
             / max(1e-9, sum(each.running for each in both.round_processor)),
             cache=self.cache,
-            n_threads=n_threads,
+            num_threads=num_threads,
         )
         rounds = [
             np.divide(each.round_seconds, np.mean(each.round_seconds))

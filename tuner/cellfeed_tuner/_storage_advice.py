@@ -234,7 +234,7 @@ def _preshuffle(
         basis="estimated from a sample of your cells, compressed and decompressed the same way",
         epochs_until_paid=epochs_until_paid(
             conversion_seconds=PRESHUFFLE_OVERHEAD
-            * (now + store.encode_seconds / found.model.n_threads),
+            * (now + store.encode_seconds / found.model.num_threads),
             epoch_seconds=now,
             epoch_seconds_then=now / least_speedup,
         ),

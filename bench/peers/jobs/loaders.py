@@ -19,7 +19,7 @@ ZARRS = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
 
 def cellfeed(job: Job) -> Loader:
     """Open cellfeed on ``.h5ad`` files, a zarr store or an archive of cellstream."""
-    from cellfeed import BlockShuffling, CellDataset, open_collection  # noqa: PLC0415
+    from cellfeed import BlockShuffling, CellDataset, ReadOptions, open_collection  # noqa: PLC0415
 
     settings = job.settings
     archive = Path(job.store) / "cells.csad"
@@ -31,7 +31,7 @@ def cellfeed(job: Job) -> Loader:
         fetch_factor=settings["fetch_factor"],
         seed=job.seed,
         dense=job.dense,
-        num_threads=settings.get("num_threads"),
+        read_options=ReadOptions(num_threads=settings.get("num_threads")),
     )
     n_workers = settings.get("num_workers", 0)
 

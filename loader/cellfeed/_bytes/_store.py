@@ -254,11 +254,11 @@ def until_left(*left: threading.Event) -> None:
 
 
 @contextmanager
-def threads_until_left(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+def threads_until_left(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Provide threads that stop waiting when the block is left, or when this thread stops."""
     left = threading.Event()
     with ThreadPoolExecutor(
-        n_threads, thread_name_prefix=name, initializer=until_left, initargs=(left, *_own.left)
+        num_threads, thread_name_prefix=name, initializer=until_left, initargs=(left, *_own.left)
     ) as threads:
         try:
             yield threads

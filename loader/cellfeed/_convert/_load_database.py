@@ -30,8 +30,8 @@ from cellfeed._errors import (
     FormatError,
     ParameterError,
     one_line,
+    require_integer,
     require_list,
-    require_positive,
 )
 from cellfeed._rows import Cells
 from cellfeed._storages import AnnDataObjectSource, Source
@@ -495,7 +495,7 @@ def load_database(
     *,
     elements: Sequence[str] = ("X",),
     obs: Sequence[str] | None = None,
-    processes: int = 1,
+    num_workers: int = 0,
     database_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Loaded:
@@ -519,8 +519,9 @@ def load_database(
     obs
         Names of the obs columns to write; all if None. With several files, a column with the file
         of each cell is added.
-    processes
-        Number of processes that write, each over its own connection.
+    num_workers
+        Number of worker processes that write, each over its own connection. If 0, this process
+        writes.
     database_options
         Other options of libpq, such as ``password``. They never appear in messages.
     on_progress
@@ -543,7 +544,9 @@ def load_database(
     >>> load_database("plates", "postgresql://me@host/cells", "plates")  # doctest: +SKIP
     """
     start = time.perf_counter()
-    processes = require_positive("processes", processes)
+    if require_integer("num_workers", num_workers) < 0:
+        msg = f"`num_workers >= 0` must hold, but got {num_workers=}"
+        raise ParameterError(msg)
     location = Location.of(url, database_options)
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
@@ -557,7 +560,7 @@ def load_database(
             begun = _begin_load(connection, job)
         missing = begun or ()
         done = len(collection) - sum(len(job.rows(number)) for number in missing)
-        for number in _written(job, missing, processes):
+        for number in _written(job, missing, num_workers):
             done += len(job.rows(number))
             if on_progress is not None:
                 on_progress(done, len(collection))
@@ -585,16 +588,16 @@ def _failures_named(database: Database) -> Iterator[None]:
         raise database.failure(error) from None
 
 
-def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
+def _written(job: Job, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
     """Write parts; yield the number of each part once it is written."""
-    if processes == 1 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
+    if num_workers == 0 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
         with closing(_PartWriter(job)) as writer:
             for number in numbers:
                 writer.write(number)
                 yield number
         return
     with ProcessPoolExecutor(
-        min(processes, len(numbers)),
+        min(num_workers, len(numbers)),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,
         initargs=(job,),
@@ -605,7 +608,7 @@ def _written(job: Job, numbers: Sequence[int], processes: int) -> Iterator[int]:
             yield from written
         except BrokenExecutor as error:
             msg = f"{job.location}: a writing process died, perhaps for lack of memory"
-            raise DeliveryError(f"{msg}; repeat the call with fewer `processes`") from error
+            raise DeliveryError(f"{msg}; repeat the call with fewer `num_workers`") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise

@@ -543,7 +543,7 @@ def write_plates(
     model: ExpressionModel,
     paths: Mapping[int, Path],
     on_progress: Callable[[int], None],
-    n_threads: int,
+    num_threads: int,
 ) -> None:
     """Write plates; if one fails, or the caller is interrupted, stop them all.
 
@@ -555,7 +555,7 @@ def write_plates(
         Path of each plate, by its number.
     on_progress
         Called in the calling thread, with the number of cells written so far.
-    n_threads
+    num_threads
         Number of plates that are written concurrently.
     """
     cancelled = threading.Event()
@@ -576,7 +576,7 @@ def write_plates(
                 cancelled.set()
                 raise
 
-    with ThreadPoolExecutor(n_threads) as pool:
+    with ThreadPoolExecutor(num_threads) as pool:
         pending = {pool.submit(write, plate) for plate in paths}
         try:
             while pending:

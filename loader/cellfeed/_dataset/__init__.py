@@ -2,5 +2,5 @@
 
 from cellfeed._dataset._cell_dataset import CellDataset
 from cellfeed._dataset._interleaved import InterleavedDatasets
+from cellfeed._dataset._parameters import ReadOptions
 from cellfeed._dataset._statistics import Statistics
-from cellfeed._dataset._suggestion import estimate_sample_size, suggest_parameters

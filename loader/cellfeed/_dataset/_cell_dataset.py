@@ -16,15 +16,15 @@ from cellfeed._collection import Collection
 from cellfeed._collection._indexables import count_rows, in_memory
 from cellfeed._dataset import _parameters
 from cellfeed._dataset._loader import MinibatchLoader, loader_over, to_be_called
-from cellfeed._dataset._parameters import AnyDtype, AnyTransform
+from cellfeed._dataset._parameters import AnyDtype, AnyTransform, ReadOptions
 from cellfeed._dataset._ranks import CommonSeed, Ranks
 from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._run import Beginning
 from cellfeed._dataset._state import as_json, data_identity, read_identity, strategy_identity
 from cellfeed._dataset._statistics import StatisticsHistory
-from cellfeed._dataset._workers import n_workers_of_loader, pool_of_minibatches
-from cellfeed._decode import Counter, Verify, check_verify
+from cellfeed._dataset._workers import num_workers_of_loader, pool_of_minibatches
+from cellfeed._decode import Counter
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._fetch import (
     MOST_PREFETCH,
@@ -72,13 +72,12 @@ class CellDataset(ResumableDataset):
 
     - A `Collection` yields a `Minibatch`: ``X`` is a torch tensor, sparse CSR or dense as it is
       stored, ``obs`` has a tensor for each column, and ``rows`` has the row numbers.
-    - With a ``fetch_transform``, ``batch_callback`` or ``fetch_callback``, a `Collection` passes
-      `Cells` in NumPy and SciPy to these functions. If they return `Cells`, these are yielded as a
-      `Minibatch`; anything else is yielded unchanged.
+    - With a ``fetch_transform``, a `Collection` passes `Cells` in NumPy and SciPy to this function.
+      If it returns `Cells`, minibatches of these are yielded as a `Minibatch`; what is indexed in
+      anything else is yielded unchanged.
     - Anything else yields what indexing it returns: NumPy arrays for a NumPy array, SciPy CSR for
-      SciPy CSR, a `MultiIndexable` for a `MultiIndexable`, AnnData in memory for AnnData. Only a
-      DataLoader turns NumPy arrays into tensors, as it does for any dataset; `loader` does so
-      unless ``as_torch=False``.
+      SciPy CSR, AnnData in memory for AnnData. Only a DataLoader turns NumPy arrays into tensors,
+      as it does for any dataset; `loader` does so unless ``as_torch=False``.
 
     A ``batch_transform`` is applied last, and its result is yielded. With ``as_torch=False``, or
     if torch is not installed, `Cells` in NumPy and SciPy replace `Minibatch`.
@@ -87,8 +86,8 @@ class CellDataset(ResumableDataset):
     ----------
     collection
         A `Collection`, or any object with ``len()`` that can be indexed with an array of ascending
-        row numbers: NumPy arrays, memory maps, SciPy CSR, `MultiIndexable`, AnnData (in memory
-        or backed), AnnCollection.
+        row numbers: NumPy arrays, memory maps, SciPy CSR, AnnData (in memory or backed),
+        AnnCollection. `cellfeed.scdataset.scDataset` reads with functions of yours.
     strategy
         Which rows an epoch visits, and in which order.
     batch_size
@@ -98,15 +97,9 @@ class CellDataset(ResumableDataset):
         better, up to the size of an epoch. Two fetches must fit in the memory of this machine.
     drop_last
         What to do if the rows do not divide evenly; see `EpochPlan`.
-    fetch_callback
-        ``fetch_callback(collection, rows)`` reads rows (ascending, int64) in place of
-        ``collection[rows]``. Fetches are then read one after another, and nothing is read ahead.
     fetch_transform
         ``fetch_transform(fetched)`` changes a whole fetch. With a `Collection` it gets `Cells`
         that are valid until the next fetch.
-    batch_callback
-        ``batch_callback(transformed, indices)`` takes a minibatch from a fetch, in place of
-        ``transformed[indices]``.
     batch_transform
         ``batch_transform(batch)`` changes a minibatch. Each worker applies it to the minibatches
         that it delivers; without workers it runs in the training loop. If workers are spawned,
@@ -136,12 +129,8 @@ class CellDataset(ResumableDataset):
     dtype
         Dtype of all elements in minibatches of a `Collection`, such as ``"float32"``, or a
         mapping with the dtypes of some elements, such as ``{"X": "float32"}``. If None, the
-        dtypes of the collection. A ``fetch_callback`` chooses its own. SciPy has no float16: sparse
-        rows with ``as_torch=False``, and all that a ``fetch_transform`` returns, are float32 then.
-    num_threads
-        Number of threads in each process that read and decode a `Collection`. If None, the number
-        of processors available to this process, divided among its worker processes and the ranks
-        on this machine. A ``fetch_callback`` uses its own threads.
+        dtypes of the collection. SciPy has no float16: sparse rows with ``as_torch=False``, and all
+        that a ``fetch_transform`` returns, are float32 then.
     transform
         One or several of `cellfeed.transforms`, such as ``[NormalizeTotal(1e4), Log1p()]``, applied
         in this order to the values of the first element of a `Collection`; or a mapping from names
@@ -153,27 +142,9 @@ class CellDataset(ResumableDataset):
         Number of threads in each process that run ``batch_transform``, on as many minibatches
         ahead. This pays off if the function releases the GIL, as NumPy and torch do. If 0,
         it runs where the minibatches are requested.
-    prefetch
-        How many fetches of a `Collection` are planned and requested beyond the one being decoded,
-        which is itself one ahead of the one being delivered. If None, 1 for local files, and 8 if
-        any file is on a server or in an object store. Changes neither minibatches nor their order.
-    prefetch_bytes
-        Maximum number of compressed bytes in flight from servers and object stores, in each
-        process, whatever ``prefetch`` is. One fetch may always be in flight.
-    adaptive
-        Whether ``num_threads`` and ``prefetch`` follow the run, from the given values on: up to
-        the number of processors (or ``num_threads``, if that is larger) and 16 fetches (or
-        ``prefetch``) if the training loop waits, and down to fewer threads if that makes training
-        faster. ``prefetch_bytes`` stays. Changes neither minibatches nor their order nor the saved
-        state; `history` has what was chosen. It applies to the epochs of this dataset and its
-        `loader`, and each rank chooses for itself.
-    verify
-        How often to decompress a chunk of a `Collection` to its end, where its checksum is and
-        where its size can be checked: ``"first"``, the first time that each process reads the
-        chunk (forked workers share what they have checked), and after that only as far as its rows
-        are needed; ``"always"``, each time; or ``"never"``, which is fastest from the first epoch
-        on, and delivers the contents of a damaged chunk as long as it can be decompressed
-        that far.
+    read_options
+        How each process reads a `Collection`: threads, fetches ahead, and how often chunks are
+        checked. Changes neither minibatches nor their order.
     as_torch
         Whether minibatches are torch tensors. If not, they are in NumPy and SciPy, for JAX or
         scikit-learn, also from a `loader`.
@@ -183,12 +154,11 @@ class CellDataset(ResumableDataset):
     ParameterError
         A size is below one; ``seed`` is negative; fetches of a `Collection` would take more memory
         than this machine has; the strategy asks for rows that do not exist; ``rank`` and
-        ``world_size`` are invalid; ``dense``, ``dtype``, ``num_threads``, ``transform``,
-        ``prefetch``, ``adaptive`` or ``verify`` is given but does not apply to this
-        collection; ``transform`` does not fit an element or its dtype; or ``seed`` is None where
-        ``world_size`` or ``device_mesh`` is given. Also when an epoch begins: ranks begin different
-        epochs, or ``streams`` is no multiple of their number. And where an attribute is set, since
-        all are fixed.
+        ``world_size`` are invalid; ``dense``, ``dtype``, ``transform`` or ``read_options`` is given
+        but does not apply to this collection; ``transform`` does not fit an element or its dtype;
+        or ``seed`` is None where ``world_size`` or ``device_mesh`` is given. Also when an epoch
+        begins: ranks begin different epochs, or ``streams`` is no multiple of their number. And
+        where an attribute is set, since all are fixed.
     DeliveryError
         When an epoch begins: a rank does not come.
 
@@ -219,9 +189,7 @@ class CellDataset(ResumableDataset):
         fetch_factor: int = 16,
         *,
         drop_last: bool = False,
-        fetch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
         fetch_transform: Callable[[Any], Any] | None = None,
-        batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -229,17 +197,13 @@ class CellDataset(ResumableDataset):
         streams: int | None = None,
         dense: bool = False,
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
-        num_threads: int | None = None,
         transform: AnyTransform | None = None,
         transform_threads: int = 0,
         device_mesh: "DeviceMesh | None" = None,
         as_torch: bool = True,
-        prefetch: int | None = None,
-        prefetch_bytes: int = 256 * 2**20,
-        adaptive: bool = False,
-        verify: Verify = "first",
+        read_options: ReadOptions | None = None,
     ) -> None:
-        n_rows = count_rows(collection, is_indexed=fetch_callback is None)
+        n_rows = count_rows(collection, is_indexed=self._is_indexed)
         super().__init__(Ranks(rank, world_size, device_mesh), streams)
         if not isinstance(strategy, SamplingStrategy):
             msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
@@ -255,14 +219,9 @@ class CellDataset(ResumableDataset):
         self._known_identity: dict[str, Any] | None = None
         self.plan_on(*self._ranks.look())  # which refuses what cannot be
         _parameters.require_callables(
-            fetch_callback=fetch_callback,
-            fetch_transform=fetch_transform,
-            batch_callback=batch_callback,
-            batch_transform=batch_transform,
+            fetch_transform=fetch_transform, batch_transform=batch_transform
         )
-        self.fetch_callback = fetch_callback
         self.fetch_transform = fetch_transform
-        self.batch_callback = batch_callback
         self.batch_transform = batch_transform
         self.dense = dense
         self.as_torch = as_torch
@@ -274,24 +233,19 @@ class CellDataset(ResumableDataset):
             self.dtype = _parameters.float_dtypes(elements, self.dtype, self.transform)
             for each in dtypes_of(elements, self.dtype).values() if as_torch else ():
                 require_torch_dtype(each)
-        self.num_threads = _positive_or_none("num_threads", num_threads)
         _parameters.require_that_they_apply(
             collection,
-            has_callback=fetch_callback is not None,
+            is_read_here=self._is_read_ahead,
             dense=dense or None,
             dtype=None if self.dtype is None else str(self.dtype),
-            num_threads=num_threads,
             transform=transform,
-            prefetch=prefetch,
-            adaptive=adaptive or None,
-            verify=None if verify == "first" else verify,
+            read_options=read_options,
         )
         if self.strategy.n_others:
-            _parameters.require_collection_read_here(collection, fetch_callback, batch_callback)
-        self.verify = check_verify(verify)
-        self.prefetch = _positive_or_none("prefetch", prefetch)
-        self.prefetch_bytes = require_positive("prefetch_bytes", prefetch_bytes)
-        self.adaptive = bool(adaptive)
+            _parameters.require_taken_here(
+                collection, is_taken_here=self._is_read_ahead and self._is_taken_here
+            )
+        self.read_options = ReadOptions() if read_options is None else read_options
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
@@ -333,8 +287,9 @@ class CellDataset(ResumableDataset):
             See the class.
         result
             Path of the ``autotune.json``, or the result that `cellfeed_tuner.autotune` returned.
-            The dataset takes its block size, batch size and fetch factor, its ``prefetch``,
-            ``num_threads`` and ``align`` if it has them, and the number of workers for `loader`.
+            The dataset takes its block size, batch size and fetch factor, its ``align``, its
+            ``prefetch`` and ``num_threads`` as `ReadOptions` if it has them, and the number of
+            workers for `loader`.
         strategy
             Replaces the strategy that was tuned (`BlockShuffling` unless another was given) with
             the recommended block size. Required if that strategy was made with arrays, such as
@@ -343,7 +298,8 @@ class CellDataset(ResumableDataset):
             The rows to visit, such as those of a training set, in blocks of the recommended
             size; all rows if None.
         **parameters
-            Other parameters of the class, such as ``seed``.
+            Other parameters of the class, such as ``seed``. What `ReadOptions` leave open is as
+            recommended.
 
         Raises
         ------
@@ -371,9 +327,13 @@ class CellDataset(ResumableDataset):
             "batch_size": recommended.batch_size,
             "fetch_factor": recommended.fetch_factor,
         }
-        if isinstance(collection, Collection) and parameters.get("fetch_callback") is None:
-            sizes["prefetch"] = recommended.prefetch
-            sizes["num_threads"] = recommended.num_threads
+        if isinstance(collection, Collection) and (recommended.prefetch or recommended.num_threads):
+            given = parameters.pop("read_options", None) or ReadOptions()
+            sizes["read_options"] = replace(
+                given,
+                num_threads=given.num_threads or recommended.num_threads,
+                prefetch=given.prefetch or recommended.prefetch,
+            )
         dataset = cls(collection, strategy, **(sizes | parameters))
         recommended.warn_of_differences(collection, dataset.batch_size, strategy)
         dataset._num_workers = recommended.num_workers
@@ -533,7 +493,25 @@ class CellDataset(ResumableDataset):
     @property
     def _is_read_ahead(self) -> bool:
         """Whether threads of this class read fetches, not a user's function or an indexable."""
-        return isinstance(self.collection, Collection) and self.fetch_callback is None
+        return isinstance(self.collection, Collection) and self._is_indexed
+
+    @property
+    def _is_indexed(self) -> bool:
+        """Whether rows are read by indexing the collection, or by threads of this class."""
+        return True
+
+    @property
+    def _is_taken_here(self) -> bool:
+        """Whether minibatches are taken from a fetch by indexing it."""
+        return True
+
+    def _fetched(self, rows: NDArray[np.int64]) -> Any:
+        """Return rows of what threads of this class do not read."""
+        return in_memory(self.collection[rows])
+
+    def _taken_from(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
+        """Return a minibatch of a fetch."""
+        return fetched[indices]
 
     @property
     def _can_be_forked(self) -> bool:
@@ -542,8 +520,7 @@ class CellDataset(ResumableDataset):
     @property
     def _is_placed(self) -> bool:
         """Whether rows are read directly into minibatches."""
-        is_transformed = self.fetch_transform is not None or self.batch_callback is not None
-        return self._is_read_ahead and not is_transformed
+        return self._is_read_ahead and self._is_taken_here and self.fetch_transform is None
 
     @property
     def _seeds(self) -> tuple[CommonSeed, ...]:
@@ -643,9 +620,9 @@ class CellDataset(ResumableDataset):
             reader,
             are_whole=not self._is_placed,
             prefetch=(lambda: counters.setting[1] or given.prefetch)
-            if self.adaptive
+            if self.read_options.adaptive
             else given.prefetch,
-            prefetch_bytes=self.prefetch_bytes,
+            prefetch_bytes=self.read_options.prefetch_bytes,
             counters=self._counters,
         )
         with closing(fetches):
@@ -673,8 +650,9 @@ class CellDataset(ResumableDataset):
 
     def _given(self, n_processes: int) -> Setting:
         """Return how each of so many processes reads, unless another setting is chosen."""
-        prefetch = self.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1)
-        return Setting(self.num_threads or threads_per_process(n_processes), prefetch)
+        options = self.read_options
+        prefetch = options.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1)
+        return Setting(options.num_threads or threads_per_process(n_processes), prefetch)
 
     def _most(self, n_processes: int) -> Setting:
         """Return the most threads and fetches ahead that may be chosen."""
@@ -685,15 +663,16 @@ class CellDataset(ResumableDataset):
         )
 
     def _adapt(self, history: StatisticsHistory, num_workers: int) -> None:
-        if self.adaptive:
+        if self.read_options.adaptive:
             n_processes = max(1, num_workers)
             history.adapt(self._given(n_processes), self._most(n_processes), num_workers)
 
     def _reader(self) -> Reader:
         """Return a reader with its own threads."""
         worker = get_worker_info()
-        n_processes = n_workers_of_loader() or (1 if worker is None else worker.num_workers)
+        n_processes = num_workers_of_loader() or (1 if worker is None else worker.num_workers)
         given, counters = self._given(n_processes), self._counters
+        adaptive = self.read_options.adaptive
         # A function of the user might keep the minibatches that it gets.
         is_seen = (
             self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
@@ -702,15 +681,13 @@ class CellDataset(ResumableDataset):
         return Reader(
             self.collection,
             dtype=self.dtype,
-            num_threads=self._most(n_processes).num_threads if self.adaptive else given.num_threads,
-            threads_now=(lambda: counters.setting[0] or given.num_threads)
-            if self.adaptive
-            else None,
+            num_threads=self._most(n_processes).num_threads if adaptive else given.num_threads,
+            threads_now=(lambda: counters.setting[0] or given.num_threads) if adaptive else None,
             pools=self._pools
             if lent is None
             else self._pools.lending(lent, dense=not self._delivers_sparse),
             transforms=self._transforms(self.transform),
-            verify=self.verify,
+            verify=self.read_options.verify,
             counters=self._counters,
         )
 
@@ -720,10 +697,7 @@ class CellDataset(ResumableDataset):
             with self._counters.processor_time(Counter.PLANNING):
                 fetch = share.whole_fetch(number)
             with self._counters.wall_time(Counter.LIBRARY):
-                if self.fetch_callback is not None:
-                    fetched = self.fetch_callback(self.collection, fetch.rows)
-                else:
-                    fetched = in_memory(self.collection[fetch.rows])
+                fetched = self._fetched(fetch.rows)
             self._counters.add(Counter.FETCHES, 1)
             yield from self._taken(fetched, fetch, share.plan)
 
@@ -742,15 +716,13 @@ class CellDataset(ResumableDataset):
     def _minibatch(
         self, fetched: Any, indices: NDArray[np.intp], others: NDArray[np.intp] | None
     ) -> Any:
-        if self.batch_callback is not None:
-            with self._counters.wall_time(Counter.FUNCTIONS):
-                batch = self.batch_callback(fetched, indices)
-        else:
-            with self._counters.wall_time(Counter.PLACING):
-                batch = fetched[indices]
-            if others is not None:
-                _parameters.require_cells(batch)
-                batch = replace(batch, **{self.strategy.others_are: fetched[others]})
+        with self._counters.wall_time(
+            Counter.PLACING if self._is_taken_here else Counter.FUNCTIONS
+        ):
+            batch = self._taken_from(fetched, indices)
+        if others is not None:
+            _parameters.require_cells(batch)
+            batch = replace(batch, **{self.strategy.others_are: fetched[others]})
         self._counters.add(Counter.CELLS, len(indices))
         return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
@@ -774,7 +746,3 @@ def _made_dense(cells: Cells) -> Cells:
     }
     others: dict[str, Any] = {name: _made_dense(each) for name, each in cells.others.items()}
     return replace(cells, elements=elements, **others)
-
-
-def _positive_or_none(name: str, value: int | None) -> int | None:
-    return None if value is None else require_positive(name, value)

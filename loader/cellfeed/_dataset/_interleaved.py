@@ -83,10 +83,10 @@ class InterleavedDatasets(ResumableDataset):
         if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
             msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
             raise ParameterError(msg)
-        if any(each.adaptive for each in self.datasets):
+        if any(each.read_options.adaptive for each in self.datasets):
             msg = (
                 "`datasets` must not be `adaptive`, as each is a part of what the training loop "
-                "waits for; leave `adaptive` out, and give `num_threads` and `prefetch`"
+                "waits for; leave `adaptive` out of their `read_options`"
             )
             raise ParameterError(msg)
         divisions = [(each.rank, each.world_size, each.streams) for each in self.datasets]

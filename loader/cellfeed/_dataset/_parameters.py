@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -11,7 +12,8 @@ import psutil
 from numpy.typing import DTypeLike
 
 from cellfeed._collection import Collection
-from cellfeed._errors import ParameterError
+from cellfeed._decode import Verify, check_verify
+from cellfeed._errors import ParameterError, require_positive
 from cellfeed._fetch import Transforms, as_stored, genes_of, split_steps
 from cellfeed._rows import Cells, Dtypes, Element
 from cellfeed._torch import HAS_TORCH, torch
@@ -26,15 +28,70 @@ AnyTransform: TypeAlias = Step | Sequence[Step] | Mapping[str, Step | Sequence[S
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-def require_that_they_apply(collection: Any, *, has_callback: bool, **given: object) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How each process reads a `Collection`. Nothing here changes minibatches or their order.
+
+    Parameters
+    ----------
+    num_threads
+        Number of threads in each process that read and decode. If None, the number of processors
+        available to this process, divided among its worker processes and the ranks on this
+        machine.
+    prefetch
+        How many fetches are planned and requested beyond the one being decoded, which is itself one
+        ahead of the one being delivered. If None, 1 for local files, and 8 if any file is on a
+        server or in an object store.
+    prefetch_bytes
+        Maximum number of compressed bytes in flight from servers and object stores, in each
+        process, whatever ``prefetch`` is. One fetch may always be in flight.
+    adaptive
+        Whether ``num_threads`` and ``prefetch`` follow the run, from the given values on: up to
+        the number of processors (or ``num_threads``, if that is larger) and 16 fetches (or
+        ``prefetch``) if the training loop waits, and down to fewer threads if that makes training
+        faster. `CellDataset.history` has what was chosen. It applies to the epochs of a dataset
+        and its `loader`, and each rank chooses for itself.
+    verify
+        How often to decompress a chunk to its end, where its checksum is and where its size can be
+        checked: ``"first"``, the first time that each process reads the chunk (forked workers
+        share what they have checked), and after that only as far as its rows are needed;
+        ``"always"``, each time; or ``"never"``, which is fastest from the first epoch on, and
+        delivers the contents of a damaged chunk as long as it can be decompressed that far.
+
+    Raises
+    ------
+    ParameterError
+        A number is below one, or ``verify`` is another word.
+
+    Examples
+    --------
+    >>> ReadOptions(num_threads=4).prefetch_bytes
+    268435456
+    """
+
+    num_threads: int | None = None
+    prefetch: int | None = None
+    prefetch_bytes: int = 256 * 2**20
+    adaptive: bool = False
+    verify: Verify = "first"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("num_threads", "prefetch", "prefetch_bytes"):
+            if getattr(self, name) is not None:
+                require_positive(name, getattr(self, name))
+        check_verify(self.verify)
+
+
+def require_that_they_apply(collection: Any, *, is_read_here: bool, **given: object) -> None:
     """Check that parameters for reading a `Collection` are given only if cellfeed reads one.
 
     Parameters
     ----------
     collection
         The collection.
-    has_callback
-        Whether a function of the user reads it.
+    is_read_here
+        Whether cellfeed reads it, and no function of the user.
     **given
         The parameters; None for those that are not given.
 
@@ -43,24 +100,24 @@ def require_that_they_apply(collection: Any, *, has_callback: bool, **given: obj
     ParameterError
         A given parameter would be ignored.
     """
-    if not isinstance(collection, Collection):
-        reader = f"an indexable of type {type(collection).__name__}"
-    elif has_callback:
+    if is_read_here:
+        return
+    if isinstance(collection, Collection):
         reader = "a `fetch_callback`"
         given["dense"] = None  # which applies to the cells that it returns
     else:
-        return
+        reader = f"an indexable of type {type(collection).__name__}"
     ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if ignored:
         msg = (
-            "`dense`, `dtype`, `num_threads`, `transform`, `prefetch`, `adaptive` and "
-            f"`verify` apply only when cellfeed reads a Collection, but got {ignored} "
-            f"with {reader}; leave it out, and convert in `batch_transform`"
+            "`dense`, `dtype`, `transform` and `read_options` apply only when cellfeed reads a "
+            f"Collection, but got {ignored} with {reader}; leave it out, and convert in "
+            "`batch_transform`"
         )
         raise ParameterError(msg)
 
 
-def require_collection_read_here(collection: Any, *callbacks: object) -> None:
+def require_taken_here(collection: Any, *, is_taken_here: bool) -> None:
     """Check that others can be delivered beside the cells of a minibatch.
 
     Raises
@@ -68,12 +125,11 @@ def require_collection_read_here(collection: Any, *callbacks: object) -> None:
     ParameterError
         It is not a `Collection`, or a function of the user reads it or makes minibatches.
     """
-    if not isinstance(collection, Collection) or any(each is not None for each in callbacks):
+    if not isinstance(collection, Collection) or not is_taken_here:
         msg = (
-            "controls and neighbours come beside the cells of a Collection, without "
-            "`fetch_callback` and `batch_callback`, but got a "
-            f"{type(collection).__name__}; open it with `open_collection`, and change "
-            "minibatches in `batch_transform`"
+            "controls and neighbours come beside the cells of a Collection, which cellfeed reads "
+            f"and takes minibatches from, but got a {type(collection).__name__}; open it with "
+            "`open_collection`, and change minibatches in `batch_transform`"
         )
         raise ParameterError(msg)
 

@@ -150,7 +150,7 @@ def pool_of_minibatches() -> SharedPool | None:
     return found.pool if found is not None and found.can_lend and found.are_rows_placed else None
 
 
-def n_workers_of_loader() -> int | None:
+def num_workers_of_loader() -> int | None:
     """Return how many workers the loader of this process has; None if it is no worker of one."""
     found = _OF_THIS_PROCESS.get(os.getpid())
     return None if found is None else found.num_workers

@@ -128,8 +128,8 @@ class Counters:
     @property
     def setting(self) -> tuple[int, int]:
         """Numbers of threads and of fetches ahead that were chosen during the run; 0 before."""
-        n_threads, prefetch = self._setting.tolist()
-        return n_threads, prefetch
+        num_threads, prefetch = self._setting.tolist()
+        return num_threads, prefetch
 
     @setting.setter
     def setting(self, setting: tuple[int, int]) -> None:
@@ -207,7 +207,7 @@ class Decoder:
 
     Parameters
     ----------
-    threads, n_threads
+    threads, num_threads
         The threads and their number; the calling thread if None.
     verify
         "first": a chunk is decompressed completely the first time that it is read by this process
@@ -221,7 +221,7 @@ class Decoder:
     """
 
     threads: Executor | None = None
-    n_threads: int = 1
+    num_threads: int = 1
     verify: Verify = "first"
     counters: Counters = field(default_factory=Counters)
     pool: BufferPool = field(default_factory=BufferPool)

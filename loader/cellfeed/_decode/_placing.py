@@ -249,7 +249,7 @@ def gathered(
     if decoder.threads is None or not row_firsts.size:
         ascending = gather(0, len(segments))
     else:
-        shares = np.linspace(0, row_firsts.size, decoder.n_threads, endpoint=False).astype(int)
+        shares = np.linspace(0, row_firsts.size, decoder.num_threads, endpoint=False).astype(int)
         bounds = [*np.unique(row_firsts[shares]).tolist(), len(segments)]
         ascending = all(list(decoder.threads.map(gather, bounds[:-1], bounds[1:])))
     return SelectedElements(starts, columns, entries, ascending)
@@ -376,7 +376,7 @@ class ValueSteps:
         groups: Sequence[RowGroup],
         rows: NDArray[np.intp] | None = None,
         threads: Executor | None = None,
-        n_threads: int = 1,
+        num_threads: int = 1,
     ) -> None:
         """Transform the values of rows in place.
 
@@ -386,7 +386,7 @@ class ValueSteps:
             Rows of the stated dtype, with the same layout.
         rows
             Numbers of the rows to transform over all groups, ascending; all rows if None.
-        threads, n_threads
+        threads, num_threads
             Threads that help the calling thread, and the total number of threads.
         """
         if not groups or not self:
@@ -401,7 +401,7 @@ class ValueSteps:
             )
 
         n_tasks = -(-rows.size // fields.ROWS_OF_A_TASK)
-        n_helpers = 0 if threads is None else min(n_threads, n_tasks) - 1
+        n_helpers = 0 if threads is None else min(num_threads, n_tasks) - 1
         helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
         try:
             work()

@@ -356,7 +356,7 @@ class ChunkReads:
         for rows, chunks, _owners in arrivals:
             if self.are_requested:  # all threads have waited for the bytes of a store
                 waited = time.perf_counter_ns() - begin
-                counters.add(Counter.READING, waited * decoder.n_threads)
+                counters.add(Counter.READING, waited * decoder.num_threads)
             report[fields.NEXT_TASK] = 0
             n_bytes += self._work_off(arrays, chunks, segments, report, decoder)
             if report[fields.FAILURE]:
@@ -402,7 +402,7 @@ class ChunkReads:
         if decoder.threads is None:
             return work()
         n_tasks = -(-len(chunks) // fields.CHUNKS_OF_A_TASK)
-        jobs = [decoder.threads.submit(work) for _ in range(min(decoder.n_threads, n_tasks))]
+        jobs = [decoder.threads.submit(work) for _ in range(min(decoder.num_threads, n_tasks))]
         try:
             return sum(job.result() for job in jobs)
         except BaseException:

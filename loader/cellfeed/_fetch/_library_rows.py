@@ -138,7 +138,7 @@ def decode(requests: Sequence[LibraryRows], bases: NDArray[np.int64], decoder: D
 
     if decoder.threads is None:
         return work()
-    running = [decoder.threads.submit(work) for _ in range(min(decoder.n_threads, n_jobs))]
+    running = [decoder.threads.submit(work) for _ in range(min(decoder.num_threads, n_jobs))]
     try:
         results = [each.result() for each in running]  # all of them, whatever they are
     except BaseException:
@@ -223,9 +223,9 @@ def dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
         return _nonzero(dense)
 
     found = list[tuple[NDArray[Any], ...]]()
-    for first in range(0, len(batches), decoder.n_threads):
+    for first in range(0, len(batches), decoder.num_threads):
         # A source is called from one thread at a time; the chunks it describes are decoded by many.
-        some = [planned(runs) for runs in batches[first : first + decoder.n_threads]]
+        some = [planned(runs) for runs in batches[first : first + decoder.num_threads]]
         in_threads = all(reads is not None for _, reads in some)
         found += decoder.map(read, some) if in_threads else map(read, some)
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))

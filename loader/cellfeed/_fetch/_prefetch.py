@@ -304,9 +304,9 @@ def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) 
     """
     if not elements:
         return
-    n_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
+    num_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
     with (
-        threads_until_left(n_threads, "cellfeed-tables") as threads,
+        threads_until_left(num_threads, "cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
         jobs = [threads.submit(outside_lock, each.load_tables) for each in elements]

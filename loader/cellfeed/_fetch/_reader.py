@@ -198,16 +198,16 @@ class Reader:
             and each.stored
             and not each.stored.need_columns
         }
-        n_threads = num_threads or usable_cpu_count()
-        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-read")
-        self._with_all_threads = Decoder(self._threads, n_threads, verify, self._counters)
+        num_threads = num_threads or usable_cpu_count()
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-read")
+        self._with_all_threads = Decoder(self._threads, num_threads, verify, self._counters)
         self._threads_now = threads_now
         # Reads names, and the groups of a fetch after the first, if that is delivered alone.
         self._remaining_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-remaining")
         self._remaining: Future[Iterator[Cells]] | None = None
         self._pools = Pools() if pools is None else pools
         # Threads of their own do not wait for decoding.
-        self._dense_threads = ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-dense")
+        self._dense_threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-dense")
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +221,7 @@ class Reader:
         decoder = self._with_all_threads
         if self._threads_now is None:
             return decoder
-        return replace(decoder, n_threads=min(self._threads_now(), decoder.n_threads))
+        return replace(decoder, num_threads=min(self._threads_now(), decoder.num_threads))
 
     def close(self) -> None:
         """Stop the threads; rows that were read stay valid."""
@@ -489,10 +489,10 @@ class Reader:
                 if is_done and group.layout != "ragged"  # which have no transforms
             ]
             begin = time.perf_counter_ns()
-            rows, n_threads = layout.untransformed, self._decoder.n_threads
-            transforms.stored.apply(located, rows, self._threads, n_threads)
+            rows, num_threads = layout.untransformed, self._decoder.num_threads
+            transforms.stored.apply(located, rows, self._threads, num_threads)
             taken = time.perf_counter_ns() - begin
-            self._counters.add(Counter.PLACING, taken * n_threads)
+            self._counters.add(Counter.PLACING, taken * num_threads)
 
     def _delivered(
         self,
@@ -570,7 +570,9 @@ class Reader:
 
         if self._remaining is not None:  # the first group arrives before the others
             yield from map(finish, islice(groups, 1))
-        yield from prefetched(finish, groups, self._dense_threads, lambda: self._decoder.n_threads)
+        yield from prefetched(
+            finish, groups, self._dense_threads, lambda: self._decoder.num_threads
+        )
 
     def _dense_rows(self, name: str, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed._bytes import LastingIdentity, digest_of, digest_of_array, lasting_identity
 from cellfeed._bytes._tables import CachedTables
 from cellfeed._collection import Collection
-from cellfeed._dataset import CellDataset
+from cellfeed._dataset import CellDataset, ReadOptions
 from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._genes import _kernels
 from cellfeed._lazy import pd
@@ -265,17 +265,17 @@ def _pass(
         as_torch=False,
         dtype=dtype,
         transform=transform,
-        num_threads=num_threads,
+        read_options=ReadOptions(num_threads=num_threads),
     )
     sums = np.zeros((n_batches, n_genes, _kernels.N_COLUMNS))
     largest = np.zeros((n_batches, n_genes, n_largest))
     sums[..., _kernels.LEAST] = 0 if n_largest else np.inf
     totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
     limits = np.empty((0, 0)) if limits is None else limits
-    n_threads = num_threads or usable_cpu_count()
+    num_threads = num_threads or usable_cpu_count()
     ranges, n_done, found = list[tuple[int, int]](), 0, np.zeros(_kernels.N_FOUND, np.int64)
     with (
-        ThreadPoolExecutor(n_threads, thread_name_prefix="cellfeed-sum") as threads,
+        ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-sum") as threads,
         ProgressLine() as line,
     ):
         for cells in dataset:
@@ -291,7 +291,7 @@ def _pass(
             else:
                 values, columns = X.reshape(-1), np.arange(n_genes)
                 pointers = np.arange(len(cells) + 1) * n_genes
-            ranges = ranges or _ranges(columns, n_genes, _TASKS * n_threads)
+            ranges = ranges or _ranges(columns, n_genes, _TASKS * num_threads)
             of_rows: Any = totals[here], n_nonzero[here], found
             tasks = [threads.submit(_kernels.sum_rows, values, pointers, *of_rows)]
             tasks += [

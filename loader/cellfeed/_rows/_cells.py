@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Cells(ByElement):
     """Cells of a collection in NumPy and SciPy, as ``fetch_transform`` gets and may return them.
 
-    ``cells[indices]`` selects cells from all parts, ``cells["layers/counts"]`` is an element.
+    ``cells[indices]`` selects cells from all parts, with their controls and neighbours;
+    ``cells["layers/counts"]`` is an element.
 
     Parameters
     ----------
@@ -65,7 +66,15 @@ class Cells(ByElement):
         elements = {name: each[which] for name, each in self.elements.items()}
         obs = {name: values[which] for name, values in self.obs.items()}
         names = None if self.obs_names is None else self.obs_names[which]
-        return Cells(elements, obs, self.rows[which], names)
+        others = {
+            name: each[self._rows_of_others(which, each)] for name, each in self.others.items()
+        }
+        return Cells(elements, obs, self.rows[which], names, **others)
+
+    def _rows_of_others(self, which: NDArray[np.intp], others: Cells) -> NDArray[np.intp]:
+        n_each = len(others) // max(1, len(self))
+        first = np.arange(len(self))[which] * n_each
+        return (first[:, None] + np.arange(n_each)).ravel()
 
     def to_scipy(self) -> Cells:
         """Return the same cells with elements as SciPy or NumPy arrays."""

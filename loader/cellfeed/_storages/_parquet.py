@@ -60,8 +60,8 @@ def _threads() -> ThreadPoolExecutor:
     """Return the threads that decode, of this process."""
     torch_data = sys.modules.get("torch.utils.data")
     worker = None if torch_data is None else torch_data.get_worker_info()
-    n_threads = threads_per_process(1 if worker is None else worker.num_workers)
-    return ThreadPoolExecutor(n_threads, "cellfeed-parquet")
+    num_threads = threads_per_process(1 if worker is None else worker.num_workers)
+    return ThreadPoolExecutor(num_threads, "cellfeed-parquet")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)

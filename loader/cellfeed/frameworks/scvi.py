@@ -51,11 +51,8 @@ _N_OF_CATEGORY = 3  # with fewer cells of a category, scvi-tools warns
 _DISCRETE = ("batch", "labels", "extra_categorical_covs", "ind_x")  # others are float32 there
 _KEYS = ("batch_key", "labels_key", "sample_key")
 _OBSERVED = "use_observed_lib_size"
-_OF_READING = ("num_threads", "prefetch", "prefetch_bytes", "transform_threads", "verify")
-_NOT_TAKEN = (
-    *("as_torch", "batch_callback", "batch_transform", "dense", "dtype", "fetch_callback"),
-    *("fetch_transform", "transform"),
-)
+_OF_READING = ("read_options", "transform_threads")
+_NOT_TAKEN = ("as_torch", "batch_transform", "dense", "dtype", "fetch_transform", "transform")
 
 
 class ScviDataModule(_Base):  # type: ignore[misc]
@@ -185,10 +182,11 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         semi_supervised = unlabeled_category is not None
         self._model = model or (scvi.model.SCANVI if semi_supervised else scvi.model.SCVI)
         _require_taken(self._model, setup)
-        if "unlabeled_category" in setup and parameters.get("adaptive"):
+        options = parameters.get("read_options")
+        if "unlabeled_category" in setup and options is not None and options.adaptive:
             msg = (
                 "`adaptive` does not apply with `unlabeled_category`, as two datasets deliver in "
-                "turns; leave it out, and give `num_threads` and `prefetch`"
+                "turns; leave it out of `read_options`"
             )
             raise ParameterError(msg)
         self._setup: dict[str, Any] = setup

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed._collection import Collection, open_collection
-from cellfeed._dataset import CellDataset
+from cellfeed._dataset import CellDataset, ReadOptions
 from cellfeed._errors import CellfeedError, FormatError, PathError
 from cellfeed._rows import RaggedRows
 from cellfeed.sampling import Streaming
@@ -147,7 +147,12 @@ class StorageDamageConformance:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is read slowly
             dataset = CellDataset(
-                collection, Streaming(), batch_size=5, fetch_factor=2, as_torch=False, num_threads=2
+                collection,
+                Streaming(),
+                batch_size=5,
+                fetch_factor=2,
+                as_torch=False,
+                read_options=ReadOptions(num_threads=2),
             )
         seen = list[int]()
         try:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes import Location
 from cellfeed._collection import Collection
-from cellfeed._dataset import CellDataset
+from cellfeed._dataset import CellDataset, ReadOptions
 from cellfeed._dataset._loader import context_without_threads
 from cellfeed._decode import Counter, Counters, Verify
 from cellfeed._errors import ColumnError
@@ -171,11 +171,11 @@ class SourceConformance:
             collection = _collection(write, cases)
             rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
             dtype = _drawn_dtype(data, cases)
-            size, n_threads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+            size, num_threads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
             distinct, order = np.unique(rows, return_inverse=True)
             pool = GuardedPool()
             pools = Pools(pool, pool, pool)
-            with Reader(collection, dtype=dtype, num_threads=n_threads, pools=pools) as reader:
+            with Reader(collection, dtype=dtype, num_threads=num_threads, pools=pools) as reader:
                 groups = list(reader.read_groups(distinct, order, size))
             pool.check()
             assert [len(group) for group in groups] == _sizes(len(rows), size)
@@ -203,7 +203,7 @@ class SourceConformance:
                 drop_last=drop_last and len(collection) > batch_size,
                 dense=dense,
                 dtype=dtype,
-                num_threads=data.draw(st.integers(1, 4)),
+                read_options=ReadOptions(num_threads=data.draw(st.integers(1, 4))),
             )
             is_kept = np.array(data.draw(st.lists(st.booleans(), min_size=1)))
             oracle = Oracle(cases, dtype, obs=dataset.collection.obs)
@@ -242,7 +242,7 @@ class SourceConformance:
             oracle = Oracle([case], dtype, obs=collection.obs)
 
             def read(
-                readable: Any, rows: NDArray[np.int64], order: NDArray[np.intp], n_threads: int
+                readable: Any, rows: NDArray[np.int64], order: NDArray[np.intp], num_threads: int
             ) -> tuple[int, int]:
                 """Read and check rows in two groups; return the numbers of bytes and chunks."""
                 counters, pool = Counters(), GuardedPool()
@@ -250,7 +250,7 @@ class SourceConformance:
                     Pools(pool, pool, pool),
                     data.draw(st.sampled_from(get_args(Verify))),
                 )
-                options = {"num_threads": n_threads, "verify": verify, "counters": counters}
+                options = {"num_threads": num_threads, "verify": verify, "counters": counters}
                 size = max(1, -(-rows.size // 2))
                 with Reader(readable, dtype=dtype, pools=pools, **options) as reader:
                     groups = list(reader.read_groups(rows, order, size))
@@ -264,8 +264,8 @@ class SourceConformance:
             order = np.array(data.draw(st.permutations(range(len(rows)))), np.intp)
             assert read(_ByLibrary(collection), rows, order, 1) == (0, 0)
             # Bytes and chunks depend on neither threads nor checks.
-            n_threads = data.draw(st.integers(2, 4))
-            assert read(collection, rows, order, 1) == read(collection, rows, order, n_threads)
+            num_threads = data.draw(st.integers(2, 4))
+            assert read(collection, rows, order, 1) == read(collection, rows, order, num_threads)
             if case.row_lengths.sum():
                 every = np.arange(case.n_rows)
                 _, n_chunks = read(collection, every, every, 1)

@@ -361,11 +361,8 @@ class TestWarning:
             dataset = CellDataset(pickle.loads(pickle.dumps(collection)), Streaming(), 8)
             assert sum(map(len, dataset.loader())) == 40
 
-    def test_none_where_all_is_fast_or_read_by_a_function(self, make):
+    def test_none_where_all_is_fast(self, make):
         CellDataset(opened(make()), Streaming(), 8)
-        CellDataset(
-            opened(make("X/data")), Streaming(), 8, fetch_callback=lambda cells, rows: cells[rows]
-        )
 
     def test_a_dtype_may_be_what_makes_it_slow(self, make):
         collection = opened(path := make())

@@ -9,7 +9,6 @@ from cellfeed import (
     BlockShuffling,
     CellDataset,
     ColumnError,
-    MultiIndexable,
     ParameterError,
     k_folds,
     open_collection,
@@ -58,7 +57,7 @@ class TestCollections:
         assert table[1].tolist() == [0.25] * 4
 
     def test_anything_with_a_length_can_be_divided(self):
-        for cells in (np.zeros((10, 2)), MultiIndexable(X=np.zeros(10)), [0] * 10, range(10)):
+        for cells in (np.zeros((10, 2)), [0] * 10, range(10)):
             assert [each.size for each in random_split(cells, [0.8, 0.2], seed=0)] == [8, 2]
 
     @pytest.mark.parametrize("make", [pd.Series, pd.Index, pd.Categorical, list, np.array])

@@ -160,7 +160,7 @@ if __name__ == "__main__":
         while True:
             time.sleep(1)
     path, url, name = sys.argv[1:]
-    load_database(path, url, name, processes=2, on_progress=tell)
+    load_database(path, url, name, num_workers=2, on_progress=tell)
 """
 
 
@@ -210,7 +210,7 @@ def load_when_free(load, path):
     latest = time.monotonic() + 600
     while True:
         try:
-            return load(path, processes=2)
+            return load(path, num_workers=2)
         except ParameterError as error:
             if "is being loaded by another process" not in str(error) or time.monotonic() > latest:
                 raise
@@ -410,8 +410,8 @@ def test_the_command(files, postgres_server, request, monkeypatch):
 
 
 def test_without_a_server(files):
-    with pytest.raises(ParameterError, match="`processes >= 1` must hold"):
-        load_database(files[0], "postgresql://nobody@127.0.0.1:1/db", "cells", processes=0)
+    with pytest.raises(ParameterError, match="`num_workers >= 0` must hold"):
+        load_database(files[0], "postgresql://nobody@127.0.0.1:1/db", "cells", num_workers=-1)
     no_database = commands.cellfeed("load-database", files[0][0], "cells.db", "--name", "cells")
     assert no_database.exit_code == 2
     assert "is not a database; give postgresql://user@host/database" in no_database.stderr

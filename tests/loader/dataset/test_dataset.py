@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import operator
 import re
 import threading
 import warnings
@@ -17,7 +16,6 @@ import pytest
 import scipy.sparse as sp
 import torch
 from anndata.experimental import AnnCollection
-from tests.loader.matrices import dense
 
 from cellfeed import (
     BlockShuffling,
@@ -25,8 +23,8 @@ from cellfeed import (
     CellDataset,
     Cells,
     Minibatch,
-    MultiIndexable,
     ParameterError,
+    ReadOptions,
     Streaming,
     open_collection,
 )
@@ -64,10 +62,6 @@ def numbers_in(batch: Any) -> list[int]:
     """Which rows of the fixture ``table`` a minibatch has, and that its parts are aligned."""
     if isinstance(batch, torch.Tensor):
         return numbers_in(batch.numpy())
-    if isinstance(batch, MultiIndexable):
-        first, *others = [numbers_in(part) for part in batch]
-        assert all(numbers == first for numbers in others)
-        return first
     if isinstance(batch, ad.AnnData):
         assert numbers_in(batch.X) == batch.obs["number"].tolist()
         return numbers_in(batch.X)
@@ -94,12 +88,6 @@ INDEXABLES: dict[str, Callable[[np.ndarray, ad.AnnData, Path], Any]] = {
     ),
     "AnnCollection of backed": lambda table, adata, folder: AnnCollection(
         backed(folder, adata[:20], adata[20:])
-    ),
-    "MultiIndexable": lambda table, adata, folder: MultiIndexable(
-        a=adata, x=table, y=np.arange(N_ROWS)
-    ),
-    "MultiIndexable of backed": lambda table, adata, folder: MultiIndexable(
-        backed(folder, adata)[0], np.arange(N_ROWS)
     ),
     "like a list": lambda table, adata, folder: RowsOfText(),
     "tensor": lambda table, adata, folder: torch.from_numpy(table),
@@ -139,49 +127,6 @@ class TestCallbacks:
     def calls(self) -> list[tuple[Any, ...]]:
         return []
 
-    def test_are_called_in_order_with_their_arguments(self, calls):
-        collection = RowsOfText()
-
-        def noting(name, result):
-            def callback(*arguments):
-                calls.append((name, *arguments))
-                return result or f"result {len(calls)}"
-
-            return callback
-
-        results = {"fetch_callback": "fetched", "fetch_transform": "transformed"}
-        results |= {"batch_callback": "batch", "batch_transform": ""}
-        callbacks: dict[str, Any] = {name: noting(name, each) for name, each in results.items()}
-        dataset = CellDataset(collection, BlockShuffling(2), 20, 2, seed=0, **callbacks)
-        assert list(dataset) == ["result 4", "result 6", "result 10"]
-        expected: list[tuple[Any, ...]] = []
-        plan = dataset.plan(epoch=0)
-        for fetch in map(plan.fetch, range(plan.n_fetches)):
-            expected += [("fetch_callback", collection, fetch.rows), ("fetch_transform", "fetched")]
-            for start in range(0, len(fetch.order), 20):
-                expected += [
-                    ("batch_callback", "transformed", fetch.order[start : start + 20]),
-                    ("batch_transform", "batch"),
-                ]
-        for call, wanted in zip(calls, expected, strict=True):
-            for argument, wanted_argument in zip(call, wanted, strict=True):
-                assert argument is wanted_argument or np.array_equal(argument, wanted_argument)
-
-    def test_each_alone(self, table):
-        def double(values):
-            return 2 * values
-
-        alone: dict[str, Any] = {
-            "fetch_callback": lambda collection, rows: 2 * collection[rows],
-            "fetch_transform": double,
-            "batch_callback": lambda fetched, indices: 2 * fetched[indices],
-            "batch_transform": double,
-        }
-        plain = list(CellDataset(table, BlockShuffling(4), 8, 2, seed=0))
-        for name, callback in alone.items():
-            changed = CellDataset(table, BlockShuffling(4), 8, 2, seed=0, **{name: callback})
-            assert np.array_equal(np.concatenate(list(changed)), 2 * np.concatenate(plain)), name
-
     def test_over_a_collection(self, plates, in_memory, calls):
         """A whole fetch comes as cells in NumPy, a minibatch as tensors."""
 
@@ -204,15 +149,6 @@ class TestCallbacks:
         for batch in batches:
             assert np.array_equal(batch.X.to_dense(), 2 * in_memory(plates)[batch.rows])
             assert np.array_equal(batch.obs["twice"], 2 * batch.rows)
-
-    @pytest.mark.parametrize("is_dense", [False, True])
-    def test_a_fetch_callback_over_a_collection_replaces_the_reader(
-        self, plates, in_memory, is_dense
-    ):
-        options = {"fetch_callback": operator.getitem, "dense": is_dense}
-        for batch in CellDataset(open_collection(plates), BlockShuffling(4), 10, 2, **options):
-            assert (batch.X.layout == torch.strided) is is_dense
-            assert np.array_equal(dense(batch.X), in_memory(plates)[batch.rows])
 
 
 class TestTransformThreads:
@@ -269,9 +205,8 @@ def test_seeds_are_drawn_anew_if_none_is_given(table):
 HOW_TO_READ = {
     "dense": True,
     "dtype": "float64",
-    "num_threads": 2,
     "transform": Log1p(),
-    "adaptive": True,
+    "read_options": ReadOptions(adaptive=True),
 }
 BAD_PARAMETERS = [
     *(
@@ -288,7 +223,7 @@ BAD_PARAMETERS = [
     ({"batch_size": 2**59}, r"`batch_size \* fetch_factor` of all streams must be at most"),
     *(
         ({name: "mean"}, f"`{name}` must be a function, but got 'mean'")
-        for name in ("fetch_callback", "fetch_transform", "batch_callback", "batch_transform")
+        for name in ("fetch_transform", "batch_transform")
     ),
     *(
         (given, "`rank` and `world_size` must be given together, .*; give both, or neither")
@@ -329,7 +264,7 @@ BAD_PARAMETERS = [
         }.items()
     ),
     (
-        {"collection": MultiIndexable(np.arange(3), [1, 2, 3])},
+        {"collection": [1, 2, 3]},
         "a list cannot be indexed by an array",
     ),
     *(
@@ -355,25 +290,13 @@ BAD_PARAMETERS = [
             torch.ones(20, 3),
             sp.csr_matrix(np.ones((20, 3))),
             ad.AnnData(np.ones((20, 3))),
-            MultiIndexable(X=np.ones((20, 3)), y=np.arange(20)),
         )
     ),
     (
-        {"dense": True, "dtype": np.float32, "num_threads": 1},
-        "dense=True, dtype='float32', num_threads=1 with",
+        {"dense": True, "dtype": np.float32, "transform": Log1p()},
+        r"dense=True, dtype='float32', transform=Log1p\(\) with",
     ),
 ]
-
-
-def test_anything_with_a_length_can_be_read_by_a_fetch_callback():
-    values = range(100, 100 + N_ROWS)
-    readable: list[tuple[Any, Callable[[Any, Any], Any]]] = [
-        (values, lambda values, rows: np.array([values[row] for row in rows])),
-        (pd.DataFrame({"a": values}), lambda table, rows: table["a"].iloc[rows].to_numpy()),
-    ]
-    for collection, read in readable:
-        dataset = CellDataset(collection, BlockShuffling(4), 8, fetch_callback=read)
-        assert sorted(np.concatenate(list(dataset))) == list(values)
 
 
 @pytest.mark.parametrize(("parameters", "problem"), BAD_PARAMETERS)
@@ -387,14 +310,6 @@ def test_bad_parameters(table, parameters, problem):
 def test_bad_epoch(table, epoch):
     with pytest.raises(ParameterError, match="`epoch` must be an integer"):
         CellDataset(table, Streaming(), 8).set_epoch(epoch)
-
-
-@pytest.mark.parametrize("name", [each for each in HOW_TO_READ if each != "dense"])
-def test_how_to_read_beside_a_fetch_callback(plates, name):
-    options: Any = {name: HOW_TO_READ[name], "fetch_callback": operator.getitem}
-    told = re.escape(f"got {name}={HOW_TO_READ[name]!r} with a `fetch_callback`;")
-    with pytest.raises(ParameterError, match=told):
-        CellDataset(open_collection(plates), BlockShuffling(4), 10, **options)
 
 
 @pytest.mark.parametrize(("batch_size", "fetch_factor"), [(8, 2), (10**6, 1), (1, 10**6)])
@@ -426,9 +341,3 @@ def test_fetches_that_no_machine_holds_are_refused_before_anything_is_read(plate
         with pytest.raises(ParameterError, match=expected):
             CellDataset(collection, drawn, batch_size, fetch_factor)
     assert CellDataset(collection, drawn, 64, 2).fetch_size == 128
-
-
-def test_cells_from_a_batch_callback_are_made_a_minibatch(plates):
-    backwards: dict[str, Any] = {"batch_callback": lambda cells, indices: cells[indices[::-1]]}
-    dataset = CellDataset(open_collection(plates), Streaming(), 4, **backwards)
-    assert next(iter(dataset)).rows.tolist() == [3, 2, 1, 0]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.dataset.stopped import in_parts
 from tests.loader.matrices import dense
+from tests.loader.read_options import parameters_of
 from torch.utils.data import DataLoader
 
 from cellfeed import (
@@ -99,7 +100,9 @@ def collection(folder):
 def dataset_of(collection, strategy="cells", **options):
     """Over a strategy, which may be given by its name."""
     sizes = {"batch_size": 32, "fetch_factor": 3, "seed": 0, "num_threads": 2}
-    return CellDataset(collection, STRATEGIES.get(strategy, strategy), **sizes | options)
+    return CellDataset(
+        collection, STRATEGIES.get(strategy, strategy), **parameters_of(sizes | options)
+    )
 
 
 def check(minibatch, adata, options):
@@ -320,7 +323,7 @@ class TestControls:
         strategy = MatchedControls(blocks, ["x", "y"] * (N // 2), "x")
         told = r"^controls and neighbours come beside .*got a ndarray; open it"
         with pytest.raises(ParameterError, match=told):
-            dataset_of(np.zeros((N, 3)), strategy, num_threads=None)
+            dataset_of(np.zeros((N, 3)), strategy, num_threads=2)
         own = {"strategy": "cells and controls"}
         told = r"^controls and neighbours come beside the cells of "
         with pytest.raises(ParameterError, match=told):

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.loader.matrices import dense
+from tests.loader.read_options import parameters_of
 
 from cellfeed import BlockShuffling, CellDataset, Collection, Streaming, open_collection
 from cellfeed.sampling import EpochPlan
@@ -187,7 +188,9 @@ class Epochs(RuleBasedStateMachine):
         cells: Any = self.collection if self.sizes.in_files else np.arange(self.sizes.n_rows)
         options |= {"seed": seed, "world_size": divided.ranks, "streams": self.sizes.streams}
         options |= self.sizes.of_plan
-        return [CellDataset(cells, rank=rank, **options) for rank in range(divided.ranks)]
+        return [
+            CellDataset(cells, rank=rank, **parameters_of(options)) for rank in range(divided.ranks)
+        ]
 
     def make(self, divided: Divided, data, *, seed=5) -> None:
         own = self.datasets(divided, seed=seed, **self.options(data))

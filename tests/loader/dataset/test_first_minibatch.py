@@ -7,8 +7,9 @@ import h5py
 import numpy as np
 import pytest
 from tests.loader.matrices import dense, random_csr
+from tests.loader.read_options import parameters_of
 
-from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
+from cellfeed import BlockShuffling, CellDataset, FormatError, ReadOptions, open_collection
 from cellfeed._decode import divide_reads
 from cellfeed.transforms import Log1p, NormalizeTotal, Scale
 
@@ -29,7 +30,9 @@ def path(write_h5ad, matrix):
 
 
 def dataset(path, **options):
-    return CellDataset(open_collection(path), BlockShuffling(1), BATCH, FACTOR, seed=0, **options)
+    return CellDataset(
+        open_collection(path), BlockShuffling(1), BATCH, FACTOR, seed=0, **parameters_of(options)
+    )
 
 
 def chunks_of(matrix, rows):
@@ -143,7 +146,10 @@ def test_it_is_dropped_while_others_are_decoded(path):
     """Nothing waits for ever for threads that are gone."""
     collection = open_collection(path)
     for seed in range(40):
-        own = CellDataset(collection, BlockShuffling(1), 4, N_CELLS // 4, seed=seed, num_threads=8)
+        options = ReadOptions(num_threads=8)
+        own = CellDataset(
+            collection, BlockShuffling(1), 4, N_CELLS // 4, seed=seed, read_options=options
+        )
         minibatches = iter(own)
         assert len(next(minibatches)) == 4
         del minibatches

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader import matrices
+from tests.loader.read_options import parameters_of
 from tests.loader.storages.expecting import expecting, matrix_of
 from tests.loader.threads import wait_for_dropped
 from tests.warm import python as warm
@@ -21,6 +22,7 @@ from cellfeed import (
     CellDataset,
     InterleavedDatasets,
     ParameterError,
+    ReadOptions,
     Streaming,
     open_collection,
 )
@@ -41,7 +43,7 @@ DEPTHS = [
 def dataset_over(collection, block_size=4, **options):
     """Eight fetches of three minibatches."""
     sizes = {"batch_size": 4, "fetch_factor": 3, "seed": 0, "num_threads": 2}
-    return CellDataset(collection, BlockShuffling(block_size), **(sizes | options))
+    return CellDataset(collection, BlockShuffling(block_size), **parameters_of(sizes | options))
 
 
 @pytest.fixture
@@ -173,11 +175,12 @@ class TestLettingGo:
 @pytest.mark.process
 def test_python_ends_though_an_iteration_waits_for_room():
     code = (
-        "from cellfeed import BlockShuffling, CellDataset\n"
+        "from cellfeed import BlockShuffling, CellDataset, ReadOptions\n"
         "from tests.loader.storages.expecting import expecting, matrix_of\n"
         "collection, store = expecting(matrix_of())\n"
-        "options = dict(prefetch=4, prefetch_bytes=1)\n"
-        "iterator = iter(CellDataset(collection, BlockShuffling(4), 4, 3, seed=0, **options))\n"
+        "options = ReadOptions(prefetch=4, prefetch_bytes=1)\n"
+        "dataset = CellDataset(collection, BlockShuffling(4), 4, 3, seed=0, read_options=options)\n"
+        "iterator = iter(dataset)\n"
         "next(iterator)\n"
         "print('ends')\n"
     )
@@ -198,7 +201,7 @@ class TestWhereItGoes:
         for _ in range(5):
             next(iterator)
         many = pickle.loads(pickle.dumps(dataset_over(remote[0], prefetch=8, prefetch_bytes=999)))
-        assert (many.prefetch, many.prefetch_bytes) == (8, 999)
+        assert many.read_options == ReadOptions(num_threads=2, prefetch=8, prefetch_bytes=999)
         many.load_state_dict(one.state_dict())
         assert rows_of(many) == rows_of(iterator)
 
@@ -212,9 +215,13 @@ class TestWhereItGoes:
                     "recommended": {"configuration": sizes, "prefetch": 5},
                 }
 
-        assert CellDataset.from_autotune(remote[0], Result()).prefetch == 5
-        assert CellDataset.from_autotune(remote[0], Result(), prefetch=2).prefetch == 2
-        assert CellDataset.from_autotune(DENSE, Result()).prefetch is None  # read by brackets
+        made = CellDataset.from_autotune(remote[0], Result())
+        assert made.read_options == ReadOptions(prefetch=5)
+        own = ReadOptions(prefetch=2)
+        made = CellDataset.from_autotune(remote[0], Result(), read_options=own)
+        assert made.read_options == own
+        by_brackets = CellDataset.from_autotune(DENSE, Result())
+        assert by_brackets.read_options == ReadOptions()
 
 
 class TestWorkers:

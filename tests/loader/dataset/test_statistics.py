@@ -11,6 +11,7 @@ import anndata as ad
 import numpy as np
 import pytest
 from tests.loader.matrices import random_csr
+from tests.loader.read_options import parameters_of
 
 from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, Statistics, open_collection
 from cellfeed._dataset._statistics import StatisticsHistory
@@ -31,7 +32,12 @@ def file(tmp_path_factory):
 
 def dataset(file, verify="never", **parameters: Any):
     parameters = {"fetch_factor": FACTOR, "seed": 0} | parameters
-    return CellDataset(open_collection(file), BlockShuffling(8), BATCH, verify=verify, **parameters)
+    return CellDataset(
+        open_collection(file),
+        BlockShuffling(8),
+        BATCH,
+        **parameters_of({"verify": verify, **parameters}),
+    )
 
 
 def numbers(**parameters: Any):
@@ -136,11 +142,14 @@ def test_times_are_those_of_threads_and_of_the_loop(file):
 
 
 def test_what_others_read_is_the_librarys():
-    own = CellDataset(
-        *(np.arange(64), BlockShuffling(4), 8, 2),
-        fetch_callback=lambda these, which: slept(these[which]),
-        fetch_transform=slept,
-    )
+    class Slow:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, which):
+            return slept(np.arange(64)[which])
+
+    own = CellDataset(Slow(), BlockShuffling(4), 8, 2, fetch_transform=slept)
     run(own)
     done = own.statistics()
     assert (done.n_fetches, done.n_minibatches, done.n_cells) == (4, 8, 64)

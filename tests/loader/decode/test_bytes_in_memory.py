@@ -112,11 +112,11 @@ def reads_of(array, ranges, place=0):
     return array.reads_of_ranges(np.ascontiguousarray(starts), counts, places, array.dtype)
 
 
-def read(array, ranges, n_threads=2):
+def read(array, ranges, num_threads=2):
     reads, out = reads_of(array, ranges), np.zeros(np.ptp(ranges, 1).sum(), array.dtype)
     reads.readahead()
-    with ThreadPoolExecutor(n_threads) as threads:
-        done = reads.run(np.array([out.ctypes.data]), Decoder(threads, n_threads))
+    with ThreadPoolExecutor(num_threads) as threads:
+        done = reads.run(np.array([out.ctypes.data]), Decoder(threads, num_threads))
     return out, done
 
 

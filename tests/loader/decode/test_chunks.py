@@ -89,7 +89,7 @@ def stored(tmp_path):
     return make
 
 
-def read(array, ranges, dtype=None, n_threads=1, index_limit=-1, verify="first"):
+def read(array, ranges, dtype=None, num_threads=1, index_limit=-1, verify="first"):
     """Read ranges ``[start, stop)`` into guarded memory; return the elements and what was done."""
     dtype = np.dtype(dtype or array.dtype)
     starts = np.array([start for start, _ in ranges], np.int64)
@@ -98,16 +98,16 @@ def read(array, ranges, dtype=None, n_threads=1, index_limit=-1, verify="first")
     pool = GuardedPool()
     buffer = pool.acquire(int(counts.sum()) * dtype.itemsize)
     reads = array.reads_of_ranges(starts, counts, places, dtype, index_limit=index_limit)
-    done = run(reads, [buffer], n_threads, verify)
+    done = run(reads, [buffer], num_threads, verify)
     pool.check()
     return buffer.array(dtype, int(counts.sum())).copy(), done
 
 
-def run(reads, buffers, n_threads=1, verify="first"):
+def run(reads, buffers, num_threads=1, verify="first"):
     bases = np.array([buffer.address for buffer in buffers], np.int64)
-    with ThreadPoolExecutor(n_threads) as threads:
-        own = threads if n_threads > 1 else None
-        return reads.run(bases, Decoder(own, n_threads, verify=verify))
+    with ThreadPoolExecutor(num_threads) as threads:
+        own = threads if num_threads > 1 else None
+        return reads.run(bases, Decoder(own, num_threads, verify=verify))
 
 
 class TestPlanOfRanges:
@@ -218,10 +218,10 @@ READS: dict[str, tuple[Any, int, Any, list[tuple[int, int]], int, int]] = {
 
 class TestReads:
     @pytest.mark.parametrize("name", READS)
-    @pytest.mark.parametrize(("dtype", "n_threads"), [(None, 1), ("f8", 2), ("f4", 3)])
-    def test_ranges(self, stored, name, dtype, n_threads):
+    @pytest.mark.parametrize(("dtype", "num_threads"), [(None, 1), ("f8", 2), ("f4", 3)])
+    def test_ranges(self, stored, name, dtype, num_threads):
         values, chunk, offsets, ranges, n_bytes, n_chunks = READS[name]
-        elements, done = read(stored(values, chunk, offsets), ranges, dtype, n_threads)
+        elements, done = read(stored(values, chunk, offsets), ranges, dtype, num_threads)
         there = np.where(np.repeat(np.array(offsets) >= 0, chunk), values, 0)
         expected = np.concatenate([there[first:stop] for first, stop in ranges])
         assert np.array_equal(elements, expected.astype(dtype or values.dtype))
@@ -230,7 +230,7 @@ class TestReads:
     def test_go_back_and_forth_in_the_file(self, stored):
         values = np.arange(1000, dtype=np.int32)
         offsets = np.random.default_rng(0).permutation(200) * 20
-        elements, done = read(stored(values, 5, offsets.tolist()), [(1, 999)], n_threads=3)
+        elements, done = read(stored(values, 5, offsets.tolist()), [(1, 999)], num_threads=3)
         assert np.array_equal(elements, values[1:999])
         assert done.n_chunks == 200
 
@@ -244,8 +244,8 @@ class TestReads:
         assert read(array, [])[1].n_chunks == 0
         assert read(array, [(2, 2)])[1].n_chunks == 0
         for reads in (ChunkReads.none(), ChunkReads.concatenate([])):
-            for n_threads in (1, 3):
-                done = run(reads, [], n_threads)
+            for num_threads in (1, 3):
+                done = run(reads, [], num_threads)
                 assert (done.n_bytes, done.n_chunks, done.ascending) == (0, 0, True)
 
     def test_of_one_piece(self, tmp_path):
@@ -268,7 +268,7 @@ class TestReads:
             places = destination(np.array([k]), np.zeros(1, np.int64))
             every = np.zeros(1, np.int64), np.array([n], np.int64)
             parts.append(array.reads_of_ranges(*every, places, np.dtype(np.float32)))
-        done = run(ChunkReads.concatenate(parts), buffers, n_threads=2)
+        done = run(ChunkReads.concatenate(parts), buffers, num_threads=2)
         pool.check()
         assert done.n_chunks == 8 + 3 + 5
         for array, buffer in zip(arrays, buffers, strict=True):

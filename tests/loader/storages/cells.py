@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import dense
+from tests.loader.read_options import parameters_of
 
 from cellfeed import (
     BlockShuffling,
@@ -56,7 +57,7 @@ def labels_of(collection, name, values=None):
 
 def epoch_of(collection, **options):
     options = {"batch_size": 16, "fetch_factor": 3, "seed": 1, "as_torch": False, **options}
-    return CellDataset(collection, BlockShuffling(4), **options)
+    return CellDataset(collection, BlockShuffling(4), **parameters_of(options))
 
 
 def assert_same_epochs(both, elements=ELEMENTS, obs=OBS, **options):

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 from tests.loader.matrices import dense
+from tests.loader.read_options import parameters_of
 from tests.loader.storages.arriving import Arriving, Rows
 from tests.loader.storages.expecting import matrix_of
 from tests.loader.storages.suites import Suite
@@ -112,7 +113,7 @@ class Expecting(Rows):
 def dataset_over(element, **options):
     collection = Collection([Arriving(Location("postgresql://host/cells"), {"X": element})])
     sizes = {"batch_size": 4, "fetch_factor": 3, "seed": 0}
-    return CellDataset(collection, BlockShuffling(4), **(sizes | options))
+    return CellDataset(collection, BlockShuffling(4), **parameters_of(sizes | options))
 
 
 @pytest.mark.parametrize("layout", ["csr", "dense"])

@@ -42,12 +42,12 @@ def stored(tmp_path_factory):
     return folder / "cells.csad", folder / "cells.h5ad", adata
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
-def test_the_same_minibatches_as_from_the_h5ad(stored, n_threads):
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_same_minibatches_as_from_the_h5ad(stored, num_threads):
     elements = ["X", "obsm/X_pca"]
     both = [open_collection(path, obs=OBS, elements=elements) for path in stored[:2]]
     assert both[0].var_names.tolist() == both[1].var_names.tolist()
-    assert_same_epochs(both, elements, OBS, num_threads=n_threads)
+    assert_same_epochs(both, elements, OBS, num_threads=num_threads)
 
 
 def test_values_that_float32_does_not_hold(tmp_path):

@@ -24,7 +24,15 @@ from tests.loader.threads import (
 )
 from tests.warm import python as warm
 
-from cellfeed import CellDataset, CellfeedError, FormatError, PathError, Streaming, open_collection
+from cellfeed import (
+    CellDataset,
+    CellfeedError,
+    FormatError,
+    PathError,
+    ReadOptions,
+    Streaming,
+    open_collection,
+)
 from cellfeed._decode import ChunkReads
 
 
@@ -38,7 +46,13 @@ def in_order(collection, **options) -> CellDataset:
     is_fast = collection.describe()["is_fast"].all()
     with nullcontext() if is_fast else pytest.warns(UserWarning, match="is read slowly"):
         return CellDataset(
-            collection, Streaming(), batch_size=5, fetch_factor=2, seed=0, num_threads=2, **options
+            collection,
+            Streaming(),
+            batch_size=5,
+            fetch_factor=2,
+            seed=0,
+            read_options=ReadOptions(num_threads=2),
+            **options,
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 from tests.commands import limited
 from tests.loader.matrices import dense
+from tests.loader.read_options import parameters_of
 from tests.loader.storages.memory_maps import write_npy
 from tests.loader.storages.zarr_cells import quiet
 from tests.page_cache import drop_pages, share_of_pages
@@ -54,7 +55,9 @@ NAMES = (
 
 
 def minibatches(collection, **options):
-    dataset = CellDataset(collection, BlockShuffling(8), 32, 4, seed=3, dense=True, **options)
+    dataset = CellDataset(
+        collection, BlockShuffling(8), 32, 4, seed=3, dense=True, **parameters_of(options)
+    )
     return dataset, delivered(dataset)
 
 

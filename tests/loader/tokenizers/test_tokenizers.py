@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.loader.read_options import parameters_of
 from tests.loader.tokenizers.formulas import made_of, row_key
 
 from cellfeed import (
@@ -245,7 +246,9 @@ def cells_of(minibatches):
 
 def dataset_of(collection, steps, strategy=None, **options):
     options = {"batch_size": 8, "fetch_factor": 3, "seed": SEED} | options
-    return CellDataset(collection, strategy or BlockShuffling(4), transform=steps, **options)
+    return CellDataset(
+        collection, strategy or BlockShuffling(4), transform=steps, **parameters_of(options)
+    )
 
 
 @pytest.mark.process

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from tests.loader.matrices import rows_of
+from tests.loader.read_options import parameters_of
 
 from cellfeed import (
     BlockShuffling,
@@ -160,7 +161,7 @@ def checked(write) -> Callable[..., None]:
         is_dense = not all(each.keeps_zeros for each in transforms)
         options: dict[str, Any] = {"dense": is_dense, "dtype": dtype, "num_threads": threads}
         options |= {"seed": 0, "transform": transforms}
-        dataset = CellDataset(collection, BlockShuffling(2), 5, 2, **options)
+        dataset = CellDataset(collection, BlockShuffling(2), 5, 2, **parameters_of(options))
         found = delivered(dataset, len(X))
         stored = X.astype(found.dtype)
         assert_as_exact_as(found, expected_of(stored, transforms, is_sparse=is_sparse), units)
@@ -185,7 +186,9 @@ def told_once(dataset, num_workers, text):
 
 def one_minibatch(path, transforms, **options):
     collection = open_collection(path)
-    return CellDataset(collection, BlockShuffling(2), 20, 1, transform=transforms, **options)
+    return CellDataset(
+        collection, BlockShuffling(2), 20, 1, transform=transforms, **parameters_of(options)
+    )
 
 
 IN_EVERY_WAY = pytest.mark.parametrize(
@@ -313,7 +316,9 @@ class TestFormulas:
         scale = Scale(normal.mean(0), normal.std(0), max_value=1.5, zero_center=zero_center)
         collection = open_collection(write(X, is_sparse=is_sparse))
         options: dict[str, Any] = {"dense": zero_center, "transform": [*NORMALIZED, scale]}
-        found = delivered(CellDataset(collection, BlockShuffling(4), 8, seed=0, **options), 30)
+        found = delivered(
+            CellDataset(collection, BlockShuffling(4), 8, seed=0, **parameters_of(options)), 30
+        )
         assert np.abs(found).max() == 1.5 or not zero_center
         np.testing.assert_allclose(found, expected_of(X, [*NORMALIZED, scale]), atol=1e-13)
 
@@ -368,7 +373,7 @@ class TestSparse:
             paths, parts = [write_h5ad(sp.csr_matrix(X)), *paths], [X, *parts]
         dataset = CellDataset(
             open_collection(paths), BlockShuffling(5), 10, 1, seed=0, transform=NORMALIZED,
-            **options,
+            **parameters_of(options),
         )  # fmt: skip
         values = np.concatenate(parts)
         for _ in range(2):
@@ -402,7 +407,9 @@ class Repeated(SamplingStrategy):
 
 def normalized(paths, strategy=BlockShuffling(4), batch_size=8, **options):  # noqa: B008
     collection = open_collection(paths)
-    return CellDataset(collection, strategy, batch_size, **{"transform": NORMALIZED} | options)
+    return CellDataset(
+        collection, strategy, batch_size, **parameters_of({"transform": NORMALIZED} | options)
+    )
 
 
 @pytest.fixture(scope="module")

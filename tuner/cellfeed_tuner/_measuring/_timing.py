@@ -29,6 +29,7 @@ from cellfeed import (
     Minibatch,
     ParameterError,
     RaggedTensor,
+    ReadOptions,
     SamplingStrategy,
     Statistics,
 )
@@ -249,13 +250,13 @@ class Started:
     """The first minibatch has come, ``first_minibatch_seconds`` after the workers started.
 
     Minibatches that wait for a training loop slower than the workers take ``waiting_bytes``. Each
-    process reads with ``n_threads``, and the user's functions have ``n_function_threads``.
+    process reads with ``num_threads``, and the user's functions have ``n_function_threads``.
     """
 
     worker_seconds: float
     first_minibatch_seconds: float
     waiting_bytes: int
-    n_threads: int = 1
+    num_threads: int = 1
     n_function_threads: int = 0
 
 
@@ -334,7 +335,7 @@ class Session:
 
     is_mapped = True
     n_asked = 0
-    n_threads, n_function_threads = 1, 0
+    num_threads, n_function_threads = 1, 0
 
     def __init__(self, tunable: Tunable, request: TimingRequest) -> None:
         self._tunable, self._request = tunable, request
@@ -428,10 +429,14 @@ class DatasetSession(Session):
     def __init__(self, selected: Selected, request: TimingRequest) -> None:
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
-        wanted = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        asked = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        given: dict[str, Any] = {}
+        if asked:
+            own = getattr(request.make_dataset, "keywords", {}).get("read_options")
+            given["read_options"] = replace(own or ReadOptions(), **asked)
         if request.ranks.n_total > 1:
-            wanted |= {"rank": request.rank, "world_size": request.ranks.n_total}
-        given = {name: value for name, value in wanted.items() if value is not None}
+            given |= {"rank": request.rank, "world_size": request.ranks.n_total}
         self._request, self._collection = request, collection
         self.files = collection.files
         if request.n_requests:
@@ -450,8 +455,8 @@ class DatasetSession(Session):
             msg = "an epoch has too few whole fetches"
             raise EpochTooShortError(msg)
         if request.cache == "remote":
-            self.n_asked = self._dataset.prefetch or REMOTE_PREFETCH
-        self.n_threads = self._dataset.num_threads or threads_per_process(
+            self.n_asked = self._dataset.read_options.prefetch or REMOTE_PREFETCH
+        self.num_threads = self._dataset.read_options.num_threads or threads_per_process(
             configuration.fetches_per_round
         )
         self.n_function_threads = self._dataset.transform_threads
@@ -509,7 +514,7 @@ class DatasetSession(Session):
         wanted = asked.get(name) if isinstance(asked, Mapping) else asked
         expected = np.dtype(wanted or self._collection.dtype).name
         found = str(minibatch[name].dtype).removeprefix("torch.")
-        if found == expected or self._dataset.fetch_callback is not None:
+        if found == expected or getattr(self._dataset, "fetch_callback", None) is not None:
             return ""
         source = "the files have" if wanted is None else "the request was for"
         return f"minibatches have {name} of {found} where {source} {expected}"
@@ -574,7 +579,7 @@ def _rounds(
                                 workers_there - start,
                                 came - workers_there,
                                 held_by_workers(loader) * session.size_of(minibatch),
-                                session.n_threads,
+                                session.num_threads,
                                 session.n_function_threads,
                             )
                         )

@@ -375,9 +375,9 @@ class StoredCsr(StoredMatrix):
             pointer = np.empty(stored.shape[0], np.int64)
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
-            n_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
-            with threads_until_left(n_threads, "cellfeed-tables") as threads:
-                reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, n_threads))
+            num_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
+            with threads_until_left(num_threads, "cellfeed-tables") as threads:
+                reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, num_threads))
             return pointer
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._collection import Collection
-from cellfeed._collection._indexables import MultiIndexable, count_rows
-from cellfeed._dataset._cell_dataset import CellDataset
+from cellfeed._collection._indexables import count_rows
 from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed._lazy import sp
 from cellfeed._rows import Cells
@@ -19,6 +18,8 @@ from cellfeed._rows._minibatch import Minibatch
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.machine import local_world_size, usable_cpu_count, usable_memory_bytes
 from cellfeed.sampling import Streaming
+from cellfeed.scdataset._dataset import scDataset
+from cellfeed.scdataset._indexables import MultiIndexable
 
 # How much memory a delivered cell takes.
 
@@ -64,7 +65,7 @@ def estimate_sample_size(
         return round(collection.mean_row_bytes())
     n_rows = count_rows(collection, is_indexed=fetch_callback is None)
     rows = np.unique(np.linspace(0, n_rows - 1, n_samples).astype(np.int64))
-    dataset = CellDataset(
+    dataset = scDataset(
         collection,
         Streaming(rows),
         batch_size=rows.size,

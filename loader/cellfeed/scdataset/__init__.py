@@ -6,7 +6,6 @@ from another loader" in the documentation says what differs on purpose.
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -14,16 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import sampling
-from cellfeed._collection._indexables import (
-    MultiIndexable,
-    adata_to_mindex,
-    count_indexable_rows,
-    hf_tahoe_to_tensor,
-)
-from cellfeed._dataset import CellDataset, estimate_sample_size, suggest_parameters
+from cellfeed._collection._indexables import count_indexable_rows
 from cellfeed._errors import ParameterError, require_seed
 from cellfeed._torch import require_torch
 from cellfeed.sampling._base import sorted_indices
+from cellfeed.scdataset._dataset import scDataset
+from cellfeed.scdataset._indexables import MultiIndexable, adata_to_mindex, hf_tahoe_to_tensor
+from cellfeed.scdataset._suggestion import estimate_sample_size, suggest_parameters
 
 __all__ = [
     "BlockShuffling",
@@ -39,65 +35,6 @@ __all__ = [
     "scDataset",
     "suggest_parameters",
 ]
-
-
-class scDataset(CellDataset):  # noqa: N801 - its name there
-    """`CellDataset` with the first parameter as scDataset calls it.
-
-    Parameters
-    ----------
-    data_collection
-        ``collection`` of `CellDataset`.
-    strategy, batch_size, fetch_factor, drop_last, fetch_callback, fetch_transform
-        See `CellDataset`.
-    batch_callback, batch_transform, rank, world_size, seed
-        See `CellDataset`.
-    **options
-        Other parameters of `CellDataset`.
-
-    Examples
-    --------
-    >>> dataset = scDataset(data_collection=np.arange(10), strategy=Streaming(), batch_size=4)
-    >>> [len(batch) for batch in dataset]
-    [4, 4, 2]
-    """
-
-    sort_before_fetch = True
-
-    def __init__(
-        self,
-        data_collection: Any,
-        strategy: sampling.SamplingStrategy,
-        batch_size: int,
-        fetch_factor: int = 16,
-        drop_last: bool = False,  # noqa: FBT001, FBT002 - by place, as scDataset has it
-        fetch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
-        fetch_transform: Callable[[Any], Any] | None = None,
-        batch_callback: Callable[[Any, NDArray[Any]], Any] | None = None,
-        batch_transform: Callable[[Any], Any] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        seed: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            data_collection,
-            strategy,
-            batch_size,
-            fetch_factor,
-            drop_last=drop_last,
-            fetch_callback=fetch_callback,
-            fetch_transform=fetch_transform,
-            batch_callback=batch_callback,
-            batch_transform=batch_transform,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-            **options,
-        )
-
-
-# Strategies.
 
 
 def _key(seed: int | None, rng: np.random.Generator | None) -> int:

@@ -16,13 +16,11 @@ from torch.utils.data import DataLoader
 from cellfeed import (
     BlockShuffling,
     CellDataset,
-    MultiIndexable,
     ParameterError,
     Streaming,
-    estimate_sample_size,
     open_collection,
-    suggest_parameters,
 )
+from cellfeed.scdataset import MultiIndexable, estimate_sample_size, suggest_parameters
 from cellfeed_tuner import theory
 
 SIZES = {"conservative": 1.25, "balanced": 1.5, "aggressive": 2.0}

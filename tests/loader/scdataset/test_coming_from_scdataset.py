@@ -14,12 +14,12 @@ import cellfeed
 from cellfeed import (
     BlockShuffling,
     CellDataset,
-    MultiIndexable,
     ParameterError,
     Streaming,
     sampling,
     scdataset,
 )
+from cellfeed.scdataset import MultiIndexable
 
 N = 400
 IN_PROCESS_AND_WITH_WORKERS = [0, pytest.param(2, marks=pytest.mark.process)]
@@ -28,7 +28,8 @@ CALLBACKS = dict.fromkeys(
     ["fetch_callback", "fetch_transform", "batch_callback", "batch_transform"]
 )
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "CellDataset": {"strategy": ..., "batch_size": ..., "fetch_factor": 16, "drop_last": False}
+    "scDataset": {"data_collection": ..., "strategy": ..., "batch_size": ..., "fetch_factor": 16}
+    | {"drop_last": False}
     | CALLBACKS
     | {"rank": None, "world_size": None, "seed": None},
     "Streaming": {"indices": None, "shuffle": False},
@@ -60,7 +61,7 @@ def rows_in(batches):
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_have_their_names_order_and_defaults(name):
-    here = inspect.signature(getattr(cellfeed, name)).parameters
+    here = inspect.signature(getattr(scdataset, name)).parameters
     assert {each: here[each].default for each in PARAMETERS[name]} == {
         each: inspect.Parameter.empty if default is ... else default
         for each, default in PARAMETERS[name].items()
@@ -88,7 +89,9 @@ def test_a_store_whose_shape_is_a_method(data):
         def shape(self):
             return [(N, 10)]
 
-    dataset = CellDataset(Store(), Streaming(), 100, fetch_callback=lambda _, rows: data[rows])
+    dataset = scdataset.scDataset(
+        Store(), Streaming(), 100, fetch_callback=lambda _, rows: data[rows]
+    )
     assert rows_in(dataset).tolist() == list(range(N))
 
 

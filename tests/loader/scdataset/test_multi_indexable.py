@@ -17,12 +17,10 @@ from cellfeed import (
     CellDataset,
     ColumnError,
     FormatError,
-    MultiIndexable,
     ParameterError,
     Streaming,
-    adata_to_mindex,
-    hf_tahoe_to_tensor,
 )
+from cellfeed.scdataset import MultiIndexable, adata_to_mindex, hf_tahoe_to_tensor
 
 X, Y = np.arange(12).reshape(4, 3), np.array([0, 1, 0, 1])
 MADE_IN_EACH_WAY = {
