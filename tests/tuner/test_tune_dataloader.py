@@ -41,6 +41,7 @@ from cellfeed_tuner import (
 )
 from cellfeed_tuner._dataloaders import _tune
 from cellfeed_tuner._dataloaders._remade import remade
+from cellfeed_tuner._interval import is_unknown
 
 N_ROWS = 50
 ROWS = TensorDataset(torch.arange(N_ROWS), torch.arange(N_ROWS) % 3)
@@ -424,9 +425,10 @@ class TestWorkers:
         loader = DataLoader(Slow(0.005), batch_size=4)
         tuned = tune(loader, workers=[0, 4], **BUDGET)
         assert tuned.loader.num_workers == 4
-        assert "As it was (0 workers), it had 0." in tuned.result.recommended.reason
-        chosen = tuned.result.chosen.cells_per_second
-        assert 300 < chosen.value < 1.2 * 4 / 0.005  # since replicates are short
+        (alone,) = [e for e in tuned.result.configurations if e is not tuned.result.chosen]
+        said = "As it was (0 workers), it had 0." in tuned.result.recommended.reason
+        assert said != is_unknown(alone.relative)  # on a busy machine
+        assert tuned.result.chosen.cells_per_second.value < 1.2 * 4 / 0.005
         assert tuned.result.chosen.peak_memory_bytes > 1e6
 
     def test_cheap_rows_of_a_short_epoch_get_none(self):

@@ -178,17 +178,20 @@ def interval(speed: Estimate) -> str:
     return f"{speed.value:,.0f} [{speed.low:,.0f}, {speed.high:,.0f}]"
 
 
-def times(ratio: Estimate) -> str:
-    """Return a ratio with its interval, formatted.
+def is_unknown(ratio: Estimate) -> bool:
+    """Return whether the interval of a ratio reaches beyond half and twice its value."""
+    return ratio.low < ratio.value / UNKNOWN_TIMES and ratio.high > UNKNOWN_TIMES * ratio.value
 
-    Where the interval reaches beyond half and twice the value, the ratio is unknown.
+
+def times(ratio: Estimate) -> str:
+    """Return a ratio with its interval, formatted, unless it is unknown.
 
     Examples
     --------
     >>> times(Estimate(1.105, 1.01, 1.2085)), times(Estimate(1.2, 0.4, 3.6))
     ('1.10x [1.01x, 1.21x]', 'an unknown number of times')
     """
-    if ratio.low < ratio.value / UNKNOWN_TIMES and ratio.high > UNKNOWN_TIMES * ratio.value:
+    if is_unknown(ratio):
         return "an unknown number of times"
     return f"{ratio.value:.2f}x [{ratio.low:.2f}x, {ratio.high:.2f}x]"
 

@@ -22,7 +22,7 @@ from cellfeed_tuner._configuration import Configuration, Setting
 from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS, PROFILE_SECONDS
 from cellfeed_tuner._dataloaders._remade import remade
 from cellfeed_tuner._dataloaders._timer import Labels, LoaderTimer, random_states_kept
-from cellfeed_tuner._interval import times
+from cellfeed_tuner._interval import is_unknown, times
 from cellfeed_tuner._measuring._timing import Round, Step, TimingRequest
 from cellfeed_tuner._mixing import AsDelivered
 from cellfeed_tuner._ranks import Ranks
@@ -30,7 +30,6 @@ from cellfeed_tuner._request import Request, check_numbers
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._results import Constraints, Dataset
 from cellfeed_tuner._run import Run
-from cellfeed_tuner._searching._search import VAGUE_INTERVAL
 from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._subject import LoaderPlans, Tunable
 from cellfeed_tuner._time_budget import TimeBudget
@@ -472,7 +471,7 @@ def _gain(result: AutotuneResult, loader: DataLoader[Any]) -> str:
         and all(getattr(loader, n) == value for n, value in each.configuration.items())
     ]
     ratio = own[0].relative if own else None
-    if ratio is None or ratio.high > VAGUE_INTERVAL * ratio.low:
+    if ratio is None or is_unknown(ratio):
         return ""
     has = "had" if own[0].cells_per_second else "is predicted to have"
     return f"As it was ({own[0].configuration}), it {has} {times(ratio)} this throughput."
