@@ -155,11 +155,11 @@ def _cellfeed_entries() -> list[Entry]:
                 entry,
                 name=f"{entry.name}, {how}",
                 section=PROCESSES,
-                settings=entry.settings | {"num_threads": threads, "num_workers": workers},
+                settings=entry.settings | {"num_threads": n_threads, "num_workers": n_workers},
                 versus=entry.name,
             )
             for entry in by_default.values()
-            for how, threads, workers in (
+            for how, n_threads, n_workers in (
                 ("1 thread", 1, 0),
                 ("1 worker of 2 threads", 2, 1),
                 ("2 workers of 1 thread", 1, 2),

@@ -117,7 +117,6 @@ def test_files_are_prepared_before_each_turn(tmp_path, monkeypatch):
 # What runs in its smallest size wherever its packages are installed.
 PLATES = ["--cells=700", "--rounds=1"]
 SMALL = {
-    "adaptive": ["--rounds=1", "--fetches=44"],
     "advice": [],  # minutes: `make advice`
     "cellstream": [*PLATES, "--seconds=0.1", "--sizes=64", "--threads=1", "--fetch=64"],
     "chunk_codecs": [*PLATES, "--chunks=1024", "--least=1", "--only=delta"],

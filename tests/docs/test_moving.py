@@ -139,7 +139,8 @@ class TestScDataset:
 
         there = parameters(theirs.scDataset)
         assert parameters(CellDataset)[:4] == ["collection", *there[1:4]]
-        assert {*there[1:]} <= {*parameters(CellDataset)}
+        assert {*there[1:]} - {*parameters(CellDataset)} == {"fetch_callback", "batch_callback"}
+        assert there == [*parameters(scdataset.scDataset)][: len(there)]
         found = [list(CellDataset(data, Streaming(), 64, 2, seed=0))]
         found.append(list(theirs.scDataset(data, theirs.Streaming(), 64, 2, False, seed=0)))
         assert all(map(np.array_equal, *found))

@@ -304,7 +304,7 @@ BOTTLENECK = Bottleneck(
         stage("decompressing", 160.0, 0.7), stage("placing", 40.0, 0.18),
         stage("making_tensors", 1.0, 0.0),
     ),
-    model=StageModel(cores=2.5, n_workers=0, num_threads=2),
+    model=StageModel(cores=2.5, num_workers=0, num_threads=2),
     measured_seconds_per_cell=113e-6, accounted=0.9, n_rounds=8, stored_bytes=6_000.0,
     decoded_bytes=30_000.0, useful_bytes=18_000.0,
 )  # fmt: skip

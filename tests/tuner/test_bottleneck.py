@@ -32,7 +32,7 @@ from cellfeed_tuner._storage_advice import (
 )
 
 N_CELLS = 100
-MODEL = StageModel(cores=2.0, n_workers=0, num_threads=2)
+MODEL = StageModel(cores=2.0, num_workers=0, num_threads=2)
 COSTS = {
     "planning": 1e-6,
     "reading": 3e-6,
@@ -43,7 +43,7 @@ COSTS = {
 MODELS = st.builds(
     StageModel,
     cores=st.floats(0.5, 64.0),
-    n_workers=st.integers(0, 16),
+    num_workers=st.integers(0, 16),
     num_threads=st.integers(1, 64),
 )
 
@@ -86,8 +86,8 @@ def test_stages_are_what_threads_were_busy_with():
 
 @pytest.mark.parametrize("name", [*COSTS, "sending"])
 def test_the_stage_that_decides_is_named(name):
-    n_workers = 4 if name == "sending" else 0
-    model = replace(MODEL, n_workers=n_workers, cores=4.0 * n_workers or 2.0)
+    num_workers = 4 if name == "sending" else 0
+    model = replace(MODEL, num_workers=num_workers, cores=4.0 * num_workers or 2.0)
     found = found_in(COSTS | {name: 80e-6}, model=model, noise=0.05)
     assert found.kind == name
     assert found.confidence == 1.0
@@ -99,14 +99,14 @@ def test_the_stage_that_decides_is_named(name):
 
 
 def test_planning_that_is_hidden_behind_decompression_saves_nothing():
-    model = StageModel(cores=8.0, n_workers=0, num_threads=2)
+    model = StageModel(cores=8.0, num_workers=0, num_threads=2)
     found = found_in(COSTS | {"decompressing": 60e-6, "planning": 25e-6}, model=model)
     (planning,) = [each for each in found.stages if each.name == "planning"]
     assert (found.kind, planning.saving) == ("decompressing", 0.0)
 
 
 def test_nothing_is_named_where_nothing_stands_out():
-    model = StageModel(cores=1000.0, n_workers=0, num_threads=1)
+    model = StageModel(cores=1000.0, num_workers=0, num_threads=1)
     costs = {"planning": 6.5e-6, "reading": 1e-6, "decompressing": 3e-6, "placing": 3e-6,
              "making_tensors": 7e-6}  # fmt: skip
     found = found_in(costs, model=model)
@@ -129,7 +129,7 @@ def test_stages_that_do_not_add_up_to_the_time_are_no_certainty():
     assert "decompression: 40.0 us per cell." in found.sentence
     assert "threads waited for the CPU" in found.sentence
     # In two workers side by side, half of it for each cell that comes out.
-    model = StageModel(cores=4.0, n_workers=2, num_threads=2)
+    model = StageModel(cores=4.0, num_workers=2, num_threads=2)
     found = found_in(COSTS | {"decompressing": 80e-6}, model=model)
     assert "decompression: 20.0 of " in found.sentence
 
@@ -186,7 +186,7 @@ def bound(*, decompression=70.0, others=10.0, amplified=1.0):
     """One thread on one core, so that stages add up; so many bytes are decompressed in vain."""
     found = found_in(
         {"decompressing": 1e-6 * decompression, "placing": 1e-6 * others},
-        model=StageModel(cores=1.0, n_workers=0, num_threads=1),
+        model=StageModel(cores=1.0, num_workers=0, num_threads=1),
     )
     return replace(
         found, stored_bytes=6_000.0, decoded_bytes=amplified * 18_000.0, useful_bytes=18_000.0
@@ -374,19 +374,19 @@ def test_a_choice_is_explained_by_a_sample_read_with_all_its_settings(
     measured = SimpleNamespace(
         configuration=SETTINGS.changed(align="chunks", num_threads=1),
         num_threads=1,
-        n_function_threads=0,
+        num_function_threads=0,
         cells_per_round=N_CELLS,
         round_statistics=rounds_of(COSTS | {"decompressing": 80e-6}),
     )
     found, advice = explained(Here(), collection, measured)
     assert found is not None
     assert found.measured_seconds_per_cell == pytest.approx(1e-4)
-    assert (found.kind, found.model.n_workers) == ("decompressing", 0)
+    assert (found.kind, found.model.num_workers) == ("decompressing", 0)
     assert [type(each) for each in sampled] == [StoreSample]
     assert [each.block_size for each in advice if each.action == "preshuffle"] == [16]
     ((arguments, options),) = made
     assert arguments[1].align == "chunks"
-    assert options["num_threads"] == 1
+    assert options["read_options"].num_threads == 1
     slow, advice = explained(Here(), collection, measured, step_seconds=10.0, seconds=0.0)
     assert slow is not None
     assert (slow.kind, advice) == ("training", ())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.dataset.torchrun import torchrun
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError
+from cellfeed import BlockShuffling, CellDataset, ParameterError, ReadOptions
 from cellfeed_tuner import headroom
 
 torch = pytest.importorskip("torch")
@@ -38,6 +38,7 @@ class Loader:
     def __init__(self, clock, *, seconds, fetch_factor, prefetch, n_fetches):
         self.clock, self.seconds, self.n_fetches = clock, seconds, n_fetches
         self.fetch_factor, self.prefetch = fetch_factor, prefetch
+        self.read_options = ReadOptions(prefetch=prefetch)
 
     def __iter__(self):
         handed = list[float]()  # when each fetch was taken

@@ -326,15 +326,15 @@ import os, signal
 from pathlib import Path
 from torch.utils.data import DataLoader
 
-def open_loader(folder, n_times, n_workers):
+def open_loader(folder, n_times, num_workers):
     def die(_=None):
         n = len(list(Path(folder).iterdir()))
         if n < n_times:
             (Path(folder) / str(n)).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-    if not n_workers:
+    if not num_workers:
         die()
-    return DataLoader(range(64), num_workers=n_workers, worker_init_fn=die)
+    return DataLoader(range(64), num_workers=num_workers, worker_init_fn=die)
 """
 
 
@@ -357,17 +357,17 @@ class TestProcess:
         found = measure(Opened(open_it), Configuration(num_workers=1))
         assert found.note == "in a worker: ValueError: no collation here"
 
-    @pytest.mark.parametrize("n_workers", [0, 1], ids=["process", "worker"])
+    @pytest.mark.parametrize("num_workers", [0, 1], ids=["process", "worker"])
     @pytest.mark.parametrize("n_times", [1, 2])
-    def test_what_is_killed_is_tried_once_more(self, tmp_path, monkeypatch, n_times, n_workers):
+    def test_what_is_killed_is_tried_once_more(self, tmp_path, monkeypatch, n_times, num_workers):
         (tmp_path / "killed.py").write_text(KILLED)
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH')}")
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "killed", raising=False)
         (counted := tmp_path / "counted").mkdir()
         open_loader = importlib.import_module("killed").open_loader
-        open_it = partial(open_loader, str(counted), n_times, n_workers)
-        found = measure(Opened(open_it), Configuration(num_workers=n_workers), seconds=1.0)
+        open_it = partial(open_loader, str(counted), n_times, num_workers)
+        found = measure(Opened(open_it), Configuration(num_workers=num_workers), seconds=1.0)
         assert found.n_killed == n_times
         if n_times == 1:
             assert (found.status, found.failure) == ("timed", "")

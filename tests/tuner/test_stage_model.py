@@ -8,7 +8,7 @@ from cellfeed_tuner import StageModel
 
 Costs = dict[Any, float]
 
-MANY_CORES = StageModel(cores=1000.0, n_workers=0, num_threads=1)
+MANY_CORES = StageModel(cores=1000.0, num_workers=0, num_threads=1)
 
 
 def pipeline(plan, read, deliver, n_fetches=200):
@@ -40,14 +40,14 @@ def test_with_cores_for_all_the_slowest_lane_decides(plan, read, deliver):
 
 
 def test_threads_divide_what_they_are_busy_with():
-    model = StageModel(cores=1000.0, n_workers=0, num_threads=4)
+    model = StageModel(cores=1000.0, num_workers=0, num_threads=4)
     stages: Costs = {"reading": 4.0, "decompressing": 6.0, "placing": 2.0, "library": 5.0}
     assert model.seconds_per_cell(stages) == pytest.approx((4 + 6 + 2) / 4 + 5)
     assert model.seconds_per_cell({"densifying": 8.0}) == pytest.approx(8 / 4)
 
 
 def test_where_cores_are_few_all_work_is_divided_among_them():
-    model = StageModel(cores=2.0, n_workers=0, num_threads=2)
+    model = StageModel(cores=2.0, num_workers=0, num_threads=2)
     stages: Costs = {
         "planning": 2.0,
         "decompressing": 20.0,
@@ -59,7 +59,7 @@ def test_where_cores_are_few_all_work_is_divided_among_them():
 
 
 def test_waiting_for_bytes_is_no_work():
-    model = StageModel(cores=1.0, n_workers=0, num_threads=2)
+    model = StageModel(cores=1.0, num_workers=0, num_threads=2)
     stages: Costs = {"reading": 10.0, "decompressing": 3.0}
     assert model.seconds_per_cell(stages) == pytest.approx(13 / 2)
     assert model.seconds_per_cell(stages, without="reading") == pytest.approx(3.0)
@@ -67,7 +67,7 @@ def test_waiting_for_bytes_is_no_work():
 
 
 def test_workers_divide_all_lanes_but_training():
-    model = StageModel(cores=16.0, n_workers=4, num_threads=1)
+    model = StageModel(cores=16.0, num_workers=4, num_threads=1)
     stages: Costs = {"planning": 1.0, "decompressing": 12.0, "sending": 8.0, "training": 2.5}
     assert model.seconds_per_cell(stages) == pytest.approx(12 / 4)
     assert model.seconds_per_cell(stages, without="decompressing") == pytest.approx(2.5)
@@ -80,7 +80,7 @@ def test_the_training_step_comes_after_what_the_training_process_does_itself():
 
 
 def test_functions_with_threads_of_their_own_hold_nobody_up():
-    model = StageModel(cores=2.0, n_workers=0, num_threads=2, n_function_threads=8)
+    model = StageModel(cores=2.0, num_workers=0, num_threads=2, num_function_threads=8)
     assert model.seconds_per_cell({"functions": 8.0, "training": 0.5}) == pytest.approx(1.0)
     assert model.seconds_per_cell({"functions": 8.0, "decompressing": 6.0}) == pytest.approx(3.0)
 

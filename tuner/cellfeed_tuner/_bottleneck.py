@@ -55,18 +55,18 @@ class StageModel:
     ----------
     cores
         Usable cores.
-    n_workers
+    num_workers
         Worker processes.
     num_threads
         Reading threads per process.
-    n_function_threads
+    num_function_threads
         Threads per process for user functions; 0 if they have none of their own.
     """
 
     cores: float
-    n_workers: int
+    num_workers: int
     num_threads: int
-    n_function_threads: int = 0
+    num_function_threads: int = 0
 
     def seconds_per_cell(
         self, stages: Mapping[StageName, float], *, without: StageName | None = None
@@ -79,19 +79,19 @@ class StageModel:
         def of(*names: StageName) -> float:
             return sum(max(0.0, stages.get(name, 0.0)) for name in names if name != without)
 
-        lanes = max(1, self.n_workers)
+        lanes = max(1, self.num_workers)
         decoding = of("reading", "decompressing", "placing") / self.num_threads
         delivering = of("making_tensors", "sending")
         work = of("planning", "decompressing", "placing", "library", "densifying") + delivering
         functions = of("functions")
-        if not self.n_function_threads:
+        if not self.num_function_threads:
             delivering, functions = delivering + functions, 0.0
         return max(
             (decoding + of("library")) / lanes,
             of("planning") / lanes,
             of("densifying") / self.num_threads / lanes,
-            functions / max(1, self.n_function_threads) / lanes,
-            delivering / lanes if self.n_workers else delivering + of("training"),
+            functions / max(1, self.num_function_threads) / lanes,
+            delivering / lanes if self.num_workers else delivering + of("training"),
             of("training"),
             work / self.cores,
         )

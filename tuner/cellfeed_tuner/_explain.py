@@ -11,7 +11,7 @@ import torch
 from numcodecs import blosc
 from numpy.typing import NDArray
 
-from cellfeed import CellDataset, Collection, Minibatch
+from cellfeed import CellDataset, Collection, Minibatch, ReadOptions
 from cellfeed.machine import usable_cores
 from cellfeed_tuner._bottleneck import Bottleneck, StageModel, bottleneck, with_training_step
 from cellfeed_tuner._configuration import Configuration
@@ -53,9 +53,9 @@ def explain_throughput(
         measured.round_statistics,
         model=StageModel(
             cores=usable_cores(),
-            n_workers=configuration.num_workers,
+            num_workers=configuration.num_workers,
             num_threads=measured.num_threads,
-            n_function_threads=measured.n_function_threads,
+            num_function_threads=measured.num_function_threads,
         ),
         cells_per_round=measured.cells_per_round,
         cells_per_second=cells_per_second,
@@ -94,6 +94,7 @@ class StoreRequest(Request):
             self.batch_size,
             configuration.fetch_factor,
             seed=self.seed,
+            read_options=ReadOptions(num_threads=others.pop("num_threads", None)),
             **others,
         )
         minibatches = list(islice(dataset, configuration.fetch_factor))

@@ -373,12 +373,15 @@ class _Source:
 
     def __init__(self, begin: Callable[[], Iterator[Any]], loader: Any) -> None:
         dataset = getattr(loader, "dataset", loader)
-        n_workers = getattr(loader, "num_workers", 0) or 0
-        self.n_of_fetch: int = max(1, n_workers) * int(getattr(dataset, "fetch_factor", None) or 1)
+        num_workers = getattr(loader, "num_workers", 0) or 0
+        self.n_of_fetch: int = max(1, num_workers) * int(
+            getattr(dataset, "fetch_factor", None) or 1
+        )
         # The rest of its fetch is left out as well.
-        ahead = (int(getattr(dataset, "prefetch", None) or 1) - 1) * self.n_of_fetch
-        if n_workers:
-            queued = n_workers * (getattr(loader, "prefetch_factor", None) or 1)
+        options = getattr(dataset, "read_options", None)
+        ahead = (int(getattr(options, "prefetch", None) or 1) - 1) * self.n_of_fetch
+        if num_workers:
+            queued = num_workers * (getattr(loader, "prefetch_factor", None) or 1)
             ahead = int(getattr(loader, "n_sent_ahead", queued))
         self._n_ahead, self._n_taken = ahead, 0
         self._begin, self._minibatches = begin, begin()

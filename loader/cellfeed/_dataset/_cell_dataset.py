@@ -22,15 +22,12 @@ from cellfeed._dataset._recommendation import Recommending, read_recommendation
 from cellfeed._dataset._resumable import ResumableDataset
 from cellfeed._dataset._run import Beginning
 from cellfeed._dataset._state import as_json, data_identity, read_identity, strategy_identity
-from cellfeed._dataset._statistics import StatisticsHistory
 from cellfeed._dataset._workers import num_workers_of_loader, pool_of_minibatches
 from cellfeed._decode import Counter
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._fetch import (
-    MOST_PREFETCH,
     Pools,
     Reader,
-    Setting,
     Transforms,
     fetches_of,
     prefetched,
@@ -614,14 +611,12 @@ class CellDataset(ResumableDataset):
     def _read_ahead(self, share: Share) -> Minibatches:
         """Read fetches of a collection, directly into minibatches or for the user's functions."""
         reader, key = self._reader(), derive_key(share.plan.seed, share.plan.epoch, _TOKENS)
-        given, counters = self._given(1), self._counters
         fetches = fetches_of(
             share,
             reader,
             are_whole=not self._is_placed,
-            prefetch=(lambda: counters.setting[1] or given.prefetch)
-            if self.read_options.adaptive
-            else given.prefetch,
+            prefetch=self.read_options.prefetch
+            or (_REMOTE_PREFETCH if self.collection.is_remote else 1),
             prefetch_bytes=self.read_options.prefetch_bytes,
             counters=self._counters,
         )
@@ -648,31 +643,10 @@ class CellDataset(ResumableDataset):
             del cells, others
             yield joined.pop()
 
-    def _given(self, n_processes: int) -> Setting:
-        """Return how each of so many processes reads, unless another setting is chosen."""
-        options = self.read_options
-        prefetch = options.prefetch or (_REMOTE_PREFETCH if self.collection.is_remote else 1)
-        return Setting(options.num_threads or threads_per_process(n_processes), prefetch)
-
-    def _most(self, n_processes: int) -> Setting:
-        """Return the most threads and fetches ahead that may be chosen."""
-        given = self._given(n_processes)
-        return Setting(
-            max(given.num_threads, threads_per_process(n_processes)),
-            max(given.prefetch, MOST_PREFETCH),
-        )
-
-    def _adapt(self, history: StatisticsHistory, num_workers: int) -> None:
-        if self.read_options.adaptive:
-            n_processes = max(1, num_workers)
-            history.adapt(self._given(n_processes), self._most(n_processes), num_workers)
-
     def _reader(self) -> Reader:
         """Return a reader with its own threads."""
         worker = get_worker_info()
         n_processes = num_workers_of_loader() or (1 if worker is None else worker.num_workers)
-        given, counters = self._given(n_processes), self._counters
-        adaptive = self.read_options.adaptive
         # A function of the user might keep the minibatches that it gets.
         is_seen = (
             self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
@@ -681,8 +655,7 @@ class CellDataset(ResumableDataset):
         return Reader(
             self.collection,
             dtype=self.dtype,
-            num_threads=self._most(n_processes).num_threads if adaptive else given.num_threads,
-            threads_now=(lambda: counters.setting[0] or given.num_threads) if adaptive else None,
+            num_threads=self.read_options.num_threads or threads_per_process(n_processes),
             pools=self._pools
             if lent is None
             else self._pools.lending(lent, dense=not self._delivers_sparse),

@@ -57,7 +57,7 @@ class InterleavedDatasets(ResumableDataset):
     Raises
     ------
     ParameterError
-        There is no dataset, one is ``adaptive`` or has another ``rank``, ``world_size`` or
+        There is no dataset, one has another ``rank``, ``world_size`` or
         ``streams``, or ``proportions`` are not positive numbers, one for each dataset.
 
     Examples
@@ -82,12 +82,6 @@ class InterleavedDatasets(ResumableDataset):
         self.datasets = tuple(datasets)
         if not self.datasets or not all(isinstance(each, CellDataset) for each in self.datasets):
             msg = f"`datasets` must be CellDatasets, at least one, but got {datasets!r}"
-            raise ParameterError(msg)
-        if any(each.read_options.adaptive for each in self.datasets):
-            msg = (
-                "`datasets` must not be `adaptive`, as each is a part of what the training loop "
-                "waits for; leave `adaptive` out of their `read_options`"
-            )
             raise ParameterError(msg)
         divisions = [(each.rank, each.world_size, each.streams) for each in self.datasets]
         if len({*divisions}) > 1:

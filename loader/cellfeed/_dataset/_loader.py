@@ -94,7 +94,7 @@ class MinibatchLoader(DataLoader[Any]):
     def _begin(self) -> Generator[Any, None, None]:
         """Begin an epoch, and return what workers deliver."""
         wait_for_dropped()  # their workers take memory and processors
-        with self.dataset.begun(self.num_workers) as (beginning, epoch), interrupts_held():
+        with self.dataset.begun() as (beginning, epoch), interrupts_held():
             workers = self._kept
             if workers is not None and workers.have_died:
                 workers.end()

@@ -45,12 +45,6 @@ class ReadOptions:
     prefetch_bytes
         Maximum number of compressed bytes in flight from servers and object stores, in each
         process, whatever ``prefetch`` is. One fetch may always be in flight.
-    adaptive
-        Whether ``num_threads`` and ``prefetch`` follow the run, from the given values on: up to
-        the number of processors (or ``num_threads``, if that is larger) and 16 fetches (or
-        ``prefetch``) if the training loop waits, and down to fewer threads if that makes training
-        faster. `CellDataset.history` has what was chosen. It applies to the epochs of a dataset
-        and its `loader`, and each rank chooses for itself.
     verify
         How often to decompress a chunk to its end, where its checksum is and where its size can be
         checked: ``"first"``, the first time that each process reads the chunk (forked workers
@@ -72,7 +66,6 @@ class ReadOptions:
     num_threads: int | None = None
     prefetch: int | None = None
     prefetch_bytes: int = 256 * 2**20
-    adaptive: bool = False
     verify: Verify = "first"
 
     def __post_init__(self) -> None:

@@ -175,12 +175,11 @@ class ResumableDataset(IterableDataset[Any], ABC):
             return epoch.counting(self._minibatches(beginning))
 
     @contextmanager
-    def begun(self, num_workers: int = 0) -> Iterator[tuple[Beginning, Epoch]]:
+    def begun(self) -> Iterator[tuple[Beginning, Epoch]]:
         """Begin the next epoch, together with other ranks; it has not begun if the block fails."""
         require_kept_whole(self)
         history = self._history()
         history.every = getattr(self, "fetch_factor", 1)
-        self._adapt(history, num_workers)
         before = self._run.begin()
         try:
             position = before.upcoming.divided_among(self.streams or self.world_size)
@@ -282,9 +281,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         self._n_left(beginning)  # which refuses what cannot go on
         return [*islice(Iteration(lambda: self._minibatches(beginning)), require_positive("n", n))]
 
-    def _adapt(self, history: StatisticsHistory, num_workers: int) -> None:
-        """Let settings follow the run from here on, if that is requested."""
-
     @property
     def counters(self) -> Counters:
         """Counters of this dataset and its copies in worker processes; see `statistics`."""
@@ -320,9 +316,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         -------
         An array for each field of `Statistics`, of the work since the fetch before, shape
         (n_fetches,), the latest last; times are seconds. ``time`` is when the training loop had
-        received the fetch, in seconds since 1970. If the dataset is ``adaptive``, ``num_threads``
-        and ``prefetch`` are the setting meanwhile. Of interleaved
-        datasets, a fetch is a minibatch.
+        received the fetch, in seconds since 1970. Of interleaved datasets, a fetch is a minibatch.
 
         Examples
         --------

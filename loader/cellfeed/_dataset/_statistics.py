@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from operator import add, sub
 from typing import Any, Self
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from cellfeed._decode import Counter, Counters
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed._fetch import Controller, FetchTimes, Setting
 from cellfeed._torch import require_torch, torch
 
 
@@ -242,11 +241,6 @@ _FEWEST_COMPARED, _MOST_COMPARED, _SECONDS_COMPARED, _TIMES_BEFORE = 16, 250, 2.
 # waiting. Chosen.
 _FALLEN, _MOSTLY = 0.5, 0.5
 _SECOND = 1e9
-# All that follows waiting for bytes, in the threads that read.
-_DECODING = [
-    *(Counter.DECOMPRESSING, Counter.PLACING, Counter.LIBRARY),
-    *(Counter.DENSIFYING, Counter.TOKENIZING),
-]
 
 _logger = logging.getLogger("cellfeed")
 
@@ -270,9 +264,6 @@ class StatisticsHistory:
         self._n = 1  # entries so far; the first one is the start
         self._compared, self._since = 1, 0  # up to where, and since when, fetches were compared
         self._times[0] = time.time()
-        self._controller: Controller | None = None
-        self._settings = np.zeros((_SIZE, len(fields(Setting))), np.int64)
-        self._processor = 0  # time of this thread at the last entry
 
     def __call__(self) -> None:
         """Count a minibatch; called after each."""
@@ -282,37 +273,9 @@ class StatisticsHistory:
         self._n_minibatches = 0
         place = self._n % _SIZE
         self._times[place], self._counted[place] = time.time(), _values_of(self.counters)
-        if self._controller is not None:
-            self._settings[place] = astuple(self._controller.setting)
-            self._adapt(self._controller, place)
         self._n += 1
         if self._n - self._compared >= _FEWEST_COMPARED:
             self._compare()
-
-    def adapt(self, start: Setting, most: Setting, num_workers: int) -> None:
-        """Choose the setting from now on, as an epoch begins; see `Controller`."""
-        given = (start, most, num_workers)
-        known = self._controller
-        if known is None or (known.start, known.most, known.num_workers) != given:
-            self._controller = known = Controller(*given)
-        known.begin_epoch()
-        self.counters[0].setting = astuple(known.setting)
-
-    def _adapt(self, controller: Controller, place: int) -> None:
-        taken = (self._counted[place] - self._counted[place - 1]) / _SECOND
-        processor = time.thread_time_ns()
-        setting = controller.after(
-            FetchTimes(
-                waiting=float(taken[Counter.WAITING]),
-                training=float(taken[Counter.TRAINING]),
-                processor=max(0, processor - self._processor) / _SECOND,
-                planning=float(taken[Counter.PLANNING]),
-                reading=float(taken[Counter.READING]),
-                decoding=float(taken[_DECODING].sum()),
-            )
-        )
-        self._processor = processor
-        self.counters[0].setting = astuple(setting)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return what was counted in each fetch; see `CellDataset.history`."""
@@ -322,9 +285,6 @@ class StatisticsHistory:
         for counter, name in enumerate(each.name for each in fields(Statistics)):
             is_time = counter >= Counter.PLANNING
             found[name] = counted[:, counter] / _SECOND if is_time else counted[:, counter]
-        if self._controller is not None:
-            names, settings = (each.name for each in fields(Setting)), self._settings[places[1:]]
-            found |= dict(zip(names, settings.T, strict=True))
         return found
 
     def _places(self, begin: int, end: int) -> NDArray[np.intp]:

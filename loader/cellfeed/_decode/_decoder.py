@@ -54,8 +54,6 @@ class Counters:
 
     Spawned processes share them too, if the system has files in memory (Linux). Otherwise, pickled
     counters start at 0 again.
-
-    They also pass on `setting` to these processes, where they are shared.
     """
 
     __slots__ = (
@@ -64,7 +62,6 @@ class Counters:
         "_all",
         "_counts",
         "_doubts",
-        "_setting",
         "_spawned",
         "has_warned_of",
         "parts",
@@ -74,9 +71,8 @@ class Counters:
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
         n = len(Counter)
-        self._all = np.frombuffer(memory, np.int64, n + 4)
-        self._counts, self._doubts = self._all[:n], self._all[n : n + 2]
-        self._setting = self._all[n + 2 :]
+        self._all = np.frombuffer(memory, np.int64, n + 2)
+        self._counts, self._doubts = self._all[:n], self._all[n:]
         first = self._counts.ctypes.data
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
@@ -125,18 +121,6 @@ class Counters:
             n_fractional += of_each[1]
         return n_undefined, n_fractional
 
-    @property
-    def setting(self) -> tuple[int, int]:
-        """Numbers of threads and of fetches ahead that were chosen during the run; 0 before."""
-        num_threads, prefetch = self._setting.tolist()
-        return num_threads, prefetch
-
-    @setting.setter
-    def setting(self, setting: tuple[int, int]) -> None:
-        self._setting[:] = setting
-        if self._spawned is not None:
-            self._spawned.counters.setting = setting
-
     def __reduce__(self) -> tuple[Any, ...]:
         state = (None, {"ranges": self.ranges, "parts": self.parts})
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
@@ -146,7 +130,6 @@ class Counters:
                 self._spawned = _Spawned()
             except OSError:  # no descriptor is left, say: what it does is not counted
                 return Counters, (), state
-            self._spawned.counters.setting = self.setting
         return _opened, (DupFd(self._spawned.descriptor),), state
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Event, Lock
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 from cellfeed._bytes import threads_until_left, until_left
 from cellfeed._bytes._buffers import BufferPool, SharedPool
@@ -16,8 +16,6 @@ from cellfeed._bytes._tables import save_records
 from cellfeed._progress import ProgressLine
 from cellfeed._storages import StoredElement
 from cellfeed.machine import usable_cpu_count
-
-Number: TypeAlias = int | Callable[[], int]
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -32,12 +30,11 @@ class Stage:
     make
         Function from an item to the input of the next stage.
     prefetch
-        Number of items that are done or in progress beyond the one that the next stage has taken;
-        or a function that returns it, called for each item.
+        Number of items that are done or in progress beyond the one that the next stage has taken.
     """
 
     make: Callable[[Any], Any]
-    prefetch: "Number"
+    prefetch: int
 
 
 @contextmanager
@@ -80,23 +77,22 @@ def prefetched(
     make: Callable[[_Item], _Made],
     items: Iterable[_Item],
     threads: ThreadPoolExecutor,
-    n: Number,
+    n: int,
 ) -> Generator[_Made, None, None]:
     """Iterate over ``make(item)``; ``threads`` make the next ``n`` results.
 
-    If ``n`` is a function, it is called for each result. If iterating over items fails, the results
-    of earlier items still come first.
+    If iterating over items fails, the results of earlier items still come first.
     """
     return _results(_submitted(make, items, threads), n)
 
 
-def _results(futures: Iterator[Future[_Made]], n: Number) -> Generator[_Made, None, None]:
+def _results(futures: Iterator[Future[_Made]], n: int) -> Generator[_Made, None, None]:
     """Iterate over results, while the next ``n`` are in progress."""
-    pending = deque(islice(futures, _value(n)))
+    pending = deque(islice(futures, n))
     try:
         while pending:
             made = pending.popleft().result()
-            pending.extend(islice(futures, max(0, _value(n) - len(pending))))
+            pending.extend(islice(futures, n - len(pending)))
             yield made
             del made
     finally:
@@ -105,18 +101,14 @@ def _results(futures: Iterator[Future[_Made]], n: Number) -> Generator[_Made, No
         pending.clear()  # an error refers to this frame, and what was made may not live as long
 
 
-def _due(futures: Iterator[Future[_Made]], n: Number) -> Generator[Future[_Made], None, None]:
+def _due(futures: Iterator[Future[_Made]], n: int) -> Generator[Future[_Made], None, None]:
     """Yield futures after ``n`` more have begun; keep no reference to yielded ones."""
     pending = deque[Future[_Made]]()
     while True:
-        pending.extend(islice(futures, max(0, 1 + _value(n) - len(pending))))
+        pending.extend(islice(futures, 1 + n - len(pending)))
         if not pending:
             return
         yield pending.popleft()
-
-
-def _value(n: Number) -> int:
-    return n() if callable(n) else n
 
 
 def _passed_to(

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,7 +16,7 @@ from cellfeed._decode import ChunkReads, Counter, Counters, Decoder, Verify, div
 from cellfeed._fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed._fetch._library_rows import decode
 from cellfeed._fetch._parts import ElementTransforms, Part, Transforms
-from cellfeed._fetch._prefetch import ByteBudget, Number, Pools, Stage, in_stages, prefetched
+from cellfeed._fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
 from cellfeed._fetch._tokens import ElementTokens, split_steps
 from cellfeed._rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed._runs import Runs, merge_consecutive
@@ -161,8 +161,6 @@ class Reader:
         How often chunks are checked; see `Decoder`.
     counters
         Counters of work and time.
-    threads_now
-        Returns how many of the threads read and decode from then on; all of them if None.
     """
 
     def __init__(
@@ -175,7 +173,6 @@ class Reader:
         transforms: Transforms | None = None,
         verify: Verify = "first",
         counters: Counters | None = None,
-        threads_now: Callable[[], int] | None = None,
     ) -> None:
         self._collection = collection
         self._dtypes = dtypes_of(collection.elements, dtype)
@@ -200,8 +197,7 @@ class Reader:
         }
         num_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-read")
-        self._with_all_threads = Decoder(self._threads, num_threads, verify, self._counters)
-        self._threads_now = threads_now
+        self._decoder = Decoder(self._threads, num_threads, verify, self._counters)
         # Reads names, and the groups of a fetch after the first, if that is delivered alone.
         self._remaining_thread = ThreadPoolExecutor(1, thread_name_prefix="cellfeed-remaining")
         self._remaining: Future[Iterator[Cells]] | None = None
@@ -214,14 +210,6 @@ class Reader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @property
-    def _decoder(self) -> Decoder:
-        """The decoder, with as many threads as now."""
-        decoder = self._with_all_threads
-        if self._threads_now is None:
-            return decoder
-        return replace(decoder, num_threads=min(self._threads_now(), decoder.num_threads))
 
     def close(self) -> None:
         """Stop the threads; rows that were read stay valid."""
@@ -570,9 +558,7 @@ class Reader:
 
         if self._remaining is not None:  # the first group arrives before the others
             yield from map(finish, islice(groups, 1))
-        yield from prefetched(
-            finish, groups, self._dense_threads, lambda: self._decoder.num_threads
-        )
+        yield from prefetched(finish, groups, self._dense_threads, self._decoder.num_threads)
 
     def _dense_rows(self, name: str, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):
@@ -608,7 +594,7 @@ def fetches_of(
     reader: Reader,
     *,
     are_whole: bool,
-    prefetch: Number,
+    prefetch: int,
     prefetch_bytes: int,
     counters: Counters,
 ) -> Generator[tuple[Fetch, Iterator[Cells]], None, None]:
@@ -623,8 +609,7 @@ def fetches_of(
     are_whole
         Whether each fetch is read as one group, with all its rows, in storage order.
     prefetch
-        Number of fetches that are planned and requested beyond the one that is read; or a function
-        that returns it, called for each fetch.
+        Number of fetches that are planned and requested beyond the one that is read.
     prefetch_bytes
         Maximum number of bytes in flight for these fetches and for the one that is read.
     counters
@@ -668,8 +653,7 @@ def fetches_of(
         stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
     else:
         # The one that is laid out and not yet read is one of them.
-        planned = (lambda: prefetch() - 1) if callable(prefetch) else prefetch - 1
-        stages = [Stage(begun, planned), Stage(laid_out, 1), Stage(read, 1)]
+        stages = [Stage(begun, prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
     with reader, in_stages(share.numbers, stages) as groups, budget:
         # Which keeps no group, as a generator expression would.
         yield from map(lambda each: (undelivered.popleft(), each), groups)  # noqa: C417

@@ -222,7 +222,7 @@ def _decoder(
         "value_dtype_on_disk": dtypes[1],
         "n_vars": n_genes,
         "allow_lossy": True,  # such as float64 values requested as float32
-        "num_threads": 1,
+        "n_threads": 1,
     }
 
     def decode(rows: NDArray[np.int64], data: NDArray[Any], indices: NDArray[Any]) -> None:

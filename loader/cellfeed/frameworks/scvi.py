@@ -182,13 +182,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         semi_supervised = unlabeled_category is not None
         self._model = model or (scvi.model.SCANVI if semi_supervised else scvi.model.SCVI)
         _require_taken(self._model, setup)
-        options = parameters.get("read_options")
-        if "unlabeled_category" in setup and options is not None and options.adaptive:
-            msg = (
-                "`adaptive` does not apply with `unlabeled_category`, as two datasets deliver in "
-                "turns; leave it out of `read_options`"
-            )
-            raise ParameterError(msg)
         self._setup: dict[str, Any] = setup
         self._element = f"layers/{setup['layer']}" if "layer" in setup else "X"
         self.collection = _opened(collection, self._element, setup, source)

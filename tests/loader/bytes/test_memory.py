@@ -125,8 +125,8 @@ def write_rows(path, n_rows):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=pytest.mark.process)])
-def test_copies_read_by_kept_tables(tmp_path, monkeypatch, n_workers):
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_copies_read_by_kept_tables(tmp_path, monkeypatch, num_workers):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
     path = write_rows(tmp_path / "a.h5ad", 200_000)
     open_collection(path).load_tables()
@@ -134,8 +134,8 @@ def test_copies_read_by_kept_tables(tmp_path, monkeypatch, n_workers):
     used = kept.stat().st_mtime_ns
     dataset = CellDataset(open_collection(path), BlockShuffling(16), batch_size=25_000, seed=0)
     copy, seen = pickle.loads(pickle.dumps(dataset)), list[int]()
-    context = "fork" if n_workers else None
-    for minibatch in copy.loader(num_workers=n_workers, multiprocessing_context=context):
+    context = "fork" if num_workers else None
+    for minibatch in copy.loader(num_workers=num_workers, multiprocessing_context=context):
         rows = np.asarray(minibatch.rows)
         expected = np.zeros((rows.size, 3), np.float32)
         expected[(rows + 1) % 1000 == 0, 1] = 1

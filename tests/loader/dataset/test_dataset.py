@@ -206,7 +206,7 @@ HOW_TO_READ = {
     "dense": True,
     "dtype": "float64",
     "transform": Log1p(),
-    "read_options": ReadOptions(adaptive=True),
+    "read_options": ReadOptions(num_threads=2),
 }
 BAD_PARAMETERS = [
     *(

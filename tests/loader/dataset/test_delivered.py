@@ -323,11 +323,8 @@ class TestControls:
         strategy = MatchedControls(blocks, ["x", "y"] * (N // 2), "x")
         told = r"^controls and neighbours come beside .*got a ndarray; open it"
         with pytest.raises(ParameterError, match=told):
-            dataset_of(np.zeros((N, 3)), strategy, num_threads=2)
+            CellDataset(np.zeros((N, 3)), strategy, 8)
         own = {"strategy": "cells and controls"}
-        told = r"^controls and neighbours come beside the cells of "
-        with pytest.raises(ParameterError, match=told):
-            dataset_of(collection, **own, batch_callback=lambda cells, rows: cells[rows])
         told = r"^`fetch_transform` must return Cells .* is ndarray"
         with pytest.raises(ParameterError, match=told):
             next(

@@ -82,12 +82,12 @@ class TestDropping:
         assert len(list(dataset[0])) == 24
         assert python_calls_of_dropping(dataset) == []
 
-    @pytest.mark.parametrize("n_workers", [None, 0, pytest.param(1, marks=pytest.mark.process)])
+    @pytest.mark.parametrize("num_workers", [None, 0, pytest.param(1, marks=pytest.mark.process)])
     @pytest.mark.parametrize("kind", DATASETS)
-    def test_an_iterator_runs_no_python(self, path, kind, n_workers, python_calls_of_dropping):
+    def test_an_iterator_runs_no_python(self, path, kind, num_workers, python_calls_of_dropping):
         before = multiprocessing.active_children()
         dataset = DATASETS[kind](path)
-        held = [iter(dataset if n_workers is None else dataset.loader(n_workers))]
+        held = [iter(dataset if num_workers is None else dataset.loader(num_workers))]
         for _ in range(4):
             next(held[0])
         # torch has a generator that ends without running a line, as those without `finally` do.
@@ -239,11 +239,11 @@ def go_on(iterator, connection):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("n_workers", [None, 2])
+@pytest.mark.parametrize("num_workers", [None, 2])
 @pytest.mark.parametrize("n_before", [0, 3])
-def test_an_iterator_in_a_forked_process(path, n_workers, n_before):
+def test_an_iterator_in_a_forked_process(path, num_workers, n_before):
     dataset = dataset_over(open_collection(path))
-    iterator = iter(dataset if n_workers is None else dataset.loader(n_workers))
+    iterator = iter(dataset if num_workers is None else dataset.loader(num_workers))
     n_rows = sum(len(next(iterator)) for _ in range(n_before))
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)

@@ -52,16 +52,16 @@ def test_an_epoch_that_ends_short(persistent):
 
 
 @pytest.mark.parametrize(
-    ("n_workers", "context"),
+    ("num_workers", "context"),
     [
         (0, None),
         pytest.param(2, "fork", marks=pytest.mark.process),
         pytest.param(1, "spawn", marks=[pytest.mark.process, pytest.mark.smoke]),
     ],
 )
-def test_is_a_data_loader(n_workers, context):
+def test_is_a_data_loader(num_workers, context):
     options = {} if context is None else {"persistent_workers": True}
-    loader = in_order(np.arange(64)).loader(n_workers, multiprocessing_context=context, **options)
+    loader = in_order(np.arange(64)).loader(num_workers, multiprocessing_context=context, **options)
     assert isinstance(loader, DataLoader)
     assert len(loader) == 16
     for _ in range(2):

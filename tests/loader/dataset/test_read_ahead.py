@@ -3,8 +3,6 @@
 import functools
 import pickle
 import sys
-import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed.transforms import Log1p, NormalizeTotal
 
 MATRIX = (9 * matrix_of()).ceil()  # counts
 DENSE = MATRIX.toarray()
@@ -241,135 +238,3 @@ class TestWorkers:
         minibatches = list(dataset.loader(2))
         assert all(isinstance(each.X, torch.Tensor) for each in minibatches)
         assert sorted(rows_of(minibatches)) == list(range(len(DENSE)))
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "sparse": {},
-    "dense": {"dense": True},
-    "whole fetches": {"fetch_transform": lambda cells: cells},
-    "transformed": {"transform": [NormalizeTotal(1e4), Log1p()]},
-    "in threads": {"batch_transform": lambda minibatch: minibatch, "transform_threads": 2},
-}
-SETTINGS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 16)), max_size=30)
-
-
-def delivered(dataset, loader=None, settings=(), n_epochs=2):
-    """Return minibatches and states of epochs; settings change after each minibatch."""
-    found, remaining = [], iter(settings)
-    for _ in range(n_epochs):
-        for minibatch in dataset if loader is None else loader:
-            content = matrices.dense(minibatch.X).tobytes(), minibatch.rows.tolist()
-            found.append((content, (loader or dataset).state_dict()))
-            dataset.counters.setting = next(remaining, dataset.counters.setting)
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-class TestAdaptive:
-    """Settings may change between any two fetches; minibatches and states know nothing of it."""
-
-    @pytest.mark.slow
-    @given(
-        way=st.sampled_from(sorted(WAYS)),
-        settings=SETTINGS,
-        n=st.integers(0, 30),
-        rank=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
-        start=st.tuples(st.integers(1, 4), st.integers(1, 9)),
-        n_bytes=st.sampled_from([1, 1500, 10**9]) | st.integers(1, 4000),
-    )
-    def test_minibatches_and_states_are_those_of_fixed_settings(
-        self, way, settings, n, rank, start, n_bytes
-    ):
-        """Also after a stop, after so many minibatches."""
-
-        def dataset(**options):
-            collection, store = expecting(MATRIX)
-            options |= {"rank": rank[0], "world_size": rank[1], **WAYS[way]}
-            return dataset_over(collection, **options), store
-
-        (fixed, _), (adaptive, store) = (
-            dataset(),
-            dataset(adaptive=True, num_threads=start[0], prefetch=start[1], prefetch_bytes=n_bytes),
-        )
-        expected = delivered(fixed)
-        found = delivered(adaptive, settings=settings, n_epochs=1)
-        assert all(n == 1 or sum_of <= n_bytes for n, sum_of in store.alive)
-        found += delivered(adaptive, settings=settings[::-1], n_epochs=1)
-        assert found == expected
-        state = found[n % len(found)][1]
-        for each in (fixed, adaptive):
-            each.load_state_dict(state)
-        expected = delivered(fixed, n_epochs=1)
-        assert delivered(adaptive, settings=settings, n_epochs=1) == expected
-
-    @pytest.mark.process
-    @pytest.mark.parametrize("method", ["fork", "forkserver"])
-    def test_workers_follow(self, write_h5ad, method):
-        path, options = write_h5ad(MATRIX), {"multiprocessing_context": method}
-        fixed = dataset_over(open_collection(path))
-        expected = delivered(fixed, fixed.loader(2, **options))
-        adaptive = dataset_over(open_collection(path), adaptive=True)
-        loader = adaptive.loader(2, **options, persistent_workers=True)
-        settings = [(1 + k % 3, 1 + k % 5) for k in range(200)]
-        assert delivered(adaptive, loader, settings) == expected
-
-    @pytest.mark.process
-    def test_workers_have_the_setting_that_was_chosen(self, write_h5ad):
-        adaptive: CellDataset = dataset_over(
-            open_collection(write_h5ad(MANY)),
-            adaptive=True,
-            batch_transform=lambda _: adaptive.counters.setting,
-        )
-        found = []
-        for setting in adaptive.loader(1, prefetch_factor=1, collate_fn=tuple):
-            found.append(setting)
-            adaptive.counters.setting = (3, 7)
-        assert (found[0], found[-1]) == ((2, 1), (3, 7))
-
-    @pytest.mark.parametrize("prefetch", [1, 2, 5, 12])
-    def test_the_chosen_number_of_fetches_is_ahead(self, prefetch):
-        collection, store = expecting(matrix_of(1000))
-        dataset = dataset_over(collection, adaptive=True, prefetch=1, fetch_factor=6)
-        iterator = iter(dataset)
-        next(iterator)
-        assert max(n for n, _ in store.alive) <= 2
-        while len(store.read) < 2:  # the one that comes next is here
-            time.sleep(0.001)
-        dataset.counters.setting = (1, prefetch)
-        if prefetch > 1:
-            read_once_expected(store, prefetch + 1)
-        for _ in range(60):
-            next(iterator)
-            dataset.counters.setting = (1, prefetch)
-        iterator.close()
-        n_alive = max(n for n, _ in store.alive)
-        # Whether the first is over before the second begins is up to threads.
-        assert n_alive == prefetch + 1 or n_alive == prefetch == 1
-
-    def test_history_has_what_was_chosen(self, monkeypatch):
-        monkeypatch.setattr("cellfeed._dataset._cell_dataset.threads_per_process", lambda n: 6 // n)
-        dataset = dataset_over(expecting(MANY)[0], adaptive=True, prefetch=3)
-        assert sum(map(len, dataset)) == len(dataset.collection)
-        found = dataset.history()
-        assert found["num_threads"].shape == found["prefetch"].shape == found["time"].shape
-        assert (found["num_threads"][0], found["prefetch"][0]) == (2, 3)
-        assert set(found["num_threads"]) <= {1, 2, 4, 6}
-        assert "num_threads" not in dataset_over(expecting(MANY)[0]).history()
-
-    def test_a_loop_that_waits_for_bytes_requests_more_of_them(self):
-        collection, store = expecting(matrix_of(600))
-        dataset = dataset_over(collection, adaptive=True, prefetch=1)
-        read_ranges = store.read_ranges
-
-        def late(*ranges):
-            time.sleep(0.005)
-            return read_ranges(*ranges)
-
-        store.read_ranges = late
-        assert sum(map(len, dataset)) == 600
-        assert dataset.history()["prefetch"].max() > 1
-
-    def test_refused_where_datasets_are_interleaved(self):
-        adaptive = dataset_over(expecting(MATRIX)[0], adaptive=True)
-        with pytest.raises(ParameterError, match="`datasets` must not be `adaptive`, as each"):
-            InterleavedDatasets([adaptive])

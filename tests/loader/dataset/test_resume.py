@@ -246,20 +246,6 @@ class TestTransformsOfWholeFetches:
         goes_on.load_state_dict(stopped.state_dict())
         assert [(each.rows.tolist(), each.X.tolist()) for each in goes_on] == whole[n:]
 
-    def test_rows_are_read_by_a_function_as_before(self):
-        read = list[list[int]]()
-
-        def noted(table: Any, rows: Any) -> Any:
-            read.append(rows.tolist())
-            return table[rows]
-
-        stopped, goes_on = (_dataset(90, fetch_callback=noted) for _ in range(2))
-        _taken(iter(stopped), 4)
-        before = read.copy()
-        goes_on.load_state_dict(stopped.state_dict())
-        next(iter(goes_on))
-        assert read[len(before) :] == before[-1:]
-
 
 def _with_checksum(state: dict[str, Any]) -> dict[str, Any]:
     state = {name: value for name, value in state.items() if name != "checksum"}

@@ -616,11 +616,6 @@ MISTAKES = [
     ({"model": SCANVI}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"unlabeled_category": "a"}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"dense": False}, ParameterError, "`dense` is chosen for scvi-tools; leave it out"),
-    (
-        LABELS | {"adaptive": True},
-        ParameterError,
-        "`adaptive` does not apply with `unlabeled_category`",
-    ),
     ({"split": np.arange(5)}, ParameterError, "`split` must be arrays of rows"),
     (
         {"categorical_covariate_keys": "donor"},

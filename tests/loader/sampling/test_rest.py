@@ -89,7 +89,7 @@ def _check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1)
     """Check which rows come, and return all minibatches."""
     after, minibatches, n_repeated = tuple[Progress, ...](), list[list[int]](), 0
     while True:
-        n_ranks, n_workers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+        n_ranks, num_workers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
         n_streams = data.draw(st.integers(1, 3))  # of each rank
         streams = n_ranks * n_streams
         plans = [
@@ -102,8 +102,8 @@ def _check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1)
         sizes_of_ranks = list[list[int]]()
         for plan in plans:
             assert plan.n_minibatches == n
-            whole = _in_order(plan, n_workers)
-            assert _in_order(plan, n_workers, n_again) == whole[n_again:]
+            whole = _in_order(plan, num_workers)
+            assert _in_order(plan, num_workers, n_again) == whole[n_again:]
             assert len(whole) == n
             sizes_of_ranks.append([len(each) for each in whole])
             minibatches += whole[:n_wanted]

@@ -1,5 +1,6 @@
 """Functions of a user that read rows and take minibatches."""
 
+import itertools
 import operator
 import re
 from collections.abc import Callable
@@ -11,7 +12,14 @@ import pytest
 import torch
 from tests.loader.matrices import dense
 
-from cellfeed import BlockShuffling, ParameterError, ReadOptions, Streaming, open_collection
+from cellfeed import (
+    BlockShuffling,
+    MatchedControls,
+    ParameterError,
+    ReadOptions,
+    Streaming,
+    open_collection,
+)
 from cellfeed.scdataset import scDataset
 from cellfeed.transforms import Log1p
 
@@ -118,3 +126,29 @@ def test_what_is_no_function(table, name):
     wrong: dict[str, Any] = {name: "mean"}
     with pytest.raises(ParameterError, match=f"`{name}` must be a function, but got 'mean'"):
         scDataset(table, Streaming(), 8, **wrong)
+
+
+def test_a_fetch_that_was_begun_is_read_again():
+    read = list[list[int]]()
+
+    def noted(table: Any, rows: Any) -> Any:
+        read.append(rows.tolist())
+        return table[rows]
+
+    stopped, goes_on = (
+        scDataset(np.arange(90), BlockShuffling(3), 8, 3, fetch_callback=noted, seed=5)
+        for _ in range(2)
+    )
+    list(itertools.islice(stopped, 4))
+    before = read.copy()
+    goes_on.load_state_dict(stopped.state_dict())
+    next(iter(goes_on))
+    assert read[len(before) :] == before[-1:]
+
+
+def test_controls_come_beside_cells_that_cellfeed_takes(plates):
+    strategy = MatchedControls(BlockShuffling(4), ["x", "y", "y"] * 21, "x")
+    for name in ("fetch_callback", "batch_callback"):
+        options: dict[str, Any] = {name: operator.getitem}
+        with pytest.raises(ParameterError, match=r"^controls and neighbours come beside the"):
+            scDataset(open_collection(plates), strategy, 8, **options)

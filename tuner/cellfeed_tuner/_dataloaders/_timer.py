@@ -395,16 +395,16 @@ class _Replicate:
     def _end_epoch(self, seconds: float, *, counts: bool) -> None:
         """Report the rounds of a whole epoch."""
         n, known = self._n_in_epoch, self._n_expected
-        n_workers = self._request.configuration.num_workers
-        if not n and n_workers:
+        num_workers = self._request.configuration.num_workers
+        if not n and num_workers:
             raise RuntimeError("an epoch has no minibatch: each worker has too few rows")
         if not n:
             msg = f"{type(self._loader).__name__} delivers no minibatch"
             if self.n_of_epoch:
                 msg += " in its second epoch; what can be read only once cannot be tuned"
             raise ParameterError(msg)
-        if self._epoch.is_iterable and known and n > known + max(0, n_workers - 1):
-            fact = f"{n_workers} workers deliver {n} minibatches in place of {known}"
+        if self._epoch.is_iterable and known and n > known + max(0, num_workers - 1):
+            fact = f"{num_workers} workers deliver {n} minibatches in place of {known}"
             raise RepeatedRowsError(fact)
         self.n_of_epoch = n
         self._add_rounds(_Slice(n, seconds, self._waited), counts=counts)
@@ -422,15 +422,15 @@ class _Replicate:
 
         If the first of them delivers it twice, minibatches are all alike.
         """
-        place, n_workers = self.n_minibatches - 1, self._request.configuration.num_workers
-        if not self._epoch.is_iterable or n_workers < 2 or place > n_workers:  # noqa: PLR2004
+        place, num_workers = self.n_minibatches - 1, self._request.configuration.num_workers
+        if not self._epoch.is_iterable or num_workers < 2 or place > num_workers:  # noqa: PLR2004
             return
-        if place not in {0, 1, n_workers}:
+        if place not in {0, 1, num_workers}:
             return
         with suppress(Exception):  # it is of an unknown kind
             self._digests.append(hashlib.sha256(b"".join(_bytes_of(minibatch))).digest())
         if len(self._digests) == 3 and self._digests[0] == self._digests[1] != self._digests[2]:  # noqa: PLR2004
-            raise RepeatedRowsError(f"the first minibatches of {n_workers} workers are the same")
+            raise RepeatedRowsError(f"the first minibatches of {num_workers} workers are the same")
 
     def _look_at_workers(self) -> None:
         """Note the memory and the processor time of the workers."""

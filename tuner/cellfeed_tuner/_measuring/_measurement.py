@@ -99,7 +99,7 @@ class Measurement:
         Concurrent requests to a server at the end; 0 if there were none.
     others
         Processor time that other programs took meanwhile.
-    num_threads, n_function_threads
+    num_threads, num_function_threads
         Threads of each process that read, and that run the user's functions.
     compiling_seconds
         How long code was compiled meanwhile, which makes the figures too low.
@@ -128,7 +128,7 @@ class Measurement:
     n_requests: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
     num_threads: int = 1
-    n_function_threads: int = 0
+    num_function_threads: int = 0
     compiling_seconds: float = 0.0
 
     @property
@@ -263,7 +263,7 @@ def measured(request: TimingRequest, outcome: Outcome) -> Measurement:
             "worker_start_seconds": max(each.worker_seconds for each in started),
             "first_minibatch_seconds": max(each.first_minibatch_seconds for each in started),
             "num_threads": started[0].num_threads,
-            "n_function_threads": started[0].n_function_threads,
+            "num_function_threads": started[0].num_function_threads,
         }
     return Measurement(
         configuration=request.configuration,

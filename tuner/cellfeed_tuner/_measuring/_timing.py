@@ -250,14 +250,14 @@ class Started:
     """The first minibatch has come, ``first_minibatch_seconds`` after the workers started.
 
     Minibatches that wait for a training loop slower than the workers take ``waiting_bytes``. Each
-    process reads with ``num_threads``, and the user's functions have ``n_function_threads``.
+    process reads with ``num_threads``, and the user's functions have ``num_function_threads``.
     """
 
     worker_seconds: float
     first_minibatch_seconds: float
     waiting_bytes: int
     num_threads: int = 1
-    n_function_threads: int = 0
+    num_function_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ class Session:
 
     is_mapped = True
     n_asked = 0
-    num_threads, n_function_threads = 1, 0
+    num_threads, num_function_threads = 1, 0
 
     def __init__(self, tunable: Tunable, request: TimingRequest) -> None:
         self._tunable, self._request = tunable, request
@@ -459,7 +459,7 @@ class DatasetSession(Session):
         self.num_threads = self._dataset.read_options.num_threads or threads_per_process(
             configuration.fetches_per_round
         )
-        self.n_function_threads = self._dataset.transform_threads
+        self.num_function_threads = self._dataset.transform_threads
         self._came = Delivered(request.all_labels)
 
     def begin_epoch(self) -> Any:
@@ -580,7 +580,7 @@ def _rounds(
                                 came - workers_there,
                                 held_by_workers(loader) * session.size_of(minibatch),
                                 session.num_threads,
-                                session.n_function_threads,
+                                session.num_function_threads,
                             )
                         )
                     if request.step is not None:
