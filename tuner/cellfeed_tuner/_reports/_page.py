@@ -24,6 +24,7 @@ from cellfeed_tuner.plots import bounds_figure, heat_map_figure, hover, trade_of
 
 _NOT_OF_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _HOVER = hover("")
+HEADINGS = {"num_workers": "workers"}
 
 
 class _Cell(NamedTuple):
@@ -95,15 +96,18 @@ def _kind(each: ConfigurationResult, chosen: ConfigurationResult | None) -> str:
 
 
 def _settings(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
-    settings = each.configuration
-    cells = {
-        "block size": _Cell(settings.block_size),
-        "fetch factor": _Cell(settings.fetch_factor),
-        "workers": _Cell(settings.num_workers),
+    """Return the cells of the settings that any configuration has."""
+    names = dict.fromkeys(name for one in result.configurations for name in one.configuration)
+    return {
+        HEADINGS.get(name, name.replace("_", " ")): _Cell(_shown(each.configuration.get(name)))
+        for name in names
     }
-    if any(one.configuration.others for one in result.configurations):
-        cells["other settings"] = _Cell(settings.others_in_words)
-    return cells
+
+
+def _shown(value: object) -> object:
+    if value is None:
+        return ""
+    return ("no", "yes")[value] if isinstance(value, bool) else value
 
 
 def _compared(each: ConfigurationResult, result: AutotuneResult) -> dict[str, _Cell]:
