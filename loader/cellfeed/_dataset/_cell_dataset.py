@@ -242,6 +242,9 @@ class CellDataset(ResumableDataset):
             _parameters.require_taken_here(
                 collection, is_taken_here=self._is_read_ahead and self._is_taken_here
             )
+        if not isinstance(read_options, ReadOptions | None):
+            msg = f"`read_options` must be ReadOptions, but got {read_options!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
         self.read_options = ReadOptions() if read_options is None else read_options
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0

@@ -216,6 +216,7 @@ BAD_PARAMETERS = [
     ),
     *(({"seed": value}, "`seed` must be an integer") for value in (0.5, float("nan"), True, "1")),
     ({"seed": -1}, "`seed >= 0` must hold, but got seed=-1"),
+    ({"read_options": {"prefetch": 2}}, "`read_options`"),
     (
         {"fetch_factor": 10**30},
         r"`batch_size \* fetch_factor` of all streams must be at most",
@@ -341,3 +342,9 @@ def test_fetches_that_no_machine_holds_are_refused_before_anything_is_read(plate
         with pytest.raises(ParameterError, match=expected):
             CellDataset(collection, drawn, batch_size, fetch_factor)
     assert CellDataset(collection, drawn, 64, 2).fetch_size == 128
+
+
+def test_read_options_of_another_type(plates):
+    wrong: Any = {"prefetch": 2}
+    with pytest.raises(ParameterError, match=r"`read_options` must be ReadOptions, but got \{"):
+        CellDataset(open_collection(plates), Streaming(), 8, read_options=wrong)
