@@ -118,7 +118,8 @@ def highly_variable_genes(
         raise ParameterError(msg)
     n_top_genes = require_positive("n_top_genes", n_top_genes)
     n_bins = require_positive("n_bins", n_bins)
-    if not isinstance(span, int | float) or not 0 < span <= 1:
+    given: Any = span
+    if not isinstance(given, int | float | np.floating) or not 0 < given <= 1:
         raise ParameterError(f"`0 < span <= 1` must hold, but got span={span!r}")
     are_counts = flavor.startswith("seurat_v3")
     if are_counts:
