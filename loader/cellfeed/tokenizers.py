@@ -28,9 +28,11 @@ import hashlib
 import json
 import math
 import os
+import reprlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -72,14 +74,15 @@ class Vocabulary:
     Parameters
     ----------
     names
-        Names, distinct, str, shape (n_tokens,).
+        Names, str, shape (n_tokens,). One that comes twice, as two genes of one symbol do in a
+        column of ``collection.var``, is refused where it is looked up by name.
     tokens
         The token of each, int64, shape (n_tokens,); at least 0, below 2^31.
 
     Raises
     ------
     ParameterError
-        Names are not distinct, or tokens are not such integers.
+        Tokens are not such integers.
 
     Examples
     --------
@@ -104,10 +107,6 @@ class Vocabulary:
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= _LARGEST_TOKEN:
             outside = tokens.min() if tokens.min() < 0 else tokens.max()
             msg = f"tokens must be at least 0 and below 2^31, but got {outside}"
-            raise ParameterError(msg)
-        if len(set(names)) < names.size:
-            (twice, _), *_ = Counter(names.tolist()).most_common(1)
-            msg = f"a vocabulary must have distinct names, but has {twice!r} twice"
             raise ParameterError(msg)
         object.__setattr__(self, "names", _read_only(names))
         object.__setattr__(self, "tokens", _read_only(tokens.astype(np.int64)))
@@ -138,7 +137,8 @@ class Vocabulary:
         source = _read(source)
         if isinstance(source, Mapping):
             names, values = list(source), list(source.values())
-            tokens = np.array(values) if values else np.empty(0, np.int64)
+            tokens = np.array(values, None if all(map(_is_integer, values)) else object)
+            tokens = tokens if values else np.empty(0, np.int64)
         elif hasattr(source, "index") and hasattr(source, "to_numpy"):  # a pandas Series
             names, tokens = list(source.index), source.to_numpy()
         elif isinstance(source, Sequence | np.ndarray):
@@ -160,21 +160,32 @@ class Vocabulary:
         Raises
         ------
         ParameterError
-            The vocabulary does not have it.
+            The vocabulary does not have it, or has it twice.
         """
-        places = np.flatnonzero(self.names == name)
-        if not places.size:
+        (token,) = self._by_name.at(_objects([name]), -1)
+        if token < 0:
             msg = (
                 f"the vocabulary has no {name!r}; name the special token that it has in its place, "
                 "or None to leave it out"
             )
             raise ParameterError(msg)
-        return int(self.tokens[places[0]])
+        return int(token)
 
     def tokens_of(self, names: Sequence[str] | NDArray[Any]) -> NDArray[np.int64]:
-        """Return the token of each name, -1 if it has none, int64, shape (n_names,)."""
-        known = dict(zip(self.names.tolist(), self.tokens.tolist(), strict=True))
-        return np.array([known.get(each, -1) for each in names], np.int64)
+        """Return the token of each name, -1 if it has none, int64, shape (n_names,).
+
+        Tokens apply by position if ``names`` are those of the vocabulary, in its order.
+
+        Raises
+        ------
+        ParameterError
+            They are not, and the vocabulary has one of them twice.
+        """
+        return np.array(self._by_name.at(_objects(names), -1), np.int64)
+
+    @property
+    def _by_name(self) -> "_ByGene":
+        return _ByGene(self.names, self.tokens, "the vocabulary")
 
     def __repr__(self) -> str:
         content = "\n".join(self.names.tolist()).encode() + self.tokens.tobytes()
@@ -182,11 +193,66 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Names:
-    """Another name of each gene, by which the vocabulary knows it."""
+class _ByGene:
+    """Values of genes, which apply by position to these genes in this order, or else by name.
 
-    of: NDArray[Any]
-    names: NDArray[Any]
+    Parameters
+    ----------
+    genes
+        Names of genes, str, shape (n,).
+    values
+        Their values, None where they are missing, shape (n,).
+    what
+        What messages call them.
+    """
+
+    genes: NDArray[Any]
+    values: NDArray[Any]
+    what: str
+
+    @classmethod
+    def of(cls, given: Any, what: str) -> "_ByGene":
+        """Return the values of a mapping or Series.
+
+        Raises
+        ------
+        ParameterError
+            It is neither.
+        """
+        if not callable(getattr(given, "items", None)):
+            msg = (
+                f"{what} must be a mapping from names of genes, or a Series such as a column of "
+                f"collection.var, but got {reprlib.repr(given)}"
+            )
+            raise ParameterError(msg)
+        values = _objects(each for _, each in given.items())
+        is_missing = given.isna() if hasattr(given, "isna") else (values != values)  # noqa: PLR0124
+        values[np.asarray(is_missing, bool)] = None
+        return cls(_objects(str(name) for name, _ in given.items()), values, what)
+
+    def at(self, genes: NDArray[Any], missing: Any) -> list[Any]:
+        """Return the value of each gene, or ``missing``.
+
+        Raises
+        ------
+        ParameterError
+            Values apply by name, and a name has several.
+        """
+        values: list[Any] = self.values.tolist()
+        if np.array_equal(self.genes, genes):
+            return values
+        by_name = dict(zip(self.genes.tolist(), values, strict=True))
+        if len(by_name) < len(values):
+            counts = Counter(self.genes.tolist())
+            for each in genes:
+                if counts[each] > 1:
+                    msg = (
+                        f"{self.what} must have each name once, but has {each!r} {counts[each]} "
+                        "times; values apply by position only if they are those of all genes of "
+                        "the collection, in its order, such as a column of its `var`"
+                    )
+                    raise ParameterError(msg)
+        return [by_name.get(each, missing) for each in genes]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -203,8 +269,9 @@ class Tokenizer:
         Width of minibatches: "longest", "max_length", or None for ragged rows; see above.
     gene_names
         The names that the vocabulary has for the genes of the collection, if these are others: a
-        mapping, or a Series such as ``collection.var["ensembl_id"]``. Genes that it lacks are
-        unknown.
+        Series such as ``collection.var["ensembl_id"]``, whose values apply by position if it has
+        all genes of the collection in their order, so that two genes may share a symbol; or a
+        mapping by name. Genes that it lacks are unknown.
     """
 
     vocabulary: Any
@@ -229,10 +296,10 @@ class Tokenizer:
                 f"got max_length={self.max_length}"
             )
             raise ParameterError(msg)
-        if self.gene_names is not None and not isinstance(self.gene_names, _Names):
-            items = dict(self.gene_names.items())
-            names = _Names(_objects(items), _objects(map(str, items.values())))
-            self._set("gene_names", names)
+        if self.gene_names is not None and not isinstance(self.gene_names, _ByGene):
+            names = _ByGene.of(self.gene_names, "`gene_names`")
+            values = _objects(each if each is None else str(each) for each in names.values)
+            self._set("gene_names", replace(names, values=values))
 
     @property
     def _n_special(self) -> int:
@@ -269,8 +336,8 @@ class Tokenizer:
         if not known.size:
             msg = (
                 f"none of {len(genes):,} genes is in the vocabulary: genes are called "
-                f"{names[0]!r}, and the vocabulary has {self.vocabulary.names[-1]!r}; give "
-                "`gene_names`, such as collection.var['ensembl_id']"
+                f"{_shown(names)}, and the vocabulary has {_shown(self.vocabulary.names[::-1])}; "
+                "give `gene_names`, such as collection.var['ensembl_id']"
             )
             raise ParameterError(msg)
         order = known[np.argsort(tokens[known], kind="stable")]
@@ -278,18 +345,16 @@ class Tokenizer:
         if same.size:
             one, other = genes[order[same[0]]], genes[order[same[0] + 1]]
             msg = (
-                f"genes {one!r} and {other!r} have the same token {tokens[order[same[0]]]}; leave "
-                "one of them out with `open_collection(genes=...)`, or give tokens of their own"
+                f"genes {one!r} and {other!r} have the same token {tokens[order[same[0]]]}; give "
+                "`gene_names` that tell them apart, such as collection.var['gene_ids'], or leave "
+                "one of them out: `open_collection(genes=...)` also takes a mask"
             )
             raise ParameterError(msg)
         return tokens
 
     def _names_of(self, genes: NDArray[Any]) -> NDArray[Any]:
         """Return the names by which the vocabulary may know genes."""
-        if self.gene_names is None:
-            return genes
-        by_gene = dict(zip(self.gene_names.of, self.gene_names.names, strict=True))
-        return _objects(by_gene.get(each, "") for each in genes)
+        return genes if self.gene_names is None else _objects(self.gene_names.at(genes, None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,8 +376,10 @@ class RankTokens(Tokenizer):
         Tokens by gene; see `Vocabulary.of`.
     medians
         Median of each gene's normalised values other than 0, over a large collection: a mapping
-        from names of the vocabulary to numbers above 0, or the path of a JSON file with one.
-        Genes without a median are unknown. None divides by nothing.
+        from names of the vocabulary to numbers above 0, or the path of a JSON file with one; or a
+        Series of all genes of the collection in their order, such as a column of
+        ``collection.var``. Genes without a median, or with NaN, are unknown. None divides by
+        nothing.
     cls, eos
         Special tokens before and after the genes, by their names or as integers; None for none,
         as in Geneformer's first models.
@@ -323,7 +390,13 @@ class RankTokens(Tokenizer):
     ------
     ParameterError
         A median is not a finite number above 0, the vocabulary lacks a special token, or another
-        parameter is invalid.
+        parameter is invalid. When a dataset is made: no gene of the vocabulary has a median.
+
+    Warns
+    -----
+    UserWarning
+        When a dataset is made: of the medians, or of its genes in the vocabulary if these are
+        fewer, less than half have a counterpart.
 
     Examples
     --------
@@ -342,20 +415,45 @@ class RankTokens(Tokenizer):
     def __post_init__(self) -> None:
         """Check the parameters."""
         super().__post_init__()
-        if self.medians is not None:
-            self._set("medians", _medians(self.medians, self.vocabulary))
+        if self.medians is not None and not isinstance(self.medians, _ByGene):
+            self._set("medians", _medians(self.medians))
 
     def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
-        """See `Tokenizer`; genes without a median are unknown."""
+        """See `Tokenizer`; genes without a median are unknown, and one must have a median."""
         tokens = super().tokens_of(genes)
-        if self.medians is not None:
-            tokens[np.isnan(self.divisors_of(genes))] = -1
+        if self.medians is None:
+            return tokens
+        known = np.flatnonzero(tokens >= 0)
+        tokens[np.isnan(self.divisors_of(genes))] = -1
+        if not (tokens >= 0).any():
+            names = self._names_of(genes)[known]
+            raise ParameterError(f"no gene has a median: {self._told_of_medians(names)}")
         return tokens
+
+    def warn_if_few_medians(self, genes: NDArray[Any]) -> None:
+        """Warn if few of the genes that have a token have a median; see `RankTokens`."""
+        if self.medians is None:
+            return
+        known = super().tokens_of(genes) >= 0
+        n_both = np.count_nonzero(self.tokens_of(genes) >= 0)
+        n_medians = np.count_nonzero(~np.isnan(self.medians.values))
+        if 2 * n_both < known.sum() and 2 * n_both < n_medians:
+            told = self._told_of_medians(self._names_of(genes)[known])
+            msg = f"{n_both:,} genes have a median, and others are left out: {told}"
+            warnings.warn(msg, UserWarning, stacklevel=3)
+
+    def _told_of_medians(self, names: NDArray[Any]) -> str:
+        return (
+            f"there are {names.size:,} genes of the vocabulary, such as {_shown(names)}, and "
+            f"{self.medians.genes.size:,} medians, such as {_shown(self.medians.genes)}; give "
+            "medians by the names of the vocabulary, or as a column of collection.var"
+        )
 
     def divisors_of(self, genes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the median of each gene of a collection; NaN if it has none."""
-        by_name = dict(zip(self.vocabulary.names, self.medians.tolist(), strict=True))
-        return np.array([by_name.get(each, np.nan) for each in self._names_of(genes)], np.float64)
+        is_by_position = np.array_equal(self.medians.genes, genes)
+        names = genes if is_by_position else self._names_of(genes)
+        return np.array(self.medians.at(names, np.nan), np.float64)
 
     def __repr__(self) -> str:
         return f"RankTokens({len(self.vocabulary):,} tokens, max_length={self.max_length})"
@@ -631,16 +729,14 @@ def _read(source: Any) -> Any:
         return source
     path = Path(source)
     try:
-        text = path.read_text("utf-8")
+        return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         msg = f"{path} does not exist; give the path of a JSON file, or a mapping"
         raise PathError(msg) from None
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path} cannot be read as JSON: {one_line(error)}"
-        raise FormatError(msg) from error
-    try:
-        return json.loads(text)
-    except ValueError as error:
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}; give the path of a JSON file, or a mapping"
+        raise PathError(msg) from error
+    except (ValueError, RecursionError) as error:
         msg = (
             f"{path} is not JSON: {one_line(error)}; read it yourself (pickle.load reads .pkl) and "
             "give the mapping"
@@ -648,19 +744,30 @@ def _read(source: Any) -> Any:
         raise FormatError(msg) from error
 
 
-def _medians(source: Any, vocabulary: Vocabulary) -> NDArray[np.float64]:
-    """Return the median of each name of a vocabulary, NaN if there is none."""
-    read = _read(source)
-    if not hasattr(read, "items"):
-        msg = (
-            "`medians` must be a mapping from names of genes to numbers, the path of a JSON file, "
-            f"or a Series, but got {read!r}"
-        )
-        raise ParameterError(msg)
-    by_name = {str(name): float(value) for name, value in read.items()}
-    for name, value in by_name.items():
-        if not 0 < value < math.inf:
-            msg = f"medians must be finite and above 0, but that of {name!r} is {value!r}"
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _shown(names: NDArray[Any]) -> str:
+    return next((repr(each) for each in names if each is not None), "nothing")
+
+
+def _medians(source: Any) -> _ByGene:
+    """Return medians, as float64.
+
+    Raises
+    ------
+    ParameterError
+        One is no number, infinite, or not above 0.
+    """
+    given = _ByGene.of(_read(source), "`medians`")
+    found = np.full(given.values.size, np.nan)
+    for place, (name, value) in enumerate(zip(given.genes, given.values, strict=True)):
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            msg = f"medians must be finite numbers above 0, but that of {name!r} is {value!r}"
             raise ParameterError(msg)
-    found = [by_name.get(name, math.nan) for name in vocabulary.names.tolist()]
-    return _read_only(np.array(found, np.float64))
+        found[place] = value
+    return replace(given, values=_read_only(found))

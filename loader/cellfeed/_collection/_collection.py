@@ -158,7 +158,8 @@ class Collection:
             msg = f"`sources` must be a list of sources, but got {reprlib.repr(sources)}"
             raise ParameterError(f"{msg}; `open_collection(paths)` opens files")
         self._delivers_obs_names = obs_names
-        self._elements = join_elements(self._sources, genes or Genes())
+        self._chosen_genes = genes or Genes()
+        self._elements = join_elements(self._sources, self._chosen_genes)
         self._stored = {
             name: tuple(source.elements[name] for source in self._sources)
             for name in self._elements
@@ -249,6 +250,11 @@ class Collection:
         return self._first.n_columns
 
     @property
+    def chosen_genes(self) -> Genes:
+        """Which genes were chosen when the collection was opened."""
+        return self._chosen_genes
+
+    @property
     def var_names(self) -> NDArray[np.object_]:
         """Gene names of the first element, str, shape (n_vars,)."""
         return self._first.column_names
@@ -259,7 +265,7 @@ class Collection:
 
         It has the columns of ``var`` that all files have and that are the same in all of them, for
         each gene that several files have. Values are missing where no file's ``var`` has the gene,
-        such as those of ``raw/X``.
+        such as those of ``raw/X``, or where ``var`` has its name twice, in another order of genes.
 
         Examples
         --------
@@ -270,7 +276,8 @@ class Collection:
         >>> collection.var["chromosome"].to_dict()
         {'b': 'X'}
         """
-        return join_tables(self.var_names, [each.read_var() for each in self._sources]).copy()
+        tables = [each.read_var() for each in self._sources]
+        return join_tables(self.var_names, tables, self._chosen_genes).copy()
 
     @property
     def obs(self) -> Mapping[str, ObsColumn]:

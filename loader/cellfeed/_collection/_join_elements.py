@@ -64,6 +64,7 @@ JoinVars = Literal["same", "inner", "outer"]
 _SHOWN = 5
 
 Names = NDArray[np.object_]
+Places = NDArray[np.int64]
 _Part = tuple[Location, "pd.Index[str]"]
 
 
@@ -76,8 +77,10 @@ class Genes:
         "same": all files have the same genes; "inner": the genes that every file has; "outer": the
         genes that any file has.
     names
-        Names of the genes, in this order, in place of a join; every file must have them. A Series
-        of booleans, indexed by names; or a mask, with a boolean for each gene of the first file.
+        Names of the genes, in this order, in place of a join; every file must have them. Or a
+        mask, with a boolean for each gene of the first file: it applies by position, to this file
+        and to those with the same genes in the same order. A mask that is a Series whose index is
+        not the genes of the first file names genes instead.
     of_first
         Whether the genes are those of the first file in any case. ``join_vars`` then says which
         others a file may have: "inner": more, which are left out; "outer": more or fewer.
@@ -118,41 +121,69 @@ class Genes:
                 raise ParameterError(msg)
         self.join_vars, self.of_first = join_vars, of_first
         self.mask: NDArray[np.bool_] | None = None
-        if names is not None and np.asarray(names).dtype == bool:
-            mask = np.asarray(names)
-            labels = getattr(names, "index", None)  # of a list, this is a method
-            names = None if labels is None or callable(labels) else labels[mask]
-            self.mask = mask if names is None else None
-        self.names = None if names is None else np.array([str(name) for name in names], object)
-        if self.names is not None:
-            index = pd.Index(self.names, dtype=object)
-            twice = [str(name) for name in index[index.duplicated()].unique()]
-            if twice or not self.names.size:
-                what = f"names {listed(twice)} twice" if twice else "is empty"
-                raise ParameterError(f"`genes` {what}; give each gene once, and at least one")
+        self._labels = self._names = None
+        if names is None:
+            return
+        given = np.asarray(names, object)
+        if given.size and all(isinstance(each, bool | np.bool_) for each in given.tolist()):
+            self.mask = given.astype(bool)
+            labels = getattr(names, "index", None)
+            if labels is not None and not callable(labels):  # of a list, this is a method
+                self._labels = np.array([*map(str, labels)], object)
+        else:
+            self._names = _distinct([*map(str, names)])
 
     @property
     def are_chosen(self) -> bool:
         """Whether genes are given, in place of a join."""
-        return self.names is not None or self.mask is not None
+        return self._names is not None or self.mask is not None
 
-    def among(self, first: Location, names: Names) -> Genes:
-        """Return the same genes by their names, given those of the first file.
+    def of_file(self, first: Location, names: Names) -> tuple[Names | None, Places | None]:
+        """Return the chosen genes, and their positions if these choose them.
+
+        Parameters
+        ----------
+        first, names
+            The first file, and its genes.
 
         Raises
         ------
         ParameterError
-            The mask does not have a boolean for each of them.
+            The mask does not have a boolean for each of them, or chooses none.
         """
         if self.mask is None:
-            return self
+            return self._names, None
+        if self._labels is not None and not np.array_equal(self._labels, names):
+            return _distinct(self._labels[self.mask].tolist()), None
         if self.mask.shape != names.shape:
             msg = (
                 f"{first}: has {names.size:,} genes, but `genes` is a mask of shape "
                 f"{self.mask.shape}; give names, or booleans in a pandas Series indexed by names"
             )
             raise ParameterError(msg)
-        return Genes(names=names[self.mask].tolist())
+        if not self.mask.any():
+            raise ParameterError("`genes` is empty; give each gene once, and at least one")
+        return names[self.mask], np.flatnonzero(self.mask)
+
+    def rows_of(self, table: pd.DataFrame, names: Names | pd.Index[str]) -> pd.DataFrame | None:
+        """Return the rows of a file's table of genes that these are by position, if they are."""
+        if np.array_equal(table.index, names):
+            return table
+        if self.mask is None or self.mask.size != len(table):
+            return None
+        chosen = table[self.mask]
+        return chosen if np.array_equal(chosen.index, names) else None
+
+
+def _distinct(names: list[str]) -> Names:
+    index = pd.Index(names, dtype=object)
+    twice = [str(name) for name in index[index.duplicated()].unique()]
+    if twice or not names:
+        what = f"names {listed(twice)} twice" if twice else "is empty"
+        msg = f"`genes` {what}; give each gene once, and at least one"
+        msg += ", or a mask where several genes have one name" if twice else ""
+        raise ParameterError(msg)
+    return index.to_numpy()
 
 
 def join_var(
@@ -179,45 +210,49 @@ def join_var(
         are matched by name, and a file has a gene without a name, or two genes with a name that the
         collection has.
     """
-    first = parts[0][1]
+    (where_first, first), *_ = parts
     is_same = all(names is first or np.array_equal(names, first) for _, names in parts)
-    if is_same and (genes.names is None or np.array_equal(genes.names, first)):
+    chosen, places = genes.of_file(where_first, first)
+    if is_same and (chosen is None or np.array_equal(chosen, first)):
         return first, None
     distinct = dict[int, _Part]()  # of most files they are those of the first
     for where, names in parts:
         if id(names) not in distinct:
-            require_named(where, names)
             distinct[id(names)] = where, pd.Index(names, dtype=object)
-    joint = _joint(list(distinct.values()), genes)
-    for where, index in distinct.values():
-        repeated = index[index.duplicated()].unique()
+    if chosen is None:
+        for where, index in distinct.values():
+            require_named(where, index.to_numpy())
+        joint = _joint(list(distinct.values()), genes)
+    else:
+        joint = pd.Index(chosen, dtype=object)
+    maps = dict[int, NDArray[np.integer]]()
+    for key, (where, index) in distinct.items():
+        if places is not None and key == id(first):
+            maps[key] = np.full(first.size, -1)
+            maps[key][places] = np.arange(places.size)
+            continue
+        require_named(where_first, joint.to_numpy())
+        lacking = joint[~joint.isin(index)]
+        if chosen is not None and len(lacking):
+            msg = f"{where}: lacks {listed([*lacking])} of `genes`; leave out these genes, or the"
+            raise MismatchError(f"{msg} file")
+        repeated = index[index.duplicated()].append(joint[joint.duplicated()]).unique()
         ambiguous = repeated[repeated.isin(joint)]
-        if ambiguous.size:
+        if len(ambiguous):
             msg = (
-                f"{where}: several genes have the same name: {listed(ambiguous.tolist())}; write "
-                "the file again after `adata.var_names_make_unique()`"
+                f"{where}: several genes have the same name: {listed([*ambiguous])}; leave them "
+                "out with `genes`, which may be a mask: it applies by position where files have "
+                "the same genes in the same order"
             )
             raise MismatchError(msg)
-    maps = {key: joint.get_indexer(index) for key, (_, index) in distinct.items()}
+        maps[key] = joint.get_indexer(index)
     return joint.to_numpy(), column_maps([maps[id(names)] for _, names in parts], len(joint))
 
 
-def _joint(  # noqa: C901 - a branch for each kind of join
-    parts: Sequence[_Part], genes: Genes
-) -> pd.Index[str]:
-    """Return the gene names of a collection, each once."""
+def _joint(parts: Sequence[_Part], genes: Genes) -> pd.Index[str]:
+    """Return the gene names of a collection, each once, unless genes are chosen."""
     joint = parts[0][1].unique()
-    if genes.names is not None:
-        joint = pd.Index(genes.names, dtype=object)
-        for where, index in parts:
-            lacking = [str(name) for name in joint[~joint.isin(index)]]
-            if lacking:
-                msg = (
-                    f"{where}: lacks {listed(lacking)} of `genes`; leave out these genes, or the "
-                    "file"
-                )
-                raise MismatchError(msg)
-    elif genes.of_first and genes.join_vars != "same":
+    if genes.of_first and genes.join_vars != "same":
         _check_has_some(parts, joint, genes.join_vars)
     elif genes.join_vars == "inner":
         for _, index in parts[1:]:
@@ -255,7 +290,7 @@ def _check_has_some(parts: Sequence[_Part], joint: pd.Index[str], join_vars: Joi
             raise MismatchError(f"{msg}; give join_vars='outer', which makes them zero")
 
 
-def join_tables(names: Names, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def join_tables(names: Names, tables: Sequence[pd.DataFrame], genes: Genes) -> pd.DataFrame:
     """Return the columns of tables of genes in which no two tables differ.
 
     Parameters
@@ -264,19 +299,27 @@ def join_tables(names: Names, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
         The genes of the result, str.
     tables
         Tables of some of these and of other genes, indexed by their names.
+    genes
+        Which genes of the first table were chosen.
 
     Returns
     -------
     A table indexed by ``names``, with the columns that all tables have; missing where none has the
-    gene.
+    gene, or where several genes have its name and positions do not tell them apart.
     """
     index = pd.Index(names, dtype=object)
-    if all(np.array_equal(each.index, index) for each in tables):  # names may repeat
-        if all(each.equals(tables[0]) for each in tables[1:]):
-            return tables[0].set_axis(index, axis=0)
-        tables = [each.reset_index(drop=True) for each in tables]
-    else:
-        tables = [each[~each.index.duplicated()].reindex(index) for each in tables]
+    once = index[~index.duplicated(keep=False)]
+
+    def rows_of(table: pd.DataFrame) -> pd.DataFrame:
+        by_position = genes.rows_of(table, index)
+        if by_position is not None:
+            return by_position
+        is_known = table.index.isin(once) & ~table.index.duplicated(keep=False)
+        return table[is_known].reindex(index)
+
+    tables = [rows_of(each).reset_index(drop=True) for each in tables]
+    if all(each.equals(tables[0]) for each in tables[1:]):
+        return tables[0].set_axis(index, axis=0)
     joined = dict[Any, Any]()
     for name in tables[0]:
         if all(name in each for each in tables):
@@ -432,7 +475,7 @@ def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
     if len(sources) == 1 and not genes.are_chosen:
         return sources[0].elements[name].shape[1], names_of_first, None
     parts = _parts(name, sources)
-    names, maps = join_var(parts, genes.among(*parts[0]))
+    names, maps = join_var(parts, genes)
     if maps is None:
         return len(names), names_of_first, None
     return len(names), ColumnNames(partial(np.asarray, names)), maps

@@ -348,8 +348,10 @@ def open_collection(
     genes
         Names of the genes to read, in this order, in place of ``join_vars``. In MuData, these are
         genes of the modality of the first element; other modalities are read whole. Also booleans:
-        a pandas Series indexed by names, such as ``table["highly_variable"]``, or a mask of the
-        genes of the first file.
+        a mask of the genes of the first file, such as ``~is_mitochondrial``, which applies by
+        position to all files with the same genes in the same order, so that names may repeat; or a
+        pandas Series indexed by names, such as ``table["highly_variable"]``, which is a mask if
+        its index is the genes of the first file.
     join_obs
         "same" requires every file to have each column of ``obs``; "outer" fills the column with
         missing values (code -1, or NaN) for files that lack it.

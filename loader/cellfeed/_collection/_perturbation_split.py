@@ -27,7 +27,7 @@ from cellfeed._collection._splits import Labels, Rows, count_divided, labels_of
 from cellfeed._errors import FormatError, ParameterError, PathError, require_seed
 from cellfeed._lazy import pd
 from cellfeed.sampling import derive_key, random_words
-from cellfeed.sampling._labels import factorized
+from cellfeed.sampling._labels import factorized, named_values
 
 Part = Literal["train", "val", "test"]
 _PARTS: tuple[str, ...] = get_args(Part)
@@ -65,16 +65,16 @@ class _Stated:
     origin: str
     datasets: Mapping[str, str]
     training: Sequence[str] | None
-    zeroshot: Mapping[str, str]
-    fewshot: Mapping[str, Mapping[str, Any]]
-    perturbations: Mapping[str, Sequence[str]]
+    zeroshot: Mapping[Any, str]
+    fewshot: Mapping[Any, Mapping[str, Any]]
+    perturbations: Mapping[str, Sequence[Any]]
 
     def refused(self, section: str, what: str) -> ParameterError:
         return ParameterError(f"{self.origin}: {section}: {what}")
 
     def used_datasets(self) -> set[str]:
         """Return the names in ``training``, ``zeroshot`` and ``fewshot``."""
-        of_keys = (key.partition(".")[0] for key in (*self.zeroshot, *self.fewshot))
+        of_keys = (str(key).partition(".")[0] for key in (*self.zeroshot, *self.fewshot))
         return {*(self.training or ()), *of_keys}
 
 
@@ -142,7 +142,7 @@ def _check_keys(stated: _Stated) -> None:
         _check_lists(stated, f'[fewshot."{key}"]', lists, may_be_shares=True)
 
 
-def _texts(origin: str, section: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(origin: str, section: str, table: Mapping[Any, Any]) -> Iterator[tuple[Any, str]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             msg = f'put "{key}.{next(iter(value), "...")}" in quotes, since it is one key'
@@ -172,7 +172,9 @@ def _check_lists(stated: _Stated, section: str, lists: Any, *, may_be_shares: bo
         return
     for part, names in lists.items():
         is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not all(isinstance(each, str) for each in names):
+        if not is_list or not all(
+            isinstance(each, str | int | float | np.generic) for each in names
+        ):
             raise stated.refused(section, f"{part} = {names!r} must be a list of perturbations")
     twice = [each for each in lists.get("val", ()) if each in set(lists.get("test", ()))]
     if twice:
@@ -363,6 +365,13 @@ def _joined(
     return ranks[codes], [(datasets.labels[i], cell_types.labels[j]) for i, j in pairs]
 
 
+def _written(named: Any, labels: Sequence[Any]) -> str:
+    """Return how the label that equals a value is written; text names what is written so."""
+    if isinstance(named, str):
+        return named
+    return str(next((each for each in labels if each is not None and each == named), named))
+
+
 def _codes_by_name(labels: Labels) -> dict[str, int]:
     """Return the code of each label that is not missing, by how it is written."""
     named = dict[str, int]()
@@ -438,12 +447,12 @@ class _Division:
         parts[~used[conditions.contexts] | conditions.is_missing] = _UNUSED
         return parts
 
-    def _context(self, key: str, section: str) -> int:
+    def _context(self, key: Any, section: str) -> int:
         """Return the context of a key: a cell type, after its dataset if there are datasets."""
         conditions, stated = self._conditions, self._stated
-        wanted: tuple[str, ...] = (key,)
+        wanted: tuple[str, ...] = (_written(key, conditions.cell_types.labels),)
         if conditions.datasets is not None:
-            dataset, dot, cell_type = key.partition(".")
+            dataset, dot, cell_type = str(key).partition(".")
             if not dot:
                 msg = f'{key!r} has no cell type; write "{key}.CELL_TYPE", in quotes'
                 raise stated.refused(section, msg)
@@ -487,9 +496,10 @@ class _Division:
         self._exact[there] = _PARTS.index(part)
 
     def _claim_names(
-        self, there: NDArray[np.intp], part: str, names: Sequence[str], section: str, where: str
+        self, there: NDArray[np.intp], part: str, named: Sequence[Any], section: str, where: str
     ) -> None:
         """Assign the conditions with these perturbations, among those of some contexts."""
+        names = [_written(each, self._conditions.treatments.labels) for each in named]
         control = [name for name in names if name in self._controls]
         if control:
             msg = f"{control[0]!r} is the control, whose cells are in no part; leave it out"
@@ -716,8 +726,9 @@ def perturbation_split(
     treatment
         The obs column with the perturbations, or an array with one for each row.
     control
-        The perturbation of control cells, or several. They are in no part; see
-        `PerturbationSplit.controls`.
+        The perturbation of control cells, or several; like all labels that are named, a number or
+        boolean names the label that equals it, and text the one that is written so. Controls are in
+        no part; see `PerturbationSplit.controls`.
     cell_type
         The obs column with the cell types, or an array.
     dataset
@@ -777,7 +788,7 @@ def perturbation_split(
         datasets = labels_of(collection, dataset, "dataset", every, n_rows)
     elif stated.datasets:
         datasets = _datasets_by_file(collection, stated)
-    controls = [control] if isinstance(control, str) else [*map(str, control)]
+    controls = [_written(each, treatments.labels) for each in named_values(control)]
     codes = _codes_by_name(treatments)
     unknown = [each for each in controls if each not in codes]
     if unknown or not controls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal, TypeVar, get_args, overload
 
@@ -333,7 +333,7 @@ class _Parts:
     Parameters
     ----------
     rows
-        The rows that were split, ascending, shape (n_rows,); all rows if None.
+        The rows that were split, ascending, as often as given, shape (n_rows,); all if None.
     parts
         Part of each row, shape (n_rows,).
     requested
@@ -527,7 +527,8 @@ def random_split(
         ("multinomial"), the best of 64 random orders of the groups is used: the one nearest to the
         fractions and, with ``stratify``, to the fractions within each label, on average.
     indices
-        The distinct rows to split; all rows if None.
+        The rows to split; all rows if None. A row that is given twice counts twice, as in
+        strategies, and both are in the same part. Fractions are then those of distinct rows.
 
     Returns
     -------
@@ -644,7 +645,7 @@ def _divided(
         raise ParameterError(msg + "`stratify`, or choose another method")
     seed = require_seed(seed)
     n_rows = count_divided(collection)
-    rows = None if indices is None else _distinct(indices, n_rows)
+    rows, copies = (None, None) if indices is None else _distinct(indices, n_rows)
     n = n_rows if rows is None else rows.size
     selected: slice | NDArray[np.int64] = slice(None) if rows is None else rows
     strata = groups = None
@@ -655,6 +656,10 @@ def _divided(
         groups = labels_of(collection, group, "group", selected, n_rows)
     parts = _parts(n, weights, seed, method, strata, groups)
     n_parts, requested = len(weights), _fractions(weights)
+    if rows is not None and copies is not None:
+        rows, parts = np.repeat(rows, copies), np.repeat(parts, copies)
+        if strata is not None:
+            strata = replace(strata, codes=np.repeat(strata.codes, copies))
     sizes = np.bincount(parts, minlength=n_parts)
     empty = np.flatnonzero(sizes == 0)
     if empty.size:
@@ -665,7 +670,7 @@ def _divided(
         raise ParameterError(msg)
     table = None if strata is None else _table_of(strata, parts, n_parts)
     if groups is not None and method != "multinomial":
-        _warn_if_far_off(sizes / n, requested, table, groups)
+        _warn_if_far_off(sizes / parts.size, requested, table, groups)
     n_groups = None if groups is None else len(groups)
     return kind(rows, parts, requested, sizes, table, n_groups)
 
@@ -699,16 +704,18 @@ def _parts(
     return _parts_of_rows(sizes, codes, derive_key(seed, _ROWS))
 
 
-def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
-    rows = np.sort(require_row_numbers(indices))
+def _distinct(
+    indices: ArrayLike, n_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return distinct rows, ascending, and how often each is given; None if each is once."""
+    rows = np.sort(require_row_numbers(indices)).astype(np.int64)
     if rows[0] < 0 or rows[-1] >= n_rows:
         msg = f"`0 <= indices < {n_rows}` must hold, but got indices from {rows[0]} to {rows[-1]}"
         raise ParameterError(msg)
-    twice = rows[1:][rows[1:] == rows[:-1]]
-    if twice.size:
-        msg = f"`indices` have row {twice[0]} twice, which could get into two parts; give it once"
-        raise ParameterError(msg)
-    return rows.astype(np.int64)
+    if (rows[1:] > rows[:-1]).all():
+        return rows, None
+    distinct, copies = np.unique(rows, return_counts=True)
+    return distinct, copies.astype(np.int64)
 
 
 def _require_few(strata: Labels) -> None:

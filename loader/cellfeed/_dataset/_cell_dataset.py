@@ -45,6 +45,7 @@ from cellfeed.sampling import (
     Share,
     derive_key,
 )
+from cellfeed.tokenizers import RankTokens
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -254,6 +255,9 @@ class CellDataset(ResumableDataset):
         self._pools = Pools()
         if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
+            for name, steps in self.transform.items():
+                if isinstance(tokenizer := split_steps(steps)[1], RankTokens):
+                    tokenizer.warn_if_few_medians(collection.elements[name].column_names)
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
                 _parameters.check_memory(self._least_bytes)

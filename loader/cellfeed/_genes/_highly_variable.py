@@ -88,8 +88,8 @@ def highly_variable_genes(
         A value is NaN or infinite, or a file is damaged.
     ParameterError
         A parameter is invalid; scikit-misc is needed and not installed; or values do not suit the
-        method: counts are negative, a batch has a single cell, the regression fails, or bins are
-        not distinct.
+        method: counts are negative, no gene varies in a batch (which has a single cell, or only
+        zeros), the regression fails, or bins are not distinct.
     ColumnError
         obs has no such column, or a cell has no value there.
 
@@ -117,6 +117,10 @@ def highly_variable_genes(
         msg = f"`flavor` must be one of {known}, but got {flavor!r}"
         raise ParameterError(msg)
     n_top_genes = require_positive("n_top_genes", n_top_genes)
+    n_bins = require_positive("n_bins", n_bins)
+    given: Any = span
+    if not isinstance(given, int | float | np.floating) or not 0 < given <= 1:
+        raise ParameterError(f"`0 < span <= 1` must hold, but got span={span!r}")
     are_counts = flavor.startswith("seurat_v3")
     if are_counts:
         _require_loess(flavor)
@@ -191,12 +195,10 @@ def _means_and_variances(sums: Floats, squares: Floats, n_cells: Any) -> tuple[F
 def _by_regression(
     found: Sums, batches: Batches, span: float, n_top_genes: int, flavor: str, sums: Any
 ) -> pd.DataFrame:
-    for k in np.flatnonzero(found.n_cells < 2):  # noqa: PLR2004 - which have no variance
-        msg = f"{_shown(batches, found, int(k))} has no variance; leave it out of `indices`"
-        raise ParameterError(msg)
     whole_sums, whole_squares = found.whole_sums, found.whole_squares
     n_cells = found.n_cells[:, None].astype(np.float64)
     means, variances = _means_and_variances(whole_sums, whole_squares, n_cells)
+    _require_variance(variances, batches, found)
     deviations = np.stack(
         [
             _expected_deviations(means[k], variances[k], span, _shown(batches, found, k))
@@ -241,6 +243,14 @@ def _by_regression(
     return table
 
 
+def _require_variance(variances: Floats, batches: Batches, sums: Sums) -> None:
+    """Check that a gene varies in each batch, which therefore has two cells, and some counts."""
+    for k in np.flatnonzero(~(variances > 0).any(axis=1)).tolist():
+        is_all = batches.names[k] is None
+        remedy = "give cells with counts" if is_all else "leave it out of `indices`"
+        raise ParameterError(f"no gene varies in {_shown(batches, sums, k)}; {remedy}")
+
+
 def _shown(batches: Batches, sums: Sums, batch: int) -> str:
     name, n_cells = batches.names[batch], int(sums.n_cells[batch])
     return f"{n_cells:,} cells" if name is None else f"batch {name!r} ({n_cells:,} cells)"
@@ -280,12 +290,20 @@ def _by_dispersion(
     means, variances = _means_and_variances(
         found.whole_sums, found.whole_squares, found.n_cells[:, None].astype(np.float64)
     )
+    _require_variance(variances, batches, found)
+
+    def standardised(k: int, genes: NDArray[np.intp] | slice) -> pd.DataFrame:
+        shown = _shown(batches, found, k)
+        return _standardised(
+            means[k, genes], variances[k, genes], n_bins, n_top_genes, flavor, shown
+        )
+
     if len(batches.names) == 1 and batches.names[0] is None:
-        return _standardised(means[0], variances[0], n_bins, n_top_genes, flavor)
+        return standardised(0, slice(None))
     tables = list[pd.DataFrame]()
     for k in range(len(batches.names)):
         genes = np.flatnonzero(found.counts[k])
-        own = _standardised(means[k, genes], variances[k, genes], n_bins, n_top_genes, flavor)
+        own = standardised(k, genes)
         own.index = pd.Index(genes)
         tables.append(own.reindex(np.arange(means.shape[1]), fill_value=0))
     together = pd.concat(tables).astype({"highly_variable": int})
@@ -303,7 +321,7 @@ def _by_dispersion(
 
 
 def _standardised(
-    means: Floats, variances: Floats, n_bins: int, n_top_genes: int, flavor: str
+    means: Floats, variances: Floats, n_bins: int, n_top_genes: int, flavor: str, shown: str
 ) -> pd.DataFrame:
     means = np.where(means == 0, _LEAST_MEAN, means)
     dispersions = variances / means
@@ -315,9 +333,10 @@ def _standardised(
         bins = np.r_[-np.inf, np.percentile(means, np.arange(10, 105, 5)), np.inf]
         if np.unique(bins).size < bins.size:
             msg = (
-                f"'cell_ranger' bins {means.size:,} genes by percentiles of their means, but too "
-                f"many means are the same ({np.count_nonzero(means == _LEAST_MEAN):,} are 0); open "
-                "the collection with the `genes` that have counts, or use another flavor"
+                f"'cell_ranger' bins {means.size:,} genes by percentiles of their means in "
+                f"{shown}, but too many means are the same "
+                f"({np.count_nonzero(means == _LEAST_MEAN):,} are 0); open the collection with the "
+                "`genes` that have counts, or use another flavor"
             )
             raise ParameterError(msg)
     table = pd.DataFrame({"means": means, "dispersions": dispersions})

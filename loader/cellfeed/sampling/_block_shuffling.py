@@ -103,8 +103,9 @@ class BlockShuffling(SamplingStrategy):
     block_size
         Number of rows in a block.
     indices
-        The rows to visit, one-dimensional integers; all rows if None. They are sorted, with
-        a warning if they were not. Blocks are contiguous in ``indices``.
+        The rows to visit, one-dimensional integers; all rows if None. A row that is given twice
+        counts twice. They are sorted, with a warning if they were not. Blocks are contiguous in
+        ``indices``.
     drop_last
         Whether to leave out the rows that do not fill a block. Which rows are left out, at
         the start and at the end, differs from epoch to epoch. If they are kept, they form one
@@ -305,8 +306,8 @@ class Streaming(SamplingStrategy):
     Parameters
     ----------
     indices
-        The rows to visit, one-dimensional integers; all rows if None. They are sorted, with
-        a warning if they were not.
+        The rows to visit, one-dimensional integers; all rows if None. A row that is given twice
+        counts twice. They are sorted, with a warning if they were not.
     shuffle
         Whether the rows of a fetch are delivered in random order (a shuffle buffer of
         ``batch_size * fetch_factor`` rows).

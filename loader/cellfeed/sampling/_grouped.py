@@ -1,5 +1,6 @@
 """Sets of cells that share a group."""
 
+import warnings
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import Any, Literal, NamedTuple, get_args
@@ -63,7 +64,8 @@ class GroupedSampling(SamplingStrategy):
         group; ``set_size`` must be a multiple of it. Larger blocks read faster if the cells of a
         group are scattered.
     indices
-        The rows to visit; all rows if None. They are sorted, with a warning if they were not.
+        The rows to visit; all rows if None. A row that is given twice counts twice. They are
+        sorted, with a warning if they were not.
     leftover
         What to do if the cells of a group do not fill its last set. "drop" leaves them out, other
         cells in each epoch, and with them all groups with fewer than ``set_size`` cells. "pad"
@@ -85,6 +87,12 @@ class GroupedSampling(SamplingStrategy):
     ParameterError
         A size is below one or not a multiple, labels or weights cannot be used, or no group fills
         a set.
+
+    Warns
+    -----
+    UserWarning
+        With ``leftover="drop"``, cells are never visited, since their groups have fewer than
+        ``set_size``.
 
     Notes
     -----
@@ -218,6 +226,15 @@ class GroupedSampling(SamplingStrategy):
                 f"set_size={self.set_size}; or fill sets with leftover='pad'"
             )
             raise ParameterError(msg)
+        is_lost = (n_sets == 0) & (sizes > 0)
+        if self.leftover == "drop" and is_lost.any():
+            groups = "1 group has" if is_lost.sum() == 1 else f"{is_lost.sum():,} groups have"
+            msg = (
+                f"{groups} fewer cells than set_size={self.set_size}, so that "
+                f"{sizes[is_lost].sum():,} of {members.size:,} cells are never visited; give "
+                "leftover='pad', or a smaller `set_size`"
+            )
+            warnings.warn(msg, UserWarning, stacklevel=4)
         dtype = np.int32 if int(rows[-1]) < 1 << 31 else np.int64
         return _Groups(
             rows=rows[members].astype(dtype),

@@ -16,7 +16,14 @@ from cellfeed.sampling._base import (
     n_available,
     sorted_indices,
 )
-from cellfeed.sampling._labels import Codes, column_of, combined, factorized, label_codes
+from cellfeed.sampling._labels import (
+    Codes,
+    column_of,
+    combined,
+    factorized,
+    label_codes,
+    named_values,
+)
 from cellfeed.sampling._permutation import derive_key, permute_within, random_words
 
 Redraw = Literal["visit", "epoch", "never"]
@@ -86,8 +93,8 @@ class MatchedControls(WithOthers):
         The treatment of each cell: the name of an obs column of the collection, or a value for
         each row. Cells without one (NaN, None, or the number -1) are neither treated nor controls.
     control
-        The treatment of control cells, such as ``"DMSO"``, or a list of several. Cells with any
-        other treatment are treated.
+        The treatment of control cells, such as ``"DMSO"``, 0 or False, or a list of several; it
+        must equal a value of the column. Cells with any other treatment are treated.
     within
         What a treated cell and its controls have in common: names of obs columns, or arrays with a
         value for each row. The control cells with one combination of values are a pool, of which
@@ -101,8 +108,8 @@ class MatchedControls(WithOthers):
         About how many controls of a pool are drawn as neighbours. By default, as many as treated
         cells in a block, and at least 16.
     control_indices
-        The rows that may be controls. By default, the ``indices`` that the strategy was given, so
-        that the training set has its own controls; or all rows.
+        The rows that may be controls, each of which counts once. By default, the ``indices`` that
+        the strategy was given, so that the training set has its own controls; or all rows.
     redraw
         When a treated cell gets other controls: at each "visit"; in each "epoch", in which all
         treated cells of a pool share the same ``k``; or "never", so that a treated cell has
@@ -282,7 +289,7 @@ class MatchedControls(WithOthers):
             raise ParameterError(msg)
         given = self.indices if self.control_indices is None else self.control_indices
         n_available(given, kinds.size)
-        controls = _those(given, (kinds == 1) & (pool_of >= 0))
+        controls = np.unique(_those(given, (kinds == 1) & (pool_of >= 0)))
         sizes = np.bincount(pool_of[controls], minlength=int(pool_of.max(initial=0)) + 1)
         is_matched = pool_of >= 0
         is_matched &= sizes[pool_of] >= (1 if self.replace else self.k)
@@ -304,8 +311,7 @@ class MatchedControls(WithOthers):
     def _kinds(self, name: str, treatment: Any) -> NDArray[np.int8]:
         """Return 1 for each control, 0 for each treated cell, and -1 for others."""
         codes, values = factorized(treatment)
-        several = isinstance(self.control, list | tuple | set | frozenset | np.ndarray)
-        wanted = list(self.control) if several else [self.control]
+        wanted = named_values(self.control)
         for each in wanted or [None]:
             if each not in values:
                 shown = ", ".join(repr(value) for value in values[:_MOST_SHOWN])

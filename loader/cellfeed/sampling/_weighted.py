@@ -234,11 +234,6 @@ class WeightedBlocks(SamplingStrategy):
 
     def _prepare_masses(self, weights: CellWeights | None) -> None:
         """Sum the weights, at least one of which is above 0."""
-        rows = np.asarray([] if self.indices is None else self.indices)
-        if not self.replace and np.any(rows[1:] == rows[:-1]):
-            first = rows[1:][rows[1:] == rows[:-1]][0]
-            msg = f"`indices` must differ without replacement, but {first} comes more than once"
-            raise ParameterError(msg)
         masses: tuple[Masses, Masses] | None = None
         if weights is not None and self.replace:
             masses = (masses_of(weights),) * 2
@@ -287,8 +282,8 @@ class BlockWeightedSampling(WeightedBlocks):
     block_size
         Number of draws in a block.
     indices
-        The rows to draw from, one-dimensional integers; all rows if None. They are sorted, with
-        a warning if they were not.
+        The rows to draw from, one-dimensional integers; all rows if None. A row that is given
+        twice counts twice. They are sorted, with a warning if they were not.
     weights
         Weight of each row of the collection, or of each of ``indices`` if there are as many:
         finite, not negative, at least one above 0. They need not sum to 1. Equal weights if None.
@@ -296,7 +291,8 @@ class BlockWeightedSampling(WeightedBlocks):
         Number of draws in an epoch; by default, the number of rows to draw from.
     replace
         Whether a cell may be drawn more than once in an epoch. If false, give ``total_size``, so
-        that no cell comes twice among these draws, or ``sampling_size``.
+        that no cell comes twice among these draws (or not more often than ``indices`` have it), or
+        ``sampling_size``.
     sampling_size
         Without replacement, an epoch consists of rounds of ``sampling_size`` draws, in each of
         which no cell comes twice; the last round may be shorter. One round if None.
@@ -448,13 +444,13 @@ class ClassBalancedSampling(WeightedBlocks):
     labels
         The class of each cell: numbers, text or categories. Cells without a class (NaN, None, or
         the number -1, whatever the dtype) are never drawn; other negative numbers are classes.
-        Give one label for each row of the collection, and classes are counted in the whole
-        collection; one for each of ``indices``, and they are counted among these; or the name of an
-        obs column of the collection, and they are counted among ``indices``.
+        Give one label for each row of the collection, or for each of ``indices`` if there are as
+        many; or the name of an obs column of the collection. Classes are counted among ``indices``.
     block_size
         Number of draws in a block.
     indices
-        The rows to draw from; all rows if None. They are sorted, with a warning if they were not.
+        The rows to draw from; all rows if None. A row that is given twice counts twice. They are
+        sorted, with a warning if they were not.
     total_size, replace, sampling_size
         See `BlockWeightedSampling`. Without replacement, all cells of a small class are drawn,
         and the remaining draws are divided among the other classes.
@@ -495,7 +491,8 @@ class ClassBalancedSampling(WeightedBlocks):
         object.__setattr__(self, "indices", sorted_indices(self.indices))
         object.__setattr__(self, "labels", codes)
         rows = rows_of(self.indices, codes.size, "labels")
-        weights = CellWeights(_class_weights(codes), codes, rows)
+        of_cells = codes if rows is None else codes[rows]
+        weights = CellWeights(_class_weights(of_cells, int(codes.max())), codes, rows)
         self._prepare_masses(require_some(weights, "labels"))
 
     def bound_to(self, collection: Any) -> "ClassBalancedSampling":
@@ -515,9 +512,10 @@ class ClassBalancedSampling(WeightedBlocks):
             require_length("labels", np.size(self.labels), self.indices, n_rows)
 
 
-def _class_weights(codes: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64]:
-    """Return the weight of a cell of each class, and 0 for cells without one."""
-    counts = np.bincount(codes[codes >= 0]) if codes.min() < 0 else np.bincount(codes)
+def _class_weights(codes: NDArray[np.signedinteger[Any]], largest: int) -> NDArray[np.float64]:
+    """Return the weight of a cell of each class up to the largest, and 0 for cells without one."""
+    known = codes[codes >= 0] if codes.min() < 0 else codes
+    counts = np.bincount(known, minlength=largest + 1)
     weights = np.zeros(counts.size + 1)
     np.divide(1.0, counts, out=weights[:-1], where=counts > 0)
     return weights

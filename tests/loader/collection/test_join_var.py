@@ -244,6 +244,53 @@ def test_names_as_pandas_3_writes_them(tmp_path, missing):
     expected = [None if pd.isna(name) else name for name in read]
     assert expected == [None if k in missing else name for k, name in enumerate(names)]
     assert list(open_collection(path).var_names) == expected
+    # Genes without a name are read by position, and matter by name only where they are chosen.
+    named = [name for name in expected if name is not None][::-1]
+    other = ad.AnnData(np.ones((5, 4), np.float32), var=pd.DataFrame(index=names[::-1]))
+    for paths in ([path], [path, other]):
+        assert open_collection(paths, genes=named).var_names.tolist() == named
+    mask = np.arange(4) % 2 == 0
+    assert list(open_collection(path, genes=mask).var_names) == expected[::2]
+    if missing:
+        told = "2 genes have|1 gene has"
+        with pytest.raises(MismatchError, match=f"({told}) no name, but genes are matched by name"):
+            open_collection([path, other], genes=np.isin(np.arange(4), missing))
+
+
+@given(data=st.data())
+def test_a_mask_applies_by_position_where_names_repeat(data):
+    """Of one or more files with the same genes, against anndata; of others, by name."""
+    names = data.draw(GENES)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(names), max_size=len(names))))
+    mask[data.draw(st.integers(0, len(names) - 1))] = True
+    var = pd.DataFrame({"id": [f"id{k}" for k in range(len(names))]}, index=names)
+    X = np.arange(2.0 * len(names)).reshape(2, -1)
+    cells = [ad.AnnData(X + 100 * k, var=var) for k in range(data.draw(st.integers(1, 2)))]
+    series = pd.Series(mask, names)
+    chosen = data.draw(st.sampled_from([mask, mask.tolist(), series, series.astype("boolean")]))
+    collection = open_collection(cells, genes=chosen)
+    assert collection.var.equals(var[mask])
+    assert np.array_equal(dense(collection[:].X), np.vstack([each.X[:, mask] for each in cells]))
+    order = [*range(len(names))][::-1]
+    other = ad.AnnData(X[:, order], var=var.iloc[order])
+    if names[::-1] == names:
+        return
+    twice = {name for name in var.index[mask] if names.count(name) > 1}
+    if twice:
+        with pytest.raises(MismatchError, match="several genes have the same name: "):
+            open_collection([*cells, other], genes=chosen)
+    else:
+        both = open_collection([*cells, other], genes=chosen)
+        assert np.array_equal(dense(both[-2:].X), X[:, mask])
+        assert both.var.equals(var[mask])
+
+
+def test_a_table_whose_names_repeat_in_another_order_has_no_values_for_them():
+    var = pd.DataFrame({"id": ["1", "2", "3"]}, index=["a", "b", "a"])
+    cells = ad.AnnData(np.ones((2, 3)), var=var)
+    cells.raw = ad.AnnData(np.ones((2, 4)), var=pd.DataFrame(index=["a", "c", "b", "a"]))
+    found = open_collection(cells, elements=["raw/X"]).var["id"]
+    assert found.where(found.notna(), None).tolist() == [None, None, "2", None]
 
 
 JOINS = ("same", "inner", "outer", "genes")
@@ -317,12 +364,12 @@ def test_names_that_repeat_are_those_of_each_element(write):
     assert np.array_equal(
         open_collection(path, elements=["raw/X"], genes=["b"])[:].X[:, 0], [2, 5, 8]
     )
-    told = f"^{path}: several genes have the same name: 'a'; write "
+    told = f"^{path}: several genes have the same name: 'a'; leave "
     with pytest.raises(MismatchError, match=told):
         open_collection(path, elements=["X", "raw/X"], genes=["a"])
 
 
 def test_many_names_that_repeat_are_shortened(write):
     path = write(2 * "abcdefghi")
-    with pytest.raises(MismatchError, match="'a', 'b', 'c', 'd', 'e' and 4 others; write"):
+    with pytest.raises(MismatchError, match="'a', 'b', 'c', 'd', 'e' and 4 others; leave"):
         open_collection(path, genes=[*"abcdefghi"])

@@ -155,6 +155,30 @@ class TestParts:
         assert [each.tolist() for each in split] == [[1, 5], [2], [4]]
         assert split.controls().tolist() == [0, 3]
 
+    @pytest.mark.parametrize("dtype", [np.int8, np.float32, np.float64, object, "category", bool])
+    @pytest.mark.parametrize("as_text", [False, True])
+    def test_labels_are_named_as_they_are_or_as_they_are_written(self, dtype, as_text):
+        """Numbers and booleans as text are the oracle."""
+        names = pd.Series([0, 1, 1, 0, 1, 1] if dtype is bool else [0, 2, 1, 0, 2, 1]).astype(dtype)
+        lines = pd.Series([7, 7, 7, 8, 8, 8])
+        control, other = names[0], names[5]
+
+        def split(treatment, cell_type, control, other, line):
+            return perturbation_split(
+                6,
+                {"fewshot": {line: {"test": [other]}}},
+                treatment=treatment,
+                cell_type=cell_type,
+                control=control,
+            )
+
+        text = names.map(str).astype(str), lines.map(str), str(control), str(other), "8"
+        expected = split(*text)
+        assert expected.test.size
+        found = split(names, lines, *(text[2:] if as_text else (control, other, 8)))
+        assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+        assert found.controls().tolist() == expected.controls().tolist() == [0, 3]
+
     def test_says_what_is_where(self):
         genes = np.array(["A", "B", CONTROL, "A"])
         split = perturbation_split(
@@ -366,6 +390,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
         "`control`: gene has no treatment 'non-targetting'; near: 'non-t",
     ),
     ({"control": []}, "`control`: gene has no treatment ''; there are: 'AARS'"),
+    ({"control": 0}, "`control`: gene has no treatment '0'; there are: 'AARS'"),
     ({"treatment": "guide"}, "`treatment`: obs has no column 'guide'"),
     ({"dataset": np.zeros(3)}, "`dataset` must have a label for each of 8 rows"),
     ({"dataset": None, "held_out": {"training": {"a": "train"}}}, "give the dataset of each row"),

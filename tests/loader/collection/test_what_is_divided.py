@@ -1,9 +1,14 @@
 """What can be divided, what labels it has, and what is refused."""
 
+import warnings
+from typing import Any
+
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cellfeed import (
     BlockShuffling,
@@ -67,6 +72,32 @@ class TestCollections:
         assert np.bincount(labels[split[0]])[10:].tolist() == [5, 5, 5, 5]
         assert split.describe().index.tolist() == ["all rows", 10, 11, 12, 13]
 
+    @given(data=st.data())
+    def test_rows_that_are_given_twice_are_twice_in_the_part_of_the_row(self, data):
+        """Otherwise the parts are those of the distinct rows."""
+        rows = data.draw(st.lists(st.integers(0, 39), min_size=8, max_size=60))
+        labels = np.arange(40) % 3
+        options: Any = data.draw(
+            st.sampled_from([{}, {"stratify": labels}, {"group": labels // 2}])
+        )
+        distinct, copies = np.unique(rows, return_counts=True)
+        if distinct.size < 8 or {*labels[distinct].tolist()} != {0, 1, 2}:
+            return
+        with warnings.catch_warnings(action="ignore"):
+            once = random_split(40, [0.6, 0.4], seed=0, indices=distinct, **options)
+            found = random_split(40, [0.6, 0.4], seed=0, indices=rows, **options)
+            folds = k_folds(40, 2, seed=0, indices=rows, **options)
+        for part, expected in zip(found, once, strict=True):
+            times = copies[np.searchsorted(distinct, expected)]
+            assert part.tolist() == np.repeat(expected, times).tolist()
+        assert found.describe()["n_rows"].iloc[0] == len(rows)
+        if "stratify" in options:
+            counts = np.bincount(labels[rows], minlength=3)
+            assert found.describe()["n_rows"].iloc[1:].tolist() == counts.tolist()
+        for train, validation in folds:
+            assert not {*train.tolist()} & {*validation.tolist()}
+            assert sorted([*train, *validation]) == sorted(rows)
+
 
 ERRORS = {
     "sum": ({"fractions": [0.5, 0.4]}, r"^`fractions` must sum to 1, but \[0.5, 0.4\] sum to 0.9$"),
@@ -104,7 +135,6 @@ ERRORS = {
         {"indices": [0, 20]},
         "^`0 <= indices < 20` must hold, but got indices from 0 to 20$",
     ),
-    "twice": ({"indices": [3, 1, 3]}, "^`indices` have row 3 twice"),
     "no indices": ({"indices": []}, "^`indices` must be .*; .* no cell matches the query$"),
 }
 

@@ -391,6 +391,10 @@ class TestRefused:
         [
             ({"flavor": "v3"}, ParameterError, "`flavor` must be one of 'seurat_v3'"),
             ({"n_top_genes": 0}, ParameterError, "`n_top_genes >= 1`"),
+            ({"n_bins": 0, "flavor": "seurat"}, ParameterError, "`n_bins >= 1`"),
+            ({"n_bins": 2.5}, ParameterError, "`n_bins"),
+            ({"span": 2}, ParameterError, "`0 < span <= 1` must hold, but got span=2"),
+            ({"span": "wide"}, ParameterError, "`0 < span <= 1`"),
             ({"batch_key": "plte"}, ColumnError, "plte"),
             ({"indices": [N]}, ParameterError, f"`indices < {N}`"),
             ({"flavor": "cell_ranger", "indices": [0, 1, 2]}, ParameterError, "percentiles"),
@@ -401,15 +405,26 @@ class TestRefused:
         with pytest.raises(error, match=message):
             highly_variable_genes(open_collection(files), **options)
 
-    def test_cells_without_a_batch_and_a_batch_of_one_cell(self, write_h5ad, regression):
-        without, alone = (
-            open_collection(write_h5ad(counts_of(n=4), {"plate": plates}))
-            for plates in (["a", None, "b", "b"], ["a", "b", "b", "b"])
-        )
+    def test_cells_without_a_batch(self, write_h5ad):
+        plates = ["a", None, "b", "b"]
+        without = open_collection(write_h5ad(counts_of(n=4), {"plate": plates}))
         with pytest.raises(ColumnError, match=r"1 cells have no 'plate' in obs; .*`indices`"):
             highly_variable_genes(without, flavor="seurat", batch_key="plate")
-        with pytest.raises(ParameterError, match=r"batch 'a' \(1 cells\)"):
-            highly_variable_genes(alone, batch_key="plate")
+
+    @pytest.mark.parametrize("flavor", ["seurat", "cell_ranger", "seurat_v3", "seurat_v3_paper"])
+    @pytest.mark.parametrize("X", [np.zeros((3, N_GENES)), np.zeros((1, N_GENES)), counts_of(n=1)])
+    def test_cells_in_which_no_gene_varies(self, regression, X, flavor):
+        transform = None if flavor.startswith("seurat_v3") else LOGS
+        options = {"flavor": flavor, "transform": transform}
+        told = rf"^no gene varies in {len(X)} cells; give cells with counts$"
+        with pytest.raises(ParameterError, match=told):
+            highly_variable_genes(open_collection(ad.AnnData(X)), **options)
+        names = [*map(str, range(N + len(X)))]
+        plates = pd.DataFrame({"plate": ["a"] * N + ["b"] * len(X)}, index=names)
+        both = ad.AnnData(np.vstack([counts_of(), X]), plates)
+        told = rf"^no gene varies in batch 'b' \({len(X)} cells\); leave it out of `indices`$"
+        with pytest.raises(ParameterError, match=told):
+            highly_variable_genes(open_collection(both), batch_key="plate", **options)
 
     def test_a_regression_that_fails(self, write_h5ad, regression):
         path = write_h5ad(np.eye(2, dtype=np.float32))

@@ -1,5 +1,6 @@
 """Classes that are drawn equally often, by labels of any kind."""
 
+import types
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,33 @@ class TestClassBalanced:
                 expected = total / len(present) / labels.count(label)
             assert abs(count - expected) < 1 + 1e-6
 
+    @given(
+        st.lists(st.sampled_from(["B", "NK", "T", None]), min_size=3, max_size=40),
+        st.data(),
+        st.booleans(),
+    )
+    def test_classes_are_counted_among_indices(self, labels, data, has_columns):
+        """Of labels of all rows, of those of the indices, and of a column, in the same way."""
+        labels = np.array(["B", *labels], object)
+        rows = st.lists(st.integers(1, labels.size - 1), min_size=1, max_size=30)
+        indices = np.array(sorted([0, *data.draw(rows)]))
+        if indices.size == labels.size:
+            return  # which of the two the labels are of is not known
+        expected = counts_of(
+            ClassBalancedSampling(labels[indices], indices=indices, total_size=60), labels.size
+        )
+        given = labels
+        if has_columns:
+            given = "kind"
+        strategy: Any = ClassBalancedSampling(given, indices=indices, total_size=60)
+        codes, kinds = pd.factorize(labels)
+        column = CategoricalColumn(codes, kinds)
+        strategy = strategy.bound_to(types.SimpleNamespace(obs={"kind": column}))
+        counts = counts_of(strategy, labels.size)
+        for kind in kinds[kinds != None]:  # noqa: E711
+            is_of_it = labels == kind
+            assert abs(counts[is_of_it].sum() - expected[is_of_it].sum()) <= 1 + 1e-6
+
     def test_classes_that_lie_together_have_equal_shares(self):
         labels = np.repeat(["a", "b", "c"], [700, 20, 3])
         for key in range(20):
@@ -61,15 +89,6 @@ class TestClassBalanced:
         strategy = ClassBalancedSampling(labels)
         labels[:] = 0
         assert np.asarray(strategy.labels).tolist() == [0, 0, 1]
-
-    def test_labels_are_counted_among_as_many_as_there_are(self):
-        """In the whole collection, or among the indices."""
-        indices = [0, 1, *range(90, 98)]
-        of_all = ClassBalancedSampling([0] * 90 + [1] * 10, indices=indices, total_size=8200)
-        n_first = counts_of(of_all, 100)[:90].sum()
-        assert abs(n_first - 8200 * (2 / 90) / (2 / 90 + 8 / 10)) < 9
-        of_these = ClassBalancedSampling([0] * 2 + [1] * 8, indices=indices, total_size=800)
-        assert abs(counts_of(of_these, 100)[:2].sum() - 400) <= 8
 
     def test_labels_go_with_indices_that_are_sorted(self):
         with pytest.warns(UserWarning, match="not sorted") as caught:

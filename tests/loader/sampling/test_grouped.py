@@ -1,6 +1,7 @@
 """Sets of cells of one group: whole, in every minibatch, as often as asked for."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import anndata as ad
@@ -19,6 +20,8 @@ from cellfeed import (
     open_collection,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* fewer cells than set_size:UserWarning")
+
 keys = st.integers(0, 2**64 - 1)
 
 
@@ -35,6 +38,22 @@ def grouped(draw, *, fills=None):
     most = {None: 16, "group": int(sizes.max()), "labelled": int(sizes.sum())}[fills]
     block_size = draw(st.integers(1, min(4, most)))
     return labels, draw(st.integers(1, min(4, most // block_size))) * block_size, block_size
+
+
+@given(grouped(fills="group"))
+def test_cells_that_no_epoch_visits_are_told(case):
+    labels, size, _ = case
+    sizes = np.bincount(labels[labels >= 0])
+    lost = sizes[(sizes > 0) & (sizes < size)]
+    for leftover in ("drop", "pad", "smaller"):
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            GroupedSampling(labels, size, leftover=leftover)
+        told = [str(each.message) for each in caught if "set_size" in str(each.message)]
+        assert len(told) == (leftover == "drop" and lost.size > 0)
+        for each in told:
+            assert each.startswith("1 group has" if lost.size == 1 else f"{lost.size} groups have")
+            assert f"{lost.sum()} of {sizes.sum()} cells are never visited" in each
+            assert caught[0].filename == __file__
 
 
 class TestSets:

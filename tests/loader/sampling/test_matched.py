@@ -239,6 +239,25 @@ def test_labels_of_indices_stay_with_their_rows():
     assert np.bincount(rows, minlength=8).tolist() == [0, 10, 0, 0, 0, 0, 0, 20]
 
 
+@pytest.mark.parametrize("control", [0, False, np.int64(0), 0.0, [0], pd.Series([0]), {0}])
+@pytest.mark.parametrize("dtype", [np.int16, np.float32, bool, object, "category"])
+def test_a_control_that_is_a_number_or_boolean(control, dtype):
+    treatment = pd.Series([0, 1, 1, 0, 1]).astype(dtype)
+    rows, controls = controls_of(MatchedControls(Streaming(), treatment, control), 5, 0, 3)
+    assert rows.tolist() == [1, 2, 4]
+    assert np.isin(controls, [0, 3]).all()
+
+
+def test_controls_that_are_given_twice_count_once():
+    treatment = ["none", "a", "none", "a"]
+    indices = [0, 0, 0, 1, 1, 2, 3]
+    for key in range(20):
+        strategy = MatchedControls(Streaming(indices), treatment, "none", k=2)
+        rows, controls = controls_of(strategy, 4, key, 3)
+        assert rows.tolist() == [1, 1, 3]
+        assert np.sort(controls).tolist() == [[0, 2]] * 3
+
+
 class OfTheUser(SamplingStrategy):
     shuffles_fetch = False
 

@@ -2,11 +2,19 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.sampling.epochs import epoch_of
 
-from cellfeed import BlockShuffling, ParameterError, Streaming
+from cellfeed import (
+    BlockShuffling,
+    BlockWeightedSampling,
+    ClassBalancedSampling,
+    GroupedSampling,
+    MatchedControls,
+    ParameterError,
+    Streaming,
+)
 
 keys = st.integers(0, 2**64 - 1)
 STRATEGIES = {"Streaming": Streaming, "BlockShuffling": BlockShuffling}
@@ -30,6 +38,26 @@ def block_shufflings(draw) -> tuple[BlockShuffling, int, np.ndarray]:
     chosen = draw(st.none() | st.sets(st.integers(0, n_rows - 1), min_size=1).map(sorted))
     strategy = BlockShuffling(draw(st.integers(1, 30)), chosen, drop_last=draw(st.booleans()))
     return strategy, n_rows, np.arange(n_rows) if chosen is None else np.array(chosen)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40).map(sorted), keys)
+def test_a_row_that_is_given_twice_counts_twice(indices, key):
+    labels = np.zeros(31)
+    for strategy in (
+        Streaming(indices),
+        Streaming(indices, shuffle=True),
+        BlockShuffling(3, indices),
+        BlockWeightedSampling(3, indices),
+        BlockWeightedSampling(3, indices, labels + 1, len(indices), replace=False),
+        ClassBalancedSampling(labels, 3, indices),
+        ClassBalancedSampling(labels, 3, indices, len(indices), replace=False),
+        GroupedSampling(labels, 1, 1, indices),
+        MatchedControls(Streaming(indices), ["a"] * 31 + ["none"], "none", control_indices=[31]),
+    ):
+        n_rows = 32 if isinstance(strategy, MatchedControls) else 31
+        rows = np.sort(epoch_of(strategy, n_rows, key))
+        assert rows.tolist() == indices
 
 
 class TestStreaming:

@@ -256,10 +256,6 @@ NOT_DRAWN: list[tuple[dict[str, Any], str]] = [
     ({"sampling_size": 3, **TWO}, "`sampling_size <= 2` .*got sampling_size=3"),
     (TWO, "needs `total_size` or `sampling_size`"),
     ({"sampling_size": 1}, "`sampling_size` applies only without replacement"),
-    (
-        {"indices": [1, 3, 3], "total_size": 2, "replace": False},
-        "must differ without replacement, but 3 comes",
-    ),
 ]
 
 

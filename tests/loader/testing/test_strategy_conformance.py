@@ -111,6 +111,7 @@ class TestClassBalancedSampling(StrategyConformance):
         return cases
 
 
+@pytest.mark.filterwarnings("ignore:.* fewer cells than set_size:UserWarning")
 class TestGroupedSampling(StrategyConformance):
     @pytest.fixture
     def cases(self):

@@ -5,8 +5,10 @@ import functools
 import itertools
 import json
 import pickle
+import warnings
 from typing import Any
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -436,13 +438,20 @@ class TestVocabulary:
         [
             (lambda: Vocabulary.of("/none.json"), "/none.json does not exist"),
             (lambda: Vocabulary.of(5), "must be a mapping from names to tokens"),
-            (lambda: Vocabulary.of(["a", "b", "a"]), "but has 'a' twice"),
+            (lambda: Vocabulary.of(["a", "b", "a"])["a"], "but has 'a' 2 times"),
+            (lambda: Vocabulary.of(["a", "b", "a"]).tokens_of(["b", "a"]), "but has 'a' 2 times"),
+            (lambda: Vocabulary.of({"a": [1], "b": [1, 2]}), "one integer for each name"),
+            (lambda: Vocabulary.of({"a": True}), "one integer for each name"),
+            (lambda: Vocabulary.of("/"), "/ cannot be read: Is a directory"),
             (lambda: Vocabulary.of({"a": -1}), "at least 0 and below 2"),
             (lambda: Vocabulary.of({"a": 0.5}), "one integer for each name"),
             (lambda: RankTokens({"a": 1}), "the vocabulary has no '<pad>'"),
             (lambda: RankTokens({"a": 1}, pad=-1), "`pad` must be the name of"),
             (lambda: RankTokens(VOCABULARY, {"gene1": 0}), "that of 'gene1' is 0"),
+            (lambda: RankTokens(VOCABULARY, {"gene1": "1"}), "that of 'gene1' is '1'"),
+            (lambda: RankTokens(VOCABULARY, {"gene1": [1]}), r"that of 'gene1' is \[1\]"),
             (lambda: RankTokens(VOCABULARY, 3), "`medians` must be a mapping"),
+            (lambda: GeneSubset(VOCABULARY, gene_names=GENES), "`gene_names` must be a mapping"),
             (lambda: RankTokens(VOCABULARY, max_length=2), "`max_length > 2`"),
             (lambda: RankTokens(VOCABULARY, padding=NEITHER), "`padding` must be one"),
             (lambda: BinnedValues(VOCABULARY, 1), "`n_bins >= 2` must hold"),
@@ -459,12 +468,97 @@ class TestVocabulary:
             make()
         assert "\n" not in str(caught.value)
 
-    def test_files_that_are_no_json(self, tmp_path):
+    @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+    def test_pickles(self, tmp_path, protocol):
         path = tmp_path / "token_dictionary.pkl"
-        path.write_bytes(pickle.dumps(VOCABULARY))
-        told = r"token_dictionary.pkl (is not|cannot be read as) JSON"
-        with pytest.raises(FormatError, match=told):
-            Vocabulary.of(path)
+        path.write_bytes(pickle.dumps(VOCABULARY, protocol))
+        told = r"token_dictionary.pkl is not JSON: .*; read it yourself \(pickle.load reads .pkl\)"
+        for make in (lambda: Vocabulary.of(path), lambda: RankTokens(VOCABULARY, path)):
+            with pytest.raises(FormatError, match=told) as caught:
+                make()
+            assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def shared_symbols():
+    """Return cells in which genes share symbols, and the same with ids in place of symbols."""
+    rng = np.random.default_rng(4)
+    var = pd.DataFrame(
+        {
+            "gene_ids": [f"ENSG{k}" for k in range(8)],
+            "median": rng.uniform(0.5, 4, 8),
+            "token": 3 + rng.permutation(8),
+        },
+        index=["TBCE", "CD4", "TBCE", "ACTB", "HSPA14", "A", "B", "HSPA14"],
+    )
+    var.loc["ACTB", "median"] = np.nan
+    X = rng.poisson(1.0, (12, 8)).astype(np.float32)
+    with warnings.catch_warnings(action="ignore"):
+        return [ad.AnnData(X, var=each) for each in (var, var.set_index("gene_ids", drop=False))]
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
+@pytest.mark.parametrize("mask", [None, np.arange(8) != 2, np.arange(8) % 3 != 1])
+@pytest.mark.parametrize("kept", [range(8), range(1, 8), [2, 3, 5], [0, 1, 3]])
+def test_columns_of_var_apply_by_position(shared_symbols, mask, kept):
+    """Ids, medians and tokens of genes that share a symbol are those of each gene."""
+    vocabulary = dict(zip(["<pad>", "<cls>", "<eos>"], range(3), strict=True))
+    vocabulary |= {f"ENSG{k}": 3 + k for k in kept}
+    found = list[list[Any]]()
+    for cells in shared_symbols:
+        collection = open_collection(cells, genes=mask)
+        var = collection.var
+        by_id = dict(zip(var["gene_ids"], var["median"], strict=True))
+        tokenizers = [
+            GeneSubset(vocabulary, genes="nonzero", gene_names=var["gene_ids"]),
+            RankTokens(vocabulary, by_id, gene_names=var["gene_ids"], max_length=16),
+            RankTokens(vocabulary, var["median"], gene_names=var["gene_ids"], max_length=16),
+            RankTokens(var["token"], var["median"], pad=0, cls=1, eos=2, max_length=16),
+        ]
+        found.append([cells_of(dataset_of(collection, each)) for each in tokenizers])
+    assert found[0] == found[1]
+    assert found[0][1] == found[0][2]
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
+def test_names_that_repeat_are_refused_by_name(shared_symbols):
+    cells, _ = shared_symbols
+    var, some = cells.var, open_collection(cells, genes=np.arange(8) < 2)
+    for tokenizer, what in (
+        (GeneSubset(SPECIAL | {"ENSG0": 9}, gene_names=var["gene_ids"]), "`gene_names`"),
+        (RankTokens(SPECIAL | {"TBCE": 9}, var["median"]), "`medians`"),
+        (GeneSubset(var["token"], pad=0), "the vocabulary"),
+    ):
+        told = f"{what} must have each name once, but has 'TBCE' 2 times; values apply by position"
+        with pytest.raises(ParameterError, match=told):
+            dataset_of(some, tokenizer)
+
+
+class TestGenesWithMedians:
+    """None is refused, a small part of what there is is warned of, and anything else is fine."""
+
+    @pytest.mark.parametrize(
+        ("medians", "told"),
+        [
+            ({f"ENSG{k}": 1.0 for k in range(9)}, "no gene has a median: there are 18 genes"),
+            ({"gene5": 1.0}, "no gene has a median"),  # which has no token
+            ({}, "no gene has a median"),
+            ({"gene1": np.nan}, "no gene has a median"),
+        ],
+    )
+    def test_none(self, collection, medians, told):
+        with pytest.raises(ParameterError, match=told) as caught:
+            dataset_of(collection, RankTokens(VOCABULARY, medians))
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("is_few", [True, False])
+    def test_some(self, collection, is_few):
+        others = {f"ENSG{k}": 1.0 for k in range(3 if is_few else 2)}
+        tokenizer = RankTokens(VOCABULARY, {"gene1": 2.0, "gene2": 2.0} | others)
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            cells_of(dataset_of(collection, tokenizer))
+        assert [str(each.message)[:25] for each in caught] == ["2 genes have a median, an"] * is_few
+        assert all(each.filename == __file__ for each in caught)
 
 
 @pytest.mark.parametrize(

@@ -284,10 +284,11 @@ def _gene_tables(
 
 def _gene_table(collection: Collection, name: str) -> pd.DataFrame:
     """Return the table of the genes of a matrix: each gene's row is that of the first file."""
-    element, names = collection.elements[name], pd.Index(collection.elements[name].column_names)
+    names = pd.Index(collection.elements[name].column_names)
     table = _own_gene_table(collection.sources[0], name)
-    if element.column_maps is None:  # all files have the same genes
-        return table
+    by_position = collection.chosen_genes.rows_of(table, names)
+    if by_position is not None:
+        return by_position
     joint = table[~table.index.duplicated()]
     for source in collection.sources[1:]:
         if names.isin(joint.index).all():

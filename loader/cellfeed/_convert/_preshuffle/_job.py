@@ -11,7 +11,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from cellfeed._errors import (
     require_positive,
     require_seed,
 )
+from cellfeed._lazy import pd
 from cellfeed._runs import merge_consecutive
 from cellfeed._storages._anndata._zarr import DATASETS
 from cellfeed.console import format_bytes
@@ -565,6 +566,14 @@ _OWN_ATTRIBUTE, _APPENDED = "cellfeed", "cellfeed-appended"
 _NO_MEMBERS = {"kind": "inline", "must_understand": False, "metadata": {}}
 
 
+def genes_as_json(genes: Any) -> str:
+    """Return chosen genes, names or booleans, as JSON; of a Series, with its index."""
+    values = np.asarray(genes).tolist()
+    if isinstance(genes, pd.Series):
+        values = {"data": values, "index": [*map(str, genes.index)]}
+    return json.dumps(values)
+
+
 class OutputFolder:
     """A folder that a copy is written to.
 
@@ -608,22 +617,23 @@ class OutputFolder:
             for text in (attributes[_OWN_ATTRIBUTE], *attributes.get(_APPENDED, ()))
         ]
 
-    def begin(self, job: Job, genes: Sequence[str] | None, rows: NDArray[np.int64] | None) -> None:
+    def begin(self, job: Job, genes: Any, rows: NDArray[np.int64] | None) -> None:
         """Record the job, with the chosen genes and rows."""
         self._work.mkdir(parents=True, exist_ok=True)
         if genes is not None:
-            _write_whole(self._work / _GENES, json.dumps(list(genes)))
+            _write_whole(self._work / _GENES, genes_as_json(genes))
         if rows is not None:
             temporary = self._work / f"rows-{uuid.uuid4().hex}.npy"
             np.save(temporary, rows)
             temporary.replace(self._work / _ROWS)
         _write_whole(self._work / _RECORD, job.to_json())
 
-    def chosen(self) -> tuple[list[str] | None, NDArray[np.int64] | None]:
+    def chosen(self) -> tuple[Any, NDArray[np.int64] | None]:
         """Return the chosen genes and rows of a job that was begun; None if all are written."""
         genes, rows = self._work / _GENES, self._work / _ROWS
+        given = json.loads(genes.read_text()) if genes.exists() else None
         return (
-            json.loads(genes.read_text()) if genes.exists() else None,
+            pd.Series(**given) if isinstance(given, dict) else given,
             np.load(rows, mmap_mode="r") if rows.exists() else None,
         )
 

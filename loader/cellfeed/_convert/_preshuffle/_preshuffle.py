@@ -24,6 +24,7 @@ from cellfeed._convert._preshuffle._job import (
     describe_job,
     describe_request,
     digest,
+    genes_as_json,
 )
 from cellfeed._convert._preshuffle._part import (
     peak_memory,
@@ -228,7 +229,7 @@ def preshuffle(
     elements: Sequence[str] | Literal["all"] | None = None,
     element: str | None = None,
     join_vars: JoinVars = "same",
-    genes: Sequence[str] | None = None,
+    genes: Sequence[str] | pd.Series | NDArray[np.bool_] | None = None,
     where: str | None = None,
     rows: NDArray[np.integer | np.bool_] | Sequence[int] | None = None,
     in_order: bool = False,
@@ -415,7 +416,7 @@ class _Request:
     paths: list[PathLike]
     elements: Sequence[str] | Literal["all"] | None
     element: str | None
-    genes: Sequence[str] | None
+    genes: Any
     where: str | None
     rows: Any
     settings: Mapping[str, Any]
@@ -438,7 +439,7 @@ def _new_store(folder: OutputFolder, request: _Request) -> _Described:
     joined = Genes(request.settings["join_vars"], genes)
     collection = open_matrices(request.paths, contents.matrices, joined, folder.by_row)
     selected = request.selected(collection)
-    chosen = "" if genes is None else digest("\n".join(map(str, genes)).encode())
+    chosen = "" if genes is None else digest(genes_as_json(genes).encode())
     job = describe_job(collection, contents, rows=selected, genes=chosen, **request.settings)
     return job, collection, selected
 
