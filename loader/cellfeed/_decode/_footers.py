@@ -118,9 +118,12 @@ class ColumnChunks:
         return _CODECS[self.chunks[group, column, fields.CHUNK_CODEC]]
 
     def largest(self, group: int, column: int, dtype: np.dtype[Any]) -> int | None:
-        """Return the largest value of a column of integers, -1 if it has none; None if not said."""
+        """Return the largest value of a column of integers; None if the footer does not say it.
+
+        Return -1 if it has none; all lists of a void dtype are empty.
+        """
         chunk = self.chunks[group, column]
-        if chunk[fields.N_NULLS] == chunk[fields.N_CHUNK_ENTRIES]:
+        if dtype.kind == "V" or chunk[fields.N_NULLS] == chunk[fields.N_CHUNK_ENTRIES]:
             return -1
         begin, size = int(chunk[fields.MAX_BEGIN]), int(chunk[fields.MAX_SIZE])
         is_signed = dtype.kind == "i"

@@ -285,7 +285,7 @@ class ParquetLists(_RowGroupElement, FoundCsr):
     ) -> None:
         super().__init__(files, groups, columns)
         self.shape, self.column_names = shape, names
-        self.dtype = summable(groups.dtypes[1])
+        self.dtype = summable(groups.dtype)
         largest = int(np.diff(groups.starts).max(initial=0))
         self.chunk_shape = (largest, shape[1])
         self._numbers, self._memory = numbers, BufferPool()
@@ -484,7 +484,7 @@ class ParquetColumns(_RowGroupElement):
     ) -> None:
         super().__init__(files, groups, columns)
         self.shape = int(groups.starts[-1]), len(columns)
-        self.dtype = np.result_type(*{*groups.dtypes})
+        self.dtype = groups.dtype
         self.column_names = np.array(columns, object)
         self.chunk_shape = (int(np.diff(groups.starts).max(initial=0)), len(columns))
         self.expected_row_bytes = float(max(1, len(columns) * self.dtype.itemsize))
@@ -711,10 +711,6 @@ class ParquetSource(Source):
         names = None
         self._selection = repr((lists, n_vars, n_markers, digest_of_array(known)))
         groups = self._files.row_groups(lists, are_lists=True)
-        if groups.dtypes[0].kind not in "iu":
-            dtype = groups.dtypes[0]
-            msg = f"{self._where}: column {lists[0]!r} has {dtype}, which are no gene numbers"
-            raise FormatError(f"{msg}; give another column as `genes=`")
         if self._var is not None:
             n_vars, names = len(self._var), self._var.index.to_numpy(object)
         elif n_vars is None:

@@ -55,8 +55,8 @@ class RowGroups:
         Byte ranges of the wanted columns in the file, int64, shape (n_groups, n_ranges).
     n_values
         Number of values in the wanted columns, int64, shape (n_groups,).
-    dtypes
-        Common dtype of the values of each wanted column, in all files.
+    dtype
+        Common dtype of the values in all files; of two columns of lists, those of the second.
     largest
         Largest value in the first wanted column, if that has integers; None if a footer does not
         say it.
@@ -73,7 +73,7 @@ class RowGroups:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     n_values: NDArray[np.int64]
-    dtypes: tuple[np.dtype[Any], ...]
+    dtype: np.dtype[Any]
     largest: int | None
     codec: str
     lists: NDArray[np.int64]
@@ -84,7 +84,7 @@ class _FileGroups:
     """The row groups of one file, as those of `RowGroups`."""
 
     names: list[str]
-    dtypes: list[np.dtype[Any]]
+    dtypes: set[np.dtype[Any]]
     n_rows: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -92,12 +92,6 @@ class _FileGroups:
     largest: int | None
     codec: str
     lists: NDArray[np.int64]
-
-
-def _joint(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the dtype of a column in all files; void dtypes are of lists that are empty."""
-    known = {each for each in dtypes if each.kind != "V"}
-    return np.result_type(*known) if known else np.dtype(np.int8)
 
 
 class ParquetFiles:
@@ -233,8 +227,8 @@ class ParquetFiles:
         columns
             Names of columns of numbers.
         are_lists
-            Whether they are lists of numbers; otherwise all columns are read together, with what
-            is between them.
+            Whether they are two columns of lists, of gene numbers and of values; otherwise all
+            columns are read together, with what is between them.
 
         Raises
         ------
@@ -254,11 +248,11 @@ class ParquetFiles:
             del self._partitions[name]
         names = chain(*(each.names for each in files), self._partitions)
         self.names = [*dict.fromkeys(names)]
-        own = [each.dtypes for each in files]
-        dtypes = tuple(_joint(of_files) for of_files in zip(*own, strict=True))
+        dtypes = {dtype for each in files for dtype in each.dtypes if dtype.kind != "V"}
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
         for each in files:
-            if are_lists and each.dtypes[1] != dtypes[1]:
-                each.lists[:, 1] = -1  # pyarrow decodes it, and values are cast
+            if are_lists and each.dtypes != {dtype}:
+                each.lists[:] = -1  # pyarrow decodes it, and values are cast
         n_rows = np.concatenate([each.n_rows for each in files])
         numbers = [np.arange(each.n_rows.size) for each in files]
         has_rows = n_rows > 0
@@ -271,7 +265,7 @@ class ParquetFiles:
             offsets=np.concatenate([each.offsets for each in files])[has_rows],
             sizes=np.concatenate([each.sizes for each in files])[has_rows],
             n_values=np.concatenate([each.n_values for each in files])[has_rows],
-            dtypes=dtypes,
+            dtype=dtype,
             largest=None if None in largest else max([0, *filter(None, largest)]),
             codec=codecs[0] if codecs else "unknown",
             lists=np.concatenate([each.lists for each in files])[has_rows],
@@ -293,14 +287,18 @@ class ParquetFiles:
             for group in groups_with_rows:
                 for k, column in enumerate(stored):
                     lists[group, k] = list_numbers(chunks, group, k, column, fields[k])
-            found = [chunks.largest(group, 0, dtypes[0]) for group in groups_with_rows]
+            of_genes = dtypes.pop(0)
+            if of_genes.kind not in "iuV":
+                msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
+                raise FormatError(f"{msg} numbers; give another column as `genes=`")
+            found = [chunks.largest(group, 0, of_genes) for group in groups_with_rows]
             largest = None if None in found else max([-1, *filter(None, found)])
         else:
             begins, stops = offsets.min(axis=1), (offsets + sizes).max(axis=1)
             offsets, sizes = begins[:, None], (stops - begins)[:, None]
         return _FileGroups(
             footer.schema.names,
-            dtypes,
+            {*dtypes},
             chunks.n_rows,
             offsets,
             sizes,
