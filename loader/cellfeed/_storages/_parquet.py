@@ -13,6 +13,7 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from cellfeed._lazy import pd
 from cellfeed._rows import CsrRows, FoundRows, Layout, RowTarget, summable
 from cellfeed._runs import Runs, expand, split_at
 from cellfeed._storages._parquet_files import EXTRA, ParquetFiles, RowGroups
-from cellfeed._storages._parquet_paths import GENE_TABLE, SUFFIX, files_at, is_parquet
+from cellfeed._storages._parquet_paths import GENE_TABLE, SUFFIX, files_at, is_parquet, is_partition
 from cellfeed._storages._registry import Storage
 from cellfeed._storages._source import (
     FoundCsr,
@@ -514,12 +515,19 @@ _NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "fe
 
 
 def _found_gene_table(first: Location) -> Location | None:
-    """Return the table of genes beside a file, or in ``metadata`` beside its folder, if any."""
-    folder, _, _ = first.text.rpartition("/")
+    """Return the table of genes beside a file, or in ``metadata`` beside its folder, if any.
+
+    Folders that are partitions count as the one that they are in.
+    """
     if first.path is not None:
         parent = first.path.parent
+        while is_partition(parent.name):
+            parent = parent.parent
         candidates = [str(each / GENE_TABLE) for each in (parent, parent / "../metadata")]
         return next((Location.of(each) for each in candidates if Path(each).is_file()), None)
+    folder = first.text.rpartition("/")[0]
+    while is_partition(unquote(folder.rpartition("/")[2])):
+        folder = folder.rpartition("/")[0]
     above = folder.rpartition("/")[0]
     candidates = [f"{folder}/{GENE_TABLE}"]
     if "://" in above:
@@ -585,18 +593,21 @@ class ParquetSource(Source):
     """Parquet files with a row for each cell.
 
     The genes of a cell are in two lists, gene numbers and values, as in Tahoe-100M and in the
-    training data of scGPT; or each gene has a column. All other columns of numbers and text are obs
-    columns. `open_collection` takes the path if the layout is recognised. The needed columns of row
-    groups are decoded in several threads: lists in usual encodings by cellfeed, others by pyarrow
-    (``pip install 'cellfeed[parquet]'``), which also reads footers.
+    training data of scGPT; or each gene has a column. All other columns of numbers, booleans and
+    text are obs columns. So are folders ``NAME=VALUE`` on the path of a file, as it is given; their
+    values are integers if all of them can be int32, and text otherwise. `open_collection` takes the
+    path if the layout is recognised. The needed columns of row groups are decoded in several
+    threads: lists in usual encodings by cellfeed, others by pyarrow
+    (``pip install 'cellfeed[parquet]'``).
 
     Parameters
     ----------
     path
-        A file, a folder of files, a pattern, or a URL (``https://``, ``s3://``, ...); in object
-        stores also a pattern. ``hf://datasets/OWNER/NAME/path`` is a file, folder or pattern on the
-        HuggingFace hub, or on the server that ``HF_ENDPOINT`` names. All files have the same
-        columns.
+        A file, a folder of files (also in its folders ``NAME=VALUE``), a pattern, or a URL
+        (``https://``, ``s3://``, ...); in object stores also a pattern.
+        ``hf://datasets/OWNER/NAME/path`` is a file, folder or pattern on the HuggingFace hub, or on
+        the server that ``HF_ENDPOINT`` names. All files have the columns that are read, which may
+        have other types of the same kind.
     genes, values
         Names of the columns with the two lists. By default, the first of these that there are:
         ``genes`` and ``expressions``, ``gene_ids`` and ``values``, ``indices`` and ``data``.
@@ -636,11 +647,11 @@ class ParquetSource(Source):
     RemoteError
         A server cannot be reached, or refuses the request.
     FormatError
-        A file is no Parquet file, is damaged, has columns of other types than the first, or has no
-        cells in a known layout. Also when rows are read: the lists of a cell differ in length or
+        A file is no Parquet file, is damaged, has genes in columns that are not of numbers, or has
+        no cells in a known layout. Also when rows are read: the lists of a cell differ in length or
         are missing, or a gene number is not in the table of genes.
     ColumnError
-        There is no such column.
+        A file has no such column, or several of its name.
     ParameterError
         Parameters contradict each other.
 
@@ -779,9 +790,16 @@ class ParquetSource(Source):
         return table.loc[[*self._genes]]
 
     def obs_names(self) -> list[str]:
-        """Return the columns of all files and of their folders, but for those of genes."""
+        """Return the columns of files and folders that are not of genes, nor refused."""
         genes = {*self._genes}
-        return [name for name in self._files.names if name not in genes]
+        names = [name for name in self._files.names if name not in genes]
+        return [name for name in names if not self._files.refused_obs(name)]
+
+    def refused_obs(self, name: str) -> str:
+        """Return why a column cannot be in obs: its type, or that it has genes."""
+        if name in self._genes:
+            return f"{self._where}: column {name!r} has genes or their values; read them from `X`"
+        return self._files.refused_obs(name)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns; text as categories.

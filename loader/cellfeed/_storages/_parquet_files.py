@@ -408,6 +408,11 @@ class ParquetFiles:
                 msg = f"has {first} rows, but its footer says {n_rows}"
                 raise ValueError(msg)
 
+    def refused_obs(self, name: str) -> str:
+        """Return why the type of a column in the first file cannot be in obs, if it cannot."""
+        at = -1 if name in self._partitions else self.schema.get_field_index(name)
+        return "" if at < 0 else self.footer(0).refused_in_obs(self.schema.field(at))
+
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return obs columns of all files, as `ParquetSource.read_obs` does."""
         import pyarrow as pa  # noqa: PLC0415 - optional
@@ -440,10 +445,8 @@ class ParquetFiles:
             footer = self.footer(file)
             fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
             for each in fields if as_obs else ():
-                if not kind(each.type):
-                    msg = f"{footer.where}: column {each.name!r} is of type {each.type}"
-                    what = "neither numbers, booleans nor text"
-                    raise ColumnError(f"{msg}, {what}; write it as text, or leave it out")
+                if reason := footer.refused_in_obs(each):
+                    raise ColumnError(reason)
             text = [each.name for each in fields if as_obs and kind(each.type) == "text"]
             chunks = footer.chunks(leaves)
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):

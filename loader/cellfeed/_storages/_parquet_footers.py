@@ -74,6 +74,13 @@ class Footer:
             raise ColumnError(f"{msg}; leave the file or the column out")
         return self.schema.field(at)
 
+    def refused_in_obs(self, field: Any) -> str:
+        """Return a message why the type of a column cannot be in obs; empty if it can."""
+        if kind(field.type):
+            return ""
+        msg = f"{self.where}: column {field.name!r} is of type {field.type}"
+        return f"{msg}, neither numbers, booleans nor text; write it as text"
+
     def leaves(self, names: Sequence[str]) -> list[int]:
         """Return the numbers of the stored columns that some columns consist of."""
         at = [self.schema.get_field_index(self.field(name).name) for name in names]

@@ -50,7 +50,7 @@ def _below(folder: Path, above: Sequence[Path]) -> list[Path]:
     for each in sorted(folder.iterdir()):
         if each.name.startswith("."):
             continue
-        if _is_partition(each.name) and each.is_dir():
+        if is_partition(each.name) and each.is_dir():
             if each.resolve() in above:
                 raise PathError(f"{each}: links to a folder that it is in; remove the link")
             found += _below(each, above)
@@ -63,7 +63,7 @@ def _is_of_cells(path: str) -> bool:
     return path.endswith(SUFFIX) and not path.endswith(GENE_TABLE)
 
 
-def _is_partition(name: str) -> bool:
+def is_partition(name: str) -> bool:
     """Return whether a folder, by its name, has a part of the files of the folder that it is in."""
     return "=" in name or name.endswith(SUFFIX)
 
@@ -71,7 +71,7 @@ def _is_partition(name: str) -> bool:
 def _is_in(folder: str, path: str) -> bool:
     """Return whether a file is in a folder, or in those of its folders that are partitions."""
     below = path.removeprefix(folder.rstrip("/") + "/").split("/")
-    return all(map(_is_partition, below[:-1])) and not below[-1].startswith(".")
+    return all(map(is_partition, below[:-1])) and not below[-1].startswith(".")
 
 
 def files_at(location: Location) -> list[Location]:
