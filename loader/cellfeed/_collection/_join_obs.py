@@ -64,9 +64,7 @@ def read_obs(
     for name in columns:
         lacking = [k for k, names in enumerate(known) if name not in names]
         if lacking and (join_obs == "same" or len(lacking) == len(sources)):
-            there = ", ".join(known[lacking[0]]) or "none"
-            where = sources[lacking[0]].location
-            raise ColumnError(f"{where}: obs has no column {name!r}; its columns are: {there}")
+            raise _lacks(sources[lacking[0]], name, known[lacking[0]])
     names_of = dict(zip(map(id, sources), known, strict=True))
 
     def wanted(source: Source, others: Iterable[str] = ()) -> list[str]:
@@ -95,6 +93,12 @@ def read_obs(
         name: plain.get(name) or join_column(name, _parts(name, sources, tables))
         for name in columns
     }
+
+
+def _lacks(source: Source, name: str, known: Sequence[str]) -> ColumnError:
+    there = ", ".join(known) or "none"
+    msg = f"{source.location}: obs has no column {name!r}; its columns are: {there}"
+    return ColumnError(source.refused_obs(name) or msg)
 
 
 def _check_length(source: Source, n: int) -> None:

@@ -21,6 +21,7 @@ from cellfeed._decode._array import (
 )
 from cellfeed._decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
 from cellfeed._decode._files import FolderFiles, ZarrFiles, identity_of_files
+from cellfeed._decode._footers import ColumnChunks
 from cellfeed._decode._hdf5 import (
     hdf5_array,
     hdf5_codec,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._decode import _kernels as kernels
+from cellfeed._decode._footers import ColumnChunks
 from cellfeed._decode._kernels import _fields as fields
 from cellfeed._decode._kernels._codecs import PARQUET_CODECS, can_decode, function_addresses
 from cellfeed._runs import Runs, count_rows
@@ -23,41 +24,47 @@ _CODEC, _MOST, _EMPTY, _ITEMSIZE, _N_ENTRIES, _N_BYTES = range(6)
 LIST_NUMBERS = 6
 
 _ITEMSIZES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
-_ENCODINGS = {"PLAIN", "RLE", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
+_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8
+_ENCODINGS = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
 _MOST_BYTES = 1 << 28  # of a column in a row group, which is decoded at once
 
 
-def list_numbers(chunk: Any, column: Any, field: Any, dtype: np.dtype[Any]) -> list[int]:
+def list_numbers(
+    chunks: ColumnChunks, group: int, number: int, column: Any, field: Any
+) -> list[int]:
     """Return what is needed to decode a column of lists in a row group, `LIST_NUMBERS` integers.
 
     Parameters
     ----------
-    chunk
-        Its `pyarrow.parquet.ColumnChunkMetaData`.
+    chunks, group, number
+        What the footer says of some columns, and the numbers of the row group and of the column.
     column, field
         Its `pyarrow.parquet.ColumnSchema`, and the `pyarrow.Field` of the lists.
-    dtype
-        Dtype of its values.
     """
     from pyarrow import types  # noqa: PLC0415 - optional
 
-    itemsize = _ITEMSIZES.get(column.physical_type, 0)
-    is_list = types.is_list(field.type) or types.is_large_list(field.type)
-    is_known = is_list and itemsize > 0 and column.max_repetition_level == 1
-    if dtype.kind == "f":
-        is_known &= column.physical_type in ("FLOAT", "DOUBLE") and itemsize == dtype.itemsize
-    elif dtype.kind in "iu":
-        is_known &= column.physical_type in ("INT32", "INT64") and itemsize >= dtype.itemsize
-    codec = PARQUET_CODECS.get(chunk.compression.lower(), -1)
-    is_known &= codec >= 0 and can_decode(codec) and {*chunk.encodings} <= _ENCODINGS
-    n_bytes = chunk.total_uncompressed_size
-    is_known &= max(n_bytes, chunk.total_compressed_size) <= _MOST_BYTES
-    if not is_known:
-        return [-1] * LIST_NUMBERS
+    only_library = [-1] * LIST_NUMBERS
+    if not (types.is_list(field.type) or types.is_large_list(field.type)):
+        return only_library
+    value, itemsize = field.type.value_type, _ITEMSIZES.get(column.physical_type, 0)
+    if types.is_dictionary(value):
+        value = value.value_type
+    is_float = types.is_floating(value)
+    if not (is_float or types.is_integer(value)):
+        return only_library
+    fits = value.bit_width == 8 * itemsize if is_float else value.bit_width <= 8 * itemsize
+    is_known = fits and column.max_repetition_level == 1
+    is_known &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
+    codec = PARQUET_CODECS.get(chunks.codec(group, number), -1)
+    chunk = chunks.chunks[group, number]
+    is_known &= codec >= 0 and can_decode(codec) and not chunk[fields.ENCODINGS] & ~_ENCODINGS
+    n_bytes = int(chunk[fields.CHUNK_BYTES])
+    is_known &= max(n_bytes, int(chunk[fields.STORED_BYTES])) <= _MOST_BYTES
     empty = int(field.nullable)
     most = empty + 1 + int(field.type.value_field.nullable)
-    codec = codec if column.max_definition_level == most else -1
-    return [codec, most, empty, itemsize, chunk.num_values, n_bytes]
+    if not is_known or column.max_definition_level != most:
+        return only_library
+    return [codec, most, empty, itemsize, int(chunk[fields.N_CHUNK_ENTRIES]), n_bytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

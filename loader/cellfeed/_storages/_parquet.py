@@ -13,6 +13,7 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +34,9 @@ from cellfeed._errors import (
 from cellfeed._lazy import pd
 from cellfeed._rows import CsrRows, FoundRows, Layout, RowTarget, summable
 from cellfeed._runs import Runs, expand, split_at
-from cellfeed._storages._parquet_files import (
-    EXTRA,
-    GENE_TABLE,
-    SUFFIX,
-    ParquetFiles,
-    RowGroups,
-    files_at,
-    is_parquet,
-)
-from cellfeed._storages._registry import Storage, import_arrow, to_frame
+from cellfeed._storages._parquet_files import EXTRA, ParquetFiles, RowGroups
+from cellfeed._storages._parquet_paths import GENE_TABLE, SUFFIX, files_at, is_parquet, is_partition
+from cellfeed._storages._registry import Storage
 from cellfeed._storages._source import (
     FoundCsr,
     Source,
@@ -273,8 +267,8 @@ class ParquetLists(_RowGroupElement, FoundCsr):
     ----------
     files, groups, columns
         See the base class; the columns of genes and of values.
-    shape, dtype
-        Number of cells and of genes, and dtype of the values.
+    shape
+        Number of cells and of genes.
     numbers
         Which genes the numbers in the first list are.
     names
@@ -287,12 +281,12 @@ class ParquetLists(_RowGroupElement, FoundCsr):
         groups: RowGroups,
         columns: tuple[str, str],
         shape: tuple[int, int],
-        dtype: np.dtype[Any],
         numbers: _GeneNumbers,
         names: NDArray[np.object_] | None,
     ) -> None:
         super().__init__(files, groups, columns)
-        self.shape, self.dtype, self.column_names = shape, summable(dtype), names
+        self.shape, self.column_names = shape, names
+        self.dtype = summable(groups.dtype)
         largest = int(np.diff(groups.starts).max(initial=0))
         self.chunk_shape = (largest, shape[1])
         self._numbers, self._memory = numbers, BufferPool()
@@ -373,6 +367,7 @@ class ParquetLists(_RowGroupElement, FoundCsr):
     def _rows_of(self, batch: Any, runs: Runs, group: int) -> FoundRows:
         lengths, numbers = self._lists(batch, 0, group)
         lengths_of_values, values = self._lists(batch, 1, group)
+        values = values.astype(self.dtype, copy=False)
         if not np.array_equal(lengths, lengths_of_values):
             msg = "columns {!r} and {!r}: the lists of a cell differ in length".format(
                 *self._columns
@@ -478,8 +473,6 @@ class ParquetColumns(_RowGroupElement):
     ----------
     files, groups, columns
         See the base class; the columns are the genes.
-    dtype
-        Dtype of the values.
     """
 
     layout: Layout = "dense"
@@ -489,13 +482,13 @@ class ParquetColumns(_RowGroupElement):
         files: ParquetFiles,
         groups: RowGroups,
         columns: Sequence[str],
-        dtype: np.dtype[Any],
     ) -> None:
         super().__init__(files, groups, columns)
-        self.shape, self.dtype = (int(groups.starts[-1]), len(columns)), dtype
+        self.shape = int(groups.starts[-1]), len(columns)
+        self.dtype = groups.dtype
         self.column_names = np.array(columns, object)
         self.chunk_shape = (int(np.diff(groups.starts).max(initial=0)), len(columns))
-        self.expected_row_bytes = float(max(1, len(columns) * dtype.itemsize))
+        self.expected_row_bytes = float(max(1, len(columns) * self.dtype.itemsize))
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
         """Return rows; wait for expected ones, and decode others."""
@@ -522,12 +515,19 @@ _NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "fe
 
 
 def _found_gene_table(first: Location) -> Location | None:
-    """Return the table of genes beside a file, or in ``metadata`` beside its folder, if any."""
-    folder, _, _ = first.text.rpartition("/")
+    """Return the table of genes beside a file, or in ``metadata`` beside its folder, if any.
+
+    Folders that are partitions count as the one that they are in.
+    """
     if first.path is not None:
         parent = first.path.parent
+        while is_partition(parent.name):
+            parent = parent.parent
         candidates = [str(each / GENE_TABLE) for each in (parent, parent / "../metadata")]
         return next((Location.of(each) for each in candidates if Path(each).is_file()), None)
+    folder = first.text.rpartition("/")[0]
+    while is_partition(unquote(folder.rpartition("/")[2])):
+        folder = folder.rpartition("/")[0]
     above = folder.rpartition("/")[0]
     candidates = [f"{folder}/{GENE_TABLE}"]
     if "://" in above:
@@ -593,18 +593,21 @@ class ParquetSource(Source):
     """Parquet files with a row for each cell.
 
     The genes of a cell are in two lists, gene numbers and values, as in Tahoe-100M and in the
-    training data of scGPT; or each gene has a column. All other columns of numbers and text are obs
-    columns. `open_collection` takes the path if the layout is recognised. The needed columns of row
-    groups are decoded in several threads: lists in usual encodings by cellfeed, others by pyarrow
-    (``pip install 'cellfeed[parquet]'``), which also reads footers.
+    training data of scGPT; or each gene has a column. All other columns of numbers, booleans and
+    text are obs columns. So are folders ``NAME=VALUE`` on the path of a file, as it is given; their
+    values are integers if all of them can be int32, and text otherwise. `open_collection` takes the
+    path if the layout is recognised. The needed columns of row groups are decoded in several
+    threads: lists in usual encodings by cellfeed, others by pyarrow
+    (``pip install 'cellfeed[parquet]'``).
 
     Parameters
     ----------
     path
-        A file, a folder of files, a pattern, or a URL (``https://``, ``s3://``, ...); in object
-        stores also a pattern. ``hf://datasets/OWNER/NAME/path`` is a file, folder or pattern on the
-        HuggingFace hub, or on the server that ``HF_ENDPOINT`` names. All files have the same
-        columns.
+        A file, a folder of files (also in its folders ``NAME=VALUE``), a pattern, or a URL
+        (``https://``, ``s3://``, ...); in object stores also a pattern.
+        ``hf://datasets/OWNER/NAME/path`` is a file, folder or pattern on the HuggingFace hub, or on
+        the server that ``HF_ENDPOINT`` names. All files have the columns that are read, which may
+        have other types of the same kind.
     genes, values
         Names of the columns with the two lists. By default, the first of these that there are:
         ``genes`` and ``expressions``, ``gene_ids`` and ``values``, ``indices`` and ``data``.
@@ -644,11 +647,11 @@ class ParquetSource(Source):
     RemoteError
         A server cannot be reached, or refuses the request.
     FormatError
-        A file is no Parquet file, is damaged, has columns of other types than the first, or has no
-        cells in a known layout. Also when rows are read: the lists of a cell differ in length or
+        A file is no Parquet file, is damaged, has genes in columns that are not of numbers, or has
+        no cells in a known layout. Also when rows are read: the lists of a cell differ in length or
         are missing, or a gene number is not in the table of genes.
     ColumnError
-        There is no such column.
+        A file has no such column, or several of its name.
     ParameterError
         Parameters contradict each other.
 
@@ -702,10 +705,8 @@ class ParquetSource(Source):
         if lists is None:
             if self._var is not None:
                 self._var = self._rows_of(self._var)
-            groups = files.row_groups(self._genes)
-            kinds = [files.schema.field(name).type.to_pandas_dtype() for name in self._genes]
-            dtype = np.result_type(*kinds)
-            self.elements = {"X": ParquetColumns(files, groups, self._genes, dtype)}
+            groups = files.row_groups(self._genes, are_lists=False)
+            self.elements = {"X": ParquetColumns(files, groups, self._genes)}
             return
         where = table if isinstance(table, Location) else Location("gene_table")
         known = None if self._var is None else _known_numbers(self._var, tokens, where)
@@ -718,12 +719,9 @@ class ParquetSource(Source):
         n_vars: int | None,
         n_markers: int | None,
     ) -> ParquetLists:
-        dtypes, names = [self._dtype_of_list(name) for name in lists], None
+        names = None
         self._selection = repr((lists, n_vars, n_markers, digest_of_array(known)))
-        if dtypes[0].kind not in "iu":
-            msg = f"{self._where}: column {lists[0]!r} has {dtypes[0]}, which are no gene numbers"
-            raise FormatError(f"{msg}; give another column as `genes=`")
-        groups = self._files.row_groups(lists, dtypes)
+        groups = self._files.row_groups(lists, are_lists=True)
         if self._var is not None:
             n_vars, names = len(self._var), self._var.index.to_numpy(object)
         elif n_vars is None:
@@ -740,7 +738,7 @@ class ParquetSource(Source):
                 raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=`")
             known = np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1))
         shape, numbers = (int(groups.starts[-1]), n_vars), _GeneNumbers(known, are_named, n_markers)
-        return ParquetLists(self._files, groups, lists, shape, dtypes[1], numbers, names)
+        return ParquetLists(self._files, groups, lists, shape, numbers, names)
 
     def selection(self) -> str:
         """Return the columns with lists, and how their gene numbers are read."""
@@ -764,11 +762,12 @@ class ParquetSource(Source):
 
     def _gene_columns(self, given: Sequence[str] | None) -> list[str]:
         """Return the columns that are genes."""
-        there, schema = {*self._files.schema.names}, self._files.schema
+        names = self._files.schema.names
+        there = {*names}
         if given is None:
             named = [] if self._var is None else self._var.index.tolist()
             if not there.intersection(named):
-                shown = ", ".join(schema.names[:_SHOWN])
+                shown = ", ".join(names[:_SHOWN])
                 msg = f"{self._where}: genes are in no known columns (the first are {shown})"
                 remedy = "`genes=` and `values=`, or `gene_columns=` if each gene has a column"
                 raise FormatError(f"{msg}; give `ParquetSource` the names: {remedy}")
@@ -779,9 +778,6 @@ class ParquetSource(Source):
         for name in given:
             if name not in there:
                 raise ColumnError(f"{self._where}: has no column {name!r} of a gene; leave it out")
-            if self._kind(schema.field(name).type) != "number":
-                msg = f"{self._where}: column {name!r} is of type {schema.field(name).type}"
-                raise FormatError(f"{msg}, not a number for each cell; leave it out")
         return [*given]
 
     def _rows_of(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -793,45 +789,29 @@ class ParquetSource(Source):
                 raise ParameterError(f"{msg}; give a table of all, or leave it out")
         return table.loc[[*self._genes]]
 
-    def _dtype_of_list(self, name: str) -> np.dtype[Any]:
-        arrow = import_arrow(self.location, EXTRA)
-        found, types = self._files.schema.field(name).type, arrow.types
-        is_list = any(
-            test(found) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        )
-        of = found.value_type if is_list else None
-        if of is not None and types.is_dictionary(of):
-            of = of.value_type
-        if of is None or not (types.is_integer(of) or types.is_floating(of)):
-            msg = f"{self._where}: column {name!r} is of type {found}, not a list of numbers"
-            raise FormatError(f"{msg} for each cell; give another column")
-        dtype: np.dtype[Any] = np.dtype(of.to_pandas_dtype())
-        return dtype
-
-    def _kind(self, found: Any) -> str:
-        types = import_arrow(self.location, EXTRA).types
-        if types.is_integer(found) or types.is_floating(found) or types.is_boolean(found):
-            return "number"
-        tests = (types.is_string, types.is_large_string, types.is_dictionary)
-        return "text" if any(test(found) for test in tests) else "other"
-
     def obs_names(self) -> list[str]:
-        """Return the columns with one number, boolean or text per cell, but for those of genes."""
+        """Return the columns of files and folders that are not of genes, nor refused."""
         genes = {*self._genes}
-        return [
-            each.name
-            for each in self._files.schema
-            if each.name not in genes and self._kind(each.type) != "other"
-        ]
+        names = [name for name in self._files.names if name not in genes]
+        return [name for name in names if not self._files.refused_obs(name)]
+
+    def refused_obs(self, name: str) -> str:
+        """Return why a column cannot be in obs: its type, or that it has genes."""
+        if name in self._genes:
+            return f"{self._where}: column {name!r} has genes or their values; read them from `X`"
+        return self._files.refused_obs(name)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return some columns; text as categories."""
-        import pyarrow as pa  # noqa: PLC0415 - optional
+        """Return some columns; text as categories.
 
-        schema = self._files.schema
-        text = [name for name in columns if self._kind(schema.field(name).type) == "text"]
-        tables = self._files.read(columns, text=text)
-        return to_frame(pa.concat_tables(tables, promote_options="permissive").unify_dictionaries())
+        Raises
+        ------
+        ColumnError
+            A column is neither of numbers, booleans nor text, or a file lacks it.
+        MismatchError
+            It is of one kind in a file and of another in the next.
+        """
+        return self._files.read_obs(columns)
 
     def read_var(self) -> pd.DataFrame:
         """Return the table of genes."""

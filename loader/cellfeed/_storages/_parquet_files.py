@@ -1,4 +1,4 @@
-"""Parquet files: which ones a path or URL stands for, their row groups, and rows of these.
+"""Parquet files: their row groups, rows of these, and obs columns.
 
 cellfeed decodes the pages of lists that it knows, from the bytes of their columns; pyarrow decodes
 other row groups, and reads local files itself. Of files on servers, the byte ranges of the wanted
@@ -7,17 +7,14 @@ columns are requested as for any other format.
 
 from __future__ import annotations
 
-import glob
 import io
-import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,136 +22,20 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location, identity, replaced, threads_until_left
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._location import removed
-from cellfeed._bytes._remote import RemoteObjects, Version, expand_url, open_object
+from cellfeed._bytes._remote import RemoteObjects, Version, open_object
 from cellfeed._decode import LIST_NUMBERS, list_numbers
-from cellfeed._errors import ColumnError, FormatError, PathError, RemoteError
-from cellfeed._storages._registry import failures_named, first_line, import_arrow, suffixes
+from cellfeed._errors import ColumnError, FormatError, PathError
+from cellfeed._lazy import pd
+from cellfeed._storages._parquet_footers import END_BYTES, Footer, dtype_in_lists, dtype_of, kind
+from cellfeed._storages._parquet_obs import as_column, join_parts
+from cellfeed._storages._parquet_paths import partitions
+from cellfeed._storages._registry import failures_named, import_arrow, to_frame
 
-SUFFIX = ".parquet"
 EXTRA = "parquet"
-GENE_TABLE = "gene_metadata.parquet"  # its name in Tahoe-100M
-_MAGIC = b"PAR1"
-
-# Which files a path or URL stands for.
-
-
-def is_parquet(path: Path) -> bool:
-    """Return whether a path is a Parquet file, or a folder of them and of no other cells."""
-    if path.is_dir():
-        return bool(_in_folder(path))
-    if path.name.endswith(SUFFIX):
-        return True
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    """Return the Parquet files of cells in a folder, by name; none if it has other cells."""
-    if not (folder / GENE_TABLE).is_file() and (folder / "metadata" / GENE_TABLE).is_file():
-        folder /= "data"  # of a whole repository of the hub
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    if any(each.name.endswith(tuple(suffixes())) for each in entries):
-        return []
-    return [each for each in entries if _is_of_cells(each.name)]
-
-
-def _is_of_cells(path: str) -> bool:
-    return path.endswith(SUFFIX) and not path.endswith(GENE_TABLE)
-
-
-def files_at(location: Location) -> list[Location]:
-    """Return the files that a path, folder, pattern or URL stands for, in the order of their rows.
-
-    Raises
-    ------
-    PathError
-        There are none.
-    RemoteError
-        A server cannot be reached, or refuses the request.
-    """
-    if location.scheme == "hf":
-        return _on_hub(location)
-    if location.path is None:
-        found_there = expand_url(location, [SUFFIX])
-        return [each for each in found_there if _is_of_cells(each.text)] or found_there
-    path = location.path.expanduser()
-    if path.is_dir():
-        found = _in_folder(path)
-    elif path.exists():
-        return [Location.of(path)]
-    else:
-        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
-        found = [Path(each) for each in matches if _is_of_cells(each)]
-    if not found:
-        raise PathError(f"{location}: no Parquet file of cells is there; check the path")
-    return [Location.of(each) for each in found]
-
-
-# Datasets on the HuggingFace hub.
-
-_ON_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?")
-_SECONDS = 30
-_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
-_WILD = re.compile(r"[*?\[]")
-
-
-def _on_hub(location: Location) -> list[Location]:
-    """Return the URLs of files on the hub, or on the server that ``HF_ENDPOINT`` names."""
-    parts = _ON_HUB.fullmatch(location.text)
-    if parts is None:
-        msg = f"{location}: must be of the form hf://datasets/OWNER/NAME/path"
-        raise PathError(f"{msg}, perhaps with NAME@REVISION; write it so")
-    name, revision, path = parts[1], parts[2] or "main", (parts[3] or "data").strip("/")
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    token, options = os.environ.get("HF_TOKEN"), location.options
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    if headers:
-        client = dict(options.values.get("client_options") or {})
-        client["default_headers"] = {**headers, **(client.get("default_headers") or {})}
-        options = replace(options, values={**options.values, "client_options": client})
-    paths = [path]
-    wild = _WILD.search(path)
-    if wild or not path.endswith(SUFFIX):
-        folder = path[: wild.start()].rpartition("/")[0] if wild else path
-        pattern = path if wild else f"{path}/*"
-        url = f"{endpoint}/api/datasets/{name}/tree/{revision}/{quote(folder)}?recursive=true"
-        listed = _listed_by_hub(location, url, headers)
-        paths = [each for each in listed if PurePosixPath(f"/{each}").match(f"/{pattern}")]
-        paths = sorted(filter(_is_of_cells, paths))
-        if not paths:
-            raise PathError(f"{location}: matches no Parquet file of the dataset; check the path")
-    root = f"{endpoint}/datasets/{name}/resolve/{revision}"
-    return [Location(f"{root}/{quote(each)}", options) for each in paths]
-
-
-def _listed_by_hub(location: Location, url: str, headers: dict[str, str]) -> list[str]:
-    """Return the paths of all files in a folder of a dataset."""
-    from urllib.error import HTTPError  # noqa: PLC0415 - slow to import
-    from urllib.request import Request, urlopen  # noqa: PLC0415
-
-    found = list[str]()
-    while url:
-        try:
-            with urlopen(Request(url, headers=headers), timeout=_SECONDS) as answer:  # noqa: S310 - the endpoint is the user's
-                found += [each["path"] for each in json.load(answer) if each["type"] == "file"]
-                following = _NEXT.search(answer.headers.get("Link") or "")
-                url = following[1] if following else ""
-        except HTTPError as error:
-            msg = f"{location}: the hub has no such dataset or folder, or does not show it"
-            remedy = "check the name; set HF_TOKEN if it needs an account"
-            raise PathError(f"{msg} (HTTP {error.code}); {remedy}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            msg = f"{location}: the hub does not list its files ({first_line(error)})"
-            raise RemoteError(f"{msg}; try again, or check HF_ENDPOINT") from None
-    return found
-
 
 # Files and their row groups.
 
 _TAIL_BYTES = 1 << 16  # of a file on a server, which mostly contain its footer
-_END_BYTES = 8  # size of the footer, and the magic number
 _FOOTERS = 64  # that are kept in memory
 _AT_ONCE = 16
 _BATCH_ROWS = 128  # decoded at a time: few enough to stay in the cache
@@ -174,8 +55,11 @@ class RowGroups:
         Byte ranges of the wanted columns in the file, int64, shape (n_groups, n_ranges).
     n_values
         Number of values in the wanted columns, int64, shape (n_groups,).
+    dtype
+        Common dtype of the values in all files; of two columns of lists, those of the second.
     largest
-        Largest value in the first wanted column; None if a footer does not say it.
+        Largest value in the first wanted column, if that has integers; None if a footer does not
+        say it.
     codec
         Compression of the first wanted column.
     lists
@@ -186,6 +70,22 @@ class RowGroups:
     files: NDArray[np.int64]
     numbers: NDArray[np.int64]
     starts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    n_values: NDArray[np.int64]
+    dtype: np.dtype[Any]
+    largest: int | None
+    codec: str
+    lists: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FileGroups:
+    """The row groups of one file, as those of `RowGroups`."""
+
+    names: list[str]
+    dtypes: set[np.dtype[Any]]
+    n_rows: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     n_values: NDArray[np.int64]
@@ -204,6 +104,14 @@ class ParquetFiles:
     locations
         The files.
 
+    Attributes
+    ----------
+    schema
+        The `pyarrow.Schema` of the first file.
+    names
+        Names of the columns: of the first file; when `row_groups` has read all files, of these
+        and of their folders.
+
     Raises
     ------
     PathError
@@ -218,11 +126,13 @@ class ParquetFiles:
         # They stay the same where the working folder changes; on servers, none are needed.
         self._absolute = [str(path.absolute()) for path in self.paths]
         self._states: list[Any] = [None] * len(self.locations)
-        self._footers = dict[int, Any]()
+        self._footers = dict[int, Footer]()
         self._objects: RemoteObjects | None = None
         if self.locations[0].is_remote:
             self._objects = RemoteObjects(self._location_of, self._version_of)
-        self.schema = self.footer(0).schema.to_arrow_schema()
+        self.schema = self.footer(0).schema
+        self.names = [*self.schema.names]
+        self._n_rows, self._partitions = list[int](), partitions(self.locations)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_footers": {}}
@@ -265,8 +175,8 @@ class ParquetFiles:
         if self._states[file] != found:
             raise replaced(location)
 
-    def footer(self, file: int) -> Any:
-        """Return the `pyarrow.parquet.FileMetaData` of a file."""
+    def footer(self, file: int) -> Footer:
+        """Return the footer of a file."""
         found = self._footers.get(file)
         if found is None:
             found = self._read_footer(file)
@@ -275,29 +185,29 @@ class ParquetFiles:
             self._footers[file] = found
         return found
 
-    def _read_footer(self, file: int) -> Any:
-        import pyarrow as pa  # noqa: PLC0415 - optional
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
+    def _read_footer(self, file: int) -> Footer:
         location = self.locations[file]
         if self._objects is None:
             self.check(file)
-            with self.damage_named(file, "its footer"):
-                return pq.read_metadata(self._absolute[file])
-        if self._states[file] is None:
-            self._states[file] = open_object(location)
-        size = self._states[file].size
-        tail = self._tail(file, min(size, _TAIL_BYTES))
+            size = self._states[file][0]
+        else:
+            if self._states[file] is None:
+                self._states[file] = open_object(location)
+            size = self._states[file].size
         with self.damage_named(file, "its footer"):
-            needed = int.from_bytes(tail[-_END_BYTES:][:4], "little") + _END_BYTES
+            tail = self._tail(file, size, min(size, _TAIL_BYTES))
+            needed = int.from_bytes(tail[-END_BYTES:][:4], "little") + END_BYTES
             if len(tail) < needed <= size:
-                tail = self._tail(file, needed)
-            return pq.read_metadata(pa.BufferReader(tail))
+                tail = self._tail(file, size, needed)
+            return Footer.read(location.shown, tail, size)
 
-    def _tail(self, file: int, n_bytes: int) -> bytes:
-        assert self._objects is not None  # noqa: S101 - on a server
-        offset = self._states[file].size - n_bytes
-        (found,) = self._objects.read_ranges(*_as_ranges(file, [offset], [n_bytes]))
+    def _tail(self, file: int, size: int, n_bytes: int) -> bytes:
+        """Return the last bytes of a file."""
+        if self._objects is None:
+            with open(self._absolute[file], "rb") as opened:  # noqa: PTH123
+                opened.seek(size - n_bytes)
+                return opened.read()
+        (found,) = self._objects.read_ranges(*_as_ranges(file, [size - n_bytes], [n_bytes]))
         return bytes(found) if found is not None else b""
 
     def each(self, read: Callable[[int], Any]) -> Iterator[Any]:
@@ -309,94 +219,109 @@ class ParquetFiles:
         with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
             yield from threads.map(read, numbers)
 
-    def row_groups(
-        self, columns: Sequence[str], dtypes: Sequence[np.dtype[Any]] | None = None
-    ) -> RowGroups:
+    def row_groups(self, columns: Sequence[str], *, are_lists: bool) -> RowGroups:
         """Read all footers; return the row groups with the places of some columns.
 
         Parameters
         ----------
         columns
-            Names of columns.
-        dtypes
-            If they are lists, the dtypes of their values; otherwise all columns are read together,
-            with what is between them.
+            Names of columns of numbers.
+        are_lists
+            Whether they are two columns of lists, of gene numbers and of values; otherwise all
+            columns are read together, with what is between them.
+
+        Raises
+        ------
+        ColumnError
+            A file lacks a column, or has several of its name.
+        FormatError
+            A file has a column of another type, or is damaged.
+        """
+
+        def read(file: int) -> _FileGroups:
+            return self._groups_of(file, columns, are_lists=are_lists)
+
+        files = [*self.each(read)]
+        self._n_rows = [int(each.n_rows.sum()) for each in files]
+        everywhere = set(files[0].names).intersection(*(each.names for each in files[1:]))
+        for name in everywhere.intersection(self._partitions):
+            del self._partitions[name]
+        names = chain(*(each.names for each in files), self._partitions)
+        self.names = [*dict.fromkeys(names)]
+        dtypes = {dtype for each in files for dtype in each.dtypes if dtype.kind != "V"}
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
+        for each in files:
+            if are_lists and each.dtypes != {dtype}:
+                each.lists[:] = -1  # pyarrow decodes it, and values are cast
+        n_rows = np.concatenate([each.n_rows for each in files])
+        numbers = [np.arange(each.n_rows.size) for each in files]
+        has_rows = n_rows > 0
+        codecs = [each.codec for each in files if each.codec]
+        largest = [each.largest for each in files]
+        return RowGroups(
+            files=np.repeat(np.arange(len(files)), [each.size for each in numbers])[has_rows],
+            numbers=np.concatenate(numbers)[has_rows],
+            starts=np.append(0, np.cumsum(n_rows[has_rows])),
+            offsets=np.concatenate([each.offsets for each in files])[has_rows],
+            sizes=np.concatenate([each.sizes for each in files])[has_rows],
+            n_values=np.concatenate([each.n_values for each in files])[has_rows],
+            dtype=dtype,
+            largest=None if None in largest else max([0, *filter(None, largest)]),
+            codec=codecs[0] if codecs else "unknown",
+            lists=np.concatenate([each.lists for each in files])[has_rows],
+        )
+
+    def _groups_of(self, file: int, columns: Sequence[str], *, are_lists: bool) -> _FileGroups:
+        """Return the row groups of a file, for `row_groups`."""
+        footer = self.footer(file)
+        fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
+        dtypes = [self.dtype(file, each, is_list=are_lists) for each in fields]
+        chunks = footer.chunks(leaves)
+        n_groups, n_leaves = chunks.n_entries.shape
+        offsets, sizes = chunks.begins, chunks.sizes
+        lists = np.full((n_groups, n_leaves if are_lists else 0, LIST_NUMBERS), -1, np.int64)
+        largest: int | None = -1
+        groups_with_rows = np.flatnonzero(chunks.n_rows).tolist()
+        if are_lists:
+            stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
+            for group in groups_with_rows:
+                for k, column in enumerate(stored):
+                    lists[group, k] = list_numbers(chunks, group, k, column, fields[k])
+            of_genes = dtypes.pop(0)
+            if of_genes.kind not in "iuV":
+                msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
+                raise FormatError(f"{msg} numbers; give another column as `genes=`")
+            found = [chunks.largest(group, 0, of_genes) for group in groups_with_rows]
+            largest = None if None in found else max([-1, *filter(None, found)])
+        else:
+            begins, stops = offsets.min(axis=1), (offsets + sizes).max(axis=1)
+            offsets, sizes = begins[:, None], (stops - begins)[:, None]
+        return _FileGroups(
+            footer.schema.names,
+            {*dtypes},
+            chunks.n_rows,
+            offsets,
+            sizes,
+            chunks.n_entries.sum(axis=1),
+            largest,
+            chunks.codec(groups_with_rows[-1], 0) if groups_with_rows else "",
+            lists,
+        )
+
+    def dtype(self, file: int, field: Any, *, is_list: bool) -> np.dtype[Any]:
+        """Return the dtype of the values of a `pyarrow.Field` of a file.
 
         Raises
         ------
         FormatError
-            A file lacks a column, has it in another type, or is damaged.
+            They are no numbers, or no lists of them.
         """
-        wanted = [self.schema.field(name) for name in columns]
-
-        def read(file: int) -> tuple[list[tuple[list[int], ...]], list[int | None], str]:
-            footer = self.footer(file)
-            schema = footer.schema.to_arrow_schema()
-            if file:
-                self._check_columns(file, schema, wanted)
-            fields = [schema.field(name) for name in columns]
-            leaves = _leaves(footer, columns)
-            own = [footer.schema.column(leaf) for leaf in leaves]
-            groups, largest, codec = list[tuple[list[int], ...]](), list[int | None](), ""
-            for number in range(footer.num_row_groups):
-                group = footer.row_group(number)
-                chunks = [group.column(leaf) for leaf in leaves]
-                offsets = [_first_byte(each) for each in chunks]
-                sizes = [each.total_compressed_size for each in chunks]
-                n_values = sum(each.num_values for each in chunks)
-                lists = list[int]()
-                if dtypes is None:
-                    stop = max(map(sum, zip(offsets, sizes, strict=True)))
-                    offsets, sizes = [min(offsets)], [stop - min(offsets)]
-                else:
-                    for described in zip(chunks, own, fields, dtypes, strict=True):
-                        lists += list_numbers(*described)
-                groups.append(([file, number, group.num_rows, n_values], offsets, sizes, lists))
-                statistics = chunks[0].statistics
-                has_largest = statistics is not None and statistics.has_min_max
-                largest.append(statistics.max if has_largest else None)
-                codec = chunks[0].compression.lower()
-            return groups, largest, codec
-
-        groups, largest, codecs = list[tuple[list[int], ...]](), list[int | None](), list[str]()
-        for some, of_groups, codec in self.each(read):
-            groups.extend(some)
-            largest.extend(of_groups)
-            codecs.append(codec)
-        groups_with_rows = [k for k, (counts, *_) in enumerate(groups) if counts[2]]
-        n_ranges = len(groups[0][1]) if groups else 0
-        table = np.array([groups[k][0] for k in groups_with_rows], np.int64).reshape(-1, 4)
-        places = [
-            np.array([groups[k][which] for k in groups_with_rows], np.int64).reshape(
-                len(table), n_ranges
-            )
-            for which in (1, 2)
-        ]
-        known = [largest[k] for k in groups_with_rows if groups[k][0][3]]
-        return RowGroups(
-            files=table[:, 0].copy(),
-            numbers=table[:, 1].copy(),
-            starts=np.concatenate([[0], np.cumsum(table[:, 2])]),
-            offsets=places[0],
-            sizes=places[1],
-            n_values=table[:, 3].copy(),
-            largest=None if None in known else max(filter(None, known), default=0),
-            codec=next(filter(None, codecs), "unknown").replace("uncompressed", "none"),
-            lists=np.array([groups[k][3] for k in groups_with_rows], np.int64).reshape(
-                len(table), -1 if len(table) else 0, LIST_NUMBERS
-            ),
-        )
-
-    def _check_columns(self, file: int, schema: Any, wanted: Sequence[Any]) -> None:
-        for field in wanted:
-            where = self.locations[file].shown
-            if field.name not in schema.names:
-                msg = f"{where}: has no column {field.name!r}, which {self.locations[0].shown} has"
-                raise FormatError(f"{msg}; leave the file out, or write it again")
-            if not schema.field(field.name).type.equals(field.type):
-                msg = f"{where}: column {field.name!r} is of type {schema.field(field.name).type}"
-                other = f"but of type {field.type} in {self.locations[0].shown}"
-                raise FormatError(f"{msg}, {other}; write the files with one type")
+        found = dtype_in_lists(field.type) if is_list else dtype_of(field.type)
+        if found is None:
+            msg = f"{self.locations[file].shown}: column {field.name!r} is of type {field.type}"
+            wanted = "a list of numbers" if is_list else "a number"
+            raise FormatError(f"{msg}, not {wanted} for each cell; give another column")
+        return found
 
     def expect(self, groups: RowGroups, which: NDArray[np.int64]) -> object | None:
         """Start reading row groups; return an object that keeps requests alive."""
@@ -483,25 +408,49 @@ class ParquetFiles:
                 msg = f"has {first} rows, but its footer says {n_rows}"
                 raise ValueError(msg)
 
-    def read(self, columns: Sequence[str], *, text: Sequence[str] = ()) -> Iterator[Any]:
-        """Yield a `pyarrow.Table` with whole columns of each file; ``text`` as dictionaries."""
+    def refused_obs(self, name: str) -> str:
+        """Return why the type of a column in the first file cannot be in obs, if it cannot."""
+        at = -1 if name in self._partitions else self.schema.get_field_index(name)
+        return "" if at < 0 else self.footer(0).refused_in_obs(self.schema.field(at))
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return obs columns of all files, as `ParquetSource.read_obs` does."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+
+        stored = [name for name in columns if name not in self._partitions]
+        tables = [*self.read(stored, as_obs=True)] if stored else []
+        where = [each.shown for each in self.locations]
+        found = {name: join_parts(name, [each[name] for each in tables], where) for name in stored}
+        files = pa.array(np.repeat(np.arange(len(self._n_rows)), self._n_rows))
+        for name in columns:
+            if name in self._partitions:
+                found[name] = as_column(self._partitions[name]).take(files)
+        metadata = tables[0].schema.metadata if tables else None
+        table = pa.table({name: found[name] for name in columns}, metadata=metadata)
+        with failures_named(f"{self.location.shown}: obs cannot be read", "write it again"):
+            return to_frame(table.unify_dictionaries())
+
+    def read(self, columns: Sequence[str], *, as_obs: bool = False) -> Iterator[Any]:
+        """Yield a `pyarrow.Table` with whole columns of each file.
+
+        Parameters
+        ----------
+        columns
+            Their names.
+        as_obs
+            Whether text is read as dictionaries, and columns that cannot be in obs are refused.
+        """
 
         def read(file: int) -> Any:
             footer = self.footer(file)
-            there = footer.schema.to_arrow_schema().names
-            for name in columns:
-                if name not in there:
-                    msg = f"{self.locations[file].shown}: has no column {name!r}"
-                    raise ColumnError(f"{msg}; open it alone, or leave the column out")
-            leaves = _leaves(footer, columns)
-            groups = [footer.row_group(k) for k in range(footer.num_row_groups)]
-            chunks = [group.column(leaf) for group in groups for leaf in leaves]
-            source = self._source(
-                file,
-                np.array([*map(_first_byte, chunks)], np.int64),
-                np.array([each.total_compressed_size for each in chunks], np.int64),
-            )
+            fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
+            for each in fields if as_obs else ():
+                if reason := footer.refused_in_obs(each):
+                    raise ColumnError(reason)
+            text = [each.name for each in fields if as_obs and kind(each.type) == "text"]
+            chunks = footer.chunks(leaves)
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
+                source = self._source(file, chunks.begins.ravel(), chunks.sizes.ravel())
                 opened = self._opened(file, source, text)
                 return opened.read([*columns], use_threads=False).select([*columns])
 
@@ -512,7 +461,7 @@ class ParquetFiles:
 
         return pq.ParquetFile(
             source,
-            metadata=self.footer(file),
+            metadata=self.footer(file).metadata,
             read_dictionary=[*text] or None,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -544,23 +493,6 @@ def _as_ranges(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     files = np.full(len(offsets), file, np.int64)
     return files, np.array(offsets, np.int64), np.array(sizes, np.int64)
-
-
-def _leaves(footer: Any, columns: Sequence[str]) -> list[int]:
-    """Return the numbers of the stored columns that some columns consist of."""
-    wanted, found = dict.fromkeys(columns), dict[str, list[int]]()
-    for number in range(footer.num_columns):
-        path = footer.schema.column(number).path
-        name = path if path in wanted else path.partition(".")[0]
-        if name in wanted:
-            found.setdefault(name, []).append(number)
-    return [number for name in wanted for number in found.get(name, [])]
-
-
-def _first_byte(chunk: Any) -> int:
-    """Return where a column of a row group begins: with its dictionary, if it has one."""
-    dictionary = chunk.dictionary_page_offset
-    return int(min(dictionary or chunk.data_page_offset, chunk.data_page_offset))
 
 
 class _Ranges(io.RawIOBase):

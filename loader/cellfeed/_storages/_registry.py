@@ -329,18 +329,23 @@ def import_arrow(location: Location, extra: str) -> Any:
 # Dtypes of pandas whose missing values are NA.
 _NULLABLE = {f"{kind}{bits}" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)}
 _NULLABLE |= {"Float32", "Float64", "boolean"}
+# Of Arrow's integers that float64 may not represent, the dtypes of pandas with missing values.
+_INTEGERS, _MOST_EXACT = {"int64": "Int64", "uint64": "UInt64"}, 1 << 53
 
 
 def to_frame(table: Any) -> pd.DataFrame:
     """Return an Arrow table as a data frame, with text as categories.
 
-    Columns that pandas wrote with missing values of its own (NA) have them again.
+    Columns that pandas wrote with missing values of its own (NA) have them again, as have integers
+    that would be rounded beside NaN.
 
     Parameters
     ----------
     table
         A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
     """
+    from pyarrow import compute  # noqa: PLC0415 - optional
+
     frame: pd.DataFrame = table.to_pandas(strings_to_categorical=True, ignore_metadata=True)
     written = (table.schema.pandas_metadata or {}).get("columns", ())
     dtypes = {each["field_name"]: each["numpy_type"] for each in written}
@@ -349,6 +354,10 @@ def to_frame(table: Any) -> pd.DataFrame:
         if dtypes.get(name) in _NULLABLE:
             dtype: Any = pd.api.types.pandas_dtype(dtypes[name])
             frame[name] = dtype.__from_arrow__(column)
+        elif column.null_count and (found := _INTEGERS.get(str(column.type))):
+            bounds = compute.min_max(column).as_py().values()
+            if any(value is not None and abs(value) > _MOST_EXACT for value in bounds):
+                frame[name] = pd.api.types.pandas_dtype(found).__from_arrow__(column)
         elif str(column.type) == "bool" and column.null_count == len(column):
             frame[name] = pd.Categorical(frame[name], [False, True])
     return frame

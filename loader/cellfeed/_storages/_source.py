@@ -108,6 +108,13 @@ class Source(ABC):
     def obs_names(self) -> Sequence[str]:
         """Return the names of the obs columns."""
 
+    def refused_obs(self, name: str) -> str:  # noqa: ARG002 - for subclasses
+        """Return why a column that is there is none of `obs_names`; empty if it is not there.
+
+        This is the message of an error: the file, the column, why, and the remedy.
+        """
+        return ""
+
     @abstractmethod
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read obs columns, and nothing else.

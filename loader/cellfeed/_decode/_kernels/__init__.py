@@ -11,6 +11,7 @@ import typing
 if typing.TYPE_CHECKING:
     from cellfeed._decode._kernels._decoding import advise, decode, head_sizes
     from cellfeed._decode._kernels._decompression import decompressor, lzf, snappy, unshuffle
+    from cellfeed._decode._kernels._footers import read_footer
     from cellfeed._decode._kernels._pages import find_pages, open_lists, write_lists
     from cellfeed._decode._kernels._placing import copy_all, crossings_ascend, densify, place
     from cellfeed._decode._kernels._planning import count, note_chunk, plan_flat, plan_grid, trim
@@ -29,6 +30,7 @@ else:
     _MODULES = {
         "_decoding": "advise decode head_sizes",
         "_decompression": "decompressor lzf snappy unshuffle",
+        "_footers": "read_footer",
         "_pages": "find_pages open_lists write_lists",
         "_placing": "copy_all crossings_ascend densify place",
         "_planning": "count note_chunk plan_flat plan_grid trim",

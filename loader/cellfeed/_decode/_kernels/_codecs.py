@@ -146,7 +146,7 @@ LZ4_RAW = _codec(LZ4_DECOMPRESS)  # without a header of its size
 SNAPPY = _codec()
 
 PARQUET_CODECS = {
-    "uncompressed": STORED, "snappy": SNAPPY, "gzip": GZIP, "zstd": ZSTD, "lz4": LZ4_RAW,
+    "none": STORED, "snappy": SNAPPY, "gzip": GZIP, "zstd": ZSTD, "lz4": LZ4_RAW,
 }  # fmt: skip
 HDF5_CODECS = {each.hdf5.number: codec for codec, each in enumerate(_codecs) if each.hdf5}
 ZARR_CODECS = {each.zarr: codec for codec, each in enumerate(_codecs) if each.zarr}

@@ -168,3 +168,20 @@ IN_PAGE, N_LIST_PIECE_COLUMNS = 3, 4
 # list; bytes of a value in pages, 4 or 8; the numbers of rows and of values in the dictionary; the
 # address of the codec's function, 0 if there is none.
 MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, N_DISTINCT, LIST_DECOMPRESS, N_LIST_FIELDS = range(7)
+
+# What a footer of a Parquet file says of a column in a row group; -1 where it says nothing.
+(
+    CHUNK_CODEC,  # a number of the format
+    ENCODINGS,  # a bit for each, the last one for those that are not known
+    N_CHUNK_ENTRIES,  # values, and lists without any
+    CHUNK_BYTES,  # of its pages, decompressed
+    STORED_BYTES,
+    DATA_OFFSET,
+    DICTIONARY_OFFSET,
+    N_NULLS,
+    MAX_BEGIN,  # where in the footer its largest value is, and its bytes
+    MAX_SIZE,
+    MAX_IS_SIGNED,  # whether it is of the former field, in which integers were compared as signed
+    N_CHUNK_FIELDS,
+) = range(12)
+MOST_ENCODINGS = 10

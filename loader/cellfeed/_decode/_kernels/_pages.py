@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from cellfeed._compiled import Purpose, compiled
 from cellfeed._decode._kernels import _codecs as codecs
 from cellfeed._decode._kernels import _fields as fields
+from cellfeed._decode._kernels import _thrift as thrift
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import call, copy_bytes, load_word, pointer
+from cellfeed._decode._kernels._thrift import Bytes as _Bytes
+from cellfeed._decode._kernels._thrift import varint
 
 PURPOSE = Purpose("lists in Parquet files", 10)
-
-_Bytes = NDArray[np.uint8]
 
 # Compiled: headers of pages, structs in Thrift's compact protocol.
 
@@ -28,23 +29,7 @@ _ABSENT = -(1 << 62)
 _N_FIELDS, _DEEPEST = 16, 6
 _OF_KIND = 5  # the field in which the header of the first kind is; others follow it
 _N_HEADER = 4 * _N_FIELDS
-_ENDS, _TRUE, _FALSE, _BYTE, _I64, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 6, 7, 8, 12
 _PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
-_MOST_SHIFT = 56
-
-
-@compiled("Tuple((int64, int64))(uint8[::1], int64, int64)", inner=True)
-def _varint(data: _Bytes, i: int, stop: int) -> Any:
-    """Return a number, and where the next one begins; -1 if there is none."""
-    value = shift = np.int64(0)
-    while i < stop and shift <= _MOST_SHIFT:
-        byte = np.int64(data[np.uint64(i)])
-        i += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, i
-        shift += 7
-    return 0, -1
 
 
 @compiled("int64(uint8[::1], int64, int64[::1])", inner=True)
@@ -61,33 +46,33 @@ def _read_header(data: _Bytes, i: int, header: Ints) -> int:  # noqa: PLR0912 - 
         byte = np.int64(data[i])
         i += 1
         of_type, step, value = byte & 15, byte >> 4, np.int64(_ABSENT)
-        if byte == _ENDS:
+        if byte == thrift.ENDS:
             if depth == 0:
                 return i
             depth -= 1
             continue
         field = last[depth] + step
         if step == 0:
-            field, i = _varint(data, i, n)
+            field, i = varint(data, i, n)
             field = (field >> 1) ^ -(field & 1)
             if i < 0:
                 return -1
         last[depth] = field
-        if of_type in (_TRUE, _FALSE):
-            value = np.int64(of_type == _TRUE)
-        elif of_type == _BYTE:
+        if of_type in (thrift.TRUE, thrift.FALSE):
+            value = np.int64(of_type == thrift.TRUE)
+        elif of_type == thrift.BYTE:
             i += 1
-        elif of_type < _DOUBLE:
-            value, i = _varint(data, i, n)
+        elif of_type < thrift.DOUBLE:
+            value, i = varint(data, i, n)
             value = (value >> 1) ^ -(value & 1)
-        elif of_type == _DOUBLE:
+        elif of_type == thrift.DOUBLE:
             i += 8
-        elif of_type == _BINARY:
-            length, i = _varint(data, i, n)
+        elif of_type == thrift.BINARY:
+            length, i = varint(data, i, n)
             if i < 0 or length < 0 or length > n - i:
                 return -1
             i += length
-        elif of_type == _STRUCT:
+        elif of_type == thrift.STRUCT:
             depth += 1
             if depth == _DEEPEST:
                 return -1
@@ -202,7 +187,7 @@ def _row_starts(data: _Bytes, i: int, stop: int, n: int, starts: Ints) -> int:
     """Write which entries begin a row, those whose repetition level is 0; return their number."""
     k = count = 0
     while k < n:
-        head, i = _varint(data, i, stop)
+        head, i = varint(data, i, stop)
         if i < 0:
             return -1
         n_bytes = head >> 1
@@ -235,12 +220,12 @@ def _row_starts(data: _Bytes, i: int, stop: int, n: int, starts: Ints) -> int:
 @compiled("int64(uint8[::1], int64, int64, int64, int64, uint8[::1])", inner=True)
 def _definitions(data: _Bytes, i: int, stop: int, n: int, most: int, levels: _Bytes) -> int:
     """Write the definition level of each entry, unless all are ``most``: then return 1."""
-    head, at = _varint(data, i, stop)
+    head, at = varint(data, i, stop)
     if at >= 0 and head & 1 == 0 and head >> 1 >= n and at == stop - 1 and data[at] == most:
         return 1
     width, k = 1 if most == 1 else 2, 0
     while k < n:
-        head, i = _varint(data, i, stop)
+        head, i = varint(data, i, stop)
         if i < 0:
             return -1
         n_groups = head >> 1
@@ -484,7 +469,7 @@ def write_lists(  # noqa: PLR0912 - each is a check
             while at >= k + n_run:
                 i += n_bytes
                 k += n_run
-                head, i = _varint(memory, i, stop)
+                head, i = varint(memory, i, stop)
                 if i < 0:
                     return -1
                 n_run, n_bytes, is_packed = head >> 1, (width + 7) >> 3, head & 1
