@@ -179,6 +179,28 @@ def zarr_codec(metadata: Mapping[str, Any]) -> str:
     return ", ".join([*(names or ["none"]), *sharded])
 
 
+def zarr_has_checksums(metadata: Mapping[str, Any]) -> bool:
+    """Return whether each chunk of an array has a checksum, of any kind.
+
+    Parameters
+    ----------
+    metadata
+        Metadata of the array, as parsed JSON.
+    """
+    if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
+        codecs = [*filter(None, [*(metadata["filters"] or ()), metadata["compressor"]])]
+        found = [(each["id"], each) for each in codecs]
+    else:
+        codecs = metadata["codecs"]
+        if codecs[0]["name"] == _SHARDING:
+            codecs = _options(codecs[0])["codecs"]
+        found = [(_name(each), _options(each)) for each in codecs]
+    return any(name in _CHECKSUMS or options.get("checksum") for name, options in found)
+
+
+_CHECKSUMS = {_CHECKSUM, "gzip", "zlib", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
+
+
 def _name(codec: Mapping[str, Any]) -> str:
     return str(codec["name"]).removeprefix("numcodecs.")
 
@@ -317,7 +339,7 @@ def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any]:
     """Return the dtype if elements are numbers in native byte order, with fill value 0."""
     try:
         dtype: np.dtype[Any] = np.dtype(name)
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of structured ones
         raise _SlowError(f"dtype {name} {_UNKNOWN}") from None
     if dtype.kind not in "biuf":
         raise _SlowError(f"dtype {dtype} {_UNKNOWN}")

@@ -375,9 +375,8 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
                         _mark_checked(array, chunk)
                     n_decompressed += n
                     here = decoded
-                elif (
-                    array[fields.CODEC] != codecs.STORED or is_filtered or array[fields.CHECKSUMMED]
-                ):
+                # Other uncompressed chunks were cut to the wanted elements.
+                elif array[fields.CODEC] != codecs.STORED or is_filtered or is_checksummed:
                     failure = 0 if stored == size else fields.WRONG_SIZE
                     if failure == 0:
                         _mark_checked(array, chunk)
