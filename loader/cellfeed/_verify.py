@@ -362,7 +362,7 @@ def _names_in_store(path: Path) -> Iterator[str]:
         if not any(name in files for name in _NODE_METADATA):
             folders.clear()  # they contain chunks
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders.sort()
         name = str(Path(folder).relative_to(path))
         yield "" if name == "." else name
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-import cellfeed
 from cellfeed import (
     BlockShuffling,
     CellDataset,
