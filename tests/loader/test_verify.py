@@ -300,7 +300,7 @@ def test_nothing_is_taken_from_the_cache(tmp_path, monkeypatch):
     """The index of a shard, which opening the store has cached, is read again."""
     monkeypatch.setattr(_tables, "_FEWEST_ENTRIES", 1)
     write_zarr(tmp_path / "a.zarr", 3)
-    root = zarr.open_group(tmp_path / "a.zarr", mode="r+", use_consolidated=False)
+    root: Any = zarr.open_group(tmp_path / "a.zarr", mode="r+", use_consolidated=False)
     values = root["X/data"][:]
     root.create_array("X/data", data=values, chunks=(8,), shards=(800,), overwrite=True)
     zarr.consolidate_metadata(tmp_path / "a.zarr")

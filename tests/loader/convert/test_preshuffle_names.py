@@ -126,7 +126,7 @@ def test_other_odd_names_are_written(tmp_path, out):
     pd.testing.assert_frame_equal(part.obs[names], ad.read_h5ad(path).obs)
     found = open_collection(out, obs=names)
     for name in names:
-        np.testing.assert_array_equal(found.obs[name].values, adata.obs[name])  # noqa: PD011
+        np.testing.assert_array_equal(found.obs[name].values, adata.obs[name])
     assert verify(out).damage == ()
 
 

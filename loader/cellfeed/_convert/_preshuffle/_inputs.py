@@ -216,7 +216,8 @@ class Inputs:
         tables = {"`obs`": self.obs} | {f"`{path}`": each for path, each in self.frames.items()}
         named = {where: table.names for where, table in tables.items()}
         for path, frame in self.tables.items():
-            named[f"`{path}`"] = (*frame.columns, *filter(None, [frame.index.name]))
+            own = () if frame.index.name is None else (str(frame.index.name),)
+            named[f"`{path}`"] = (*frame.columns, *own)
         for path, uns in self.uns.items():
             named |= dict(_names_by_group(uns, f"`{path}`"))
         for path in (*(each.path for each in job.matrices), *job.frames):

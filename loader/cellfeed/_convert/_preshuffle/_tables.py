@@ -95,7 +95,8 @@ class CellTable:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the columns, and of the index if it has one."""
-        return (*self._dtypes, *filter(None, [self._index_name]))
+        own = () if self._index_name is None else (str(self._index_name),)
+        return (*self._dtypes, *own)
 
     def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return the table of cells.
