@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -15,7 +16,7 @@ import numpy as np
 from cellfeed._bytes import LastingIdentity, Location
 from cellfeed._collection import located
 from cellfeed._decode import ChunkedArray, Decoder
-from cellfeed._errors import FormatError, ParameterError, require_positive
+from cellfeed._errors import FormatError, ParameterError, PathError, require_positive
 from cellfeed._storages import ANNDATA
 from cellfeed._storages._anndata._damage import damage_named
 from cellfeed._storages._anndata._file import AnnDataFile, is_group, text
@@ -27,7 +28,8 @@ PathLike = str | os.PathLike[str]
 OnBytes: TypeAlias = Callable[[float], object]
 
 _Read = TypeVar("_Read")
-_PIECE_BYTES = 1 << 26  # decompressed together
+_PIECE_BYTES = 1 << 25  # decompressed together
+_TEXT_BYTES = 64  # of a text in memory, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ def _size(file: AnnDataFile) -> int:
     if path.is_file():
         return path.stat().st_size
     walked = os.walk(path, followlinks=True)
-    return sum(Path(folder, name).stat().st_size for folder, _, names in walked for name in names)
+    return sum(Path(folder, name).lstat().st_size for folder, _, names in walked for name in names)
 
 
 class _Verification:
@@ -191,7 +193,9 @@ class _Verification:
         try:
             with damage_named(self.file.location, name or "/"):
                 return read(*arguments)
-        except FormatError as error:
+        except (FormatError, PathError) as error:
+            if isinstance(error, PathError) and not name:
+                raise  # the file or store itself is missing, or may not be read
             self.damage.append(str(error))
             self._failed.add(name)
             return None
@@ -227,7 +231,9 @@ class _Verification:
     def _read_array(self, name: str, stored: Any, n_columns: int | None) -> None:
         """Read an array of h5py or zarr; with ``n_columns``, its elements are column indices."""
         self.n_arrays += 1
-        n_bytes = self._attempt(name, self.file.stored_bytes, name) or 0
+        n_bytes = 0
+        with suppress(OSError, RuntimeError):  # reading will find out why
+            n_bytes = self.file.stored_bytes(name)
         self.n_bytes += n_bytes
         if n_bytes and self._attempt(name, self.file.has_checksums, name) is False:
             self.without_checksums.append(name)
@@ -237,7 +243,7 @@ class _Verification:
         for rows in _divided(range(read.n_rows), read.step * read.n_steps):
             try:
                 read(rows)
-            except FormatError:  # find out which chunks are damaged
+            except (FormatError, PathError):  # find out which chunks are damaged
                 for chunk in _divided(rows, read.step):
                     self._attempt(name, read, chunk)
             self._on_bytes(n_bytes * len(rows) / read.n_rows)
@@ -290,11 +296,12 @@ class _Reader:
         self._location, self._name, self._n_columns = location, name, n_columns
         is_text = isinstance(stored, h5py.Dataset) and h5py.check_string_dtype(stored.dtype)
         self._stored = stored.asstr() if is_text else stored
-        self.n_rows, self.n_steps = (stored.shape or (1,))[0], 1
-        chunks = stored.chunks if stored.shape else None
-        self._is_single = not stored.shape
-        row_bytes = max(1, stored.dtype.itemsize * math.prod((stored.shape or ())[1:]))
-        self.step = chunks[0] if chunks else max(1, _PIECE_BYTES // row_bytes)
+        self._is_single = not stored.shape  # or empty
+        self.n_rows, *row_shape = stored.shape or (1,)
+        row_bytes = max(_TEXT_BYTES, stored.dtype.itemsize) * max(1, math.prod(row_shape))
+        n_rows = max(1, _PIECE_BYTES // row_bytes)  # read together
+        self.step = n_rows if self._is_single or not stored.chunks else stored.chunks[0]
+        self.n_steps = max(1, n_rows // self.step)
 
     def __call__(self, rows: range) -> None:
         runs = None if self._is_single else np.array([[rows.start, rows.stop]])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,22 @@ WHOLE: dict[str, tuple[str, Callable[[Path], Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a function that copies a whole file or store, written once, into a folder."""
+    folders = dict[str, Path]()
+
+    def copied(name: str, folder: Path) -> Path:
+        file, write = WHOLE[name]
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("whole")
+            write(folders[name] / file)
+        shutil.copytree(folders[name], folder, dirs_exist_ok=True)
+        return folder / file
+
+    return copied
+
+
 def arrays_of(path: Path) -> set[str]:
     """Return the names of all arrays, found by h5py and zarr."""
     if path.is_dir():
@@ -172,17 +189,15 @@ def arrays_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_nothing_is_damaged(tmp_path, name):
-    file, write = WHOLE[name]
-    write(tmp_path / file)
-    progress = list[tuple[float, float]]()
-    found = verify(tmp_path / file, on_progress=lambda *each: progress.append(each))
+def test_nothing_is_damaged(whole, tmp_path, name):
+    path, progress = whole(name, tmp_path), list[tuple[float, float]]()
+    found = verify(path, on_progress=lambda *each: progress.append(each))
     assert found.damage == ()
-    names = arrays_of(tmp_path / file)
+    names = arrays_of(path)
     assert found.n_arrays == len(names)
     assert progress == sorted(progress)
     assert progress[-1][0] == progress[-1][1] > 0
-    without = set(found.without_checksums.get(str(tmp_path / file), ()))
+    without = set(found.without_checksums.get(str(path), ()))
     assert without <= names
     assert any(each.endswith("X/data") for each in without) == (name != "gzip")
 
@@ -243,6 +258,12 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         lambda path: (path / "obs/note/c/0").write_bytes(b"\x02\x01\x33\x04"),
         rf"`obs/note`, rows 0 to {N} cannot be read",
     ),
+    "link of a chunk": (
+        "zarr 3",
+        lambda path: lose(path / "X/data/c/0"),
+        "`X/data`, elements 0 to",
+    ),
+    "link of texts": ("zarr 3", lambda path: lose(path / "obs/note/c/0"), "obs/note/c/0: "),
     "no values": ("zarr 3", lambda path: (path / "X/data/c/0").unlink(), "are missing"),
     "no metadata": ("zarr 3", lambda path: (path / "X/data/zarr.json").unlink(), "is missing"),
     "no metadata of zarr 2": (
@@ -263,20 +284,25 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 }
 
 
+def lose(file: Path) -> None:
+    """Replace a file by a link that leads nowhere."""
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
 def replace(file: Path, old: str, new: str) -> None:
     file.write_text(file.read_text().replace(old, new))
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_damaged_is_named(tmp_path, name):
-    whole, damage, said = DAMAGES[name]
-    file, write = WHOLE[whole]
-    write(tmp_path / file)
-    damage(tmp_path / file)
-    found = verify([tmp_path / file]).damage
-    assert [each for each in found if "\n" in each or not each.startswith(str(tmp_path))] == []
-    assert len(found) == 1
-    assert re.search(said, found[0])
+def test_what_is_damaged_is_named(whole, tmp_path, name):
+    kind, damage, said = DAMAGES[name]
+    path = whole(kind, tmp_path)
+    damage(path)
+    (found,) = verify([path]).damage
+    assert found.startswith(str(path))
+    assert "\n" not in found
+    assert re.search(said, found)
 
 
 def test_every_damaged_chunk_is_named(tmp_path):
