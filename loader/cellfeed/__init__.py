@@ -50,6 +50,7 @@ if typing.TYPE_CHECKING:
         TokenStream,
         TokenStreamWriter,
     )
+    from cellfeed._verify import Verified, verify
     from cellfeed.sampling import (
         BlockShuffling,
         BlockWeightedSampling,
@@ -105,6 +106,7 @@ __all__ = [
     "TenxSource",
     "TokenStream",
     "TokenStreamWriter",
+    "Verified",
     "__version__",
     "highly_variable_genes",
     "k_folds",
@@ -115,6 +117,7 @@ __all__ = [
     "preshuffle",
     "qc_metrics",
     "random_split",
+    "verify",
 ]
 
 # What needs other packages is imported when it is asked for, as is said above to type checkers.
@@ -152,6 +155,7 @@ _MODULE_OF = {
     "TenxSource": "cellfeed._storages",
     "TokenStream": "cellfeed._storages",
     "TokenStreamWriter": "cellfeed._storages",
+    "Verified": "cellfeed._verify",
     "highly_variable_genes": "cellfeed._genes",
     "k_folds": "cellfeed._collection._splits",
     "load_database": "cellfeed._convert._load_database",
@@ -161,6 +165,7 @@ _MODULE_OF = {
     "preshuffle": "cellfeed._convert._preshuffle",
     "qc_metrics": "cellfeed._genes",
     "random_split": "cellfeed._collection._splits",
+    "verify": "cellfeed._verify",
 }
 _MODULES = (
     "console",

@@ -25,6 +25,7 @@ from cellfeed._decode._footers import ColumnChunks
 from cellfeed._decode._hdf5 import (
     hdf5_array,
     hdf5_codec,
+    hdf5_has_checksums,
     hdf5_in_memory,
     hdf5_slow_read,
     hdf5_tables,
@@ -50,4 +51,11 @@ from cellfeed._decode._tiles import (
     parts_of_chunk,
     tiled_array,
 )
-from cellfeed._decode._zarr import ZarrLayout, expect_numcodecs, zarr_array, zarr_codec, zarr_layout
+from cellfeed._decode._zarr import (
+    ZarrLayout,
+    expect_numcodecs,
+    zarr_array,
+    zarr_codec,
+    zarr_has_checksums,
+    zarr_layout,
+)

@@ -320,6 +320,8 @@ class ChunkedArray:
         Whether HDF5's shuffle filter was applied before compression.
     delta
         Whether each element of a chunk is stored as its difference from the previous one.
+    checksummed
+        Whether a CRC32C follows the bytes of each chunk.
     lost_is_zero
         Whether missing chunks are zero. Otherwise they are damage, unless they are chunks of column
         indices for rows without other elements.
@@ -342,6 +344,7 @@ class ChunkedArray:
     files: ByteStore
     shuffled: bool = False
     delta: bool = False
+    checksummed: bool = False
     lost_is_zero: bool = False
     bad_index: str = ""
     checked: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
@@ -355,8 +358,11 @@ class ChunkedArray:
 
     @property
     def is_decoded_whole(self) -> bool:
-        """Whether chunks are compressed or filtered; if not, only needed parts of them are read."""
-        return self.codec != STORED or self.shuffled or self.delta
+        """Whether whole chunks are read; if not, only needed parts of them.
+
+        That is so if they are compressed or filtered, or have a checksum.
+        """
+        return self.codec != STORED or self.shuffled or self.delta or self.checksummed
 
     def reads_of_ranges(
         self,
@@ -512,6 +518,7 @@ class ChunkedArray:
         array[fields.CHECKED] = self.checked.ctypes.data
         array[fields.SHUFFLED] = self.shuffled
         array[fields.DELTA] = self.delta
+        array[fields.CHECKSUMMED] = self.checksummed
         array[fields.DECODED_BYTES] = self.dtype.itemsize * math.prod(self.chunk_shape)
         array[fields.LOST_IS_ZERO] = self.lost_is_zero
         arrays = array[None]

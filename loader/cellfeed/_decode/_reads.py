@@ -497,6 +497,9 @@ _FAILURES = {
         "decompress to another size than that of the chunk; the file is damaged, copy or "
         "download it again"
     ),
+    fields.WRONG_CHECKSUM: (
+        "do not match their checksum; the file is damaged, copy or download it again"
+    ),
     fields.BAD_INDEX: (
         "have a column index outside of the matrix; the file is damaged, copy or download it again"
     ),

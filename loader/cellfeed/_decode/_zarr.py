@@ -24,12 +24,13 @@ from cellfeed._decode._array import (
 )
 from cellfeed._decode._decoder import SlowRead, byte_order
 from cellfeed._decode._kernels import _fields as fields
-from cellfeed._decode._kernels._codecs import STORED, ZARR_CODECS, can_decode
+from cellfeed._decode._kernels._codecs import STORED, ZARR_CODECS, can_decode, can_verify
 from cellfeed._errors import FormatError
 
 # The layout of a zarr array in its files, from its metadata; formats v2 and v3.
 
-_NO_CODECS = {"bytes", "crc32c", "transpose"}
+_CHECKSUM = "crc32c"
+_NO_CODECS = {"bytes", _CHECKSUM, "transpose"}
 _SHARDING = "sharding_indexed"
 _FILTERS = {"astype", "delta"}
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
@@ -57,6 +58,8 @@ class ZarrLayout:
         Compression, one of the kernels' codecs.
     delta
         Whether each element of a chunk is stored as its difference from the previous one.
+    checksummed
+        Whether a CRC32C follows the bytes of each chunk.
     prefix, separator
         Prefix of the names of files within the array's folder, and separator of the positions in
         the grid.
@@ -74,6 +77,7 @@ class ZarrLayout:
     chunk_shape: Shape
     codec: int
     delta: bool
+    checksummed: bool = False
     prefix: str
     separator: str
     sharded: bool = False
@@ -99,6 +103,13 @@ class ZarrLayout:
     def decoded_bytes(self) -> int:
         """Size of an uncompressed chunk in bytes."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Size of each chunk in its file in bytes; None if chunks are compressed."""
+        if self.codec != STORED:
+            return None
+        return self.decoded_bytes + fields.CHECKSUM_BYTES * self.checksummed
 
     def files_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each chunk's file, in C order of the grid."""
@@ -168,6 +179,28 @@ def zarr_codec(metadata: Mapping[str, Any]) -> str:
     return ", ".join([*(names or ["none"]), *sharded])
 
 
+def zarr_has_checksums(metadata: Mapping[str, Any]) -> bool:
+    """Return whether each chunk of an array has a checksum, of any kind.
+
+    Parameters
+    ----------
+    metadata
+        Metadata of the array, as parsed JSON.
+    """
+    if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
+        codecs = [*filter(None, [*(metadata["filters"] or ()), metadata["compressor"]])]
+        found = [(each["id"], each) for each in codecs]
+    else:
+        codecs = metadata["codecs"]
+        if codecs[0]["name"] == _SHARDING:
+            codecs = _options(codecs[0])["codecs"]
+        found = [(_name(each), _options(each)) for each in codecs]
+    return any(name in _CHECKSUMS or options.get("checksum") for name, options in found)
+
+
+_CHECKSUMS = {_CHECKSUM, "gzip", "zlib", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
+
+
 def _name(codec: Mapping[str, Any]) -> str:
     return str(codec["name"]).removeprefix("numcodecs.")
 
@@ -211,13 +244,17 @@ def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout:
         index = _index(options)
     n = next((i for i, each in enumerate(codecs) if _name(each) not in _FILTERS), len(codecs))
     stored, delta = _filtered([(_name(each), _options(each)) for each in codecs[:n]], dtype)
+    checksummed = codecs[-1]["name"] == _CHECKSUM
+    if checksummed and not can_verify():
+        raise _SlowError("no library that verifies its checksums was found")
     return ZarrLayout(
         shape=shape,
         dtype=stored,
         file_shape=file_shape,
         chunk_shape=chunk_shape,
-        codec=_codec(codecs[n:], stored),
+        codec=_codec(codecs[n : -1 if checksummed else None], stored),
         delta=delta,
+        checksummed=checksummed,
         prefix=f"c{separator}" if is_default else "",
         separator=separator,
         **index,
@@ -252,7 +289,7 @@ def _filtered(
 def _index(options: Mapping[str, Any]) -> dict[str, bool]:
     """Return the properties of a shard's index that `ZarrLayout` needs."""
     first, *others = options["index_codecs"]
-    if not _is_plain(first) or [codec["name"] for codec in others] not in ([], ["crc32c"]):
+    if not _is_plain(first) or [codec["name"] for codec in others] not in ([], [_CHECKSUM]):
         raise _SlowError(f"its index of shards {_UNKNOWN}")
     return {
         "sharded": True,
@@ -302,7 +339,7 @@ def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any]:
     """Return the dtype if elements are numbers in native byte order, with fill value 0."""
     try:
         dtype: np.dtype[Any] = np.dtype(name)
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of structured ones
         raise _SlowError(f"dtype {name} {_UNKNOWN}") from None
     if dtype.kind not in "biuf":
         raise _SlowError(f"dtype {dtype} {_UNKNOWN}")
@@ -319,7 +356,6 @@ def _shape(values: Sequence[int]) -> Shape:
 
 
 _ABSENT = np.iinfo(np.uint64).max
-_CHECKSUM_BYTES = 4
 _ENTRY_BYTES = 16
 _READERS = 8  # of indexes, which are small and far from each other
 
@@ -357,6 +393,7 @@ def zarr_array(
         chunk_shape=in_two_dimensions(layout.chunk_shape),
         codec=layout.codec,
         delta=layout.delta,
+        checksummed=layout.checksummed,
         locations=locations,
         files=files,
         lost_is_zero=lost_is_zero,
@@ -371,16 +408,14 @@ class _Files:
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
         decoded = self.layout.decoded_bytes
-        is_stored = self.layout.codec == STORED
+        is_cut = self.layout.codec == STORED and not self.layout.checksummed
         # What cannot be compressed grows by less than this with every codec.
-        size = decoded if is_stored else decoded + decoded // 64 + 1024
+        size = decoded if is_cut else decoded + decoded // 64 + 1024
         return Located(
             files=chunks,
             offsets=np.zeros(len(chunks), np.int64),
             sizes=np.full(len(chunks), size, np.int64),
-            flags=np.full(
-                len(chunks), fields.OWN_FILE if is_stored else fields.WHOLE_FILE, np.int64
-            ),
+            flags=np.full(len(chunks), fields.OWN_FILE if is_cut else fields.WHOLE_FILE, np.int64),
         )
 
 
@@ -442,7 +477,7 @@ def _read_index(
 ) -> NDArray[np.int64]:
     """Return offset and size of each chunk of a shard; -1 for missing chunks."""
     n_bytes = math.prod(layout.chunks_of_a_file) * _ENTRY_BYTES
-    n_stored = n_bytes + _CHECKSUM_BYTES * layout.index_has_checksum
+    n_stored = n_bytes + fields.CHECKSUM_BYTES * layout.index_has_checksum
     first = file_bytes - n_stored if layout.index_at_end else 0
     location = files.location_of(file)
     where = f"{location}: `{name}`, index of the shard (bytes {first} to {first + n_stored})"
@@ -467,7 +502,8 @@ def _read_index(
     is_inside = (entries[:, 0] <= limit) & (
         entries[:, 1] <= limit - np.minimum(entries[:, 0], limit)
     )
-    has_size = entries[:, 1] == layout.decoded_bytes if layout.codec == STORED else True
+    size = layout.stored_bytes
+    has_size = True if size is None else entries[:, 1] == size
     if not (is_absent | is_inside & has_size).all():
         msg = f"{where}: has chunks outside of the file; {_REMEDY}"
         raise FormatError(msg)

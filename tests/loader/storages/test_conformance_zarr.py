@@ -36,10 +36,13 @@ V3_CODECS: dict[str, Any] = {
     "zstd": [ZstdCodec()],
     "zstd with checksum": [ZstdCodec(checksum=True)],
     "gzip": [GzipCodec()],
-    "with checksum": [ZstdCodec(), Crc32cCodec()],
+    "crc32c": [Crc32cCodec()],
+    "zstd, crc32c": [ZstdCodec(), Crc32cCodec()],
+    "blosc lz4, crc32c": [BloscCodec(cname="lz4", shuffle="shuffle"), Crc32cCodec()],
+    "crc32c, zstd": [Crc32cCodec(), ZstdCodec()],
 }
 CODECS = {2: V2_CODECS, 3: V3_CODECS}
-SLOW = {"bz2", "with checksum"}
+SLOW = {"bz2", "crc32c, zstd"}
 
 
 @dataclass(frozen=True, kw_only=True)

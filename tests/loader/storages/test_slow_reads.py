@@ -174,8 +174,8 @@ ZARR = {
     "fill value": (2, {"fill_value": 3}, "its missing chunks are 3.0, not 0"),
     "checksum": (
         3,
-        {"compressors": [ZstdCodec(), Crc32cCodec()]},
-        "codec zstd with crc32c is not supported",
+        {"compressors": [Crc32cCodec(), ZstdCodec()]},
+        "codec crc32c with zstd is not supported",
     ),
     "big-endian v3": (3, {"serializer": BytesCodec(endian="big")}, "its numbers are big-endian"),
     "index": (

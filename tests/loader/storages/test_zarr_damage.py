@@ -13,9 +13,16 @@ import zarr
 from tests.loader.matrices import dense
 from tests.loader.storages.test_interrupted_epochs import change_while_chunks_are_decoded
 from tests.loader.storages.zarr_cells import quiet, write_cells
-from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
-from cellfeed import FormatError, PathError, open_collection
+from cellfeed import (
+    CellDataset,
+    FormatError,
+    PathError,
+    ReadOptions,
+    Streaming,
+    open_collection,
+)
 
 pytestmark = quiet
 
@@ -27,7 +34,7 @@ MATRIX = np.where(
 ).astype(np.float32)
 CSR = sp.csr_matrix(MATRIX)
 ZSTD = [ZstdCodec(checksum=True)]
-SLOW = [ZstdCodec(), Crc32cCodec()]
+SLOW = [Crc32cCodec(), ZstdCodec()]
 SHARDS = {"shards": (CHUNK * 3,)}
 
 
@@ -50,6 +57,12 @@ def overwrite(path: Path, offset: int, content: bytes) -> None:
         file.seek(offset, os.SEEK_SET if offset >= 0 else os.SEEK_END)
         file.write(content)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def flip(path: Path, bit: int) -> None:
+    """Flip a bit of a file, and leave it as old as it was."""
+    byte = path.read_bytes()[bit // 8] ^ (1 << bit % 8)
+    overwrite(path, bit // 8, bytes([byte]))
 
 
 def cut(path: Path, n_bytes: int) -> None:
@@ -97,6 +110,52 @@ def test_damaged_files(tmp_path, name):
     if file.endswith("/1"):
         rows = [0, N_ROWS - 1]  # in other files
         assert np.array_equal(collection[rows].X.toarray(), MATRIX[rows])
+
+
+COMPRESSORS: dict[str, list[Any]] = {
+    "none": [],
+    "blosc": [BloscCodec(cname="lz4", shuffle="shuffle")],
+    "zstd": [ZstdCodec()],
+    "gzip": [GzipCodec()],
+}
+
+
+@pytest.mark.parametrize("shards", [None, CHUNK * 3])
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_flipped_bit_where_chunks_have_a_crc32c(tmp_path, name, shards):
+    compressors = [*COMPRESSORS[name], Crc32cCodec()]
+    options = {"compressors": compressors} | ({"shards": (shards,)} if shards else {})
+    path = write_store(tmp_path / "cells.zarr", CSR, **options)
+    assert open_collection(path).describe()["is_fast"].all()
+    assert np.array_equal(open_collection(path)[:].X.toarray(), MATRIX)
+    random = np.random.default_rng(0)
+    files = [*path.glob("X/indices/c/*"), *path.glob("X/data/c/*")]
+    for _ in range(8):
+        file = files[random.integers(len(files))]
+        bit = int(random.integers(8 * file.stat().st_size))
+        flip(file, bit)
+        with pytest.raises(FormatError, match=f"^{file}: .* checksum"):
+            open_collection(path)[:]
+        flip(file, bit)
+
+
+def test_when_a_crc32c_is_verified(tmp_path):
+    """With each reading, with the first one of a process, or never."""
+    path = write_store(tmp_path / "cells.zarr", CSR, compressors=[BloscCodec(), Crc32cCodec()])
+    last = path / "X/data/c/1"
+    for verify in ("never", "first", "always"):
+        options: Any = ReadOptions(verify=verify)
+        dataset = CellDataset(
+            open_collection(path), Streaming(), batch_size=N_ROWS, read_options=options
+        )
+        list(dataset)
+        flip(last, 8 * last.stat().st_size - 1)  # of the checksum itself
+        if verify == "always":
+            with pytest.raises(FormatError, match="do not match their checksum"):
+                list(dataset)
+        else:
+            list(dataset)
+        flip(last, 8 * last.stat().st_size - 1)
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "X/zarr.json", "X/data/zarr.json"])

@@ -17,7 +17,7 @@ import zarr
 from anndata.io import write_elem
 from numcodecs import blosc
 from numpy.typing import NDArray
-from zarr.codecs import BloscCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.codecs.numcodecs import AsType, Delta
 
 from cellfeed._convert._preshuffle._inputs import Inputs, table_of
@@ -215,23 +215,25 @@ class Encoding:
         return filters
 
     @property
-    def blosc(self) -> BloscCodec:
-        """The blosc codec, which zarr decodes first."""
-        return BloscCodec(
+    def compressors(self) -> list[Any]:
+        """The codecs of bytes, of which zarr decodes the last one first."""
+        compressed = BloscCodec(
             cname=self.compressor,
             clevel=self.level,
             shuffle="shuffle",
             typesize=self.stored.itemsize,
         )
+        return [compressed, Crc32cCodec()]
 
     def encode(self, elements: NDArray[Any], chunk: int) -> list[bytes]:
-        """Return the encoded chunks of elements; the last chunk is filled with zeros."""
+        """Return the encoded chunks of elements; the last chunk is padded with zeros."""
         stored = np.zeros((-(-elements.size // chunk), chunk), self.stored)
         stored.reshape(-1)[: elements.size] = elements
         if self.delta:
             stored[:, 1:] -= stored[:, :-1].copy()
         name = self.compressor.encode()
-        return [blosc.compress(row, name, self.level, blosc.SHUFFLE) for row in stored]
+        compressed = (blosc.compress(row, name, self.level, blosc.SHUFFLE) for row in stored)
+        return [each + _checksum(each) for each in compressed]
 
 
 def write_dataset(
@@ -273,14 +275,14 @@ def write_dataset(
             _write_mudata(root, inputs, obs)
         for name, frame in frames.items():
             above, _, own_name = name.rpartition("/")
-            write_elem(root.require_group(above), own_name, frame.set_axis(obs.index))
+            _write(root.require_group(above), own_name, frame.set_axis(obs.index))
         written = list[tuple[Matrix, CsrPart]]()
         for k, each in enumerate(job.matrices):
             if each.path.endswith("raw/X"):
                 raw = root.create_group(each.path[: -len("/X")])
                 raw.attrs.update({"encoding-type": "raw", "encoding-version": "0.1.0"})
-                write_elem(raw, "var", inputs.tables[table_of(each.path)])
-                write_elem(raw, "varm", {})
+                _write(raw, "var", inputs.tables[table_of(each.path)])
+                _write(raw, "varm", {})
             matrix = matrices[each.name]
             above, _, name = each.path.rpartition("/")
             group = root.require_group(above) if above else root
@@ -301,11 +303,11 @@ def write_dataset(
 def _write_tables(group: zarr.Group, within: str, inputs: Inputs, obs: pd.DataFrame) -> None:
     """Write an AnnData object without its matrices."""
     group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-    write_elem(group, "obs", obs)
-    write_elem(group, "var", inputs.tables[f"{within}var"])
-    write_elem(group, "uns", inputs.uns.get(f"{within}uns", {}))
+    _write(group, "obs", obs)
+    _write(group, "var", inputs.tables[f"{within}var"])
+    _write(group, "uns", inputs.uns.get(f"{within}uns", {}))
     for name in ("layers", "obsm", "obsp", "varm", "varp"):
-        write_elem(group, name, {})
+        _write(group, name, {})
 
 
 def _write_mudata(root: zarr.Group, inputs: Inputs, obs: pd.DataFrame) -> None:
@@ -329,20 +331,20 @@ def _write_mudata(root: zarr.Group, inputs: Inputs, obs: pd.DataFrame) -> None:
         varmap[modality] = np.zeros(n_vars, np.uint32)
         varmap[modality][first : first + len(own)] = np.arange(1, len(own) + 1)
         first += len(own)
-    write_elem(root, "obs", obs[shared])
+    _write(root, "obs", obs[shared])
     index = pd.Index(np.concatenate([each.to_numpy(dtype=object) for each in names]))
-    write_elem(root, "var", pd.DataFrame(index=index))
-    write_elem(
+    _write(root, "var", pd.DataFrame(index=index))
+    _write(
         root, "obsmap", {each: np.arange(1, len(obs) + 1, dtype=np.uint32) for each in modalities}
     )
-    write_elem(root, "varmap", varmap)
+    _write(root, "varmap", varmap)
     # mudata keeps which cells a modality has, and which genes are of it.
     is_in = {each: np.ones(len(obs), bool) for each in modalities}
-    write_elem(root, "obsm", is_in)
-    write_elem(root, "varm", {name: positions > 0 for name, positions in varmap.items()})
-    write_elem(root, "uns", inputs.uns.get("uns", {}))
+    _write(root, "obsm", is_in)
+    _write(root, "varm", {name: positions > 0 for name, positions in varmap.items()})
+    _write(root, "uns", inputs.uns.get("uns", {}))
     for name in ("obsp", "varp"):
-        write_elem(root, name, {})
+        _write(root, name, {})
 
 
 def _write_csr(
@@ -363,7 +365,7 @@ def _write_csr(
     if twin is None:
         index_dtype = np.int32 if n <= np.iinfo(np.int32).max else np.int64
         pointer = part.pointer.astype(index_dtype)
-        group.create_array("indptr", data=pointer, compressors=_compressor())
+        group.create_array("indptr", data=pointer, compressors=_compressors())
     else:
         for array in ("indptr", "indices"):
             shutil.copytree(twin / array, folder / array, copy_function=_link)
@@ -406,7 +408,7 @@ def _write_array(
         chunks=(chunk,),
         shards=(chunk * n_chunks,),
         filters=encoding.filters,
-        compressors=encoding.blosc,
+        compressors=encoding.compressors,
     )
     step = chunk * max(1, _ELEMENTS_OF_A_JOB // chunk)
 
@@ -431,8 +433,7 @@ def _write_shard(path: Path, chunks: Iterable[bytes], n_chunks: int) -> None:
         for k, chunk in enumerate(chunks):
             index[k] = filled, len(chunk)
             filled += file.write(chunk)
-        file.write(index.tobytes())
-        file.write(google_crc32c.value(index.tobytes()).to_bytes(4, "little"))
+        file.write(index.tobytes() + _checksum(index.tobytes()))
 
 
 def _write_dense(
@@ -455,7 +456,7 @@ def _write_dense(
             dtype=rows.dtype,
             chunks=(chunk, *row_shape),
             shards=(shard, *row_shape),
-            compressors=_compressor(),
+            compressors=_compressors(),
             attributes={"encoding-type": "array", "encoding-version": "0.2.0"},
             overwrite=True,  # of which modality a cell is, where that is a copied element
         )
@@ -465,6 +466,17 @@ def _write_dense(
             on_share(stop / n_rows)
 
 
-def _compressor() -> Any:
+def _compressors() -> list[Any]:
     # annbatch's: about as small as gzip 1, and several times as fast to read and write.
-    return BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")
+    return [BloscCodec(cname="lz4", clevel=3, shuffle="shuffle"), Crc32cCodec()]
+
+
+def _write(group: zarr.Group, name: str, element: Any) -> None:
+    """Write an element with anndata; all its arrays have checksums."""
+    write_elem(group, name, element, dataset_kwargs={"compressors": [ZstdCodec(), Crc32cCodec()]})
+
+
+def _checksum(content: bytes) -> bytes:
+    """Return the bytes that zarr's codec ``crc32c`` appends."""
+    checksum: int = google_crc32c.value(content)
+    return checksum.to_bytes(4, "little")

@@ -1,5 +1,8 @@
 """The inputs of a copy: which elements are written, and everything that is read of the files."""
 
+import re
+import tempfile
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from cellfeed._collection import Collection, Genes, located, require_elements, s
 from cellfeed._convert._preshuffle._by_row import ByRow
 from cellfeed._convert._preshuffle._job import Contents, Job, Matrix, OutputFolder
 from cellfeed._convert._preshuffle._tables import CellTable, FileTable, ObsTable
-from cellfeed._errors import ParameterError, require_list
+from cellfeed._errors import FormatError, ParameterError, require_list
 from cellfeed._storages import (
     ANNDATA,
     AnnDataSource,
@@ -189,7 +192,7 @@ class Inputs:
         obs, groups = ObsTable(collection.sources, job.paths, n_stored=job.n_stored), None
         if job.group_by:
             groups = _groups(collection.sources, job.group_by)
-        return cls(
+        found = cls(
             collection,
             rows,
             obs,
@@ -199,6 +202,41 @@ class Inputs:
             modalities,
             groups,
         )
+        found._check_names(job, folder.path)
+        return found
+
+    def _check_names(self, job: Job, out: Path) -> None:
+        """Check that a zarr store can have groups and arrays with all names.
+
+        Raises
+        ------
+        FormatError
+            It cannot.
+        """
+        tables = {"`obs`": self.obs} | {f"`{path}`": each for path, each in self.frames.items()}
+        named = {where: table.names for where, table in tables.items()}
+        for path, frame in self.tables.items():
+            own = () if frame.index.name is None else (str(frame.index.name),)
+            named[f"`{path}`"] = (*frame.columns, *own)
+        for path, uns in self.uns.items():
+            named |= dict(_names_by_group(uns, f"`{path}`"))
+        for path in (*(each.path for each in job.matrices), *job.frames):
+            found = re.match("((?:mod/[^/]*/)?(?:layers|obsm))/(.*)", path, re.DOTALL)
+            if found is not None:
+                named[f"`{found[1]}`"] = (*named.get(f"`{found[1]}`", ()), found[2])
+        for where, names in named.items():
+            alike = dict[str, str]()
+            for name in names:
+                files = tables[where].files if where in tables else ()
+                with_name = [each.location for each in files if name in each.names]
+                location = [*with_name, *self.collection.locations][0]
+                if (why := _why_not_stored(name)) is not None:
+                    msg = f"{location}: {where} has the name {name!r}, which zarr cannot store"
+                    raise FormatError(f"{msg}, since it {why}; rename it")
+                other = alike.setdefault(_folded(name), name)
+                if other != name and not _distinguishes_case(out):
+                    msg = f"{location}: {where} has the names {other!r} and {name!r}, which are one"
+                    raise FormatError(f"{msg} in the file system of {out}; rename one of them")
 
     def part(self, job: Job, number: int) -> Fetch:
         """Return the rows of a part in the collection, ascending, and their order in it."""
@@ -215,6 +253,43 @@ class Inputs:
         """The matrices that are stored by gene."""
         stored = (each for source in self.collection.sources for each in source.elements.values())
         return [each for each in stored if isinstance(each, ByRow)]
+
+
+_RESERVED = ("", ".", "..", "zarr.json", "_index")
+_MOST_BYTES = 255  # of a name, for most file systems
+
+
+def _why_not_stored(name: str) -> str | None:
+    """Return why a name cannot be that of an array in a zarr store; None if it can."""
+    if "/" in name or "\\" in name:  # zarr turns one into the other
+        return "has a slash"
+    if name in _RESERVED:
+        return "is reserved"
+    if "\0" in name or name != name.encode(errors="replace").decode():
+        return "is not text"
+    if len(name.encode()) > _MOST_BYTES:
+        return f"has more than {_MOST_BYTES} bytes"
+    return None
+
+
+def _names_by_group(nested: Mapping[str, Any], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the path of each of nested dictionaries, and its names."""
+    yield path, tuple(nested)
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _names_by_group(value, f"{path[:-1]}/{name}`")
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _distinguishes_case(out: Path) -> bool:
+    """Return whether the file system of a folder distinguishes upper and lower case."""
+    existing = next(each for each in (out, *out.parents) if each.is_dir())
+    with tempfile.NamedTemporaryFile(prefix="cellfeed-", dir=existing) as file:
+        path = Path(file.name)
+        return not path.with_name(path.name.upper()).exists()
 
 
 def _groups(sources: Sequence[Source], columns: Sequence[str]) -> CellTable:

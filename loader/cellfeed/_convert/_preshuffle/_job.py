@@ -137,7 +137,7 @@ def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 # To be raised whenever the same job gives other content.
-FORMAT = "cellfeed preshuffle 5"
+FORMAT = "cellfeed preshuffle 6"
 
 CODECS = "delta", "annbatch"
 

@@ -92,6 +92,12 @@ class CellTable:
         index_name = empty[0].index.name
         self._index_name = None if index_name in columns else index_name
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, and of the index if it has one."""
+        own = () if self._index_name is None else (str(self._index_name),)
+        return (*self._dtypes, *own)
+
     def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return the table of cells.
 

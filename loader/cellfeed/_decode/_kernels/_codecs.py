@@ -44,6 +44,7 @@ DEFLATE_FREE = _c_function("libdeflate_free_decompressor", "deflate._deflate")
 ZLIB_DECOMPRESS = _c_function("libdeflate_zlib_decompress", "deflate._deflate")
 GZIP_DECOMPRESS = _c_function("libdeflate_gzip_decompress", "deflate._deflate")
 CRC32 = _c_function("libdeflate_crc32", "deflate._deflate")
+CRC32C = _c_function("crc32c_value", "google_crc32c._crc32c")
 ZSTD_NEW = _c_function("ZSTD_createDCtx", "numcodecs.zstd")
 ZSTD_FREE = _c_function("ZSTD_freeDCtx", "numcodecs.zstd")
 ZSTD_DECOMPRESS = _c_function("ZSTD_decompressDCtx", "numcodecs.zstd")
@@ -156,6 +157,11 @@ def can_decode(codec: int) -> bool:
     """Return whether all functions that a codec needs were found."""
     addresses = function_addresses()
     return all(addresses[function] for function in (PREAD, *_codecs[codec].functions))
+
+
+def can_verify() -> bool:
+    """Return whether the function that computes a CRC32C was found."""
+    return bool(function_addresses()[CRC32C])
 
 
 def hdf5_filter(number: int) -> Hdf5Filter | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._compiled import compiled
 from cellfeed._decode._kernels import _codecs as codecs
 from cellfeed._decode._kernels import _fields as fields
-from cellfeed._decode._kernels._decompression import adder, decompressor, unshuffler
+from cellfeed._decode._kernels._decompression import adder, decompressor, int32_at, unshuffler
 from cellfeed._decode._kernels._fields import Ints
 from cellfeed._decode._kernels._native import (
     address_of,
@@ -215,9 +215,18 @@ def _is_checked(array: Ints, chunk: Ints) -> bool:
     return bool((bits[0] >> (chunk[fields.NUMBER] & 7)) & 1)
 
 
+@compiled("int64(int64, int64, CPointer(int64))", inner=True)
+def _verify(address: int, size: int, functions: Ints) -> int:
+    """Compare the CRC32C of ``size`` bytes with that which follows them; return a failure."""
+    if size < 0:
+        return fields.TRUNCATED
+    found = np.int32(call(functions[codecs.CRC32C], (address, size)))
+    return 0 if found == int32_at(address + size) else fields.WRONG_CHECKSUM
+
+
 @compiled("void(CPointer(int64), CPointer(int64))", inner=True)
 def _mark_checked(array: Ints, chunk: Ints) -> None:
-    """Record that a chunk was decompressed completely.
+    """Record that a chunk was decompressed completely, and its checksum verified.
 
     If two threads mark adjacent chunks at the same time, one mark may be lost; that chunk is then
     decompressed completely once more.
@@ -343,12 +352,20 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
                 here = decoded
             elif failure == 0:
                 is_filtered = array[fields.SHUFFLED] or array[fields.DELTA]
-                if _is_compressed(array, chunk):
+                is_checksummed = array[fields.CHECKSUMMED]
+                stored = chunk[fields.SIZE]
+                if is_checksummed:
+                    stored -= fields.CHECKSUM_BYTES
+                    if stored < 0 or not _is_checked(array, chunk):
+                        failure = _verify(here, stored, functions)
+                if failure:
+                    pass
+                elif _is_compressed(array, chunk):
                     wanted, until = _wanted_bytes(array, chunk, own, n_own)
                     n = call(
                         array[fields.DECOMPRESS],
                         (
-                            here, chunk[fields.SIZE], decoded, size, wanted, until,
+                            here, stored, decoded, size, wanted, until,
                             of_functions, zlib, zstd, unshuffled,
                         ),
                     )  # fmt: skip
@@ -358,11 +375,11 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
                         _mark_checked(array, chunk)
                     n_decompressed += n
                     here = decoded
-                # Uncompressed chunks were cut to the wanted elements, unless they are filtered.
-                elif (array[fields.CODEC] != codecs.STORED or is_filtered) and chunk[
-                    fields.SIZE
-                ] != size:
-                    failure = fields.WRONG_SIZE
+                # Other uncompressed chunks were cut to the wanted elements.
+                elif array[fields.CODEC] != codecs.STORED or is_filtered or is_checksummed:
+                    failure = 0 if stored == size else fields.WRONG_SIZE
+                    if failure == 0:
+                        _mark_checked(array, chunk)
                 if is_filtered and failure == 0:
                     if array[fields.SHUFFLED] and not chunk[fields.FLAGS] & fields.UNSHUFFLED:
                         call(

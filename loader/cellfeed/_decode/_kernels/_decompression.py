@@ -152,7 +152,7 @@ def _byte_at(address: int) -> int:
 
 
 @compiled("int64(int64)", inner=True)
-def _int32_at(address: int) -> int:
+def int32_at(address: int) -> int:
     """Return the little-endian int32 at an address, which need not be aligned."""
     number = _byte_at(address) | _byte_at(address + 1) << 8
     number |= _byte_at(address + 2) << 16 | _byte_at(address + 3) << 24
@@ -165,7 +165,7 @@ def _blosc_head(source: int, target: int, expected: int, wanted: int, functions:
     if not functions[codecs.BLOSC_GETITEM]:
         return 0
     typesize = _byte_at(source + _BLOSC_TYPESIZE)
-    block = _int32_at(source + _BLOSC_BLOCK_SIZE)
+    block = int32_at(source + _BLOSC_BLOCK_SIZE)
     if typesize == 0 or block <= 0 or block % typesize:
         return 0
     n = -(-wanted // block) * block
@@ -233,7 +233,7 @@ def _blosc_lz4(  # noqa: PLR0912 - one loop over blocks and their streams
     """
     flags = _byte_at(source + _BLOSC_FLAGS)
     itemsize = _byte_at(source + _BLOSC_TYPESIZE)
-    block = _int32_at(source + _BLOSC_BLOCK_SIZE)
+    block = int32_at(source + _BLOSC_BLOCK_SIZE)
     is_other = flags >> _BLOSC_FORMAT != _BLOSC_LZ4 or flags & (_BLOSC_AS_IT_IS | _BLOSC_BITS)
     if is_other or itemsize not in (1, 2, 4) or block <= 0:
         return 0
@@ -250,11 +250,11 @@ def _blosc_lz4(  # noqa: PLR0912 - one loop over blocks and their streams
         is_split = not flags & _BLOSC_UNSPLIT and n == block
         is_split = is_split and block // itemsize >= _BLOSC_LEAST_SPLIT
         n_streams = itemsize if is_split else 1
-        n_stream, at = n // n_streams, _int32_at(source + _BLOSC_HEADER + 4 * k)
+        n_stream, at = n // n_streams, int32_at(source + _BLOSC_HEADER + 4 * k)
         for s in range(n_streams):
             if at < _BLOSC_HEADER or at > size - 4:
                 return 0
-            n_stored = _int32_at(source + at)
+            n_stored = int32_at(source + at)
             at += 4
             if n_stored < 0 or n_stored > size - at:
                 return 0

@@ -31,13 +31,14 @@ Ints: TypeAlias = NDArray[np.int64]
     CHECKED,  # address of a bit for each chunk: whether it was fully decompressed; or see below
     NOT_PLACED,  # whether to stop after decompression
     DELTA,  # whether each element of a chunk is stored as its difference from the one before it
+    CHECKSUMMED,  # whether a CRC32C of a chunk's bytes follows them
     DECOMPRESS,  # addresses of functions, which `decode` fills in: of the codec,
     UNSHUFFLE,  # if chunks are SHUFFLED,
     ADD_UP,  # if they are stored as a DELTA,
     PLACE,  # of PLACING,
     APPLY_STEP,  # and, if rows are TRANSFORMED, of the function that applies a step to one
     N_ARRAY_COLUMNS,
-) = range(24)
+) = range(25)
 
 # In place of CHECKED: decompress each chunk completely every time, or only as far as needed.
 EVERY_TIME, NEVER = 0, -1
@@ -89,7 +90,18 @@ PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
     PLACING_ELEMENTS,
     N_REPORTS,
 ) = range(11)
-UNREADABLE, TRUNCATED, UNDECODABLE, WRONG_SIZE, BAD_INDEX, MISSING, STOPPED, TOO_LARGE = range(1, 9)
+(
+    UNREADABLE,
+    TRUNCATED,
+    UNDECODABLE,
+    WRONG_SIZE,
+    BAD_INDEX,
+    MISSING,
+    STOPPED,
+    TOO_LARGE,
+    WRONG_CHECKSUM,
+) = range(1, 10)
+CHECKSUM_BYTES = 4
 
 # Columns of the list of an HDF5 array's chunks; and the state of the callback that fills it: where
 # it writes, and for each dimension the length of a chunk and the number of chunks. The callback

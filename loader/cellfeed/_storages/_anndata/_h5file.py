@@ -122,6 +122,10 @@ class H5File(AnnDataFile):
         """Return the compression of an array, such as "gzip 4" or "none"."""
         return decode.hdf5_codec(self.stored(name))
 
+    def has_checksums(self, name: str) -> bool:
+        """Return whether each chunk of an array has a checksum."""
+        return decode.hdf5_has_checksums(self.stored(name))
+
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only HDF5 can read an array; None if cellfeed can."""
         return decode.hdf5_slow_read(self.stored(name))

@@ -521,7 +521,7 @@ def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
     for folder in ("layers", "obsm"):
         if f"{within}{folder}" in root:
             stored = root[f"{within}{folder}"]
-            names = list(stored) if is_group(stored) else list(stored.dtype.names or ())
+            names = _names_below(stored) if is_group(stored) else stored.dtype.names or ()
             there += [f"{folder}/{name}" for name in names]
     found = dict[str, str]()
     for name in there:
@@ -535,8 +535,21 @@ def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
     return found
 
 
+def _names_below(group: Any) -> Iterator[str]:
+    """Yield the names of elements in a group; those with a slash lie in groups of it."""
+    for name in group:
+        member = group.get(name)
+        if member is None or not is_group(member) or _sparse_encoding(member) != _UNKNOWN:
+            yield name
+        else:
+            yield from (f"{name}/{each}" for each in _names_below(member))
+
+
+_UNKNOWN = "unknown"
+
+
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
     encoding = text(group, "encoding-type")
-    encoding = encoding or text(group, "h5sparse_format", "unknown")  # anndata before 0.7
+    encoding = encoding or text(group, "h5sparse_format", _UNKNOWN)  # anndata before 0.7
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)

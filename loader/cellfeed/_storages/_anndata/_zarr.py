@@ -248,6 +248,10 @@ class ZarrStore(AnnDataFile):
         """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
         return decode.zarr_codec(self.stored(name).metadata.to_dict())
 
+    def has_checksums(self, name: str) -> bool:
+        """Return whether each chunk of an array has a checksum."""
+        return decode.zarr_has_checksums(self.stored(name).metadata.to_dict())
+
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only zarr can read an array; None if cellfeed can."""
         layout = self._layouts[name]
