@@ -31,6 +31,7 @@ from cellfeed._decode import OpenFile, share_of_descriptors
 from cellfeed._errors import FormatError, PathError
 from cellfeed._lazy import ad, pd
 from cellfeed._storages._anndata._h5file import H5File, external_link, lost_chunks
+from cellfeed._storages._anndata._sizes import check_sizes
 from cellfeed._storages._registry import other_format
 from cellfeed._storages._source import WatchedFiles
 
@@ -147,6 +148,9 @@ class LocalH5File(H5File, ByteStore):
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
+        for each in self():
+            if each not in ("X", "raw.X"):  # which stay in the file
+                check_sizes(self, each)
         adata = ad.read_h5ad(self._absolute, backed="r")
         try:
             table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
