@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -20,7 +21,7 @@ from cellfeed import FormatError, open_collection
 pytestmark = [pytest.mark.slow, quiet]
 _MORE = 3 << 27  # bytes of memory: some for threads, and for reading a small file
 
-COLUMNS = {
+COLUMNS: dict[str, Any] = {
     "number": np.arange(50.0),
     "is_t": [True, False] * 25,
     "kind": pd.Categorical(["a", "b"] * 25),
