@@ -20,7 +20,13 @@ from cellfeed._decode._array import (
     pieced_array,
 )
 from cellfeed._decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
-from cellfeed._decode._files import FolderFiles, ZarrFiles, identity_of_files
+from cellfeed._decode._files import (
+    FolderFiles,
+    OpenFile,
+    ZarrFiles,
+    identity_of_files,
+    share_of_descriptors,
+)
 from cellfeed._decode._footers import ColumnChunks
 from cellfeed._decode._hdf5 import (
     hdf5_array,

@@ -72,7 +72,7 @@ class FolderFiles(ByteStore):
         if self._process != os.getpid():
             self._process = os.getpid()
             self._descriptors = np.full(len(self._identities), -1, np.int64)
-            self._open: list[_OpenFile] = []
+            self._open: list[OpenFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_descriptors", "_open")  # of this process
@@ -147,11 +147,12 @@ class FolderFiles(ByteStore):
         raise removed(where) if found == _ABSENT else replaced(where)
 
     def _open_those(self, files: NDArray[np.int64]) -> None:
-        n_more = max(0, _most_open() - _OpenFile.count())
         is_closed = (self._descriptors[files] < 0) & (self.sizes(files) >= 0)
-        for file in files[is_closed][:n_more].tolist():
+        if not is_closed.any():
+            return
+        for file in files[is_closed][: OpenFile.n_more()].tolist():
             try:
-                opened = _OpenFile(self._path(file))
+                opened = OpenFile(self._path(file))
             except FileNotFoundError:
                 self._compare(file, _identity_of(os.fsencode(self._path(file))))
                 raise  # it is there again
@@ -174,21 +175,27 @@ class FolderFiles(ByteStore):
         return self._absolute / self._name(file)
 
 
-class _OpenFile:
+class OpenFile:
     """A file that is open for reading as long as this object exists."""
 
-    _all: ClassVar[list[weakref.ref["_OpenFile"]]] = []
+    _all: ClassVar[list[weakref.ref["OpenFile"]]] = []
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._closing = closed_with(self.descriptor)
-        _OpenFile._all.append(weakref.ref(self))
+        OpenFile._all.append(weakref.ref(self))
 
     @staticmethod
-    def count() -> int:
-        """Return the number of open files of this process."""
-        _OpenFile._all = [each for each in _OpenFile._all if each() is not None]
-        return len(_OpenFile._all)
+    def n_more() -> int:
+        """Return how many more files of all collections this process may keep open."""
+        OpenFile._all = [each for each in OpenFile._all if each() is not None]
+        return max(0, share_of_descriptors(_SHARE_OF_OPEN_FILES) - len(OpenFile._all))
+
+
+def share_of_descriptors(divisor: int) -> int:
+    """Return a part of the descriptors that this process may have, unless their number is free."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // divisor
 
 
 def identity_of_files(folder: Path) -> LastingIdentity | None:
@@ -211,12 +218,6 @@ def _identity_of(path: bytes) -> Identity:
         if os.path.islink(path):  # noqa: PTH114 - bytes
             raise broken_link(Path(os.fsdecode(path))) from None
         return _ABSENT
-
-
-def _most_open() -> int:
-    """Return the maximum number of open shards of all collections in this process."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
 
 
 # The files of a zarr array: shards, which stay open, and files of single chunks.

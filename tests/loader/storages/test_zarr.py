@@ -1,7 +1,6 @@
 """Zarr stores: what is opened, what links in them lead to, and which files stay open."""
 
 import gc
-import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.loader.storages.zarr_cells import quiet, write_cells
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import CategoricalColumn, FormatError, PathError, open_collection
+from cellfeed._decode import OpenFile
 
 pytestmark = quiet
 
@@ -219,8 +219,9 @@ def open_files(path: Path) -> list[str]:
 class TestOpenFiles:
     def test_more_shards_than_may_stay_open(self, new_store, monkeypatch):
         gc.collect()  # what other tests opened
-        opened_before = pkgutil.resolve_name("cellfeed._decode._files:_OpenFile.count")()
-        monkeypatch.setattr("cellfeed._decode._files._most_open", lambda: opened_before + 2)
+        opened_before = sum(each() is not None for each in OpenFile._all)
+        files = "cellfeed._decode._files"
+        monkeypatch.setattr(f"{files}.share_of_descriptors", lambda _: opened_before + 2)
         options = {"chunks": (7,), "shards": (7,)}
         path = new_store(CSR, indices=options, data=options)
         collection = open_collection(path)

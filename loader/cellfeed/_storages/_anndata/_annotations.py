@@ -33,6 +33,7 @@ from cellfeed._storages._anndata._file import (
     text,
     texts,
 )
+from cellfeed._storages._anndata._sizes import check_sizes, table_length
 from cellfeed._storages._source import as_names
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
@@ -120,6 +121,7 @@ def _text(file: AnnDataFile, path: str) -> str:
 
 def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
     """Return names as anndata reads them."""
+    check_sizes(file, path)
     file.prefetch([path])
     text_path = _text(file, path)
     stored = file.stored(text_path)
@@ -146,6 +148,7 @@ def _joined(file: AnnDataFile, path: str, text_path: str) -> bytes | None:
 
     Names in HDF5 are used in their stored form, which is faster.
     """
+    check_sizes(file, path)
     file.prefetch([path])
     if text_path != path and file.stored(f"{path}/mask")[:].any():
         return None
@@ -171,20 +174,12 @@ def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     return tuple(str(name) for name in file.read_old_frame(table).columns)
 
 
-def count_rows(file: AnnDataFile, name: str) -> int:
-    """Return the number of rows of a table such as ``obs``, without reading them."""
-    table = file.stored(name)
-    if not is_group(table):  # anndata before 0.7
-        return int(table.shape[0])
-    index = file.stored(f"{name}/{index_of(table)}")
-    if is_group(index):
-        index = index["codes" if "codes" in index else "values"]
-    return int(index.shape[0])
-
-
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
     if is_current(file.stored(table)):
+        n_rows = table_length(file, table)
+        for column in columns:
+            check_sizes(file, f"{table}/{column}", n_rows)
         file.prefetch([f"{table}/{column}" for column in columns])
         return pd.DataFrame({column: file.read(f"{table}/{column}") for column in columns})
     return file.read_old_frame(table)[list(columns)]
@@ -197,15 +192,18 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
     """
 
     @cache
-    def are_plain() -> bool:
+    def n_rows() -> int | None:  # None if all columns are unusual
         obs = file.stored("obs")
-        is_plain = isinstance(obs, h5py.Group) and is_current(obs)
-        if is_plain:
-            file.prefetch([f"obs/{column}" for column in columns])
-        return is_plain
+        if not isinstance(obs, h5py.Group) or not is_current(obs):
+            return None
+        file.prefetch([f"obs/{column}" for column in columns])
+        return table_length(file, "obs")
 
     def read(column: str) -> Tables | None:
-        return _column_tables(_plain_column(file, f"obs/{column}")) if are_plain() else None
+        if n_rows() is None:
+            return None
+        check_sizes(file, f"obs/{column}", n_rows())
+        return _column_tables(_plain_column(file, f"obs/{column}"))
 
     found = {name: file.recorded(f"obs/{name}", partial(read, name)) for name in columns}
     return {name: _column_of(tables) for name, tables in found.items() if tables is not None}
@@ -254,6 +252,7 @@ def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
 def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
     """Return a table of genes."""
     is_old = not is_current(file.stored(name))
+    check_sizes(file, name)
     frame: pd.DataFrame = file.read_old_frame(name) if is_old else file.read(name)
     return frame
 
@@ -305,6 +304,7 @@ class ObsRows:
         self._file = file
         self._table = table
         self._categories: dict[str, pd.CategoricalDtype] = {}
+        self._checked = set[str]()
         self._old: pd.DataFrame | None = None
 
     def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
@@ -326,6 +326,9 @@ class ObsRows:
         return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
 
     def _read(self, name: str, rows: NDArray[np.int64], runs: Runs) -> Values:
+        if name not in self._checked:
+            check_sizes(self._file, name, table_length(self._file, self._table))
+            self._checked.add(name)
         element = self._file.stored(name)
         if not is_group(element):
             return _pick(element, rows, runs)

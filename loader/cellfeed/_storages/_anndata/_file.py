@@ -202,8 +202,12 @@ class AnnDataFile(OpenedPerProcess):
         """
 
     @abstractmethod
-    def stored_bytes(self, name: str) -> int:
-        """Return the compressed size of an array in bytes; 0 if unknown."""
+    def stored_bytes(self, name: str) -> int | None:
+        """Return the compressed size of an array in bytes; None if unknown."""
+
+    @abstractmethod
+    def n_absent(self, name: str) -> int:
+        """Return how many chunks of an array, or their files, there are not; 0 if unknown."""
 
     @abstractmethod
     def codec(self, name: str) -> str:

@@ -114,9 +114,16 @@ class H5File(AnnDataFile):
             for each in found:
                 self._examine_all(f"{name}/{each}", depth + 1)
 
-    def stored_bytes(self, name: str) -> int:
-        """Return the size of an array's elements in the file, in bytes."""
-        return int(self.stored(name).id.get_storage_size())
+    def stored_bytes(self, name: str) -> int | None:
+        """Return the size of an array's elements in the file, in bytes; None in other files."""
+        stored = self.stored(name)
+        if stored.is_virtual or stored.external:
+            return None
+        return min(int(stored.id.get_storage_size()), int(stored.file.id.get_filesize()))
+
+    def n_absent(self, name: str) -> int:
+        """Return how many chunks of an array were never written."""
+        return absent_chunks(self.stored(name))
 
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4" or "none"."""
@@ -202,7 +209,12 @@ class H5File(AnnDataFile):
 
 def lost_chunks(dataset: h5py.Dataset) -> int:
     """Return how many chunks of an array were never written; 0 if they are not zeros."""
-    if dataset.chunks is None or not dataset.size or dataset.fillvalue != 0:
+    return 0 if dataset.fillvalue != 0 else absent_chunks(dataset)
+
+
+def absent_chunks(dataset: h5py.Dataset) -> int:
+    """Return how many chunks of an array were never written."""
+    if dataset.chunks is None or not dataset.size:
         return 0
     n_chunks = math.prod(decode.chunk_grid(dataset.shape, dataset.chunks))
     return n_chunks - int(dataset.id.get_num_chunks())

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import re
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ from cellfeed._bytes import (
     lasting_identity,
     replaced,
 )
+from cellfeed._decode import OpenFile, share_of_descriptors
 from cellfeed._errors import FormatError, PathError
 from cellfeed._lazy import ad, pd
 from cellfeed._storages._anndata._h5file import H5File, external_link, lost_chunks
+from cellfeed._storages._anndata._sizes import check_sizes
 from cellfeed._storages._registry import other_format
 from cellfeed._storages._source import WatchedFiles
 
@@ -40,6 +43,9 @@ class LocalH5File(H5File, ByteStore):
     take their bytes from files that are not HDF5. HDF5 finds those; their own descriptors are used
     for the chunks of links, and HDF5 reads the others, of which it would return zeros for what is
     missing.
+
+    HDF5 has few files open at a time; see `_LatestFiles`. Chunks are read through a descriptor of
+    its own, or by path where there are too many files for that.
 
     Parameters
     ----------
@@ -57,6 +63,23 @@ class LocalH5File(H5File, ByteStore):
         # Files into which links lead, by inode: HDF5 calls one by any path that leads to it.
         self._linked: dict[tuple[int, int], LocalH5File] = {}
         self._n_unmapped: dict[str, int] = {}  # elements of virtual datasets that are nowhere
+        self._handle: _Handle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_handle": None}
+
+    def __call__(self) -> h5py.File:
+        """Return the file, open in HDF5."""
+        file = self._opened if self.is_open else None
+        if file is None:  # also where another thread has closed it meanwhile
+            file = self._opened = self._open()
+            self._process = os.getpid()
+            _latest.add(self)
+        return file
+
+    def close(self) -> None:
+        """Close the file in HDF5 once nothing refers to its arrays; a call opens it again."""
+        self._process, self._opened = -1, None
 
     @property
     def byte_store(self) -> ByteStore:
@@ -103,21 +126,31 @@ class LocalH5File(H5File, ByteStore):
         return self._opened_as if is_same else None
 
     def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
-        """Return the file descriptor of HDF5; see `ByteStore`."""
-        file = self()
-        return np.full(len(files), file.id.get_vfd_handle(), np.int64), file
+        """Return a file descriptor, or the address of the path; see `ByteStore`."""
+        if self._handle is None or self._handle.process != os.getpid():
+            self._handle = _Handle(self._absolute)
+            if self._handle.file is not None:
+                found = os.fstat(self._handle.file.descriptor)
+                self._watched.see(self._absolute, found, self.location)
+        return np.full(len(files), self._handle.number, np.int64), self._handle
 
     def check_files(self, files: NDArray[np.int64]) -> None:  # noqa: ARG002 - there is one
         """Check this file, and those that it refers to; see `ByteStore`."""
         self._watched.check()
 
     def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the size of the file in bytes."""
-        n_bytes = _state_of(self()).st_size
+        """Return the size of the file in bytes, -1 if it is missing."""
+        try:
+            n_bytes = self._absolute.stat().st_size
+        except FileNotFoundError:
+            n_bytes = -1
         return np.full(len(files), n_bytes, np.int64)
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
+        for each in self():
+            if each not in ("X", "raw.X"):  # which stay in the file
+                check_sizes(self, each)
         adata = ad.read_h5ad(self._absolute, backed="r")
         try:
             table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
@@ -272,6 +305,51 @@ class LocalH5File(H5File, ByteStore):
     def _elsewhere(self, what: str, dataset: h5py.Dataset) -> FormatError:
         msg = f"{self.location}: {what}; put that file back, or write `{dataset.name}` again"
         return FormatError(msg)
+
+
+class _Handle:
+    """What compiled threads of this process read a file by: a descriptor, or the path."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = os.getpid()
+        self.file: OpenFile | None = None
+        if OpenFile.n_more():
+            with contextlib.suppress(OSError):  # which is reported when the path is read
+                self.file = OpenFile(path)
+        self._path = np.frombuffer(os.fsencode(path) + b"\0", np.uint8)
+        self.number = -self._path.ctypes.data if self.file is None else self.file.descriptor
+
+
+class _LatestFiles:
+    """The files that HDF5 has open in this process: those that were opened last.
+
+    Each takes a descriptor and 0.6 MB of memory. Where there are too many, that which has been open
+    for longest is closed, and is opened again when it is needed.
+    """
+
+    def __init__(self) -> None:
+        self.enter_process()
+
+    def enter_process(self) -> None:
+        """Begin anew, in a fork too: a thread that is gone may hold the lock."""
+        self._lock = threading.Lock()
+        # In the order of opening; without callbacks, in which Ctrl-C could be lost.
+        self._files: list[weakref.ref[LocalH5File]] = []
+
+    def add(self, file: LocalH5File) -> None:
+        """Add a file that is open now, and close others if there are too many."""
+        most = max(1, min(_MOST_IN_HDF5, share_of_descriptors(_SHARE_OF_HDF5)))
+        with self._lock:
+            there = [each for known in self._files if (each := known()) not in (None, file)]
+            self._files = [weakref.ref(each) for each in (*there, file)][-most:]
+        for each in there[: max(0, len(there) + 1 - most)]:
+            each.close()
+
+
+_MOST_IN_HDF5 = 64
+_SHARE_OF_HDF5 = 8  # of the descriptors; others belong to chunks, tables and the user's program
+_latest = _LatestFiles()
+os.register_at_fork(after_in_child=_latest.enter_process)
 
 
 class _OpenedFile:

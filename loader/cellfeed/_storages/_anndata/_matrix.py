@@ -20,6 +20,7 @@ from cellfeed._runs import Runs, count_rows, expand
 from cellfeed._storages._anndata import _annotations as frames
 from cellfeed._storages._anndata._damage import damage_named
 from cellfeed._storages._anndata._file import AnnDataFile, is_group, text
+from cellfeed._storages._anndata._sizes import check_sizes, table_length
 from cellfeed._storages._source import StoredElement, fill, why_not_cast
 from cellfeed.machine import usable_cpu_count
 
@@ -91,7 +92,7 @@ class StoredMatrix(StoredElement):
             if table is None:
                 continue
             with self._damage_named(table):
-                found = frames.count_rows(self._file, table)
+                found = table_length(self._file, table)
             if found != n:
                 msg = f"{self.location}: {table} has {found} rows, but `{self._element}` has {n}"
                 raise FormatError(f"{msg} {what}; write the file again with {self._writer}")
@@ -99,7 +100,7 @@ class StoredMatrix(StoredElement):
     def stored_bytes(self) -> int:
         """Return the size of values and indices in storage, in bytes."""
         with self._damage_named(self._element):
-            return sum(self._file.stored_bytes(name) for name in self._array_names)
+            return sum(self._file.stored_bytes(name) or 0 for name in self._array_names)
 
     def codec(self) -> str:
         """Return the compression of the values, as text."""
@@ -499,7 +500,7 @@ class StoredFrame(StoredMatrix):
             raise FormatError(msg)
         known = [dtype for dtype in dtypes.values() if dtype is not None]
         self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
-        self.shape = (frames.count_rows(file, element), len(self._names))
+        self.shape = (table_length(file, element), len(self._names))
         self._check_tables(self.shape)
         arrays = list[str]()
         for column in (f"{element}/{name}" for name in self._names):
@@ -533,6 +534,8 @@ class StoredFrame(StoredMatrix):
     def _all_rows(self) -> NDArray[Any]:
         self._file.check_unchanged()
         if self._values is None:
+            with self._damage_named(self._element):
+                check_sizes(self._file, self._element, self.shape[0])
             values = np.empty(self.shape, self.dtype)
             for k, name in enumerate(self._names):
                 with self._damage_named(f"{self._element}/{name}"):

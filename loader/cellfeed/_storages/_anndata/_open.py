@@ -37,6 +37,7 @@ from cellfeed._storages._anndata._matrix import (
     rows_of_frame,
 )
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
+from cellfeed._storages._anndata._sizes import check_sizes, table_length
 from cellfeed._storages._anndata._tenx import TenxSource, matrices
 from cellfeed._storages._anndata._zarr import (
     LocalZarrStore,
@@ -109,7 +110,10 @@ class AnnDataSource(FileSource):
     def read_stored(self, name: str) -> Any:
         """Return anything in the file as anndata reads it, such as ``uns``; None if absent."""
         with damage_named(self._file.location, name):
-            return None if _lacks(self._file, name) else self._file.read(name)
+            if _lacks(self._file, name):
+                return None
+            check_sizes(self._file, name)
+            return self._file.read(name)
 
     def read_table(self, name: str) -> pd.DataFrame:
         """Read a table of genes, such as ``raw/var``."""
@@ -176,7 +180,7 @@ class MuDataSource(AnnDataSource):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file, elements)
         with damage_named(self._file.location, "obs"):
-            self._n_rows = frames.count_rows(file, "obs")
+            self._n_rows = table_length(file, "obs")
 
     @property
     def n_rows(self) -> int:
@@ -285,10 +289,11 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
         if _lacks(file, name):
             msg = f"{file.location}: has no `{name}`, which maps its rows to cells"
             raise FormatError(f"{msg}; write the file again with mudata")
+        n_cells = table_length(file, "obs")
+        check_sizes(file, name, n_cells)
         # mudata counts from 1, and writes 0 where there is none.
         rows = np.asarray(file.stored(name)[...]).reshape(-1).astype(np.int64) - 1
-        n_cells = frames.count_rows(file, "obs")
-        n_rows = frames.count_rows(file, f"mod/{modality}/obs")
+        n_rows = table_length(file, f"mod/{modality}/obs")
     there = rows[rows >= 0]
     is_one_each = there.size == n_rows and there.max(initial=-1) < n_rows
     is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())

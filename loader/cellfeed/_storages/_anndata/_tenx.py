@@ -26,6 +26,7 @@ from cellfeed._storages._anndata._h5file import H5File
 from cellfeed._storages._anndata._local_h5file import LocalH5File
 from cellfeed._storages._anndata._matrix import StoredCsr
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
+from cellfeed._storages._anndata._sizes import check_sizes
 from cellfeed._storages._source import as_text
 
 _MATRIX = "matrix"  # the group since Cell Ranger 3; before, there was one for each genome
@@ -86,10 +87,11 @@ class TenxCsr(StoredCsr):
         return selected
 
     def _shape_of(self, group: Any) -> tuple[int, int]:
-        shape = np.asarray(group["shape"][()]).ravel()
+        shape = group["shape"]
         if shape.size != 2 or shape.dtype.kind not in "iu":  # noqa: PLR2004 - rows and columns
-            raise self._inconsistent(f"its `shape` is not two numbers, but {shape.tolist()}")
-        n_features, n_cells = shape.tolist()
+            what = f"has shape {shape.shape} and dtype {shape.dtype}"
+            raise self._inconsistent(f"its `shape` is not two numbers, but {what}")
+        n_features, n_cells = shape[()].ravel().tolist()
         return n_cells, n_features
 
 
@@ -252,6 +254,7 @@ class TenxSource(FileSource):
     def _read(self, path: str) -> NDArray[Any]:
         """Read an array of text, or of numbers."""
         with self._damage_named(path):
+            check_sizes(self._file, path)
             stored = self._file.stored(path)
             is_text = stored.dtype.kind not in "biuf"
             values = (stored.asstr() if is_text else stored)[()]

@@ -213,12 +213,17 @@ class ZarrStore(AnnDataFile):
     def _chunk_sizes(self, name: str) -> Iterator[int] | None:
         """Return the sizes of an array's chunks or shards in bytes; None if unknown."""
 
-    def stored_bytes(self, name: str) -> int:
-        """Return the size of an array's chunks or shards in bytes; 0 if they cannot be listed."""
-        return sum(self._chunk_sizes(name) or ())
+    def stored_bytes(self, name: str) -> int | None:
+        """Return the size of an array's chunks or shards in bytes; None if unknown."""
+        sizes = self._chunk_sizes(name)
+        return None if sizes is None else sum(sizes)
 
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are missing, if known."""
+        return self.n_absent(name)
+
+    def n_absent(self, name: str) -> int:
+        """Return how many files of chunks or shards of an array there are not, if known."""
         sizes = self._chunk_sizes(name)
         if sizes is None:
             return 0
