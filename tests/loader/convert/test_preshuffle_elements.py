@@ -411,3 +411,19 @@ def test_command_refuses_in_one_line(plates, out, tmp_path):
         assert result.stderr.startswith(("Error: ", "Usage: "))
         assert "Traceback" not in result.stderr
         assert re.search(message, result.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
+@pytest.mark.parametrize("as_series", [False, True])
+def test_a_mask_of_genes_of_which_two_share_a_name(tmp_path, as_series):
+    var = pd.DataFrame({"gene_ids": ["1", "2", "3", "4"]}, index=["TBCE", "MT-ND1", "CD4", "TBCE"])
+    cells = ad.AnnData(sp.csr_matrix(np.arange(8, dtype=np.float32).reshape(2, 4)), var=var)
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    mask = ~var.index.str.startswith("MT-")
+    genes = pd.Series(mask, var.index) if as_series else mask
+    for _ in range(2):  # the second call finds the copy complete
+        preshuffle([tmp_path / "cells.h5ad"], tmp_path / "copy.zarr", in_order=True, genes=genes)
+    copy = open_collection(tmp_path / "copy.zarr")
+    assert copy.var["gene_ids"].tolist() == ["1", "3", "4"]
+    assert np.array_equal(copy[:].X.toarray(), cells.X.toarray()[:, mask])
