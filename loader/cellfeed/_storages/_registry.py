@@ -357,7 +357,8 @@ def to_frame(table: Any) -> pd.DataFrame:
         elif column.null_count and (found := _INTEGERS.get(str(column.type))):
             bounds = compute.min_max(column).as_py().values()
             if any(value is not None and abs(value) > _MOST_EXACT for value in bounds):
-                frame[name] = pd.api.types.pandas_dtype(found).__from_arrow__(column)
+                nullable: Any = pd.api.types.pandas_dtype(found)
+                frame[name] = nullable.__from_arrow__(column)
         elif str(column.type) == "bool" and column.null_count == len(column):
             frame[name] = pd.Categorical(frame[name], [False, True])
     return frame

@@ -143,6 +143,21 @@ class TestHub:
         check_all(collection)
         assert collection.is_remote
 
+    def test_partition_folders(self, hub, repository):
+        """Their table of genes is beside the folder that they are in."""
+        root = repository.parent / "parts"
+        for plate in "12":
+            write_files(root / f"data/plate={plate}", TABLE, 1, ROW_GROUPS)
+        (root / "metadata").mkdir()
+        genes = repository / "metadata/gene_metadata.parquet"
+        (root / "metadata/gene_metadata.parquet").write_bytes(genes.read_bytes())
+        for path in (root / "data", "hf://datasets/owner/parts"):
+            collection = open_collection(path, obs=["plate"])
+            assert collection.var_names.tolist() == GENES["ensembl_id"].tolist()
+            assert len(collection) == 2 * N_ROWS
+        first = open_collection(root / "data/plate=1")
+        assert np.array_equal(first[:].X.toarray(), COUNTS)
+
     def test_one_file(self, hub):
         url = "hf://datasets/owner/cells@v1/data/train-00001.parquet"
         collection = open_collection(url, obs=["row"])
