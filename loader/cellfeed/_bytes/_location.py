@@ -184,7 +184,7 @@ class LastingIdentity:
     Parameters
     ----------
     digest
-        Digest of their names, sizes and times of change.
+        Digest of their names, devices, inodes, sizes and times of change.
     is_settled
         Whether none of them changed in the last ten seconds.
     """
@@ -196,16 +196,18 @@ class LastingIdentity:
 def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIdentity:
     """Return the identity of files.
 
-    In addition to size and modification time (see `identity`), it includes the change time of the
-    inode, which no program can set. It therefore notices writes in place and replaced files, even
-    those of the same size with a preserved modification time, as by ``cp -p``, ``rsync -t`` and
-    ``tar``; a file that was only renamed, or whose permissions changed, also counts as another one.
+    In addition to size and modification time (see `identity`), it includes device and inode, so
+    that no two files have the same one, and the change time of the inode, which no program can set.
+    It therefore notices writes in place and replaced files, even those of the same size with a
+    preserved modification time, as by ``cp -p``, ``rsync -t`` and ``tar``, and links that lead
+    elsewhere; a file that was only renamed, or whose permissions changed, also counts as another
+    one, and so may any file once its file system is mounted again.
 
-    It cannot notice two changes within one tick of the file system's clock, which may be a whole
-    second, or while that clock goes back. Therefore a file that has just changed, by this machine's
-    clock, or has a change time in the future, is not settled: it may still be being written.
-    Changes are not noticed if the clock of a server is late by more than ten seconds, or if they
-    are made below the file system.
+    It cannot notice two changes of one file within one tick of the file system's clock, which may
+    be a whole second, or while that clock goes back. Therefore a file that has just changed, by
+    this machine's clock and whatever its modification time, or has a change time in the future, is
+    not settled: it may still be being written. Changes are not noticed if the clock of a server is
+    late by more than ten seconds, or if they are made below the file system.
 
     Parameters
     ----------
@@ -214,8 +216,9 @@ def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIden
     """
     digest, newest = hashlib.blake2b(digest_size=16), 0
     for name, state in found:
-        digest.update(f"{name}\0{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}\n".encode())
-        newest = max(newest, state.st_mtime_ns)
+        file = f"{state.st_dev} {state.st_ino} {state.st_size}"
+        digest.update(f"{name}\0{file} {state.st_mtime_ns} {state.st_ctime_ns}\n".encode())
+        newest = max(newest, state.st_mtime_ns, state.st_ctime_ns)
     return LastingIdentity(digest.hexdigest(), time.time_ns() - newest > _SETTLED_NS)
 
 
