@@ -204,7 +204,9 @@ class RemoteObjects(ByteStore):
                     answer = place.batch.result()[place.request]
                     if isinstance(answer, CellfeedError):
                         raise type(answer)(*answer.args)  # a copy, as other threads raise it too
-                except CellfeedError:
+                    if isinstance(answer, BaseException):
+                        raise answer
+                except Exception:
                     pending.ranges.clear()  # so that a retry requests them again
                     raise
                 if answer is not None:
