@@ -1,8 +1,10 @@
 """Locations of stored data: local paths, or URLs."""
 
+import errno
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -140,6 +142,11 @@ class Location:
         return self.text.rstrip("/").rpartition("/")[2]
 
 
+def has_suffix(name: str, *suffixes: str) -> bool:
+    """Return whether a name ends with one of some suffixes, in any case: ``.H5AD`` is ``.h5ad``."""
+    return name.lower().endswith(tuple(each.lower() for each in suffixes))
+
+
 def _without_password(location: Location) -> Location:
     """Return the URL of a database without its password, parsed as by libpq."""
     scheme, _, text = location.text.partition("://")
@@ -235,6 +242,28 @@ def digest_of_array(array: "NDArray[Any] | None") -> str:
 def broken_link(path: Path) -> PathError:
     """Return the error for a link to a file that is missing."""
     return PathError(f"{path}: is a link to {path.readlink()}, which is missing; put it there")
+
+
+def require_file(path: Path, shown: Path | Location | None = None) -> None:
+    """Check that a path leads to a file, since opening a pipe would wait for ever.
+
+    Raises
+    ------
+    PathError
+        There is nothing, or something else.
+    """
+    shown = shown or path
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PathError(f"{shown}: is a link that leads back to itself; remove it") from None
+        if path.is_symlink():
+            raise broken_link(path) from None
+        raise PathError(f"{shown}: no such file; check the path") from error
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+        raise PathError(f"{shown}: is {what}, not a file; give a file")
 
 
 def removed(path: Path | Location) -> PathError:

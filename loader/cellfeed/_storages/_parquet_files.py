@@ -22,7 +22,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location, identity, replaced, threads_until_left
+from cellfeed._bytes import Location, has_suffix, identity, replaced, threads_until_left
 from cellfeed._bytes._buffers import BufferPool
 from cellfeed._bytes._location import removed
 from cellfeed._bytes._remote import RemoteObjects, Version, expand_url, open_object
@@ -42,7 +42,7 @@ def is_parquet(path: Path) -> bool:
     """Return whether a path is a Parquet file, or a folder of them and of no other cells."""
     if path.is_dir():
         return bool(_in_folder(path))
-    if path.name.endswith(SUFFIX):
+    if has_suffix(path.name, SUFFIX):
         return True
     if not path.is_file():
         return False
@@ -54,14 +54,15 @@ def _in_folder(folder: Path) -> list[Path]:
     """Return the Parquet files of cells in a folder, by name; none if it has other cells."""
     if not (folder / GENE_TABLE).is_file() and (folder / "metadata" / GENE_TABLE).is_file():
         folder /= "data"  # of a whole repository of the hub
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    if any(each.name.endswith(tuple(suffixes())) for each in entries):
+    every = sorted(folder.iterdir()) if folder.is_dir() else []
+    entries = [each for each in every if not each.name.startswith(".")]
+    if any(has_suffix(each.name, *suffixes()) for each in entries):
         return []
     return [each for each in entries if _is_of_cells(each.name)]
 
 
 def _is_of_cells(path: str) -> bool:
-    return path.endswith(SUFFIX) and not path.endswith(GENE_TABLE)
+    return has_suffix(path, SUFFIX) and not path.endswith(GENE_TABLE)
 
 
 def files_at(location: Location) -> list[Location]:
@@ -116,7 +117,7 @@ def _on_hub(location: Location) -> list[Location]:
         options = replace(options, values={**options.values, "client_options": client})
     paths = [path]
     wild = _WILD.search(path)
-    if wild or not path.endswith(SUFFIX):
+    if wild or not has_suffix(path, SUFFIX):
         folder = path[: wild.start()].rpartition("/")[0] if wild else path
         pattern = path if wild else f"{path}/*"
         url = f"{endpoint}/api/datasets/{name}/tree/{revision}/{quote(folder)}?recursive=true"

@@ -188,7 +188,7 @@ def test_server_that_compresses_answers(server, monkeypatch, way):
         return replace(answer, headers=answer.headers | added) if is_range and fault else answer
 
     monkeypatch.setattr(serving, "faulty", compressed)
-    with pytest.raises(RemoteError, match="Content-Encoding: gzip.*turn that off") as raised:
+    with pytest.raises(RemoteError, match=r"Content-Encoding: gzip.*turn that off") as raised:
         read(server, "p.h5ad", way, lambda _: WholeFile(), quick())
     assert_one_line(raised.value, server, "p.h5ad")
     assert most_asked(server) == 1
@@ -205,7 +205,7 @@ def test_answers_that_are_too_short_or_too_long(folder, server, monkeypatch, way
         return replace(answer, body=content[answer.start : answer.stop + n_more], start=0, stop=0)
 
     monkeypatch.setattr(serving, "faulty", changed)
-    with pytest.raises(RemoteError, match="the server returned .* bytes, not ") as raised:
+    with pytest.raises(RemoteError, match=r"the server returned .* bytes, not ") as raised:
         read(server, "p.h5ad", way, lambda _: WholeFile(), quick())
     assert_one_line(raised.value, server, "p.h5ad")
     returned, requested = re.findall(r"([\d,]+) bytes, not ([\d,]+);", str(raised.value))[0]
@@ -219,7 +219,7 @@ def test_errors_of_our_own_code_are_what_they_are(server, monkeypatch):
     for error in (TypeError("ours"), ZeroDivisionError("ours")):
         server.requests.clear()
         monkeypatch.setattr(Version, "check", Mock(side_effect=error))
-        with pytest.raises(type(error), match="^ours$"):
+        with pytest.raises(type(error), match=r"^ours$"):
             there[[599]]
         assert len({request.range for request in server.requests}) == len(server.requests)
 
