@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -411,3 +412,16 @@ def test_command_refuses_in_one_line(plates, out, tmp_path):
         assert result.stderr.startswith(("Error: ", "Usage: "))
         assert "Traceback" not in result.stderr
         assert re.search(message, result.stderr)
+
+
+def test_all_with_an_element_that_cannot_be_written(tmp_path):
+    """The remedy names the others; awkward arrays need not be installed here."""
+    path = tmp_path / "a.h5ad"
+    adata = ad.AnnData(np.eye(4, dtype=np.float32))
+    adata.obsm["pca"] = np.ones((4, 2))
+    adata.write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file.create_group("obsm/lists").attrs["encoding-type"] = "awkward-array"
+    said = r"^`obsm/lists` .*\(encoding 'awkward-array'\); .* elements=\['X', 'obsm/pca', 'uns'\]$"
+    with pytest.raises(ParameterError, match=said):
+        preshuffle(path, tmp_path / "out.zarr", elements="all")
